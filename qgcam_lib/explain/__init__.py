@@ -1,0 +1,1 @@
+"""Explainers: from a model and a phrase to a map."""

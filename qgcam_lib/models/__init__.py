@@ -1,0 +1,1 @@
+"""Models by role: adapters, their registry, vocabularies and checkpoints."""
