@@ -1,0 +1,1 @@
+"""Loaders: one module for every official data format."""
