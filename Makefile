@@ -1,0 +1,101 @@
+# Commands of the compendium. `make help` lists them. Needed: Python 3.11 or 3.12 with venv, make, git.
+# VENV=folder uses another environment, PYTHON=name another interpreter to make it, CORES=n more than two cores.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+CORES ?= 2
+BIN := $(abspath $(VENV))/bin
+CANDIDATES := python3.11 python3.12 python3
+
+# A user's own Python path, start-up files, kernels and plot styles must not change a result.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
+export PYTHONNOUSERSITE := 1
+export IPYTHONDIR := $(abspath $(VENV))/home/ipython
+export JUPYTER_CONFIG_DIR := $(abspath $(VENV))/home/jupyter
+export JUPYTER_DATA_DIR := $(abspath $(VENV))/home/jupyter
+export MPLCONFIGDIR := $(abspath $(VENV))/home/matplotlib
+export PATH := $(BIN):$(PATH)
+
+# A stamp carries the checksum of what it stands for: the same lock is never installed twice, a changed one always is.
+LOCK_STAMP := $(VENV)/.qgcam-lock-$(shell sha256sum requirements.lock | cut -c1-16)
+SELF_STAMP := $(VENV)/.qgcam-self-$(shell sha256sum pyproject.toml | cut -c1-16)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -c1-300; exit 1; }
+
+# Checks must not see settings from the environment, nor reach for a model hub.
+CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+.PHONY: help env reproduce test lint generated notebooks pytest lessons lab docs lock zoo bench
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+env: $(SELF_STAMP)  ## make or update the environment in .venv
+
+$(LOCK_STAMP): | $(VENV)/bin/python
+	@echo "Installing the locked packages into $(VENV) (about 300, 7 GB; some minutes, once) ..."
+	@$(PIP) install --no-deps --require-hashes -r requirements.lock $(QUIETLY)
+	@rm -f $(VENV)/.qgcam-lock-* && touch $@
+
+$(SELF_STAMP): $(LOCK_STAMP)
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . $(QUIETLY)
+	@rm -f $(VENV)/.qgcam-self-* && touch $@
+
+$(VENV)/bin/python:
+	@python="$(PYTHON)"; \
+	for name in $$python $(CANDIDATES); do \
+	  if $$name -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2> /dev/null; \
+	  then echo "Making $(VENV) with $$name"; $$name -m venv $(VENV); exit 0; fi; \
+	  if [ -n "$$python" ]; then break; fi; \
+	done; \
+	echo "Python 3.11 or 3.12 with venv is needed, tried: $${python:-$(CANDIDATES)}. On Debian: apt-get install python3.11-venv;" \
+	     "or name one: make PYTHON=/path/to/python3.11" >&2; exit 1
+
+reproduce: env  ## run the paper notebooks, print the score table and where the report lies
+	@snakemake --cores $(CORES) --quiet rules progress
+	@snakemake --report outputs/report.html --quiet all
+	@qgcam table
+	@echo "Report with every figure and table: outputs/report.html"
+
+test: env lint generated notebooks pytest  ## every check: style, floors, exports, library notebooks, pytest
+
+lint: env  ## ruff, and the floors
+	@ruff check .
+	@lint-imports --no-logo
+
+generated: env  ## the package is what the notebooks export, and the notebooks are clean
+	@nbdev-export && nbdev-clean && git diff --exit-code --stat -- nbs qgcam_lib || \
+	  { echo "The files above are not committed as nbdev writes them. Commit (or undo) your changes, then run this again." >&2; exit 1; }
+
+notebooks: env  ## run the library notebooks and the lessons top to bottom
+	@$(CLEANLY) OMP_NUM_THREADS=1 nbdev-test --n-workers $(CORES)
+
+pytest: env  ## oracles, properties, bad input, the strict runner
+	@$(CLEANLY) pytest
+
+lessons: env  ## do the stored outputs of the lessons still come out?
+	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
+
+lab: env  ## open JupyterLab on the notebooks
+	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR jupyter lab --notebook-dir nbs
+
+docs: env  ## build the pages: docs/_build/html/index.html
+	@$(CLEANLY) python docs/pages.py
+	@$(CLEANLY) sphinx-build --quiet --fail-on-warning --keep-going --fresh-env docs docs/_build/html
+	@echo "Pages: docs/_build/html/index.html"
+
+lock: env  ## resolve requirements.in again (needs the network), keep what still fits
+	@grep -v '^#' requirements.lock > $(VENV)/lock.tmp
+	@uv pip compile requirements.in --override requirements.overrides.txt --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet --output-file $(VENV)/lock.tmp $(UPGRADE) > /dev/null
+	@{ grep '^#' requirements.lock; cat $(VENV)/lock.tmp; } > $(VENV)/lock.new && mv $(VENV)/lock.new requirements.lock
+	@python .ci/environment.py requirements.lock > $(VENV)/environment.new && mv $(VENV)/environment.new environment.yml
+
+zoo: env  ## train the mini models of data/zoo again (about an hour a model on two cores)
+	@qgcam zoo
+
+bench: env  ## measure the fast paths against the published ways
+	@qgcam run nbs/papers/benchmarks.ipynb --force
