@@ -30,7 +30,7 @@ def _open_cache(cache: str | Path | None) -> sqlite3.Connection:
                        "(path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, sha256 TEXT)")
     return connection
 
-# %% ../nbs/lib/40a_fingerprints.ipynb #e818c574
+# %% ../nbs/lib/40a_fingerprints.ipynb #3a4a686a
 _TICK_NS = 2_000_000_000
 
 
@@ -38,7 +38,8 @@ def _cached_sha256(path: Path, connection: sqlite3.Connection) -> tuple[int, str
     """Size and SHA-256 of a file; read only when the cache does not know this path, size and time."""
     stat = path.stat()
     key = (os.path.abspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    known = connection.execute("SELECT sha256 FROM files WHERE path=? AND size=? AND mtime=? AND ctime=?", key).fetchone()
+    query = "SELECT sha256 FROM files WHERE path=? AND size=? AND mtime=? AND ctime=?"
+    known = connection.execute(query, key).fetchone()
     if known:
         return stat.st_size, known[0]
     digest = file_sha256(path)
@@ -46,13 +47,14 @@ def _cached_sha256(path: Path, connection: sqlite3.Connection) -> tuple[int, str
         connection.execute("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?)", (*key, digest))
     return stat.st_size, digest
 
-# %% ../nbs/lib/40a_fingerprints.ipynb #e293210a
+# %% ../nbs/lib/40a_fingerprints.ipynb #0e14b141
 def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: bool = False) -> str:
     """SHA-256 that stands for a file or for a folder with everything in it, as 64 hexadecimal digits.
 
     path: a file (its bytes count, not its name) or a folder (relative paths, sizes and bytes of all files below count;
     links are followed to files, not to folders). cache: SQLite file in which checksums are kept; None keeps none.
-    progress: show a bar while a folder of 1000 files or more is read. Raises FileNotFoundError when there is nothing at `path`.
+    progress: show a bar while a folder of 1000 files or more is read.
+    Raises FileNotFoundError when there is nothing at `path`.
     """
     path = Path(path)
     if not path.exists():
@@ -62,7 +64,7 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
             return _cached_sha256(path, connection)[1]
         return _folder_sha256(path, connection, progress)
 
-# %% ../nbs/lib/40a_fingerprints.ipynb #e02e9f22
+# %% ../nbs/lib/40a_fingerprints.ipynb #23d337b4
 def _folder_sha256(folder: Path, connection: sqlite3.Connection, progress: bool) -> str:
     """SHA-256 of the sorted list "relative path, size, sha256" of all files below `folder`."""
     from tqdm.auto import tqdm
@@ -70,7 +72,8 @@ def _folder_sha256(folder: Path, connection: sqlite3.Connection, progress: bool)
     files = sorted((Path(parent, name) for parent, _, names in os.walk(folder) for name in names),
                    key=lambda file: file.relative_to(folder).as_posix())
     total = hashlib.sha256()
-    for number, file in enumerate(tqdm(files, desc=f"fingerprint of {folder.name}", disable=not progress or len(files) < 1000, leave=False)):
+    silent = not progress or len(files) < 1000
+    for number, file in enumerate(tqdm(files, desc=f"fingerprint of {folder.name}", disable=silent, leave=False)):
         size, digest = _cached_sha256(file, connection)
         total.update(f"{file.relative_to(folder).as_posix()}\t{size}\t{digest}\n".encode())
         if number % 1000 == 999:

@@ -55,12 +55,12 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     return value
 
-# %% ../nbs/lib/40_parameters.ipynb #ad7b798a
+# %% ../nbs/lib/40_parameters.ipynb #ef38e6e4
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def _simple(value: Any, kind: str, text: bool) -> Any:
-    """`value` as `kind`, one of str, bool, int, float, None; ValueError when it does not fit. `text` lets texts be read."""
+    """`value` as `kind` (str, bool, int, float, None); `text` lets texts be read. ValueError when it does not fit."""
     readable = text and isinstance(value, str)
     if kind == "bool" and readable and value.strip().lower() in _TRUTH:
         return _TRUTH[value.strip().lower()]
@@ -150,7 +150,7 @@ class Parameter:
         """The annotation, or the type of the default when the line has none ("Any" for None)."""
         return self.annotation or ("Any" if self.default is None else type(self.default).__name__)
 
-# %% ../nbs/lib/40_parameters.ipynb #e96aeec2
+# %% ../nbs/lib/40_parameters.ipynb #ad8ccc70
 _REMEDY = {"int": "Give a whole number such as 500.", "float": "Give a number such as 0.7.",
            "bool": "Give true or false.", "list": "Give items with commas between them, or JSON such as [1, 2].",
            "dict": 'Give JSON such as {"key": 1}.', "Literal": "Give one of the listed values."}
@@ -171,10 +171,10 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
                              f"given {value!r} ({type(value).__name__}). {remedy}") from error
     except (TypeError, SyntaxError) as error:
-        raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter can "
-                             "have. Use str, bool, int, float, list, tuple, dict, Literal, or a union of them.") from error
+        raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
+                             "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
-# %% ../nbs/lib/40_parameters.ipynb #9f0781d3
+# %% ../nbs/lib/40_parameters.ipynb #cdcda466
 def read_notebook(notebook: str | Path | Any) -> Any:
     """The notebook as nbformat's node (format 4); a node is returned as it is.
 
@@ -190,19 +190,19 @@ def read_notebook(notebook: str | Path | Any) -> Any:
     try:
         return nbformat.read(str(notebook), as_version=4)
     except (nbformat.reader.NotJSONError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
-        raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which cannot be read as one.") from error
+        raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which is none.") from error
 
-# %% ../nbs/lib/40_parameters.ipynb #d8ecdc5c
+# %% ../nbs/lib/40_parameters.ipynb #6858b614
 def _parameters_source(node: Any, name: str) -> str:
     """Source of the one cell tagged `parameters`; ParameterError when there is none, or more, or an injected one."""
     tagged = {tag: [c for c in node.cells if tag in c.get("metadata", {}).get("tags", [])]
               for tag in ("parameters", "injected-parameters")}
     if tagged["injected-parameters"]:
-        raise ParameterError(f"{name}: expected a source notebook, given one that papermill has filled in (a cell tagged "
-                             "`injected-parameters`). Run the original, or delete that cell.")
+        raise ParameterError(f"{name}: expected a source notebook, given one that papermill has filled in (a cell is "
+                             "tagged `injected-parameters`). Run the original, or delete that cell.")
     if len(tagged["parameters"]) != 1:
-        raise ParameterError(f"{name}: expected exactly one cell tagged `parameters`, found {len(tagged['parameters'])}. "
-                             "Set the tag in Jupyter's property inspector (View, Right Sidebar, Cell Tags).")
+        raise ParameterError(f"{name}: expected exactly one cell tagged `parameters`, found "
+                             f"{len(tagged['parameters'])}. Set the tag in Jupyter's property inspector (Cell Tags).")
     cell = tagged["parameters"][0]
     if cell.cell_type != "code":
         raise ParameterError(f"{name}: the cell tagged `parameters` is a {cell.cell_type} cell; it must hold code.")
@@ -214,7 +214,7 @@ def _comments(source: str) -> dict[int, str]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {t.start[0]: t.string.lstrip("# ").rstrip() for t in tokens if t.type == tokenize.COMMENT}
 
-# %% ../nbs/lib/40_parameters.ipynb #09a45526
+# %% ../nbs/lib/40_parameters.ipynb #89cad8a3
 def _parameter(statement: ast.stmt, comments: dict[int, str], name: str) -> Parameter | None:
     """The parameter that one statement defines, None for an import or a bare text; ParameterError for anything else."""
     match statement:
@@ -230,18 +230,19 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str) -> Para
     try:
         default = ast.literal_eval(value)
     except (ValueError, TypeError) as error:
-        raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression `{ast.unparse(value)}`. "
-                             "It would not follow when a parameter in it is changed: derive it in the next cell.") from error
+        raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression "
+                             f"`{ast.unparse(value)}`. It would not follow when a parameter in it is changed: derive "
+                             "it in the next cell.") from error
     found = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""))
     coerce(found, default, text=False)
     return found
 
-# %% ../nbs/lib/40_parameters.ipynb #cda4ee19
+# %% ../nbs/lib/40_parameters.ipynb #bfec8f78
 def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:
     """The parameters of a notebook by name, in the order of its cell.
 
-    notebook: path or nbformat node. Raises ParameterError unless exactly one code cell is tagged `parameters`, every line
-    in it is `name: type = literal`, every default fits its annotation, and no name comes twice.
+    notebook: path or nbformat node. Raises ParameterError unless exactly one code cell is tagged `parameters`, every
+    line in it is `name: type = literal`, every default fits its annotation, and no name comes twice.
     """
     name = "notebook" if not isinstance(notebook, str | Path) else Path(notebook).name
     source = _parameters_source(read_notebook(notebook), name)

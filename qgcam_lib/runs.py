@@ -6,7 +6,7 @@
 __all__ = ['notebook_sha256', 'Plan', 'plan_run', 'RunError', 'lock_run', 'RunResult', 'run_notebook', 'Run', 'current_run',
            'find_runs']
 
-# %% ../nbs/lib/40c_runs.ipynb #e7877088
+# %% ../nbs/lib/40c_runs.ipynb #49744923
 import contextlib
 import hashlib
 import json
@@ -27,9 +27,9 @@ from .fingerprints import fingerprint, library_fingerprint
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from qgcam_lib.run_record import (
     RUN_FILE,
-    Run,
-    current_run,
-    find_runs,
+    Run as Run,
+    current_run as current_run,
+    find_runs as find_runs,
     git_state,
     machine,
     read_run,
@@ -77,10 +77,10 @@ def _inputs(parameters: Mapping[str, Any], cwd: Path, cache: Path) -> dict[str, 
         found["weights"].append({"path": zoo.relative_to(ROOT).as_posix(), "sha256": fingerprint(zoo)})
     return found
 
-# %% ../nbs/lib/40c_runs.ipynb #e39e8e09
+# %% ../nbs/lib/40c_runs.ipynb #a52deb4b
 @dataclass(frozen=True)
 class Plan:
-    """A run that is decided but not started: notebook, complete parameters, id, folder, kernel's folder, seed, checksums."""
+    """A run that is decided but not started: notebook, complete parameters, id, folder, seed, checksums of inputs."""
 
     notebook: Path
     parameters: dict[str, Any]
@@ -92,20 +92,22 @@ class Plan:
     inputs: dict[str, list[dict[str, str]]]
     sha256: str
 
-# %% ../nbs/lib/40c_runs.ipynb #94bcf05f
+# %% ../nbs/lib/40c_runs.ipynb #e4aa3cac
 def _from_caller(value: Any, cwd: Path) -> Any:
-    """A relative path (a text with a separator) that exists for the caller, as seen from `cwd`; other values as they are."""
-    if isinstance(value, str) and "/" in value and not os.path.isabs(value) and Path.cwd() != cwd and Path(value).exists():
-        return os.path.relpath(Path(value).resolve(), cwd)
-    return value
+    """A relative path (a text with a separator) that exists for the caller, as seen from `cwd`; else the value."""
+    if not isinstance(value, str | os.PathLike) or os.path.isabs(value) or Path.cwd() == cwd:
+        return value
+    is_path = "/" in os.fspath(value) and Path(value).exists()
+    return os.path.relpath(Path(value).resolve(), cwd) if is_path else value
 
-# %% ../nbs/lib/40c_runs.ipynb #aaeaf4a2
-def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, outputs: str | Path | None = None) -> Plan:
+# %% ../nbs/lib/40c_runs.ipynb #98769493
+def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *,
+             outputs: str | Path | None = None) -> Plan:
     """Check the parameters of a run and compute its id and folder; nothing is written but the cache of checksums.
 
-    Arguments and errors as `run_notebook`. The id covers: cells of the notebook, all parameters, sources of the library,
-    checksums of data and weights, and of the settings `precision` and, when the notebook has no parameter of that name, `seed`.
-    Not covered, but recorded: versions of packages, the machine, the other settings.
+    Arguments and errors as `run_notebook`. The id covers: cells of the notebook, all parameters, sources of the
+    library, checksums of data and weights, the seed and the setting `precision`. Not covered, but recorded: versions
+    of packages, the machine, the other settings.
     """
     options, notebook = load_settings(), Path(notebook).resolve()
     known = read_parameters(notebook)
@@ -128,12 +130,12 @@ class RunError(RuntimeError):
         super().__init__(message)
         self.folder = folder
 
-# %% ../nbs/lib/40c_runs.ipynb #e2f6d273
+# %% ../nbs/lib/40c_runs.ipynb #17136e96
 @contextlib.contextmanager
 def lock_run(folder: Path, wait: float = 4.0) -> Iterator[int]:
     """Hold the run in `folder`; yields the lock's file descriptor, for children to inherit.
 
-    A lock left by a killed process is taken over. Raises RunError when another process holds it longer than `wait` seconds.
+    A lock left by a killed process is taken over. Raises RunError when another process holds it for `wait` seconds.
     """
     import fcntl
 
@@ -211,7 +213,7 @@ def _register_engine() -> str:
     papermill_engines.register("qgcam", Engine)
     return "qgcam"
 
-# %% ../nbs/lib/40c_runs.ipynb #10736078
+# %% ../nbs/lib/40c_runs.ipynb #8de2ab9a
 def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress: bool) -> None:
     """Execute the plan's notebook into the file `partial`; raises what papermill raises."""
     import papermill
@@ -219,26 +221,28 @@ def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress
     source, target = (str(p).replace("{", "{{").replace("}", "}}") for p in (plan.notebook, partial))
     with tempfile.TemporaryDirectory(prefix="qgcam-") as folder:
         start = {"env": _kernel_environment(plan, Path(folder) / "ipython"), "cwd": str(plan.cwd), "pass_fds": (lock,)}
-        papermill.execute_notebook(source, target, plan.parameters, engine_name=_register_engine(), kernel_name="python3",
-                                   language="python", progress_bar=progress and {"desc": plan.notebook.stem}, start=start,
-                                   km=_kernel_manager(Path(folder)), timeout=timeout)
+        papermill.execute_notebook(
+            source, target, plan.parameters, engine_name=_register_engine(), kernel_name="python3", language="python",
+            progress_bar=progress and {"desc": plan.notebook.stem}, start=start, timeout=timeout,
+            km=_kernel_manager(Path(folder)))
 
-# %% ../nbs/lib/40c_runs.ipynb #adfdcbd2
+# %% ../nbs/lib/40c_runs.ipynb #a14ae8fe
 def _begin(plan: Plan) -> None:
     """Write the record of a run that starts now; counts the attempts of one that was killed or failed before."""
     attempts = read_run(plan.folder).get("attempts", 0) + 1
     (plan.folder / RUN_FILE).unlink(missing_ok=True)
     notebook = plan.notebook.relative_to(ROOT).as_posix() if ROOT in plan.notebook.parents else plan.notebook.name
     options = {name: str(getattr(plan.settings, name)) for name in ("precision", "batch_size", "threads")}
-    update_run(plan.folder, run_id=plan.run_id, notebook=notebook, notebook_sha256=plan.sha256, status="running", error=None,
-               parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(), versions=versions(),
-               platform=platform.platform(), device=plan.parameters.get("device", plan.settings.device), machine=machine(),
+    device = plan.parameters.get("device", plan.settings.device)
+    update_run(plan.folder, run_id=plan.run_id, notebook=notebook, notebook_sha256=plan.sha256, status="running",
+               error=None, parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(),
+               versions=versions(), platform=platform.platform(), device=device, machine=machine(),
                data=plan.inputs["data"], weights=plan.inputs["weights"], attempts=attempts,
                started=datetime.now(UTC).isoformat(timespec="seconds"), seconds=None, results={}, outputs=[])
 
-# %% ../nbs/lib/40c_runs.ipynb #ec87c3d7
+# %% ../nbs/lib/40c_runs.ipynb #297d7f4e
 def _keep_notebook(plan: Plan, partial: Path, name: str) -> None:
-    """Move the executed notebook from its temporary name to `name` in the run's folder, without paths of this machine."""
+    """Move the executed notebook from its temporary name to `name` in the run's folder; drop this machine's paths."""
     if not partial.is_file():
         return
     node = read_notebook(partial)
@@ -270,27 +274,28 @@ def _is_finished(folder: Path) -> bool:
     record = read_run(folder)
     return record.get("status") == "ok" and all((folder / item["path"]).is_file() for item in record["outputs"])
 
-# %% ../nbs/lib/40c_runs.ipynb #0fa7865e
+# %% ../nbs/lib/40c_runs.ipynb #4431eec0
 @dataclass(frozen=True)
 class RunResult:
-    """What `run_notebook` returns. status: "ok" (computed now) or "skipped" (was finished before); seconds of the computation."""
+    """What `run_notebook` returns. status: "ok" (computed now) or "skipped" (finished before); seconds it computed."""
 
     run_id: str
     folder: Path
     status: str
     seconds: float
 
-# %% ../nbs/lib/40c_runs.ipynb #3947f804
-def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, outputs: str | Path | None = None,
-                 force: bool = False, timeout: int | None = None, progress: bool = True) -> RunResult:
+# %% ../nbs/lib/40c_runs.ipynb #12cf7457
+def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *,
+                 outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
+                 progress: bool = True) -> RunResult:
     """Execute a notebook with parameters into outputs/<notebook>/<run id>, or find that this was done before.
 
-    notebook: path of a notebook with exactly one cell tagged `parameters`. parameters: values by name, typed or as texts.
-    outputs: folder of the results, None for the one from the settings. force: compute a finished run again. timeout: seconds
-    that any one cell may take, None for no limit. progress: show papermill's bar, one step a cell.
+    notebook: path of a notebook with exactly one cell tagged `parameters`. parameters: values by name, typed or texts.
+    outputs: folder of the results, None for the one from the settings. force: compute a finished run again.
+    timeout: seconds that any one cell may take, None for no limit. progress: show papermill's bar, one step a cell.
     A killed or failed run starts again in its folder, where the record store still has what was computed.
-    Raises FileNotFoundError (no such notebook), ParameterError (before anything starts), RunError (the notebook failed: it is
-    kept as run.error.ipynb; or another process computes the same run).
+    Raises FileNotFoundError (no such notebook), ParameterError (before anything starts), RunError (the notebook failed:
+    it is kept as run.error.ipynb; or another process computes the same run).
     """
     plan = plan_run(notebook, parameters, outputs=outputs)
     with lock_run(plan.folder) as lock:
