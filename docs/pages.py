@@ -1,0 +1,84 @@
+"""Turn the notebooks of nbs/ into pages under docs/generated/, in the same folders: `python docs/pages.py`.
+
+A page is its notebook without what only the machinery needs (nbdev's directives, hidden cells, the set-up of links to
+files that are not pages). Stored outputs are kept. For a paper notebook the newest finished run under outputs/ is shown
+where there is one, because the committed notebook stores none; the page says which run it is.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "generated"
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def newest_run(name: str) -> Path | None:
+    """The executed notebook of the newest finished run of the paper notebook `name`, or None when there is none."""
+    runs = []
+    for record in (ROOT / "outputs" / name).glob("*/run.json"):
+        run = json.loads(record.read_text(encoding="utf-8"))
+        notebook = record.with_name("run.ipynb")
+        if run.get("status") == "finished" and notebook.exists():
+            runs.append((str(run.get("started", "")), notebook))
+    return max(runs)[1] if runs else None
+
+
+def plain_links(text: str, source: Path) -> str:
+    """Turn links to files that have no page into the file's name; keep links to notebooks, anchors and the web."""
+
+    def one(match: re.Match) -> str:
+        label, address = match.groups()
+        target = (source.parent / address.split("#")[0]).resolve()
+        if "://" in address or address.startswith("#") or (target.suffix == ".ipynb" and target.is_relative_to(ROOT / "nbs")):
+            return match.group(0)
+        inside = target.relative_to(ROOT) if target.is_relative_to(ROOT) else address
+        return label if label.strip("`") in str(inside) else f"{label} (`{inside}`)"
+
+    return LINK.sub(one, text)
+
+
+def shown(cell: nbformat.NotebookNode) -> bool:
+    """Does a cell belong on the page? Hidden cells and bare directives do not."""
+    lines = [line for line in cell.source.splitlines() if line.strip()]
+    return bool(lines) and "#| hide" not in lines and not all(line.startswith("#|") for line in lines)
+
+
+def page(notebook: nbformat.NotebookNode, source: Path, run: Path | None) -> nbformat.NotebookNode:
+    """The page of a notebook: directives and hidden cells gone, links made plain, its origin under the title."""
+    module = next((line.split()[-1] for cell in notebook.cells for line in cell.source.splitlines()
+                   if line.startswith("#| default_exp")), None)
+    notebook.cells = [cell for cell in notebook.cells if shown(cell)]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = "\n".join(line for line in cell.source.splitlines() if not line.startswith("#|")).strip("\n")
+        else:
+            cell.source = plain_links(cell.source, source)
+    origin = f"Notebook `{source.relative_to(ROOT)}`"
+    origin += f", module `qgcam_lib.{module}`" if module else ""
+    origin += f", shown as executed in run `{run.parent.name}`" if run else ""
+    title, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = f"{title}\n\n*{origin}.*\n{rest}"
+    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    return notebook
+
+
+def main() -> None:
+    """Write every page afresh."""
+    shutil.rmtree(TARGET, ignore_errors=True)
+    for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
+        if ".ipynb_checkpoints" in source.parts:
+            continue
+        run = newest_run(source.stem) if source.parent.name == "papers" else None
+        made = page(nbformat.read(run or source, as_version=4), source, run)
+        target = TARGET / source.relative_to(ROOT / "nbs")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(made, target)
+
+
+if __name__ == "__main__":
+    main()
