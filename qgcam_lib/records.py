@@ -218,7 +218,7 @@ def problem_frame(problems: Sequence[Problem]) -> pd.DataFrame:
     rows = [(p.file, p.problem, p.severity, p.id) for p in problems]
     return pd.DataFrame(rows, columns=["file", "problem", "severity", "id"], dtype=str)
 
-# %% ../nbs/lib/11_records.ipynb #8c9e87d1
+# %% ../nbs/lib/11_records.ipynb #e552b910
 class ExampleList:
     """A data set made of records you already have; see `Dataset` for the methods.
 
@@ -260,16 +260,17 @@ class ExampleList:
 
     def verify(self) -> pd.DataFrame:
         """Opens every picture; one row a file that cannot be used."""
-        return problem_frame([p for found in self._images.values() for p in image_problems(found[0].image, found[0].size)])
+        first = [found[0] for found in self._images.values()]
+        return problem_frame([problem for e in first for problem in image_problems(e.image, e.size)])
 
     def fingerprint(self) -> str:
         """sha256 over the examples' values, with the picture's file name in place of its path."""
         values = [(e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size) for e in self]
         return sha256(repr(values).encode()).hexdigest()
 
-# %% ../nbs/lib/11_records.ipynb #b83de7d1
+# %% ../nbs/lib/11_records.ipynb #68791efd
 def image_problems(path: Path, size: tuple[int, int] | None = None, root: Path | None = None) -> list[Problem]:
-    """What is wrong with one picture file, as a list that is empty for a good one; paths are given relative to `root`."""
+    """What is wrong with one picture file; the list is empty for a good one. Paths are given relative to `root`."""
     name = path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(path)
     try:
         open_image(path, size)
