@@ -16,6 +16,8 @@ release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.
 extensions = ["myst_nb"]
 exclude_patterns = ["_build"]
 html_theme = "sphinx_book_theme"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 html_title = "qgcam"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False}
 html_show_sourcelink = False
@@ -38,7 +40,7 @@ def _mathml(translator, node, display):
         logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
         markup = f"<code>{escape(node.astext())}</code>"
     if display:
-        markup = f'<div class="math">{markup}</div>'
+        markup = f'<div class="math display">{markup}</div>'
     translator.body.append(markup)
 
 
