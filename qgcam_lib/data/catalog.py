@@ -36,14 +36,14 @@ def _not_recognised(folder: Path) -> ExampleError:
     hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"
     return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
 
-# %% ../../nbs/lib/12a_catalog.ipynb #73abbc34
-def _folder(name_or_path: str | Path) -> Path:
+# %% ../../nbs/lib/12a_catalog.ipynb #d86d696a
+def _folder(name_or_path: str | Path, split: str | None = None) -> Path:
     name = str(name_or_path) or "miniworld"
     if name == "miniworld":
         from qgcam_lib.miniworld import ensure  # drawing is only needed here
 
         root = settings.data_root / NAMES[name]
-        ensure(root)
+        ensure(root, split if split in ("train", "val") else "test")
         return root
     if name in NAMES and not Path(name).is_dir():
         return settings.data_root / NAMES[name]
@@ -57,20 +57,20 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     of `LAYOUTS`. split: its list of images, such as "test". options: go to the loader, such as boxes="union" (see
     `Flickr30kEntities`). Raises ExampleError for a folder that is missing or of no known layout, naming what was found.
     """
-    folder = _folder(name_or_path)
+    folder = _folder(name_or_path, split)
     layout = recognise(folder)
     if layout is None:
         raise _not_recognised(folder)
     return LAYOUTS[layout][1](folder, split, **options)
 
-# %% ../../nbs/lib/12a_catalog.ipynb #89df9eee
+# %% ../../nbs/lib/12a_catalog.ipynb #82c47075
 def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **options) -> pd.DataFrame:
     """Every fault of a data set, file by file: split, file, problem, severity ("error", "warning", "note"), id.
 
     split: None looks at every split that has a list, and at all sentence files where there is no list. Pictures are
     decoded. An empty table means that nothing was found. Raises ExampleError when there is no data set in the folder.
     """
-    folder = _folder(name_or_path)
+    folder = _folder(name_or_path, split)
     if recognise(folder) is None:
         raise _not_recognised(folder)
     splits = [split] if split else Flickr30kEntities(folder, "all").folder.splits() or ["all"]

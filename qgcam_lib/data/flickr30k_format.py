@@ -112,13 +112,13 @@ def mark_sentence(sentence: str, phrases: list[Phrase]) -> str:
     marked = ("]" * closing[i] + "".join(opening.get(i, ())) + sentence[i:i + 1] for i in range(len(sentence) + 1))
     return "".join(marked)
 
-# %% ../../nbs/lib/11b_flickr30k_format.ipynb #6e28a413
+# %% ../../nbs/lib/11b_flickr30k_format.ipynb #ea5405a8
 @dataclass(frozen=True)
 class Annotation:
     """What one annotation file says.
 
     size: (height, width). boxes: entity -> float64 [k, 4], half-open xyxy from 0, in file order, cut to the picture.
-    scenes, boxless: entities flagged as the whole scene or as not drawable. broken: entity -> what is wrong with its boxes.
+    scenes, boxless: entities flagged as the whole scene or as not drawable. broken: entity -> its fault.
     clipped: number of boxes that stuck out and were cut.
     """
 
