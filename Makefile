@@ -13,10 +13,10 @@ CANDIDATES := python3.11 python3.12 python3
 # A user's own Python path, start-up files, kernels and plot styles must not change a result.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
 export PYTHONNOUSERSITE := 1
-export IPYTHONDIR := $(abspath $(VENV))/home/ipython
-export JUPYTER_CONFIG_DIR := $(abspath $(VENV))/home/jupyter
-export JUPYTER_DATA_DIR := $(abspath $(VENV))/home/jupyter
-export MPLCONFIGDIR := $(abspath $(VENV))/home/matplotlib
+export IPYTHONDIR := $(abspath $(VENV))/user/ipython
+export JUPYTER_CONFIG_DIR := $(abspath $(VENV))/user/jupyter
+export JUPYTER_DATA_DIR := $(abspath $(VENV))/user/jupyter
+export MPLCONFIGDIR := $(abspath $(VENV))/user/matplotlib
 export PATH := $(BIN):$(PATH)
 
 # A stamp carries the checksum of what it stands for: the same lock is never installed twice, a changed one always is.

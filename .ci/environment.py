@@ -32,8 +32,9 @@ def pins(lock: str, python: str = PYTHON) -> list[str]:
 
     lock: the text of a requirements.lock. python: "3.11" or "3.12".
     """
-    where = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux", "os_name": "posix",
-             "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
+    where = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux",
+             "os_name": "posix", "platform_system": "Linux", "platform_machine": "x86_64",
+             "implementation_name": "cpython"}
     wanted = [Requirement(line.rstrip("\\ ")) for line in lock.splitlines() if line[:1].isalnum()]
     return [f"{r.name}{r.specifier}" for r in wanted if r.marker is None or r.marker.evaluate(where)]
 

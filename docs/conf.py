@@ -4,13 +4,14 @@ import re
 from html import escape
 from pathlib import Path
 
+from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
 project = "qgcam"
 author = "The qgcam maintainers"
-copyright = "2026, the qgcam maintainers"  # noqa: A001 (Sphinx wants this name)
+copyright = "2026, the qgcam maintainers"
 release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.py").read_text()).group(1)
 
 extensions = ["myst_nb"]
@@ -45,15 +46,11 @@ def _mathml(translator, node, display):
 
 
 def _inline(translator, node):
-    from docutils import nodes
-
     _mathml(translator, node, display=False)
     raise nodes.SkipNode
 
 
 def _block(translator, node):
-    from docutils import nodes
-
     _mathml(translator, node, display=True)
     raise nodes.SkipNode
 

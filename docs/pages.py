@@ -5,12 +5,13 @@ files that are not pages). Stored outputs are kept. For a paper notebook the new
 where there is one, because the committed notebook stores none; the page says which run it is.
 """
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import nbformat
+
+from qgcam_lib.run_record import find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
@@ -19,13 +20,8 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 def newest_run(name: str) -> Path | None:
     """The executed notebook of the newest finished run of the paper notebook `name`, or None when there is none."""
-    runs = []
-    for record in (ROOT / "outputs" / name).glob("*/run.json"):
-        run = json.loads(record.read_text(encoding="utf-8"))
-        notebook = record.with_name("run.ipynb")
-        if run.get("status") == "finished" and notebook.exists():
-            runs.append((str(run.get("started", "")), notebook))
-    return max(runs)[1] if runs else None
+    made = [folder / "run.ipynb" for folder, _ in find_runs(ROOT / "outputs", notebook=name)]
+    return next((notebook for notebook in made if notebook.exists()), None)
 
 
 def plain_links(text: str, source: Path) -> str:
@@ -34,7 +30,8 @@ def plain_links(text: str, source: Path) -> str:
     def one(match: re.Match) -> str:
         label, address = match.groups()
         target = (source.parent / address.split("#")[0]).resolve()
-        if "://" in address or address.startswith("#") or (target.suffix == ".ipynb" and target.is_relative_to(ROOT / "nbs")):
+        has_page = target.suffix == ".ipynb" and target.is_relative_to(ROOT / "nbs")
+        if has_page or "://" in address or address.startswith("#"):
             return match.group(0)
         inside = target.relative_to(ROOT) if target.is_relative_to(ROOT) else address
         return label if label.strip("`") in str(inside) else f"{label} (`{inside}`)"
