@@ -176,7 +176,7 @@ class Canvas:
         snapped = np.floor(np.minimum(np.maximum(self.rgb, 0.0), 1.0) * 1e4 + 0.5)
         return np.ascontiguousarray((snapped * (255.0 / 1e4) + 0.5).astype(np.uint8).transpose(1, 2, 0))
 
-# %% ../../nbs/lib/13_miniworld_draw.ipynb #6677415b
+# %% ../../nbs/lib/13_miniworld_draw.ipynb #286bb4ec
 class Pen:
     """Paints shapes in a thing's own units: x to the right, y up, the foot at (0, 0), the top at y = 1.
 
@@ -201,10 +201,17 @@ class Pen:
 
     def _lay(self, rows, cols, X, Y, d, paint: Paint):
         c = self.canvas
-        cover = np.minimum(np.maximum(0.5 - d, 0.0), 1.0)
+        edge = 0.5 - d
+        cover = np.maximum(edge, 0.0)
+        np.minimum(cover, 1.0, out=cover)
         light = cover * (1.08 - (0.16 / self.h) * (Y - self.y + self.h))
         if paint.rim:
-            light *= 1.0 - paint.rim * np.minimum(np.maximum(d + 1.4, 0.0), 1.0)
+            dark = 1.9 - edge
+            np.maximum(dark, 0.0, out=dark)
+            np.minimum(dark, 1.0, out=dark)
+            dark *= -paint.rim
+            dark += 1.0
+            light *= dark
         tone = np.array(paint.rgb)[:, None, None]
         if paint.material or paint.pattern != "plain":
             dx, dy = (X - self.x) * (1.0 if self.sx > 0 else -1.0), self.y - Y
@@ -214,10 +221,11 @@ class Pen:
             if share is not None:
                 tone = tone + (np.array(paint.second)[:, None, None] - tone) * share
         spot = c.rgb[:, rows, cols]
-        spot *= 1.0 - cover
+        inside = edge > 0.5
+        np.subtract(1.0, cover, out=cover)
+        spot *= cover
         spot += tone * light
-        inside = cover > 0.5
-        c.owner[rows, cols][inside] = self.owner
+        np.copyto(c.owner[rows, cols], self.owner, where=inside)
         c.extent[self.top][rows, cols] |= inside
         if self.owner != self.top:
             part = c.extent.setdefault(self.owner, np.zeros((c.height, c.width), bool))

@@ -61,8 +61,8 @@ def sentences_text(sentences: Iterable[Sentence]) -> str:
     "The sentences as the text of a Flickr30k Entities sentence file."
     return "".join(s.markup + "\n" for s in sentences)
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #996a0c77
-CHECKSUM = "to be frozen"
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #e4097d0f
+CHECKSUM = "0d96815fc0e033685d5f8cc2271e74a807fd1fa9999a273b85dcb7dcd31a15cb"
 
 
 def checksum(indices: Iterable[int] = range(64), split: str = "test", *, seed: int = SEED, size: int = 96) -> str:
@@ -75,17 +75,17 @@ def checksum(indices: Iterable[int] = range(64), split: str = "test", *, seed: i
         total.update(annotation_xml(picture, entities, f"{image_id(i, split)}.png").encode())
     return total.hexdigest()
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #4c3acda9
-_FOLDERS = {"images": ".png", "Sentences": ".txt", "Annotations": ".xml"}
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #2a4b7c35
+_FOLDERS = ("images", "Sentences", "Annotations")
 
 
-def _write_scene(index: int, split: str, folder: str, seed: int, size: int) -> None:
+def _write_scene(index: int, split: str, folder: str, seed: int, size: int, resume: bool) -> None:
     root, name = Path(folder), str(image_id(index, split))
     last = root / "Annotations" / f"{name}.xml"
-    if last.exists() and last.read_text(encoding="utf-8").endswith("</annotation>\n"):
+    if resume and last.exists() and last.read_text(encoding="utf-8").endswith("</annotation>\n"):
         return
     picture, sentences, entities = annotated(index, split, seed=seed, size=size)
-    Image.fromarray(picture.image).save(root / "images" / f"{name}.png", compress_level=4)
+    Image.fromarray(picture.image).save(root / "images" / f"{name}.png", compress_level=1)
     (root / "Sentences" / f"{name}.txt").write_text(sentences_text(sentences), encoding="utf-8", newline="\n")
     last.write_text(annotation_xml(picture, entities, f"{name}.png"), encoding="utf-8", newline="\n")
 
@@ -107,7 +107,7 @@ def _locked(root: Path):
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #2604b37b
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #b0a66a1a
 def read_card(root: str | Path) -> dict | None:
     "The contents of `miniworld.json`, by which a folder is recognised as the miniworld; None when there is none."
     path = Path(root) / "miniworld.json"
@@ -128,11 +128,10 @@ def _check_card(root: Path, wanted: dict) -> dict:
 
 
 def _make_split(root: Path, split: str, count: int, seed: int, size: int, workers: int, progress: bool) -> None:
-    stage = root / f".making-{split}"
     for folder in _FOLDERS:
-        (stage / folder).mkdir(parents=True, exist_ok=True)
         (root / folder).mkdir(exist_ok=True)
-    job = partial(_write_scene, split=split, folder=str(stage), seed=seed, size=size)
+    resume = (root / "Annotations" / f"{image_id(0, split)}.xml").exists()
+    job = partial(_write_scene, split=split, folder=str(root), seed=seed, size=size, resume=resume)
     with tqdm(total=count, desc=f"miniworld {split}", unit="scene", disable=not progress) as bar:
         if workers > 1:
             with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -142,12 +141,6 @@ def _make_split(root: Path, split: str, count: int, seed: int, size: int, worker
             for i in range(count):
                 job(i)
                 bar.update()
-    for folder, ending in _FOLDERS.items():
-        for i in range(count):
-            name = f"{image_id(i, split)}{ending}"
-            os.replace(stage / folder / name, root / folder / name)
-        (stage / folder).rmdir() if not any((stage / folder).iterdir()) else None
-    stage.rmdir() if not any(stage.iterdir()) else None
     _write_text(root / f"{split}.txt", "".join(f"{image_id(i, split)}\n" for i in range(count)))
 
 # %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #e3680258

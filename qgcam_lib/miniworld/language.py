@@ -228,7 +228,7 @@ class Speaker:
             return []
         return ["on", Phrase(words, self.entity("day", "other").id, "other")]
 
-# %% ../../nbs/lib/16_miniworld_language.ipynb #2d773252
+# %% ../../nbs/lib/16_miniworld_language.ipynb #7d1280f7
 def _ready(s: Speaker, things) -> list:
     return sorted(s.dice.shuffled(things), key=lambda t: s.said[t.id])
 
@@ -297,7 +297,7 @@ def attribute_sentence(s: Speaker) -> list | None:
     for t in _ready(s, [t for t in _grounded(s) if t.category != "people"]):
         what = s.refer(t, 0.8)
         if what is not None:
-            verb = {"animals": "is standing", "vehicles": "is parked"}.get(t.category, "is")
+            verb = {"animals": "is standing", "vehicles": "is parked"}.get(t.category, "is") if t.noun not in ("cat", "rabbit") else "is"
             return [what, verb if s.dice.chance(0.5) else "is", *s.setting(), *s.day()]
     return None
 

@@ -144,7 +144,7 @@ def draw_bench(pen: Pen, c: Paint):
     for x in (-0.56, 0.56):
         pen.line(x, 0.05, x, 0.40, 0.09, Paint((0.30, 0.30, 0.34)))
 
-# %% ../../nbs/lib/13b_miniworld_objects.ipynb #06b4bde7
+# %% ../../nbs/lib/13b_miniworld_objects.ipynb #1da3a2f2
 def draw_ball(pen: Pen, c: Paint):
     pen.ellipse(0.0, 0.5, 0.5, 0.5, c)
     pen.ellipse(-0.18, 0.70, 0.13, 0.10, c.plain(1.6))
@@ -170,11 +170,13 @@ def draw_umbrella(pen: Pen, c: Paint):
     pen.line(0.0, 0.92, 0.0, 0.98, 0.05, BARK)
 
 
-def draw_box(pen: Pen, c: Paint):
-    pen.poly([(-0.48, 0.86), (-0.62, 0.66), (-0.70, 0.78), (-0.56, 0.98)], c.plain(0.8))
-    pen.poly([(0.48, 0.86), (0.62, 0.66), (0.70, 0.78), (0.56, 0.98)], c.plain(0.8))
-    pen.box(-0.50, 0.0, 0.50, 0.86, c, r=0.02)
-    pen.line(-0.48, 0.84, 0.48, 0.84, 0.07, c.plain(0.65))
+def draw_box(pen: Pen, c: Paint, back: bool = True, front: bool = True):
+    if back:
+        pen.poly([(-0.50, 0.70), (0.50, 0.70), (0.38, 0.92), (-0.38, 0.92)], c.plain(0.42))
+        pen.poly([(-0.50, 0.70), (-0.38, 0.92), (-0.60, 1.0), (-0.74, 0.80)], c.plain(0.85))
+        pen.poly([(0.50, 0.70), (0.38, 0.92), (0.60, 1.0), (0.74, 0.80)], c.plain(0.85))
+    if front:
+        pen.box(-0.50, 0.0, 0.50, 0.72, c, r=0.02)
 
 
 def draw_cup(pen: Pen, c: Paint):

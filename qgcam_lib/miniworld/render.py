@@ -6,18 +6,18 @@
 __all__ = ['SEED', 'paint_background', 'draw_thing', 'Picture', 'render', 'mask_box', 'spatial_relations', 'settle',
            'make_picture', 'make_scene']
 
-# %% ../../nbs/lib/15_miniworld_render.ipynb #f52a227d
+# %% ../../nbs/lib/15_miniworld_render.ipynb #8036eebd
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .creatures import ANIMALS, HAIRS, SKINS, Garment, PersonLook, draw_bird, draw_person
 from .draw import COLOURS, Canvas, Dice, Paint, Pen, make_paint, noise
-from .objects import OBJECTS, draw_boat
+from .objects import OBJECTS, draw_boat, draw_box
 from .sampler import draft_scene
 from .scene import PLACES, Relation, Scene, Thing
 
-# %% ../../nbs/lib/15_miniworld_render.ipynb #0b00c454
+# %% ../../nbs/lib/15_miniworld_render.ipynb #bb280720
 _SKIES = {"beach": ((0.50, 0.78, 0.96), (0.86, 0.95, 0.98)), "road": ((0.62, 0.80, 0.95), (0.93, 0.93, 0.90)), "grass": ((0.46, 0.74, 0.96), (0.88, 0.95, 0.98)),
           "snow": ((0.70, 0.80, 0.90), (0.93, 0.95, 0.97)), "indoor": ((0.93, 0.86, 0.74), (0.90, 0.82, 0.69))}
 _FLOORS = {"beach": ((0.95, 0.86, 0.64), (0.90, 0.77, 0.52)), "road": ((0.60, 0.61, 0.62), (0.47, 0.48, 0.50)), "grass": ((0.62, 0.80, 0.42), (0.42, 0.68, 0.30)),
@@ -99,7 +99,7 @@ def _grass(p: Pen, d: Dice, up: float):
     _clouds(p, d, up)
     for k in range(3):
         p.ellipse(0.45 * k + d.between(-0.1, 0.1), -0.02, 0.38, d.between(0.08, 0.18), _flat(0.52, 0.74, 0.48), above=-0.01)
-    for _ in range(9):
+    for _ in range(6):
         x, y = d.between(0.02, 0.98), -d.between(0.08, 0.55)
         p.line(x, y, x + 0.008, y + 0.028, 0.010, _flat(0.30, 0.58, 0.24))
 
@@ -109,11 +109,11 @@ def _snow(p: Pen, d: Dice, up: float):
         x, h = 0.38 * k + d.between(0.0, 0.25), up * d.between(0.35, 0.70)
         p.poly([(x - 0.32, 0.0), (x + 0.32, 0.0), (x, h)], _flat(0.62, 0.70, 0.80))
         p.poly([(x - 0.32 * 0.35, h * 0.65), (x + 0.32 * 0.35, h * 0.65), (x, h)], _flat(0.98, 0.99, 1.0))
-    for _ in range(16):
+    for _ in range(9):
         x, y = d.between(0.0, 1.0), d.between(-0.5, up)
         p.ellipse(x, y, 0.010, 0.010, _flat(1.0, 1.0, 1.0))
 
-# %% ../../nbs/lib/15_miniworld_render.ipynb #87709a39
+# %% ../../nbs/lib/15_miniworld_render.ipynb #10568534
 def _look(scene: Scene, t: Thing) -> PersonLook:
     garments = {}
     for g in scene.things:
@@ -125,7 +125,11 @@ def _look(scene: Scene, t: Thing) -> PersonLook:
 
 
 def draw_thing(canvas: Canvas, scene: Scene, t: Thing):
-    "Paints one top-level thing (people with their clothes) onto the canvas."
+    "Paints one top-level thing (people with their clothes) onto the canvas. A box that holds something is open: its back, the content, its front."
+    for r in scene.relations:
+        if r.predicate == "inside" and r.subject == t.id and scene.thing(r.object).noun == "box":
+            b = scene.thing(r.object)
+            draw_box(Pen(canvas, b.x, b.y, b.height, b.flip, owner=b.id), make_paint(b.colour, b.pattern, b.material), front=False)
     pen = Pen(canvas, t.x, t.y, t.height, t.flip, owner=t.id)
     if t.category == "people":
         draw_person(pen, _look(scene, t))
@@ -135,6 +139,8 @@ def draw_thing(canvas: Canvas, scene: Scene, t: Thing):
         draw_bird(pen, paint, flying=t.pose == "flying")
     elif t.noun == "boat":
         draw_boat(pen, paint, sail=t.pose != "open")
+    elif t.noun == "box":
+        draw_box(pen, paint, back=not any(r.predicate == "inside" and r.object == t.id for r in scene.relations))
     else:
         (ANIMALS.get(t.noun) or OBJECTS[t.noun])(pen, paint)
 

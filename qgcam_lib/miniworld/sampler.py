@@ -103,7 +103,7 @@ class Draft:
         "Moves all things from number `start` on."
         self.things[start:] = [replace(t, x=t.x + dx, y=t.y + dy, depth=t.depth + dy) for t in self.things[start:]]
 
-# %% ../../nbs/lib/14a_miniworld_sampler.ipynb #23c2c86c
+# %% ../../nbs/lib/14a_miniworld_sampler.ipynb #1cefab76
 def _solo(s: Draft, x, y):
     s.add(s.pick_noun(_GROUND), x, y)
 
@@ -169,10 +169,10 @@ def _inside(s: Draft, x, y):
         b = s.add("box", x, y, k=1.15, sized=False)
         n = s.add(s.pick_noun(_LIES_IN), x, y, k=0.92, sized=False)
     base, t = s.things[b], s.things[n]
-    deep = 0.80 * base.height if t.category == "people" else base.height - 0.55 * t.height
+    deep = 0.80 * base.height
     limit = 0.42 * base.height / KINDS[t.noun].half if base.noun == "box" else t.height
     h = min(t.height, limit)
-    deep = deep if t.category == "people" else max(0.06, base.height - 0.50 * h)
+    deep = deep if t.category == "people" else max(0.05, 0.70 * base.height - 0.40 * h)
     s.things[n] = replace(t, x=base.x + s.dice.between(-0.06, 0.06) * base.height, y=base.y - deep, height=h, depth=base.depth - 0.001)
     s.things[n + 1:] = [replace(g, depth=base.depth - 0.001) for g in s.things[n + 1:]]
     s.relate(n, "inside", b)

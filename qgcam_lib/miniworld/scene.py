@@ -76,7 +76,7 @@ class Scene:
         "All things that are not worn by another."
         return [t for t in self.things if t.parent < 0]
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #cedb2baa
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #961bf0b6
 @dataclass(frozen=True)
 class Kind:
     "What the miniworld knows of a noun: category, usual height, half width, colours, whether it may carry patterns, its materials."
@@ -100,7 +100,7 @@ dog animals .30 .68|cat animals .28 .50|horse animals .43 .62|cow animals .34 .7
 giraffe animals .62 .34|rabbit animals .27 .48|bird animals .22 .67
 car vehicles .25 1.0|bus vehicles .31 .86|truck vehicles .31 .86|bicycle vehicles .31 .75|boat vehicles .40 .58|plane vehicles .21 1.02
 chair furniture .35 .34|table furniture .27 .78|sofa furniture .28 .90|bed furniture .25 1.0|lamp furniture .43 .26|bench furniture .25 .85
-ball things .20 .5|kite things .38 .33|umbrella things .36 .53|box things .24 .71|cup things .20 .63|bottle things .30 .2|book things .22 .4
+ball things .20 .5|kite things .38 .33|umbrella things .36 .53|box things .24 .75|cup things .20 .63|bottle things .30 .2|book things .22 .4
 balloon things .36 .26|guitar things .38 .26|drum things .24 .57|suitcase things .25 .61|tree things .58 .35|house things .46 .57|flower things .32 .30
 """
 _COLOURS = {
