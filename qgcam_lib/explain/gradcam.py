@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-# %% ../../nbs/lib/22_gradcam.ipynb #3a4f636b
+# %% ../../nbs/lib/22_gradcam.ipynb #3644e330
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of P phrases, padded to T, and which of them are real.
 
-    ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one a phrase. Between them the N real tokens are
-    numbered phrase by phrase.
+    ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one a phrase. The N real tokens are
+    listed phrase by phrase.
     """
 
     ids: torch.Tensor
@@ -27,7 +27,8 @@ class Tokens:
 
     def __post_init__(self):
         if self.ids.ndim != 2 or self.ids.shape != self.mask.shape:
-            raise ValueError(f"mask: expected the shape of ids, [P, T], got {tuple(self.mask.shape)} and {tuple(self.ids.shape)}.")
+            shapes = f"{tuple(self.mask.shape)} and {tuple(self.ids.shape)}"
+            raise ValueError(f"mask: expected the shape of ids, both [P, T], got {shapes}.")
         if not self.mask.bool().any(1).all():
             raise ValueError("mask: expected at least one real token a phrase, got a phrase of padding only.")
         object.__setattr__(self, "mask", self.mask.bool())
@@ -44,14 +45,14 @@ class Tokens:
         empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
         return empty.index_copy(0, self.index, packed).unflatten(0, self.mask.shape)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #ab422692
+# %% ../../nbs/lib/22_gradcam.ipynb #b6e08ef7
 def _heads(x: torch.Tensor, attention) -> torch.Tensor:
     """Split channels into heads: [..., n, C] -> [..., heads, n, C / heads]."""
     return x.unflatten(-1, (attention.num_attention_heads, -1)).transpose(-3, -2)
 
 
 def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = False) -> torch.Tensor:
-    """Self-attention of one layer on the listed tokens, [N, C] -> [N, C] ([P, C] with first_only). Phrases stay apart."""
+    """Self-attention of one layer within each phrase, [N, C] -> [N, C] ([P, C] with first_only)."""
     inner = block.self
     keys, values = (_heads(tokens.pad(part(x)), inner) for part in (inner.key, inner.value))
     asking = x[tokens.first] if first_only else x
@@ -61,12 +62,12 @@ def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = F
     mixed = mixed.transpose(1, 2).flatten(2)
     return block.output(mixed[:, 0] if first_only else tokens.pack(mixed), asking)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #681cd719
+# %% ../../nbs/lib/22_gradcam.ipynb #d32d591d
 def image_keys_values(encoder, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-    """Cross-attention keys and values of one image for every layer of a text encoder; None for a layer without cross-attention.
+    """Cross-attention keys and values of one image for every layer of a text encoder; None for a layer without it.
 
-    encoder: a BERT with `encoder.layer`, whose fusing layers have `crossattention` (LAVIS's BLIP and ALBEF); states: [M, C], the
-    image encoder's output, class token first. Each key and value is [heads, M, C / heads].
+    encoder: a BERT with `encoder.layer`, whose fusing layers have `crossattention` (LAVIS's BLIP and ALBEF); states:
+    [M, C], the image encoder's output, class token first. Each key and value is [heads, M, C / heads].
     """
     found = []
     for layer in encoder.encoder.layer:
@@ -85,24 +86,26 @@ def _attended(block, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
     """The rest of a cross-attention: join the heads of `mixed` [heads, N, d], project, add, norm."""
     return block.output(mixed.transpose(0, 1).flatten(1), x)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #7547878b
+# %% ../../nbs/lib/22_gradcam.ipynb #32435b6e
 def _layer(layer, x: torch.Tensor, tokens: Tokens, image, first_only: bool = False) -> torch.Tensor:
     """One whole text layer on the listed tokens; image: its keys and values, or None."""
     x = _self_attention(layer.attention, x, tokens, first_only)
     if image is not None:
         queries = _heads(layer.crossattention.self.query(x), layer.crossattention.self)
-        x = _attended(layer.crossattention, x, F.scaled_dot_product_attention(queries[None], image[0][None], image[1][None])[0])
+        mixed = F.scaled_dot_product_attention(queries[None], image[0][None], image[1][None])[0]
+        x = _attended(layer.crossattention, x, mixed)
     return layer.output(layer.intermediate(x), x)
 
 
-def _layers(encoder, x: torch.Tensor, tokens: Tokens, images: list, start: int, stop: int | None = None) -> torch.Tensor:
+def _layers(encoder, x: torch.Tensor, tokens: Tokens, images: list, start: int,
+            stop: int | None = None) -> torch.Tensor:
     """Layers start..stop-1; when the last layer is among them, the result is the first tokens' states alone, [P, C]."""
     layers = encoder.encoder.layer
     for i in range(start, len(layers) if stop is None else stop):
         x = _layer(layers[i], x, tokens, images[i], first_only=i == len(layers) - 1)
     return x
 
-# %% ../../nbs/lib/22_gradcam.ipynb #fc5174f7
+# %% ../../nbs/lib/22_gradcam.ipynb #f3b6dad2
 @torch.no_grad()
 def match_logits(encoder, head, tokens: Tokens, images: list) -> torch.Tensor:
     """Matching logits [P, 2] (no match, match) of P phrases with one image.
@@ -116,10 +119,12 @@ def match_logits(encoder, head, tokens: Tokens, images: list) -> torch.Tensor:
 
 def _check_evaluation(encoder) -> None:
     if encoder.training:
-        raise ValueError("encoder: expected evaluation mode, got training mode, where dropout makes maps and scores random. Call model.eval().")
+        raise ValueError("encoder: expected evaluation mode, got training mode, where dropout makes maps random. "
+                         "Call model.eval().")
 
-# %% ../../nbs/lib/22_gradcam.ipynb #ca673870
-def attention_gradients(encoder, head, tokens: Tokens, images: list, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+# %% ../../nbs/lib/22_gradcam.ipynb #07bf2b97
+def attention_gradients(encoder, head, tokens: Tokens, images: list,
+                        block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention of one layer and the derivative of each phrase's matching logit by it.
 
     block: 0-based layer with cross-attention; the rest as in `match_logits`. Returns attention and gradient, both
@@ -145,16 +150,16 @@ def attention_gradients(encoder, head, tokens: Tokens, images: list, block: int)
         (gradient,) = torch.autograd.grad(logits[:, 1].sum(), attention)
     return attention.detach(), gradient, logits.detach()
 
-# %% ../../nbs/lib/22_gradcam.ipynb #02b83e10
+# %% ../../nbs/lib/22_gradcam.ipynb #5d1ad960
 TOKEN_MODES = ("lavis", "amc")
 
 
 def token_weights(mask: torch.Tensor, mode: str | int = "lavis") -> torch.Tensor:
     """Weight of each token in its phrase's map, [P, T] float32, rows summing to 1.
 
-    mask: [P, T] bool, real tokens; mode: "lavis" (mean over all but the first and last real token), "amc" (mean over all real
-    tokens; the original divides by the padded length, which scales the map), or an int, that token alone (0 is the first,
-    special one; -1 the last real one). Raises ValueError where a phrase has no such token.
+    mask: [P, T] bool, real tokens; mode: "lavis" (mean over all but the first and last real token), "amc" (mean
+    over all real tokens; the original divides by the padded length, which scales the map), or an int, that token
+    alone (0 is the first, special one; -1 the last real one). Raises ValueError where a phrase has no such token.
     """
     order = mask.long().cumsum(1) - 1
     length = mask.sum(1, keepdim=True)
@@ -168,14 +173,16 @@ def token_weights(mask: torch.Tensor, mode: str | int = "lavis") -> torch.Tensor
         raise ValueError(f"tokens: expected one of {TOKEN_MODES} or the position of a token, got {mode!r}.")
     bad = (~chosen.any(1)).nonzero().flatten().tolist()
     if bad:
-        raise ValueError(f"tokens: {mode!r} names no token in phrases {bad}, which have {length[bad].flatten().tolist()} tokens.")
+        have = length[bad].flatten().tolist()
+        raise ValueError(f"tokens: {mode!r} names no token in phrases {bad}, which have {have} tokens.")
     return chosen / chosen.sum(1, keepdim=True)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #5cf530f8
+# %% ../../nbs/lib/22_gradcam.ipynb #ebe31400
 def token_maps(attention: torch.Tensor, gradient: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Maps of single tokens, [N, h, w] float32, >= 0: mean over heads of attention x positive gradient, without the class token.
+    """Maps of single tokens, [N, h, w] float32, >= 0: mean over heads of attention x positive gradient.
 
-    attention, gradient: [heads, N, 1 + h*w] from `attention_gradients`. Source: LAVIS `compute_gradcam`; AMC.
+    attention, gradient: [heads, N, 1 + h*w] from `attention_gradients`; the class token is dropped. Source: LAVIS
+    `compute_gradcam`; AMC.
     """
     if attention.shape[-1] != 1 + grid[0] * grid[1]:
         raise ValueError(f"grid: expected rows x columns = {attention.shape[-1] - 1} patches, got {tuple(grid)}.")
@@ -187,14 +194,14 @@ def phrase_maps(maps: torch.Tensor, tokens: Tokens, weights: torch.Tensor) -> to
     """Maps of phrases [P, h, w] from maps of the listed tokens [N, h, w] and `token_weights` [P, T]."""
     return torch.einsum("pt,pthw->phw", weights.to(maps), tokens.pad(maps))
 
-# %% ../../nbs/lib/22_gradcam.ipynb #fb7891d3
+# %% ../../nbs/lib/22_gradcam.ipynb #7b1793a1
 def gradcam(encoder, head, tokens: Tokens, images: list, *, block: int, grid: tuple[int, int],
             weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """GradCAM maps of P phrases for one image, and their matching logits.
 
-    encoder, head, tokens, images, block: as in `attention_gradients`; grid: rows and columns of the image's patches; weights: [P, T]
-    from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A phrase's map does not depend on the
-    other phrases. A map is all zero where no patch raises the score.
+    encoder, head, tokens, images, block: as in `attention_gradients`; grid: rows and columns of the image's patches;
+    weights: [P, T] from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A phrase's
+    map does not depend on the other phrases. A map is all zero where no patch raises the score.
     """
     attention, gradient, logits = attention_gradients(encoder, head, tokens, images, block)
     return phrase_maps(token_maps(attention, gradient, grid), tokens, weights), logits

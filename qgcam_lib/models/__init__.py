@@ -1,1 +1,5 @@
-"""Models by role: adapters, their registry, vocabularies and checkpoints."""
+"""Models by role: what they must do, which there are, and how to get one."""
+
+from .registry import Explainer, Matcher, list_models, load_model
+
+__all__ = ["Explainer", "Matcher", "list_models", "load_model"]

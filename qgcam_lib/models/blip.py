@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-# %% ../../nbs/lib/21_blip.ipynb #376bfaea
+# %% ../../nbs/lib/21_blip.ipynb #682cad6d
 @dataclass(frozen=True)
 class BlipConfig:
     """Sizes of a BLIP image-text matching model; the defaults are LAVIS's `base`.
 
-    image_size, patch_size: pixels, the grid is image_size // patch_size squared; *_width: channels, a multiple of *_heads;
-    vocab_size: rows of the word embedding, `[DEC]` and `[ENC]` included; max_txt_len: tokens kept of a text; dropout: the text
-    encoder's, drop_path: the image encoder's, both in training only.
+    image_size, patch_size: pixels, the grid is image_size // patch_size squared; *_width: channels, a multiple of
+    *_heads; vocab_size: rows of the word embedding, `[DEC]` and `[ENC]` included; max_txt_len: tokens kept of a
+    text; dropout: the text encoder's, drop_path: the image encoder's, both in training only.
     """
 
     image_size: int = 384
@@ -39,9 +39,11 @@ class BlipConfig:
     drop_path: float = 0.0
 
     def __post_init__(self):
-        for size, part in (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("text_width", "text_heads")):
-            if getattr(self, part) < 1 or getattr(self, size) % getattr(self, part):
-                raise ValueError(f"{size}: expected a multiple of {part}, got {getattr(self, size)} and {getattr(self, part)}.")
+        pairs = (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("text_width", "text_heads"))
+        for size, part in pairs:
+            whole, unit = getattr(self, size), getattr(self, part)
+            if unit < 1 or whole < unit or whole % unit:
+                raise ValueError(f"{size}: expected a multiple of {part}, got {whole} and {unit}.")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -54,7 +56,8 @@ class BlipConfig:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
-            raise ValueError(f"{Path(path).name}: unknown keys {unknown}. Expected some of {[f.name for f in fields(cls)]}.")
+            known = [f.name for f in fields(cls)]
+            raise ValueError(f"{Path(path).name}: unknown keys {unknown}. Expected some of {known}.")
         return cls(**values)
 
     def to_dict(self) -> dict:
@@ -67,7 +70,7 @@ CONFIGS = {
     "blip-large": BlipConfig(vision_width=1024, vision_depth=24, vision_heads=16, drop_path=0.1),
 }
 
-# %% ../../nbs/lib/21_blip.ipynb #2cd088c5
+# %% ../../nbs/lib/21_blip.ipynb #2e162299
 @contextmanager
 def _quiet():
     """Silence the deprecation notices that LAVIS's and timm's imports print."""
@@ -79,24 +82,27 @@ def _quiet():
 def build_blip_itm(config: BlipConfig, tokenizer):
     """LAVIS's `BlipITM` with untrained weights, of any size, in evaluation mode.
 
-    config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn from torch's
-    global random generator. Raises ValueError where the tokenizer has more tokens than the word embedding has rows.
+    config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn
+    from torch's global random generator. Raises ValueError where the tokenizer has more tokens than the word
+    embedding has rows.
     """
     if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. Raise vocab_size or give another vocab.")
+        raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
+                         "Raise vocab_size or give another vocab.")
     with _quiet():
         from lavis.models.blip_models.blip_image_text_matching import BlipITM
     vision, text = _image_encoder(config), _text_encoder(config)
     own_words = type("BlipITM", (BlipITM,), {"init_tokenizer": classmethod(lambda cls: tokenizer)})
     return own_words(vision, text, embed_dim=config.embed_dim, max_txt_len=config.max_txt_len).eval()
 
-# %% ../../nbs/lib/21_blip.ipynb #c38ae5c4
+# %% ../../nbs/lib/21_blip.ipynb #2a27413f
 def _image_encoder(config: BlipConfig):
     """LAVIS's vision transformer of the configured size."""
     with _quiet():
         from lavis.models.vit import VisionTransformerEncoder
-    encoder = VisionTransformerEncoder(img_size=config.image_size, patch_size=config.patch_size, embed_dim=config.vision_width,
-                                       depth=config.vision_depth, num_heads=config.vision_heads, drop_path_rate=config.drop_path)
+    encoder = VisionTransformerEncoder(img_size=config.image_size, patch_size=config.patch_size,
+                                       embed_dim=config.vision_width, depth=config.vision_depth,
+                                       num_heads=config.vision_heads, drop_path_rate=config.drop_path)
     encoder.vision_width = config.vision_width
     return encoder
 
@@ -105,8 +111,9 @@ def _text_encoder(config: BlipConfig):
     """LAVIS's BERT with cross-attention in every layer, of the configured size."""
     with _quiet():
         from lavis.models.med import BertConfig, XBertEncoder
-    sizes = BertConfig(hidden_size=config.text_width, num_hidden_layers=config.text_depth, num_attention_heads=config.text_heads,
-                       intermediate_size=config.text_mlp_width, vocab_size=config.vocab_size, encoder_width=config.vision_width,
+    sizes = BertConfig(hidden_size=config.text_width, num_hidden_layers=config.text_depth,
+                       num_attention_heads=config.text_heads, intermediate_size=config.text_mlp_width,
+                       encoder_width=config.vision_width, vocab_size=config.vocab_size, pad_token_id=0,
                        max_position_embeddings=config.max_positions, hidden_dropout_prob=config.dropout,
-                       attention_probs_dropout_prob=config.dropout, add_cross_attention=True, add_type_embeddings=False, pad_token_id=0)
+                       attention_probs_dropout_prob=config.dropout, add_cross_attention=True, add_type_embeddings=False)
     return XBertEncoder(config=sizes, add_pooling_layer=False)

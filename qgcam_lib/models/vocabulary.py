@@ -6,53 +6,59 @@
 __all__ = ['SPECIAL_TOKENS', 'ENDINGS', 'CAPTION_WORDS', 'build_vocabulary', 'write_vocabulary', 'make_tokenizer',
            'with_lavis_tokens']
 
-# %% ../../nbs/lib/20a_vocabulary.ipynb #913032be
+# %% ../../nbs/lib/20a_vocabulary.ipynb #1da3c2ea
 import string
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# %% ../../nbs/lib/20a_vocabulary.ipynb #86fa246a
+# %% ../../nbs/lib/20a_vocabulary.ipynb #5002a4ad
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ENDINGS = ("s", "es", "ed", "er", "ers", "ing", "ly", "y", "'s", "al", "ion", "ness", "man", "men", "ball", "board", "side", "th", "st", "nd")
+ENDINGS = ("es", "ed", "er", "ers", "ing", "ly", "al", "ion", "ness", "man", "men", "ball", "board", "side", "th")
 
-# %% ../../nbs/lib/20a_vocabulary.ipynb #5bfe1eb1
+# %% ../../nbs/lib/20a_vocabulary.ipynb #0de164b2
 CAPTION_WORDS = """
-a an the this that these those one two three four five six seven eight nine ten several some many few both each all other another
-i you he she it we they his her its their him them my your our who which what whose no not and or but while as with without
-is are was were be been being has have having do does doing can will would could should there here then than very so just only
-of in on at by to from for into onto over under above below behind beside between near next inside outside front back top bottom
-left right middle center side edge around through across along against toward towards up down off out away together
-man men woman women boy boys girl girls child children kid kids baby babies person people adult guy lady couple group crowd family
-player players worker workers dog dogs puppy cat cats horse horses bird birds cow cows sheep elephant bear zebra giraffe animal animals duck fish
-car cars truck bus bike bicycle bicycles motorcycle train boat boats plane airplane van taxi scooter wheel wheels cart wagon
-head face hair eyes eye hand hands arm arms leg legs foot feet body back mouth nose ear beard shoulder
-shirt shirts t-shirt jacket coat hat hats cap helmet pants jeans shorts dress skirt shoes boots gloves glasses sunglasses suit tie scarf
-uniform vest backpack bag bags umbrella costume bikini apron sweater clothes clothing outfit
-table tables chair chairs bench sofa couch bed desk shelf lamp door window windows wall walls floor room kitchen bathroom house
-building buildings street road sidewalk path bridge city town park field beach sand sea ocean lake river water pool snow ice
-mountain mountains hill rock rocks tree trees grass flower flowers plant plants forest leaves sky cloud clouds sun rain fence
-ball balls bat frisbee kite surfboard skateboard snowboard ski skis board rope guitar drum microphone camera phone laptop computer
-book books paper sign signs box boxes bottle cup glass plate bowl food cake pizza fruit apple banana bread meat drink knife fork spoon
-stick pole toy toys balloon basket bucket tool hammer ladder net flag tent stage background foreground picture photo image scene
-red green blue yellow orange purple pink brown black white gray grey dark light bright colorful striped spotted plaid checkered dotted plain
-big small large little tall short long old young new round square wooden metal plastic wool empty full open closed wet dry
-standing sitting walking running riding holding wearing playing jumping looking watching lying sleeping eating drinking talking smiling
-working swimming climbing throwing catching kicking hitting pulling pushing carrying dancing singing reading cooking cutting painting
-stands sits walks runs rides holds wears plays jumps looks watches lies sleeps eats talks works stand sit walk run ride hold wear play jump look
-game soccer football baseball basketball tennis hockey team race music band show dinner market store shop restaurant
-indoor outdoors outside night day air ground piece pieces lot line row part area something someone various different
+a an the this that these those one two three four five six seven eight nine ten several some many few both
+each all other another i you he she it we they his her its their him them my your our who which what whose no
+not and or but while as with without is are was were be been being has have having do does doing can will
+would could should there here then than very so just only of in on at by to from for into onto over under
+above below behind beside between near next inside outside front back top bottom left right middle center side
+edge around through across along against toward towards up down off out away together man men woman women boy
+boys girl girls child children kid kids baby babies person people adult guy lady couple group crowd family
+player players worker workers dog dogs puppy cat cats horse horses bird birds cow cows sheep elephant bear
+zebra giraffe animal animals duck fish car cars truck bus bike bicycle bicycles motorcycle train boat boats
+plane airplane van taxi scooter wheel wheels cart wagon head face hair eyes eye hand hands arm arms leg legs
+foot feet body back mouth nose ear beard shoulder shirt shirts t-shirt jacket coat hat hats cap helmet pants
+jeans shorts dress skirt shoes boots gloves glasses sunglasses suit tie scarf uniform vest backpack bag bags
+umbrella costume bikini apron sweater clothes clothing outfit table tables chair chairs bench sofa couch bed
+desk shelf lamp door window windows wall walls floor room kitchen bathroom house building buildings street
+road sidewalk path bridge city town park field beach sand sea ocean lake river water pool snow ice mountain
+mountains hill rock rocks tree trees grass flower flowers plant plants forest leaves sky cloud clouds sun rain
+fence ball balls bat frisbee kite surfboard skateboard snowboard ski skis board rope guitar drum microphone
+camera phone laptop computer book books paper sign signs box boxes bottle cup glass plate bowl food cake pizza
+fruit apple banana bread meat drink knife fork spoon stick pole toy toys balloon basket bucket tool hammer
+ladder net flag tent stage background foreground picture photo image scene red green blue yellow orange purple
+pink brown black white gray grey dark light bright colorful striped spotted plaid checkered dotted plain big
+small large little tall short long old young new round square wooden metal plastic wool empty full open closed
+wet dry standing sitting walking running riding holding wearing playing jumping looking watching lying
+sleeping eating drinking talking smiling working swimming climbing throwing catching kicking hitting pulling
+pushing carrying dancing singing reading cooking cutting painting stands sits walks runs rides holds wears
+plays jumps looks watches lies sleeps eats talks works stand sit walk run ride hold wear play jump look game
+soccer football baseball basketball tennis hockey team race music band show dinner market store shop
+restaurant indoor outdoors outside night day air ground piece pieces lot line row part area something someone
+various different
 """.split()
 
-# %% ../../nbs/lib/20a_vocabulary.ipynb #b3134a3f
+# %% ../../nbs/lib/20a_vocabulary.ipynb #b32a1930
 def build_vocabulary(texts: Iterable[str] = (), *, max_words: int = 4000) -> list[str]:
     """Tokens of a small uncased WordPiece vocabulary, in the order of their ids.
 
-    texts: training texts whose words get entries of their own, most frequent first (ties in alphabetical order); max_words: most
-    words taken from them. Same texts, same list. Any text in ASCII can be spelled with the result.
+    texts: training texts whose words get entries of their own, most frequent first (ties in alphabetical order);
+    max_words: most words taken from them. Same texts, same list. Any text in ASCII can be spelled with the result.
     """
     letters = string.ascii_lowercase + string.digits
-    pieces = [f"##{c}" for c in letters] + [f"##{e}" for e in ENDINGS if e.isalpha() and len(e) > 1]
+    pieces = [f"##{c}" for c in letters] + [f"##{e}" for e in ENDINGS]
     counts = Counter(word for text in texts for word in _words(text))
     frequent = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:max_words]]
     everything = [*SPECIAL_TOKENS, *letters, *string.punctuation, *pieces, *CAPTION_WORDS, *frequent]
@@ -66,12 +72,12 @@ def _words(text: str) -> list[str]:
 
 
 def _is_piece(token: str) -> bool:
-    """Whether WordPiece can ever produce the token: one punctuation mark, or letters and digits with or without `##`."""
+    """Whether WordPiece can ever produce the token: one sign, or letters and digits with or without `##`."""
     return len(token) == 1 or token.removeprefix("##").isalnum()
 
-# %% ../../nbs/lib/20a_vocabulary.ipynb #83423878
+# %% ../../nbs/lib/20a_vocabulary.ipynb #cc1c657d
 def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
-    """Write tokens as a `vocab.txt`, one a line, and return its path. Written beside and renamed, so that it is whole or absent."""
+    """Write tokens as a `vocab.txt`, one a line, and return its path; the file is whole or absent, never half."""
     path = Path(path)
     part = path.with_name(path.name + ".part")
     part.write_text("\n".join(tokens) + "\n", encoding="utf-8")
@@ -79,21 +85,26 @@ def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
     return path
 
 
-def make_tokenizer(vocab: str | Path):
-    """BERT's uncased WordPiece tokenizer with LAVIS's `[DEC]` and `[ENC]`, from a file.
+def make_tokenizer(vocab: str | Path | Sequence[str]):
+    """BERT's uncased WordPiece tokenizer with LAVIS's `[DEC]` and `[ENC]`, from a file or a list.
 
-    vocab: path of a `vocab.txt` with one token a line, the id being the line. Returns a transformers `BertTokenizerFast` that also has
-    `enc_token_id`. Raises FileNotFoundError where there is no such file, ValueError where special tokens are missing.
+    vocab: path of a `vocab.txt` with one token a line, the id being the line, or the tokens themselves in that
+    order. Returns a transformers `BertTokenizerFast` that also has `enc_token_id`. Raises FileNotFoundError where
+    there is no such file, ValueError where special tokens are missing.
     """
     from transformers import BertTokenizerFast
 
+    if not isinstance(vocab, (str, Path)):
+        with tempfile.TemporaryDirectory() as folder:
+            return make_tokenizer(write_vocabulary(vocab, Path(folder) / "vocab.txt"))
     path = Path(vocab)
     if not path.is_file():
-        raise FileNotFoundError(f"vocab: expected a vocab.txt file, got {str(vocab)!r}. Give the path of bert-base-uncased's vocab.txt.")
+        raise FileNotFoundError(f"vocab: expected a vocab.txt, got {str(vocab)!r}, which is no file. "
+                                "Give the path of bert-base-uncased's.")
     tokens = path.read_text(encoding="utf-8").splitlines()
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
-        raise ValueError(f"vocab: {path.name} lacks the special tokens {missing}. Expected a BERT vocabulary, one token a line.")
+        raise ValueError(f"vocab: {path.name} lacks {missing}. Expected a BERT vocabulary, one token a line.")
     return with_lavis_tokens(BertTokenizerFast(vocab_file=str(path), do_lower_case=True))
 
 # %% ../../nbs/lib/20a_vocabulary.ipynb #80d687cf
