@@ -47,9 +47,9 @@ class _Baseline:
         """One [P, h, w] an image."""
         return [self.maps(image, phrases) for image, phrases in zip(images, phrases_per_image)]
 
-# %% ../../nbs/lib/22a_baselines.ipynb #43d62d4f
+# %% ../../nbs/lib/22a_baselines.ipynb #f55ea69e
 class CentreGuess(_Baseline):
-    """A Gaussian over the middle, the same for every phrase. spread: its standard deviation, in sides of the picture."""
+    """A Gaussian over the middle, the same for every phrase. spread: standard deviation, in sides of the picture."""
 
     def __init__(self, spread: float = 0.25, grid: tuple[int, int] = (25, 25)):
         if not spread > 0:

@@ -1,0 +1,602 @@
+"""Flickr30k Entities: the parsers against real files and published records, and folders broken in every way."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
+from qgcam_lib.data.flickr30k import OFFICIAL_SPLITS, Flickr30kEntities
+from qgcam_lib.data.flickr30k_format import (
+    FormatError,
+    Phrase,
+    mark_sentence,
+    parse_annotation,
+    parse_sentence,
+    read_sentences,
+    read_split,
+    read_unrelated,
+)
+from qgcam_lib.records import Dataset, ExampleError, open_image
+
+SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata"
+ENTITIES, PHOTOS = SHARED / "flickr30k_entities", SHARED / "photos"
+needs_entities = pytest.mark.skipif(
+    not ENTITIES.is_dir(), reason="no real Flickr30k Entities files (../shared/realdata)"
+)
+needs_photos = pytest.mark.skipif(not PHOTOS.is_dir(), reason="no real photographs (../shared/realdata/photos)")
+
+
+# -- a folder to break
+
+
+def bndbox(xmin, ymin, xmax, ymax):
+    values = zip(("xmin", "ymin", "xmax", "ymax"), (xmin, ymin, xmax, ymax))
+    return "<bndbox>" + "".join(f"<{tag}>{value}</{tag}>" for tag, value in values) + "</bndbox>"
+
+
+def annotation(objects, width=80, height=60):
+    size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+    rows = "".join(
+        f"<object>{''.join(f'<name>{n}</name>' for n in names.split())}{rest}</object>" for names, rest in objects
+    )
+    return f"<annotation><filename>x.jpg</filename>{size}{rows}</annotation>"
+
+
+GOOD = annotation(
+    [
+        ("1 3", bndbox(1, 1, 40, 60)),
+        ("2 3", bndbox(41, 11, 80, 50)),
+        ("4", "<scene>1</scene><nobndbox>0</nobndbox>"),
+        ("5", "<scene>0</scene><nobndbox>1</nobndbox>"),
+    ]
+)
+LINES = [
+    "[/EN#1/people A man] and [/EN#2/people/animals a dog] in [/EN#4/scene the park] with [/EN#5/other music] .",
+    "[/EN#3/people They] see [/EN#0/notvisual it] .",
+    "[/EN#1/people a man] stands .",
+]
+
+
+def add_image(root, image_id, lines=LINES, xml=GOOD, size=(80, 60)):
+    for name in ("Sentences", "Annotations", "images"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "Sentences" / f"{image_id}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (root / "Annotations" / f"{image_id}.xml").write_text(xml)
+    pixels = np.random.default_rng(int(image_id)).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(root / "images" / f"{image_id}.jpg")
+    with (root / "test.txt").open("a") as split:
+        split.write(f"{image_id}\n")
+
+
+@pytest.fixture
+def root(tmp_path):
+    for image_id in ("11", "12", "13"):
+        add_image(tmp_path / "data", image_id)
+    return tmp_path / "data"
+
+
+ALL = ["0/0", "0/1", "1/0", "2/0"]
+
+
+def ids(*images):
+    return [f"{image}/{rest}" for image in images for rest in ALL]
+
+
+# -- the real files
+
+
+@needs_entities
+def test_every_real_sentence_file_parses_and_comes_back():
+    files = sorted((ENTITIES / "Sentences").glob("*.txt")) + sorted(
+        (ENTITIES / "reconstructed/Sentences").glob("*.txt")
+    )
+    assert len(files) == 10
+    lines = [line for path in files for line in read_sentences(path)]
+    assert len(lines) == 47
+    for line in lines:
+        sentence, phrases = parse_sentence(line)
+        assert all(sentence[p.start : p.end] == p.text for p in phrases)
+        assert len(phrases) == line.count("[/EN#")
+        assert mark_sentence(sentence, phrases) == " ".join(line.split())
+
+
+@needs_entities
+def test_a_phrase_with_two_types_and_one_that_is_not_visible():
+    lines = read_sentences(ENTITIES / "Sentences" / "65567.txt")
+    arm = parse_sentence(lines[3])[1][1]
+    assert (arm.text, arm.entity, arm.types) == ("a man 's arm", "255545", ("bodyparts", "people"))
+    lines = read_sentences(ENTITIES / "Sentences" / "134206.txt")
+    assert parse_sentence(lines[0])[1][2] == Phrase("many people", "9239", ("people",), 66, 77)
+
+
+@needs_entities
+@pytest.mark.parametrize("name", ["test", "test_rc", "train"])
+def test_phrases_and_boxes_equal_the_published_records(name):
+    """The records' boxes are the XML's numbers minus 1: inclusive corners counted from 0. Half-open ends are one more.
+
+    The XML files of these two pictures were rebuilt from the records, so this pins the conversion; phrases, spans and
+    entities come from independent text.
+    """
+    dataset = Flickr30kEntities(ENTITIES / "reconstructed", split="all")
+    records = json.loads((ENTITIES / f"processed_examples_{name}.json").read_text())
+    assert records
+    for record in records:
+        examples = [e for e in dataset if e.group == str(record["image_id"])]
+        assert {e.size for e in examples} == {(record["image_size"][1], record["image_size"][0])}
+        for sentence in record["annotations"]:
+            ours = [e for e in examples if e.meta["sentence"] == sentence["caption"]]
+            assert len(ours) == len(sentence["entities"])
+            for e, published in zip(ours, sentence["entities"]):
+                assert e.prompt == published["noun_chunk"]
+                assert (e.meta["start"], e.meta["end"]) == (published["start_idx"], published["end_idx"])
+                assert e.meta["entity"] == published["box_id"] and e.meta["types"] == published["entity_tag"]
+                inclusive = np.array(record["boxes"][published["box_id"]], float)
+                np.testing.assert_array_equal(e.boxes, inclusive + [0, 0, 1, 1])
+
+
+@needs_entities
+def test_a_box_over_the_whole_picture_is_the_whole_picture():
+    found = Flickr30kEntities(ENTITIES / "reconstructed", split="all").example("1016887272/0/1")
+    assert found.prompt == "the rock" and found.size == (500, 333)
+    assert found.boxes.tolist() == [[0, 53, 333, 500]]
+
+
+@needs_entities
+def test_union_is_the_smallest_box_around_all():
+    listed, merged = (
+        Flickr30kEntities(ENTITIES / "reconstructed", "all", boxes)["1016887272/0/0"] for boxes in ("list", "union")
+    )
+    assert len(listed.boxes) == 7 and merged.meta["n_boxes_listed"] == 7
+    assert merged.boxes.tolist() == [[*listed.boxes[:, :2].min(0), *listed.boxes[:, 2:].max(0)]]
+
+
+@needs_entities
+def test_official_lists_are_recognised():
+    import hashlib
+
+    for split, count in (("test", 1000), ("val", 1000), ("train", 29783)):
+        found = read_split(ENTITIES / f"{split}.txt")
+        key = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+        assert OFFICIAL_SPLITS[key]["split"] == split and OFFICIAL_SPLITS[key]["images"] == count == len(found)
+
+
+@needs_entities
+def test_unrelated_captions_count_from_zero():
+    found = read_unrelated(ENTITIES / "UNRELATED_CAPTIONS")
+    assert len(found) == 21 and ("180753784", 2) in found and ("4671832284", 0) in found
+
+
+@needs_photos
+def test_six_photographs_with_23_phrases():
+    dataset = load_dataset(PHOTOS)
+    assert isinstance(dataset, Dataset) and not dataset.is_miniworld
+    assert len(dataset) == 23 and dataset.describe()["boxes_per_phrase"] == {1: 22, 2: 1}
+    assert len(dataset.images()) == 6 and len(verify_dataset(PHOTOS)) == 0
+    for example in dataset:
+        assert open_image(example.image, example.size).size == example.size[::-1]
+    towels = dataset.example("324266/0/2")
+    assert towels.prompt == "two hanging towels" and len(towels.boxes) == 2
+    assert dataset.example("324266/0/1").boxes[0, 2] == 640  # the mirror touches the right border
+
+
+# -- markup: round trips and refusals
+
+words = st.text(st.characters(blacklist_categories=("Z", "C"), blacklist_characters="[]/"), min_size=1, max_size=6)
+spaced = st.lists(words, min_size=1, max_size=4).map(" ".join)
+marked_types = st.lists(st.sampled_from(["people", "other", "scene", "bodyparts", "notvisual"]), min_size=1, max_size=3)
+
+
+@st.composite
+def markup(draw, depth=2):
+    parts = []
+    for _ in range(draw(st.integers(1, 4))):
+        if depth and draw(st.booleans()):
+            inner = draw(markup(depth=depth - 1))
+            parts.append(f"[/EN#{draw(st.integers(0, 10**6))}/{'/'.join(draw(marked_types))} {inner}]")
+        else:
+            parts.append(draw(spaced))
+    return " ".join(parts)
+
+
+@given(markup())
+def test_a_parsed_line_is_written_back_the_same(line):
+    sentence, phrases = parse_sentence(line)
+    assert mark_sentence(sentence, phrases) == line
+    assert parse_sentence(mark_sentence(sentence, phrases)) == (sentence, phrases)
+    assert all(sentence[p.start : p.end] == p.text for p in phrases)
+    assert "[/EN#" not in sentence
+
+
+@given(markup(), st.data())
+def test_spacing_of_the_markup_changes_nothing(line, data):
+    wide = "  " + line.replace(" ", data.draw(st.sampled_from(["  ", "\t", " \t "]))) + " \r"
+    assert parse_sentence(wide) == parse_sentence(line)
+
+
+@given(markup(), st.integers(0, 200))
+def test_a_lost_bracket_is_noticed(line, where):
+    brackets = [i for i, letter in enumerate(line) if letter == "]"]
+    assume(brackets)
+    at = brackets[where % len(brackets)]
+    with pytest.raises(FormatError):
+        parse_sentence(line[:at] + line[at + 1 :])
+
+
+def test_plain_brackets_are_text():
+    sentence, phrases = parse_sentence("[/EN#1/other a sign [ red ] ] reads [ stop ] .")
+    assert sentence == "a sign [ red ] reads [ stop ] ." and [p.text for p in phrases] == ["a sign [ red ]"]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("[/EN#1/people A man walks", "never closed: entity 1"),
+        ("A man] walks", "never opened"),
+        ("[/EN#1/people ] walks", "has no words"),
+        ("[/EN#1 A man] walks", "expected"),
+        ("[/EN#/people A man]", "expected"),
+        ("[/EN#1/people] walks", "expected"),
+        ("[ a man walks", "never closed"),
+    ],
+)
+def test_broken_markup_is_named(line, words):
+    with pytest.raises(FormatError, match=words):
+        parse_sentence(line)
+
+
+def test_crossing_phrases_cannot_be_written():
+    with pytest.raises(FormatError, match="cross"):
+        mark_sentence("a b c", [Phrase("a b", "1", ("x",), 0, 3), Phrase("b c", "2", ("x",), 2, 5)])
+
+
+# -- annotations
+
+
+def test_names_flags_and_half_open_boxes():
+    found = parse_annotation(GOOD)
+    assert found.size == (60, 80) and found.clipped == 0 and found.broken == {}
+    assert {name: boxes.tolist() for name, boxes in found.boxes.items()} == {
+        "1": [[0, 0, 40, 60]],
+        "2": [[40, 10, 80, 50]],
+        "3": [[0, 0, 40, 60], [40, 10, 80, 50]],
+    }
+    assert found.scenes == {"4"} and found.boxless == {"5"} and found.entities == set("12345")
+
+
+@given(st.integers(1, 80), st.integers(1, 60), st.data())
+def test_a_box_covers_as_many_pixels_as_its_inclusive_corners_say(xmin, ymin, data):
+    xmax, ymax = data.draw(st.integers(xmin, 80)), data.draw(st.integers(ymin, 60))
+    ((x0, y0, x1, y1),) = parse_annotation(annotation([("1", bndbox(xmin, ymin, xmax, ymax))])).boxes["1"]
+    assert (x1 - x0, y1 - y0) == (xmax - xmin + 1, ymax - ymin + 1)
+    assert 0 <= x0 < x1 <= 80 and 0 <= y0 < y1 <= 60
+
+
+@pytest.mark.parametrize(
+    "box, words",
+    [
+        ((41, 1, 12, 60), "empty or inverted"),
+        ((41, 1, 40, 60), "empty or inverted"),
+        ((1, 61, 10, 90), "wholly outside"),
+        ((-9, 1, 0, 60), "wholly outside"),
+        (("", 1, 12, 60), "expected a number in <xmin>"),
+        (("ten", 1, 12, 60), "expected a number in <xmin>, got 'ten'"),
+        (("nan", 1, 12, 60), "finite"),
+        (("inf", 1, 12, 60), "finite"),
+    ],
+)
+def test_a_bad_box_spoils_its_entities_only(box, words):
+    import re
+
+    found = parse_annotation(annotation([("1 3", bndbox(*box)), ("3", bndbox(1, 1, 5, 5)), ("2", bndbox(1, 1, 9, 9))]))
+    assert set(found.boxes) == {"2"} and set(found.broken) == {"1", "3"}
+    assert re.search(words, found.broken["1"]) and "object 0" in found.broken["1"]
+
+
+@pytest.mark.parametrize(
+    "box, expected",
+    [((0, 0, 80, 60), [0, 0, 80, 60]), ((71, 51, 85, 70), [70, 50, 80, 60]), ((-5, -5, 10, 10), [0, 0, 10, 10])],
+)
+def test_a_box_that_sticks_out_is_cut_and_counted(box, expected):
+    found = parse_annotation(annotation([("1", bndbox(*box))]))
+    assert found.boxes["1"].tolist() == [expected] and found.clipped == 1
+
+
+BOMB = (
+    '<!DOCTYPE bomb [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;"><!ENTITY c "&b;&b;&b;&b;&b;&b;">]>'
+    "<annotation>&c;</annotation>"
+)
+OUTSIDE = '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation><filename>&x;</filename></annotation>'
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (BOMB, "unsafe XML: EntitiesForbidden"),
+        (OUTSIDE, "unsafe XML"),
+        (GOOD.replace("x.jpg", "&who;"), "undefined entity"),
+        (GOOD[:-30], "not well-formed"),
+        ("", "not well-formed"),
+        ("no xml", "not well-formed"),
+        ("<a/>", "expected <annotation>"),
+        ("<annotation/>", "without a <size>"),
+        (GOOD.replace("<width>80", "<width>0"), "above 0"),
+        (GOOD.replace("<width>80</width>", ""), "size: expected a number in <width>, got nothing"),
+        (GOOD.replace("<name>4</name>", ""), "object 2 has no <name>"),
+    ],
+)
+def test_an_annotation_that_cannot_be_trusted_is_refused(text, words):
+    with pytest.raises(FormatError, match=words):
+        parse_annotation(text)
+
+
+# -- the loader
+
+
+def test_which_phrases_become_examples(root):
+    dataset = Flickr30kEntities(root)
+    assert [e.id for e in dataset] == ids("11", "12", "13") and len(dataset) == 12
+    card = dataset.describe()
+    assert card["phrases"] == 21 and card["sentences"] == 9 and card["official"] is None
+    assert card["skipped"] == {"nobndbox": 3, "notvisual": 3, "scene": 3}
+    assert card["types"] == {"people": 12, "animals": 3} and card["boxes_per_phrase"] == {1: 9, 2: 3}
+    json.dumps(card)
+
+
+def test_an_example_knows_its_place(root):
+    found = Flickr30kEntities(root).example("12/0/1")
+    assert (found.prompt, found.group, found.category, found.size) == ("a dog", "12", "people", (60, 80))
+    assert found.image == root / "images" / "12.jpg" and found.boxes.tolist() == [[40, 10, 80, 50]]
+    assert found.meta == {
+        "entity": "2",
+        "types": ["people", "animals"],
+        "sentence": "A man and a dog in the park with music .",
+        "sentence_number": 0,
+        "phrase_number": 1,
+        "start": 10,
+        "end": 15,
+        "n_boxes_listed": 1,
+    }
+
+
+def test_access_by_id_and_by_position(root):
+    dataset = Flickr30kEntities(root)
+    assert [dataset[i] for i in range(len(dataset))] == list(dataset)
+    assert dataset[-1] == dataset["13/2/0"]
+    with pytest.raises(IndexError):
+        dataset[12]
+    for absent in ("11/0/2", "11/9/9", "99/0/0"):
+        with pytest.raises(KeyError, match="no example"):
+            dataset.example(absent)
+
+
+def test_options(root):
+    assert [e.id for e in Flickr30kEntities(root, duplicates="drop")][:4] == ["11/0/0", "11/0/1", "11/1/0", "12/0/0"]
+    kept = {e.id: len(e.boxes) for e in Flickr30kEntities(root, boxless="keep") if e.group == "11"}
+    assert kept == {"11/0/0": 1, "11/0/1": 1, "11/0/2": 0, "11/0/3": 0, "11/1/0": 2, "11/1/1": 0, "11/2/0": 1}
+    (merged,) = Flickr30kEntities(root, boxes="union")["11/1/0"].boxes.tolist()
+    assert merged == [0, 0, 80, 60]
+    with pytest.raises(ValueError, match="boxes: expected one of 'list', 'union', got 'merged'"):
+        Flickr30kEntities(root, boxes="merged")
+
+
+def test_unrelated_sentences(root):
+    (root / "UNRELATED_CAPTIONS").write_text("# format: <imageID> <sentence number>\n11 4")
+    (root / "Sentences" / "11.txt").write_text(
+        "\n".join([*LINES, "[/EN#77/people A queen] greets [/EN#1/people a man] ."])
+    )
+    dataset = Flickr30kEntities(root)
+    assert [e.id for e in dataset][:5] == [*ids("11"), "11/3/1"] and dataset.describe()["skipped"]["unrelated"] == 1
+    assert len(Flickr30kEntities(root, unrelated="drop")) == 12
+
+
+def test_nested_phrases_each_have_their_own_boxes(root):
+    (root / "Sentences" / "11.txt").write_text("[/EN#3/people They and [/EN#2/animals the dog]] rest .")
+    outer, inner = (Flickr30kEntities(root)[id] for id in ("11/0/0", "11/0/1"))
+    assert (outer.prompt, inner.prompt) == ("They and the dog", "the dog")
+    assert len(outer.boxes) == 2 and inner.boxes.tolist() == [outer.boxes[1].tolist()]
+
+
+@pytest.mark.parametrize(
+    "folder, suffix", [("images", ".JPG"), ("flickr30k-images", ".jpeg"), ("flickr30k_images", ".png"), ("", ".jpg")]
+)
+def test_pictures_are_found_where_people_put_them(root, folder, suffix):
+    for path in sorted((root / "images").iterdir()):
+        (root / folder).mkdir(exist_ok=True)
+        Image.open(path).save(root / folder / f"{path.stem}{suffix}", format="PNG" if suffix == ".png" else "JPEG")
+        path.unlink()
+    if folder != "images":
+        (root / "images").rmdir()
+    dataset = Flickr30kEntities(root)
+    assert all(open_image(e.image, e.size) for e in dataset) and len(dataset.verify()) == 0
+
+
+def test_pictures_in_another_folder(root, tmp_path):
+    (root / "images").rename(tmp_path / "elsewhere")
+    assert len(Flickr30kEntities(root, images=tmp_path / "elsewhere").verify()) == 0
+    assert Flickr30kEntities(root).verify().problem.tolist() == ["the picture is missing"] * 3
+    with pytest.raises(ExampleError, match="folder of the pictures does not exist"):
+        Flickr30kEntities(root, images=tmp_path / "nowhere")
+
+
+def test_fingerprint_follows_content_not_place(root, tmp_path):
+    first = Flickr30kEntities(root).fingerprint()
+    assert Flickr30kEntities(root, on_error="record").fingerprint() == first
+    assert Flickr30kEntities(root, boxes="union").fingerprint() != first
+    moved = root.rename(tmp_path / "moved")
+    assert Flickr30kEntities(moved).fingerprint() == first
+    (moved / "Annotations" / "13.xml").write_text(GOOD.replace("80", "81"))
+    assert Flickr30kEntities(moved).fingerprint() != first
+
+
+def test_a_thousand_images_are_indexed_in_a_few_seconds(tmp_path):
+    for image_id in range(1000):
+        for folder, suffix, text in (
+            ("Sentences", "txt", "\n".join(LINES * 2)),
+            ("Annotations", "xml", GOOD),
+            ("images", "jpg", "x"),
+        ):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{image_id}.{suffix}").write_text(text)
+    (tmp_path / "test.txt").write_text("\n".join(map(str, range(1000))))
+    begin = time.perf_counter()
+    dataset = Flickr30kEntities(tmp_path)
+    first = next(iter(dataset))
+    lazy = time.perf_counter() - begin
+    assert first.id == "0/0/0" and lazy < 1.0, "the first example must not wait for the others"
+    assert len(dataset) == 8000
+    assert time.perf_counter() - begin < 20  # 2 s on an idle core
+
+
+# -- broken folders
+
+
+def damage(root, kind):
+    """Break image 12 in one way; returns (file at fault, words of the problem, examples that are lost)."""
+    xml, text, picture = (root / name for name in ("Annotations/12.xml", "Sentences/12.txt", "images/12.jpg"))
+    if kind == "annotation missing":
+        xml.unlink()
+        return xml, "missing", ids("12")
+    if kind == "sentences missing":
+        text.unlink()
+        return text, "missing", ids("12")
+    if kind == "bomb":
+        xml.write_text(BOMB)
+        return xml, "unsafe XML", ids("12")
+    if kind == "undeclared entity":
+        xml.write_text(GOOD.replace("x.jpg", "&who;"))
+        return xml, "undefined entity", ids("12")
+    if kind == "unknown entity":
+        xml.write_text(GOOD.replace("<name>2</name>", "<name>222</name>"))
+        return xml, "entity 2 of the phrase 'a dog' is not in this file", ["12/0/1"]
+    if kind == "inverted box":
+        xml.write_text(GOOD.replace("<xmax>80", "<xmax>8"))
+        return xml, "empty or inverted", ["12/0/1", "12/1/0"]
+    if kind == "open bracket":
+        text.write_text("\n".join([LINES[0], LINES[1].replace("]", "", 1), LINES[2]]))
+        return text, "sentence 1: a bracket is never closed", ["12/1/0"]
+    if kind == "not utf-8":
+        text.write_bytes("[/EN#1/people Der Mann] fröstelt".encode("latin-1"))
+        return text, "not a UTF-8 text", ids("12")
+    raise ValueError(kind)
+
+
+KINDS = [
+    "annotation missing",
+    "sentences missing",
+    "bomb",
+    "undeclared entity",
+    "unknown entity",
+    "inverted box",
+    "open bracket",
+    "not utf-8",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_file_is_named_and_the_rest_goes_on(root, kind):
+    path, words, lost = damage(root, kind)
+    name = path.relative_to(root).as_posix()
+    patient = Flickr30kEntities(root, on_error="record")
+    assert [e.id for e in patient] == [id for id in ids("11", "12", "13") if id not in lost]
+    assert len(patient) == 12 - len(lost)
+    assert {p.file for p in patient.problems} == {name} and all(words in p.problem for p in patient.problems)
+    table = patient.verify()
+    assert set(table.file) == {name} and set(table.severity) == {"error"}
+    strict = Flickr30kEntities(root)
+    with pytest.raises(ExampleError, match=words) as error:
+        list(strict)
+    assert name in str(error.value) and "on_error='record'" in str(error.value)
+    with pytest.raises(ExampleError, match=words):
+        strict.example(lost[0])
+    assert strict.example("11/0/0").prompt == "A man"
+
+
+def test_unknown_entities_can_be_counted_instead(root):
+    damage(root, "unknown entity")
+    dataset = Flickr30kEntities(root, undefined="skip")
+    assert len(list(dataset)) == 11 and dataset.problems == [] and dataset.describe()["skipped"]["undefined"] == 1
+
+
+def test_verify_looks_into_every_picture(root):
+    whole = (root / "images/11.jpg").read_bytes()
+    (root / "images/11.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "images/12.jpg").write_text("not a picture")
+    Image.new("RGB", (40, 30)).save(root / "images/13.jpg")
+    table = verify_dataset(root)
+    assert table.columns.tolist() == [
+        "split",
+        "file",
+        "problem",
+        "severity",
+        "id",
+    ] and table.split.unique().tolist() == ["test"]
+    found = dict(zip(table.file, table.problem))
+    assert list(found) == ["images/11.jpg", "images/12.jpg", "images/13.jpg"]
+    assert "cannot be decoded whole" in found["images/11.jpg"] and "not a picture" in found["images/12.jpg"]
+    assert "40 x 30 pixels, the annotation says 80 x 60" in found["images/13.jpg"]
+    assert len(Flickr30kEntities(root)) == 12, "pictures are not opened to list examples"
+
+
+def test_boxes_that_stick_out_are_a_note(root):
+    (root / "Annotations/11.xml").write_text(GOOD.replace("<xmax>80", "<xmax>99"))
+    table = Flickr30kEntities(root).verify()
+    assert table.severity.tolist() == ["note"] and "1 boxes stick out" in table.problem[0]
+
+
+def test_an_incomplete_official_split_is_told(root, monkeypatch):
+    import hashlib
+
+    key = hashlib.sha256(b"11\n12\n13").hexdigest()[:16]
+    monkeypatch.setitem(OFFICIAL_SPLITS, key, {"split": "test", "images": 3, "examples": 14481})
+    table = Flickr30kEntities(root).verify()
+    assert table.severity.tolist() == ["warning"] and "12 phrases with boxes; 14481 are expected" in table.problem[0]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [("11\n11\n", "listed twice"), ("../../etc/passwd\n", "expected image ids"), ("a/b\n", "expected image ids")],
+)
+def test_a_split_list_that_cannot_be_used(root, text, words):
+    (root / "test.txt").write_text(text)
+    with pytest.raises(ExampleError, match=words):
+        Flickr30kEntities(root)
+
+
+def test_another_layout_is_told_what_was_expected_and_found(root, tmp_path):
+    assert recognise(root) == "Flickr30k Entities" and recognise(tmp_path) is None
+    with pytest.raises(ExampleError, match="Did you mean its folder 'data'"):
+        load_dataset(tmp_path)
+    with pytest.raises(
+        ExampleError, match=r"expected one of \(Flickr30k Entities: Sentences/, Annotations/\), found 11.jpg"
+    ):
+        load_dataset(root / "images")
+    with pytest.raises(ExampleError, match="no such folder"):
+        load_dataset(tmp_path / "nowhere")
+    with pytest.raises(ExampleError, match="lists here: test"):
+        load_dataset(root, "val")
+    with pytest.raises(ExampleError, match="no known layout"):
+        verify_dataset(root / "images")
+
+
+def test_the_empty_name_is_the_miniworld(tmp_path, monkeypatch):
+    """`load_dataset("")` makes what is missing under the data folder; here a few scenes stand for the usual 2,000."""
+    from qgcam_lib import miniworld
+    from qgcam_lib.data import catalog
+
+    monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
+    small = miniworld.make_flickr30k
+
+    def ensure(root, splits):
+        return small(root, n_test=5, n_train=0, n_val=0, progress=False)
+
+    monkeypatch.setattr(miniworld, "ensure", ensure)
+    dataset = load_dataset("", boxes="union")
+    assert dataset.is_miniworld and dataset.name == "miniworld" and dataset.root == tmp_path / "miniworld"
+    assert len(dataset.images()) == 5 and len(dataset.verify()) == 0
+    assert "Apache-2.0" in dataset.describe()["licence"]
