@@ -81,10 +81,10 @@ def _as_size(size: Any, what: str) -> tuple[int, int]:
         raise ValueError(f"{what}: expected (height, width), two whole numbers >= 1, got {size!r}")
     return pair
 
-# %% ../nbs/lib/01_maps.ipynb #0ab81359
+# %% ../nbs/lib/01_maps.ipynb #77abd471
 PROTOCOLS: dict[str, MapProtocol] = {p.name: p for p in (
     MapProtocol("pixel", before="minmax", grid="image",
-                evidence="Our default: the plainest way to pixels, no overshoot and so no ties that the model did not give."),
+                evidence="Our default: the plainest way to pixels, no overshoot and so no tie between separate hills."),
     MapProtocol("paper", before="minmax", resampler="spline", edge="zero", antialias=True, clip="input", grid="image",
                 evidence="Reconstruction of Q-GroundCAM: LAVIS's map routine without its blur, at the original size."),
     MapProtocol("amc", resampler="bicubic", after="minmax", grid="image",
