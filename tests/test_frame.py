@@ -392,3 +392,23 @@ def test_licence_and_citation():
     assert cite["license"] == "Apache-2.0" and cite["version"] == version
     assert len(cite["references"]) == 4
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cfc7749b96f63bd3", "not the licence's text"
+
+
+def test_sources_are_complete_and_agree_with_the_models():
+    from qgcam_lib.models.registry import MODELS
+
+    sources = tomllib.loads(read("data/sources.toml"))
+    keys = {"kind", "what", "address", "place", "bytes", "sha256", "licence", "gated"}
+    assert all(set(source) == keys for source in sources.values())
+    assert all(re.fullmatch(r"([0-9a-f]{64})?", source["sha256"]) for source in sources.values())
+    for name, model in MODELS.items():
+        assert (sources[name]["address"], sources[name]["licence"]) == (model.checkpoint, model.licence), name
+
+
+def test_contributing_names_the_floors_as_they_are():
+    table = re.findall(r"^\| (\d) \| (.+) \|$", read("CONTRIBUTING.md"), re.M)
+    contract = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
+    for number, row in table:
+        floor = set(re.findall(r"\((\w+)\)", contract["layers"][4 - int(number)]))
+        assert set(re.findall(r"`(\w+)`", row)) == floor, f"floor {number}"
+    assert [number for number, _ in table] == ["4", "3", "2", "1", "0"]
