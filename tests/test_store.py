@@ -1,0 +1,314 @@
+"""The record store: what is refused, what survives a kill, and that resuming gives the same rows."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from qgcam_lib.store import MARKER, RecordStore, StoreError, write_atomically
+
+ROOT = Path(__file__).parents[1]
+
+
+def rows(first, last):
+    """Rows first..last-1, whose values depend on the key only."""
+    keys = range(first, last)
+    return pd.DataFrame(
+        {"id": [f"i{k:04d}" for k in keys], "value": [k / 7 for k in keys], "error": [None] * len(keys)}
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore(tmp_path / "scores", config={"model": "a", "protocol": {"name": "paper"}})
+
+
+def test_rows_come_back_in_the_order_they_were_written(store):
+    for first in (20, 0, 10):
+        store.append(rows(first, first + 10))
+    found = store.read()
+    pd.testing.assert_frame_equal(found, pd.concat([rows(20, 30), rows(0, 10), rows(10, 20)], ignore_index=True))
+    assert store.done() == {f"i{k:04d}" for k in range(30)}
+    assert [path.name for path in store.parts()] == [f"part-00000{k}.parquet" for k in (1, 2, 3)]
+    assert len(store.check()) == 0
+
+
+def test_a_new_store_is_empty(tmp_path):
+    store = RecordStore(tmp_path / "new")
+    assert store.done() == set() and len(store.read()) == 0 and store.compact() is None
+    assert store.append(rows(0, 0)) is None and store.parts() == []
+
+
+def test_another_process_sees_the_same(store):
+    store.append(rows(0, 10))
+    other = RecordStore(store.folder)
+    assert other.done() == store.done() and other.config == store.config
+    store.append(rows(10, 20))
+    assert len(other.done()) == 20
+
+
+def test_columns_that_are_empty_in_one_part_only(store):
+    store.append(rows(0, 2))
+    store.append(rows(2, 4).assign(error=["torn", None], value=[1, 2]))
+    found = store.read()
+    assert found["error"].isna().tolist() == [True, True, False, True] and found["error"][2] == "torn"
+    assert found["value"].tolist() == [0, 1 / 7, 1, 2]
+
+
+def test_attributes_of_a_frame_do_not_stop_it(store):
+    frame = rows(0, 3)
+    frame.attrs["model"] = object()
+    store.append(frame)
+    assert len(store.read()) == 3 and "model" in frame.attrs
+
+
+# -- keys
+
+
+def test_keys_must_be_new_present_and_distinct(store):
+    store.append(rows(0, 10))
+    with pytest.raises(ValueError, match="5 keys are in the store already, such as 'i0005'"):
+        store.append(rows(5, 15))
+    with pytest.raises(ValueError, match="missing or twice"):
+        store.append(pd.concat([rows(20, 22), rows(20, 21)]))
+    with pytest.raises(ValueError, match="missing or twice"):
+        store.append(rows(20, 22).assign(id=["x", None]))
+    with pytest.raises(ValueError, match="expected the key column 'id'"):
+        store.append(rows(20, 22).rename(columns={"id": "key"}))
+    assert len(store.read()) == 10, "a refused frame leaves nothing behind"
+
+
+def test_doubled_rows_are_refused_or_the_newer_taken(store):
+    store.append(rows(0, 4))
+    store.append(rows(2, 3).assign(value=9.0), again=True)
+    with pytest.raises(StoreError, match="1 keys are stored twice, such as 'i0002'"):
+        store.read()
+    found = store.read(keep="last").set_index("id").value
+    assert len(found) == 4 and found["i0002"] == 9.0
+    with pytest.raises(ValueError, match="keep: expected"):
+        store.read(keep="first")
+
+
+# -- settings
+
+
+def test_rows_of_other_settings_are_refused(store):
+    assert RecordStore(store.folder, config={"model": "b"}).config == {"model": "b"}, "an empty store can be bound anew"
+    store.bind({"model": "a", "block": 7})
+    store.append(rows(0, 4))
+    RecordStore(store.folder, config={"block": 7, "model": "a"})  # the order of the keys does not matter
+    with pytest.raises(StoreError, match="block is 7 there and 8 here"):
+        RecordStore(store.folder, config={"model": "a", "block": 8})
+    with pytest.raises(StoreError, match="protocol is None there and 'paper' here"):
+        store.bind({"model": "a", "block": 7, "protocol": "paper"})
+    with pytest.raises(StoreError, match="key is 'id', not 'image'"):
+        RecordStore(store.folder, key="image")
+    assert len(RecordStore(store.folder).done()) == 4, "reading needs no settings"
+
+
+def test_rows_without_settings_are_not_claimed_by_a_run(tmp_path):
+    store = RecordStore(tmp_path)
+    store.append(rows(0, 4))
+    with pytest.raises(StoreError, match="filled without saying"):
+        store.bind({"model": "a"})
+
+
+def test_tuples_and_paths_in_settings_compare_by_value(tmp_path):
+    config = {"grid": (24, 24), "path": Path("a/b"), "size": [1, 2]}
+    RecordStore(tmp_path, config=config).append(rows(0, 1))
+    assert RecordStore(tmp_path, config=config).done() == {"i0000"}
+
+
+# -- torn and foreign files
+
+
+@pytest.mark.parametrize("length", [0, 3, 100, -1])
+def test_a_torn_part_is_named_by_every_reader(store, length):
+    path = store.append(rows(0, 10))
+    store.append(rows(10, 20))
+    path.write_bytes(path.read_bytes()[:length])
+    for read in (
+        store.done,
+        store.read,
+        store.compact,
+        lambda: store.append(rows(20, 30)),
+        lambda: RecordStore(store.folder).done(),
+    ):
+        with pytest.raises(StoreError, match="part-000001.parquet: this part is torn"):
+            read()
+    assert store.check().file.tolist() == ["part-000001.parquet"]
+    path.rename(store.folder.parent / "moved")
+    assert len(store.done()) == 10, "the rows of the torn part are to be made again"
+
+
+def test_a_part_with_damaged_rows_is_torn_too(store):
+    path = store.append(rows(0, 2000))
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="torn"):
+        store.read()
+
+
+def test_foreign_files(store, tmp_path):
+    store.append(rows(0, 4))
+    stranger = store.folder / "results.parquet"
+    rows(0, 4).to_parquet(stranger)
+    with pytest.raises(StoreError, match="results.parquet: not a part of this store"):
+        store.read()
+    stranger.rename(store.folder / "part-000009.parquet")
+    with pytest.raises(StoreError, match="part-000009.parquet: this part was not written by this store"):
+        store.read()
+    (store.folder / "part-000009.parquet").unlink()
+    other = RecordStore(tmp_path / "other", config={"model": "b"})
+    other.append(rows(10, 20)).rename(store.folder / "part-000009.parquet")
+    with pytest.raises(StoreError, match="belongs to a store with other settings"):
+        store.done()
+    (store.folder / "part-000009.parquet").unlink()
+    (store.folder / "notes.txt").write_text("mine")
+    (store.folder / ".part-000002.parquet.77.tmp").write_bytes(b"half")
+    assert sorted(store.check().file) == [".part-000002.parquet.77.tmp", "notes.txt"]
+    assert len(store.read()) == 4, "a write that was cut short and a note do not matter"
+
+
+def test_a_broken_description_is_named(store):
+    store.append(rows(0, 4))
+    for text in ("", "{", "[]", '{"key": "id"}'):
+        (store.folder / MARKER).write_text(text)
+        with pytest.raises(StoreError, match="store.json"):
+            RecordStore(store.folder)
+
+
+# -- writing
+
+
+def test_a_name_never_stands_for_half_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_do_not_overwrite_each_other(store):
+    other = RecordStore(store.folder)
+    store.append(rows(0, 4))
+    other.append(rows(4, 8))
+    write_atomically(store.folder / "part-000003.parquet", (store.folder / "part-000001.parquet").read_bytes())
+    with pytest.raises(FileExistsError):
+        write_atomically(store.folder / "part-000003.parquet", b"x")
+    (store.folder / "part-000003.parquet").unlink()
+    assert len(store.read()) == 8
+
+
+def test_without_hard_links_a_rename_does(store, monkeypatch):
+    def no_links(*_):
+        raise PermissionError("links are not supported here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    store.append(rows(0, 4))
+    store.append(rows(4, 8))
+    assert len(store.read()) == 8
+    with pytest.raises(FileExistsError):
+        write_atomically(store.folder / "part-000001.parquet", b"x")
+
+
+def test_parts_are_plain_parquet(store):
+    path = store.append(rows(0, 4))
+    assert pq.read_table(path).column_names == ["id", "value", "error"]
+    assert pd.read_parquet(path)["id"].tolist() == rows(0, 4)["id"].tolist()
+
+
+# -- compact
+
+
+def test_compact_keeps_the_rows_and_leaves_one_part(store):
+    for first in range(0, 50, 10):
+        store.append(rows(first, first + 10))
+    before = store.read()
+    path = store.compact()
+    assert [p.name for p in store.folder.glob("*.parquet")] == [path.name]
+    pd.testing.assert_frame_equal(store.read(), before)
+    assert store.compact() == path and store.append(rows(50, 60)).name > path.name
+    assert len(RecordStore(store.folder).done()) == 60
+
+
+def test_a_compact_that_was_killed_reads_the_same(store, monkeypatch):
+    for first in range(0, 30, 10):
+        store.append(rows(first, first + 10))
+    before, unlink, calls = store.read(), Path.unlink, []
+
+    def killed(path, **kwargs):
+        if path.suffix == ".parquet":
+            calls.append(path)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        unlink(path, **kwargs)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.compact()
+    monkeypatch.undo()
+    assert len(list(store.folder.glob("*.parquet"))) == 3
+    again = RecordStore(store.folder)
+    pd.testing.assert_frame_equal(again.read(), before)
+    again.compact()
+    assert len(list(store.folder.glob("*.parquet"))) == 1 and len(again.read()) == 30
+
+
+# -- kill -9
+
+WORKER = """
+import sys, time
+import pandas as pd
+from qgcam_lib.store import RecordStore
+folder, pause = sys.argv[1], float(sys.argv[2])
+store = RecordStore(folder, config={"model": "a"})
+done = store.done()
+todo = [f"i{k:04d}" for k in range(400) if f"i{k:04d}" not in done]
+print(len(todo), flush=True)
+for start in range(0, len(todo), 10):
+    keys = todo[start:start + 10]
+    store.append(pd.DataFrame({"id": keys, "value": [int(k[1:]) / 7 for k in keys]}))
+    time.sleep(pause)
+"""
+
+
+def run_worker(folder, pause):
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(folder), str(pause)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_killed_in_the_middle_and_continued(tmp_path):
+    folder = tmp_path / "scores"
+    rng = np.random.default_rng(0)
+    for target in (3, 9):
+        worker = run_worker(folder, 0.01)
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("part-*.parquet"))) < target and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.03)
+        worker.send_signal(signal.SIGKILL)
+        assert worker.wait() == -signal.SIGKILL, "the worker must be killed, not finished"
+        worker.stdout.close()
+    store = RecordStore(folder)
+    kept = len(store.done())
+    assert 90 <= kept < 400 and kept % 10 == 0
+    assert set(store.check().problem.str.slice(0, 4)) <= {"left"}, "a kill leaves at most a write cut short"
+    last = run_worker(folder, 0)
+    said, _ = last.communicate(timeout=120)
+    assert last.returncode == 0 and int(said) == 400 - kept, "only what was missing is done again"
+    found = RecordStore(folder).read().sort_values("id", ignore_index=True)
+    pd.testing.assert_frame_equal(found, rows(0, 400)[["id", "value"]])
