@@ -174,7 +174,7 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
-# %% ../nbs/lib/40_parameters.ipynb #cdcda466
+# %% ../nbs/lib/40_parameters.ipynb #1632da07
 def read_notebook(notebook: str | Path | Any) -> Any:
     """The notebook as nbformat's node (format 4); a node is returned as it is.
 
@@ -189,7 +189,7 @@ def read_notebook(notebook: str | Path | Any) -> Any:
                                 "Paper notebooks lie in nbs/papers.")
     try:
         return nbformat.read(str(notebook), as_version=4)
-    except (nbformat.reader.NotJSONError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError, nbformat.ValidationError) as error:
         raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which is none.") from error
 
 # %% ../nbs/lib/40_parameters.ipynb #6858b614

@@ -1,0 +1,454 @@
+"""The strict runner: what it refuses, what it isolates, and what is left after a kill, a failure or a lost kernel.
+
+Each kernel costs a second or two, so a test that starts one asks it several questions.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from qgcam_lib import fingerprints, runs
+from qgcam_lib.parameters import ParameterError, coerce, read_parameters, resolve_parameters
+from qgcam_lib.run_record import Run, current_run, find_runs, read_run, update_run, whole_file
+from qgcam_lib.runs import RunError, lock_run, notebook_sha256, plan_run, run_notebook
+from qgcam_lib.store import RecordStore
+
+ROOT = Path(__file__).resolve().parents[1]
+START = "from qgcam_lib.runs import current_run\nrun = current_run()"
+
+
+def write_notebook(path, *sources, parameters="limit: int = 3", tags=("parameters",)):
+    cells = [new_code_cell(parameters, metadata={"tags": list(tags)}), *map(new_code_cell, sources)]
+    nbformat.write(new_notebook(cells=cells), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def outside_a_run(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("QGCAM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("QGCAM_CACHE", str(tmp_path / "cache"))
+
+
+# ---- what is refused, before anything starts -------------------------------------------------------------------
+
+REFUSED_CELLS = {
+    "half = limit // 2": "literal default",
+    'limit: int = "500"': "expected int, given '500'",
+    "limit: int = 3\nlimit: int = 4": "given twice",
+    "print(1)": "may hold only lines",
+    "limit, other = 1, 2": "may hold only lines",
+    "limit: int": "may hold only lines",
+    "%time limit = 3": "not plain Python",
+    "limit: np.ndarray = 3": "annotation np.ndarray",
+    'name = f"{1}"': "literal default",
+    "limit: int = None": "expected int, given None",
+}
+
+
+@pytest.mark.parametrize("source", REFUSED_CELLS)
+def test_a_doubtful_parameters_cell_is_refused(source, tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", parameters=source)
+    with pytest.raises(ParameterError, match=REFUSED_CELLS[source].replace("'", ".")):
+        run_notebook(path, outputs=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_exactly_one_tagged_code_cell(tmp_path):
+    cell = new_code_cell("limit: int = 3", metadata={"tags": ["parameters"]})
+    text = new_markdown_cell("limit", metadata={"tags": ["parameters"]})
+    filled = new_code_cell("limit = 4", metadata={"tags": ["injected-parameters"]})
+    twice = new_code_cell("limit: int = 3", metadata={"tags": ["parameters"]})
+    for cells, words in [([], "found 0"), ([cell, twice], "found 2"), ([text], "markdown cell"),
+                         ([cell, filled], "filled in")]:
+        path = tmp_path / "n.ipynb"
+        nbformat.write(new_notebook(cells=cells), path)
+        with pytest.raises(ParameterError, match=words):
+            plan_run(path)
+
+
+def test_files_that_are_no_notebook(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nbs/papers"):
+        run_notebook(tmp_path / "none.ipynb")
+    for text in ("not json", "{}", "[1]"):
+        (tmp_path / "bad.ipynb").write_text(text)
+        with pytest.raises(ParameterError, match="Jupyter notebook"):
+            run_notebook(tmp_path / "bad.ipynb")
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", parameters="limit: int = 3\nmodel: str = 'a'")
+    with pytest.raises(ParameterError, match="Did you mean `model`"):
+        plan_run(path, {"modle": "b"})
+    with pytest.raises(ParameterError, match="It has: limit, model"):
+        plan_run(path, {"zzz": "b"})
+
+
+FITS = [
+    ("int", "5", 5), ("int", np.int64(5), 5), ("float", "1e-3", 1e-3), ("float", 2, 2.0),
+    ("float", np.float32(0.5), 0.5),
+    ("bool", "TRUE", True), ("bool", "0", False), ("bool", np.bool_(True), True), ("str", "5", "5"), ("str", "", ""),
+    ("str", Path("a") / "b", "a/b"), ("list[int]", "1,2", [1, 2]), ("list[float]", (1, 2), [1.0, 2.0]),
+    ("list[str]", "[\"a,b\"]", ["a,b"]), ("list", np.arange(2), [0, 1]), ("tuple[int, int]", "3,4", [3, 4]),
+    ("tuple[int, ...]", "3,4,5", [3, 4, 5]), ("Optional[int]", "None", None), ("int | None", "7", 7),
+    ("str | None", "null", None), ("int | str", "many", "many"), ("Literal['a', 2]", "2", 2),
+    ("Literal['a', 2]", "a", "a"),
+    ("dict[str, float]", '{"a": 1}', {"a": 1.0}), ("list[int | None]", "[1, null]", [1, None]), ("Any", "x", "x"),
+]
+MISFITS = [
+    ("int", "5.0"), ("int", 5.0), ("int", True), ("int", None), ("float", "x"), ("float", True), ("bool", 1),
+    ("bool", "2"), ("str", 5), ("str", None), ("list[int]", "1,x"), ("list[int]", 5), ("tuple[int, int]", "1"), ("int | None", "x"),
+    ("Literal['a']", "b"), ("Literal[1]", True), ("dict", "[1]"), ("dict", "{"), ("list[int]", {1, 2}), ("list", "[1"),
+]
+
+
+@pytest.mark.parametrize("annotation, given, expected", FITS, ids=str)
+def test_values_that_fit_their_annotation(annotation, given, expected):
+    from qgcam_lib.parameters import Parameter
+
+    found = coerce(Parameter("p", annotation, None), given)
+    assert found == expected and type(found) is type(expected)
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("annotation, given", MISFITS, ids=str)
+def test_values_that_do_not_fit_are_named(annotation, given):
+    from qgcam_lib.parameters import Parameter
+
+    with pytest.raises(ParameterError, match="parameter `p`: expected .*given .*"):
+        coerce(Parameter("p", annotation, None), given)
+
+
+def test_a_comment_is_the_help_and_the_default_is_kept_when_nothing_is_given(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", parameters='"""Doc."""\nfrom typing import Literal\n'
+                          'a: Literal["x # y"] = "x # y"  # what it is\nb = (1,\n     2)  # two\nc: str = "k=v"')
+    known = read_parameters(path)
+    assert [p.help for p in known.values()] == ["what it is", "two", ""]
+    assert resolve_parameters(known, {}) == {"a": "x # y", "b": [1, 2], "c": "k=v"}
+
+
+# ---- the run's id ----------------------------------------------------------------------------------------------
+
+
+def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypatch):
+    path = write_notebook(tmp_path / "n.ipynb", "1", parameters='limit: int = 3\nroot: str = ""\nweights: str = "mini"')
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"one")
+    (tmp_path / "w.bin").write_bytes(b"one")
+
+    def run_id(**parameters):
+        return plan_run(path, parameters).run_id
+
+    base = run_id()
+    assert base == run_id(limit="3") == run_id(weights="mini")
+    seen = {base, run_id(limit=4), run_id(root="photos"), run_id(weights="w.bin"), run_id(weights="random")}
+    assert len(seen) == 5
+    plan = plan_run(path, {"root": "photos", "weights": "w.bin"})
+    assert plan.inputs["weights"][0] == {"path": "w.bin", "sha256": fingerprints.file_sha256(tmp_path / "w.bin")}
+    assert [item["path"] for item in plan.inputs["data"]] == ["photos"]
+
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"two")
+    seen |= {run_id(root="photos")}
+    monkeypatch.setenv("QGCAM_SEED", "1")
+    seen |= {run_id()}
+    monkeypatch.setenv("QGCAM_PRECISION", "bfloat16")
+    seen |= {run_id()}
+    monkeypatch.setattr(runs, "library_fingerprint", lambda: "edited")
+    seen |= {run_id()}
+    write_notebook(path, "2", parameters='limit: int = 3\nroot: str = ""\nweights: str = "mini"')
+    seen |= {run_id()}
+    assert len(seen) == 10
+
+
+def test_outputs_of_a_notebook_are_not_its_source(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", "1 + 1")
+    before = notebook_sha256(path)
+    node = nbformat.read(path, 4)
+    node.cells[1].outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "999"}, execution_count=5)]
+    node.cells[1].execution_count = 5
+    node.metadata["language_info"] = {"name": "python", "version": "3.0"}
+    assert notebook_sha256(node) == before
+    node.cells[1].source = "1 + 2"
+    assert notebook_sha256(node) != before
+
+
+def test_a_path_of_the_caller_is_seen_from_the_kernels_folder(tmp_path, monkeypatch):
+    path = write_notebook(tmp_path / "n.ipynb", parameters='root: str = ""\nsplit: str = "test"')
+    (tmp_path / "elsewhere" / "data" / "photos").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "test").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    plan = plan_run(path, {"root": "data/photos", "split": "test"})
+    assert plan.parameters == {"root": "elsewhere/data/photos", "split": "test"}
+    assert len(plan.inputs["data"]) == 1
+
+
+def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path, monkeypatch):
+    file, cache, reads = tmp_path / "a.txt", tmp_path / "c.sqlite", []
+    true_hash = fingerprints.file_sha256
+    monkeypatch.setattr(fingerprints, "file_sha256", lambda path: reads.append(path) or true_hash(path))
+    file.write_bytes(b"one")
+    fresh = [fingerprints.fingerprint(file, cache=cache) for _ in range(2)]
+    assert len(reads) == 2 and len(set(fresh)) == 1  # changed a moment ago: not remembered
+    os.utime(file, ns=(10**18, 10**18))
+    old = [fingerprints.fingerprint(file, cache=cache) for _ in range(2)]
+    assert len(reads) == 3 and old == fresh
+    file.write_bytes(b"two")
+    os.utime(file, ns=(10**18, 10**18))  # same size, same time stamp
+    assert fingerprints.fingerprint(file, cache=cache) != old[0]
+
+
+# ---- a run that ends well --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, started with a poisoned home: IPython start-up files, PYTHONSTARTUP, a foreign kernel."""
+    tmp = tmp_path_factory.mktemp("finished")
+    startup = tmp / "home" / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00-leak.py").write_text("leaked = 'profile'")
+    (tmp / "leak.py").write_text("leaked = 'PYTHONSTARTUP'")
+    kernel = tmp / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    (kernel / "kernel.json").write_text(json.dumps({"argv": ["false"], "display_name": "x", "language": "python"}))
+    path = write_notebook(
+        tmp / "demo.ipynb", START,
+        'import os, random, sys\nassert "leaked" not in globals()\n'
+        'run.record(python=sys.executable, cwd=os.getcwd(), draw=random.random(), seed=run.seed, hash=hash("a"),\n'
+        '           undefined=float("nan"), limit=limit)',
+        'with open(run.folder / "executed.txt", "a") as file: file.write("x")',
+        'import pandas as pd\nrun.save_table(pd.DataFrame({"a": [1, 2]}), "scores", "Two numbers.")',
+        'run.store("scores").append(pd.DataFrame({"id": ["a"], "value": [1.0]}))',
+        "run.colophon()", parameters="limit: int = 3\nseed: int = 11")
+    home = {"HOME": str(tmp / "home"), "IPYTHONDIR": str(tmp / "home" / ".ipython"),
+            "PYTHONSTARTUP": str(tmp / "leak.py"), "JUPYTER_PATH": str(tmp / "jupyter")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in home.items():
+            patch.setenv(name, value)
+        return path, run_notebook(path, {"limit": "4"}, outputs=tmp / "out", progress=False)
+
+
+def test_the_record_says_what_made_the_result(finished):
+    path, result = finished
+    record = read_run(result.folder)
+    assert result.status == record["status"] == "ok" and result.folder.name == result.run_id == record["run_id"]
+    assert record["parameters"] == {"limit": 4, "seed": 11} and record["seed"] == 11
+    assert record["notebook_sha256"] == notebook_sha256(path)
+    assert record["git"]["commit"] is None or len(record["git"]["commit"]) == 40
+    assert record["versions"]["python"] == sys.version.split()[0] and len(record["versions"]["qgcam_lib_sha256"]) == 64
+    assert {"torch", "transformers", "lavis", "numpy"} <= set(record["versions"])
+    assert record["error"] is None and record["seconds"] > 0 and record["attempts"] == 1 and record["device"] == "cpu"
+    kinds = {item["path"]: item["kind"] for item in record["outputs"]}
+    assert kinds == {"run.ipynb": "notebook", "tables/scores.csv": "table", "tables/scores.parquet": "table",
+                     "records/scores/part-000001.parquet": "records"}
+    for item in record["outputs"]:
+        assert item["sha256"] == fingerprints.file_sha256(result.folder / item["path"])
+
+
+def test_the_kernel_is_clean_seeded_and_of_this_python(finished):
+    import random
+
+    path, result = finished
+    results = read_run(result.folder)["results"]
+    assert results["python"] == sys.executable and Path(results["cwd"]) == path.parent.resolve()
+    assert results["seed"] == 11 and results["draw"] == random.Random(11).random()
+    env = dict(os.environ, PYTHONHASHSEED="11")
+    known = subprocess.check_output([sys.executable, "-c", "print(hash('a'))"], env=env, text=True)
+    assert results["hash"] == int(known)
+    assert results["undefined"] is None and results["limit"] == 4
+
+
+def test_the_executed_notebook_is_whole_and_names_no_machine(finished):
+    path, result = finished
+    node = nbformat.read(result.folder / "run.ipynb", 4)
+    nbformat.validate(node)
+    counts = [cell.execution_count for cell in node.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert node.metadata.papermill.exception is None and node.metadata.papermill.output_path == "run.ipynb"
+    assert str(path.parent) not in json.dumps(node.metadata)
+    assert "limit = 4" in node.cells[1].source and "seed = 11" in node.cells[1].source
+    assert not list(result.folder.glob("*partial*")) and not list(result.folder.rglob("*.tmp*"))
+    assert not list(result.folder.parent.glob(".*lock"))
+
+
+def test_a_finished_run_is_skipped_until_a_file_is_gone(finished, monkeypatch):
+    path, result = finished
+    monkeypatch.setattr(runs, "_execute", lambda *a: pytest.fail("the notebook was executed"))
+    outputs = result.folder.parents[1]
+    again = run_notebook(path, {"limit": 4}, outputs=outputs)
+    assert (again.status, again.run_id) == ("skipped", result.run_id)
+    assert again.seconds == pytest.approx(result.seconds, abs=0.5)
+    assert (result.folder / "executed.txt").read_text() == "x"
+    assert [record["run_id"] for _, record in find_runs(outputs, "demo")] == [result.run_id]
+
+    table = result.folder / "tables" / "scores.csv"
+    text = table.read_text()
+    table.unlink()
+    with pytest.raises(pytest.fail.Exception, match="was executed"):
+        run_notebook(path, {"limit": 4}, outputs=outputs)
+    table.write_text(text)
+    update_run(result.folder, status="ok", error=None)
+
+
+# ---- failure ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_keeps_its_notebook_and_a_forced_one_puts_the_old_result_aside(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", START, "from pathlib import Path\nrun.record(before=limit)",
+                          f'if Path("{tmp_path}/broken").exists(): raise OSError("disk full")', "run.record(after=1)")
+    (tmp_path / "broken").touch()
+    with pytest.raises(RunError, match=r"failed in cell \[5\]: OSError: disk full"):
+        run_notebook(path, outputs=tmp_path / "out", progress=False)
+    folder = plan_run(path, outputs=tmp_path / "out").folder
+    record = read_run(folder)
+    assert (record["status"], record["error"]) == ("failed", {"type": "OSError", "message": "disk full", "cell": 5})
+    assert record["results"] == {"before": 3}
+    error = nbformat.read(folder / "run.error.ipynb", 4)
+    assert "An Exception was encountered" in error.cells[0].source and not (folder / "run.ipynb").exists()
+    assert find_runs(tmp_path / "out") == [] and len(find_runs(tmp_path / "out", status="failed")) == 1
+
+    (tmp_path / "broken").unlink()
+    assert run_notebook(path, outputs=tmp_path / "out", progress=False).status == "ok"
+    record = read_run(folder)
+    assert (record["attempts"], record["results"], record["error"]) == (2, {"before": 3, "after": 1}, None)
+    assert (folder / "run.ipynb").exists() and not (folder / "run.error.ipynb").exists()
+
+    (tmp_path / "broken").touch()
+    with pytest.raises(RunError, match="replaced"):
+        run_notebook(path, outputs=tmp_path / "out", force=True, progress=False)
+    aside = folder.with_name(f".{folder.name}.replaced")
+    assert read_run(folder)["status"] == "failed" and read_run(aside)["status"] == "ok"
+
+
+def test_a_kernel_that_dies_and_a_cell_that_takes_too_long(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", START + "\nimport os, time",
+                          "os._exit(9) if limit == 3 else time.sleep(60)")
+    for limit, words in [(3, "DeadKernel"), (4, "Timeout")]:
+        with pytest.raises(RunError, match=words):
+            run_notebook(path, {"limit": limit}, outputs=tmp_path / "out", timeout=3, progress=False)
+        folder = plan_run(path, {"limit": limit}, outputs=tmp_path / "out").folder
+        assert read_run(folder)["status"] == "failed" and (folder / "run.error.ipynb").exists()
+
+
+# ---- killed ----------------------------------------------------------------------------------------------------
+
+BATCHES, SIZE = 12, 5
+LOOP = f"""import os, time, numpy as np, pandas as pd
+(run.folder / "kernel.pid").write_text(str(os.getpid()))
+store, ids = run.store("scores"), [f"e{{n:03d}}" for n in range({BATCHES * SIZE})]
+for start in range(0, len(ids), {SIZE}):
+    batch = [name for name in ids[start:start + {SIZE}] if name not in store.done()]
+    if not batch: continue
+    with open(run.folder / "computed.txt", "a") as file: print(*batch, file=file)
+    time.sleep(pause)
+    values = [np.random.default_rng(int(name[1:])).normal() for name in batch]
+    store.append(pd.DataFrame({{"id": batch, "value": values}}))"""
+SAVE = 'frame = store.read().sort_values("id", ignore_index=True)\nrun.save_table(frame, "scores", "All.")'
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The result of the loop without any accident."""
+    tmp = tmp_path_factory.mktemp("whole")
+    path = write_notebook(tmp / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.0")
+    result = run_notebook(path, outputs=tmp / "out", progress=False)
+    return pd.read_parquet(result.folder / "tables" / "scores.parquet")
+
+
+@pytest.mark.parametrize("victims", ["runner", "runner and kernel"])
+def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_path, monkeypatch):
+    path = write_notebook(tmp_path / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.25")
+    monkeypatch.setattr(runs, "library_fingerprint", lambda: "same")  # so that an edit meanwhile does not matter
+    plan = plan_run(path, outputs=tmp_path / "out")
+    code = ("import sys, qgcam_lib.runs as runs, qgcam_lib.cli as cli; runs.library_fingerprint = lambda: 'same';"
+            f"sys.exit(cli.main(['run', {str(path)!r}, '--quiet', '--outputs', 'out']))")
+    env = dict(os.environ, PYTHONPATH=str(ROOT))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as runner:
+        deadline = time.monotonic() + 120
+        while len(list((plan.folder / "records" / "scores").glob("part-*.parquet"))) < 4:
+            assert runner.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match=f"process {runner.pid} on"):
+            patch.setattr(runs, "LOCK_WAIT", 0.1)  # a second process on the same run
+            run_notebook(path, outputs=tmp_path / "out", progress=False)
+        runner.send_signal(signal.SIGKILL)
+        if victims != "runner":
+            os.kill(int((plan.folder / "kernel.pid").read_text()), signal.SIGKILL)
+        assert runner.wait() == -signal.SIGKILL
+    assert read_run(plan.folder)["status"] == "running"
+    result = run_notebook(path, outputs=tmp_path / "out", progress=False)
+    record = read_run(result.folder)
+    assert (result.status, record["attempts"]) == ("ok", 2)
+    frame = pd.read_parquet(result.folder / "tables" / "scores.parquet")
+    pd.testing.assert_frame_equal(frame, whole)
+    computed = [name for line in (result.folder / "computed.txt").read_text().splitlines() for name in line.split()]
+    assert len(whole) == BATCHES * SIZE <= len(computed) <= BATCHES * SIZE + SIZE
+    assert len(RecordStore(result.folder / "records" / "scores").done()) == BATCHES * SIZE
+
+
+def test_a_lock_without_an_owner_is_taken_over(tmp_path):
+    (tmp_path / ".abc.lock").write_text("process 1 on a-machine-that-lost-power")
+    with lock_run(tmp_path / "abc", wait=0):
+        assert f"process {os.getpid()}" in (tmp_path / ".abc.lock").read_text()
+        with pytest.raises(RunError, match="another process"), lock_run(tmp_path / "abc", wait=0):
+            pass
+    assert not (tmp_path / ".abc.lock").exists()
+
+
+# ---- whole or not at all ---------------------------------------------------------------------------------------
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    run = Run(tmp_path / "r", "r")
+    run.save_table(pd.DataFrame({"a": [1]}), "t", "old")
+    before = read_run(run.folder)
+    with pytest.raises(Exception, match="(?i)convert|object|type"):
+        run.save_table(pd.DataFrame({"a": [1, "x", object()]}), "t", "new")
+    assert read_run(run.folder) == before and (run.folder / "tables" / "t.csv").read_text() == "a\n1\n"
+    assert sorted(p.name for p in (run.folder / "tables").iterdir()) == ["t.csv", "t.parquet"]
+
+
+def test_a_table_keeps_its_index_and_drops_attributes_that_parquet_cannot_hold(tmp_path):
+    frame = pd.DataFrame({"v": [1.0, None]}, index=pd.Index(["x", "y"], name="id"))
+    frame.attrs["model"] = object()
+    saved = pd.read_parquet(Run(tmp_path / "r", "r").save_table(frame, "t").with_suffix(".parquet"))
+    assert list(saved.columns) == ["id", "v"] and frame.attrs
+
+
+def test_names_and_types_of_outputs_are_checked(tmp_path):
+    run = Run(tmp_path / "r", "r")
+    for name in ("../t", "a b", "", ".hidden"):
+        with pytest.raises(ValueError, match="argument `name`"):
+            run.save_table(pd.DataFrame({"a": [1]}), name)
+        with pytest.raises(ValueError, match="argument `name`"):
+            run.store(name)
+    with pytest.raises(TypeError, match="pandas DataFrame"):
+        run.save_table([1, 2], "t")
+    with pytest.raises(TypeError, match="matplotlib figure"):
+        run.save_figure("picture", "f")
+
+
+def test_a_half_written_file_never_appears(tmp_path):
+    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.txt") as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_outside_the_runner_gets_a_folder_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "my notebook.ipynb"))
+    run = current_run(outputs=tmp_path)
+    assert run.folder == tmp_path / "interactive" / "my_notebook" and run.id == "interactive"
+    run.record(n=1)
+    assert current_run(outputs=tmp_path).folder == run.folder and read_run(run.folder)["results"] == {}
+    assert "interactive" in repr(run.colophon())
