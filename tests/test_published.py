@@ -43,7 +43,7 @@ def test_numbers_are_in_range_and_have_two_decimals(table1):
 
 @pytest.mark.parametrize("kind", ["soft", "binary"])
 def test_dice_follows_iou(table1, kind):
-    """For one map Dice = 2 IoU / (1 + IoU), which is concave: the mean Dice lies between the mean IoU and that value."""
+    """For one map Dice = 2 IoU / (1 + IoU), a concave function: mean Dice lies between mean IoU and its value there."""
     iou, dice = table1[f"iou_{kind}"], table1[f"dice_{kind}"]
     highest = 2 * (iou + 0.005) / (1 + iou + 0.005) + 0.005
     assert (dice <= highest).all()
