@@ -110,7 +110,7 @@ def _differences(old: dict | None, new: dict) -> str:
     names = [name for name in {**old, **new} if _canonical(old.get(name)) != _canonical(new.get(name))]
     return "; ".join(f"{name} is {old.get(name)!r} there and {new.get(name)!r} here" for name in names)
 
-# %% ../nbs/lib/11a_store.ipynb #34b0eed6
+# %% ../nbs/lib/11a_store.ipynb #1657141f
 class RecordStore:
     """Rows with a unique key, kept as Parquet parts in one folder. One process writes at a time, any number read.
 
@@ -247,6 +247,8 @@ class RecordStore:
             for path in self._named():
                 if path != new:
                     path.unlink()
+        for path in self.folder.glob(".*.tmp"):  # left by a write that was cut short
+            path.unlink()
         return next(iter(self.parts()), None)
 
     def check(self) -> pd.DataFrame:
