@@ -173,7 +173,7 @@ def _batches(dataset: Dataset, chosen, done: set, size: int, record: bool) -> It
                 batch.lost([p for p in problems if (p.id or f"{image_id}/*") not in done], image_id)
         yield batch, len(part), ids
 
-# %% ../nbs/lib/30_grounding.ipynb #b6e01072
+# %% ../nbs/lib/30_grounding.ipynb #db7df9e6
 def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = "paper",
            limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
            batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0, progress: bool = True,
@@ -199,6 +199,7 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     dataset = ExampleList(list(dataset)) if isinstance(dataset, (list, tuple)) else dataset
     begin, rule, seed = time.perf_counter(), get_protocol(protocol), seed or 0
     scores = {"ties": ties, "tau": tau, "delta": delta}
+    score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
     keep = _Keeper(store, _settings(model, dataset, rule, scores))
     chosen, ids = _chosen(dataset, limit, seed), []
     name = f"{model.card.get('name', 'model')} on {dataset.name}"

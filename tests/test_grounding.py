@@ -1,0 +1,387 @@
+"""`ground`: one row an example whatever breaks, the same rows after a kill, and maps scored as `score_maps` would."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from qgcam_lib.data.catalog import load_dataset
+from qgcam_lib.data.flickr30k import Flickr30kEntities
+from qgcam_lib.explain.baselines import CentreGuess, RandomMap, UniformMap
+from qgcam_lib.grounding import ground
+from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
+from qgcam_lib.records import ExampleError, GroundingExample
+from qgcam_lib.store import RecordStore, StoreError
+
+ROOT = Path(__file__).parents[1]
+PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"
+N_IMAGES, N_EXAMPLES = 12, 36
+
+
+def write_folder(root, n_images=N_IMAGES):
+    for name in ("Sentences", "Annotations", "images"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for k in range(n_images):
+        size = (48 + 4 * (k % 3), 64)
+        pixels = np.random.default_rng(k).integers(0, 255, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "images" / f"{k}.jpg")
+        lines = ["[/EN#1/people A man] and [/EN#2/animals a dog] .", "[/EN#1/people A man] waits ."]
+        (root / "Sentences" / f"{k}.txt").write_text("\n".join(lines))
+        box = "<bndbox><xmin>{0}</xmin><ymin>{0}</ymin><xmax>{1}</xmax><ymax>{2}</ymax></bndbox>"
+        boxes = [(name, box.format(x, x + 19 + k, x + 9)) for name, x in ((1, 5), (2, 31))]
+        objects = "".join(f"<object><name>{name}</name>{text}</object>" for name, text in boxes)
+        dims = f"<size><width>{size[1]}</width><height>{size[0]}</height></size>"
+        (root / "Annotations" / f"{k}.xml").write_text(f"<annotation>{dims}{objects}</annotation>")
+    (root / "test.txt").write_text("\n".join(map(str, range(n_images))))
+    return root
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_folder(tmp_path / "data")
+
+
+class Noted(RandomMap):
+    """Random maps, and a note of what was asked."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.asked = []
+
+    def maps_batch(self, images, phrases_per_image):
+        self.asked.append([list(phrases) for phrases in phrases_per_image])
+        return super().maps_batch(images, phrases_per_image)
+
+
+class OneByOne:
+    """An explainer with nothing but `maps` and a card."""
+
+    card = {"name": "one by one"}
+
+    def maps(self, image, phrases):
+        return RandomMap().maps(image, phrases)
+
+
+def run(model, dataset, **options):
+    return ground(model, dataset, **{"protocol": "pixel", "progress": False, **options})
+
+
+# -- what comes back
+
+
+def test_one_row_an_example_in_order_with_the_scores_of_score_maps(root):
+    dataset = Flickr30kEntities(root)
+    frame = run(RandomMap(), dataset, protocol="paper", tau=0.6, delta=9, ties="first")
+    examples = list(dataset)
+    assert frame.id.tolist() == [e.id for e in examples] and len(frame) == N_EXAMPLES
+    assert frame.columns.tolist() == [
+        "id", "group", "image", "prompt", "category", "n_boxes", "box_share", *SCORE_COLUMNS, "error",
+    ]  # fmt: skip
+    maps = [RandomMap().maps(Image.open(e.image).convert("RGB"), [e.prompt])[0].numpy() for e in examples]
+    sizes = np.array([e.size for e in examples])
+    expected = score_maps(
+        maps, [e.boxes for e in examples], image_sizes=sizes, protocol="paper", tau=0.6, delta=9, ties="first"
+    )
+    pd.testing.assert_frame_equal(
+        frame[list(SCORE_COLUMNS)], expected[list(SCORE_COLUMNS)].astype(float), check_like=True
+    )
+    assert frame.image[0] == "images/0.jpg" and frame.error.isna().all() and (frame.n_boxes == 1).all()
+    assert frame.box_share.between(0, 1).all() and frame.box_share[0] == pytest.approx(20 * 10 / (48 * 64))
+
+
+def test_attributes_say_what_was_run(root):
+    frame = run(CentreGuess(), Flickr30kEntities(root), limit=5, seed=3)
+    assert frame.attrs["model"]["name"] == "centre guess" and frame.attrs["protocol"]["name"] == "pixel"
+    assert frame.attrs["dataset"]["examples"] == N_EXAMPLES and frame.attrs["problems"] == []
+    assert (frame.attrs["limit"], frame.attrs["seed"], frame.attrs["scores"]["tau"]) == (5, 3, 0.7)
+    json.dumps(frame.attrs)
+
+
+def test_a_phrase_is_explained_once_an_image_and_images_go_in_batches(root):
+    model = Noted()
+    run(model, Flickr30kEntities(root), batch_images=5)
+    assert [len(batch) for batch in model.asked] == [5, 5, 2]
+    assert all(phrases == ["A man", "a dog"] for batch in model.asked for phrases in batch)
+
+
+def test_batch_size_and_interface_change_nothing(root):
+    dataset = Flickr30kEntities(root)
+    frames = [run(RandomMap(), dataset, batch_images=size) for size in (1, 5, 100)] + [run(OneByOne(), dataset)]
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0])
+
+
+def test_a_list_of_examples_will_do(root):
+    examples = list(Flickr30kEntities(root))[:4]
+    frame = run(CentreGuess(), examples)
+    assert frame.id.tolist() == [e.id for e in examples] and frame.attrs["dataset"]["name"] == "examples"
+
+
+def test_undefined_scores_are_not_errors(root):
+    frame = run(UniformMap(), Flickr30kEntities(root), protocol="pixel")
+    assert frame.io_ratio.isna().all() and frame.error.isna().all()
+    frame = run(UniformMap(), Flickr30kEntities(root), protocol="native")
+    assert frame.io_ratio.notna().all() and (frame.pg_ties == 625).all()
+
+
+# -- a part of the data
+
+
+def test_limit_is_exact_seeded_and_nested(root):
+    dataset = Flickr30kEntities(root)
+    sizes = {limit: run(CentreGuess(), dataset, limit=limit, seed=1).id.tolist() for limit in (1, 7, 20, 36, 99)}
+    assert [len(found) for found in sizes.values()] == [1, 7, 20, 36, 36]
+    assert set(sizes[1]) < set(sizes[7]) < set(sizes[20]) < set(sizes[36])
+    everything = [e.id for e in dataset]
+    for found in sizes.values():
+        assert found == [id for id in everything if id in set(found)], "rows stay in the data set's order"
+    assert run(CentreGuess(), dataset, limit=7, seed=2).id.tolist() != sizes[7]
+    assert run(CentreGuess(), dataset, limit=0).id.tolist() == everything
+    assert len({id.split("/")[0] for id in sizes[20]}) == 7, "whole pictures: six of three phrases and a part of one"
+
+
+# -- stores
+
+
+def test_a_store_grows_and_keeps_its_rows(root, tmp_path):
+    dataset, model = Flickr30kEntities(root), Noted()
+    small = run(model, dataset, limit=7, store=tmp_path / "s")
+    images = sum(map(len, model.asked))
+    full = run(model, dataset, store=RecordStore(tmp_path / "s"))
+    again = run(model, dataset, store=tmp_path / "s")
+    pd.testing.assert_frame_equal(full, run(RandomMap(), dataset))
+    pd.testing.assert_frame_equal(full, again)
+    assert full.set_index("id").loc[small.id].reset_index().equals(small)
+    assert images == 3 and sum(map(len, model.asked)) == 3 + 10, "only the picture that was cut is asked again"
+    assert run(model, dataset, limit=7, store=tmp_path / "s").equals(small)
+
+
+@pytest.mark.parametrize("change", [{"protocol": "paper"}, {"tau": 0.5}, {"ties": "first"}])
+def test_a_store_of_other_settings_is_refused(root, tmp_path, change):
+    dataset = Flickr30kEntities(root)
+    run(CentreGuess(), dataset, limit=4, store=tmp_path / "s")
+    with pytest.raises(StoreError, match="other settings"):
+        run(CentreGuess(), dataset, store=tmp_path / "s", **change)
+    with pytest.raises(StoreError, match="model is"):
+        run(CentreGuess(spread=0.3), dataset, store=tmp_path / "s")
+    with pytest.raises(StoreError, match="dataset is"):
+        run(CentreGuess(), Flickr30kEntities(root, boxes="union"), store=tmp_path / "s")
+
+
+WORKER = """
+import sys, time
+from qgcam_lib.data.flickr30k import Flickr30kEntities
+from qgcam_lib.explain.baselines import RandomMap
+from qgcam_lib.grounding import ground
+class Slow(RandomMap):
+    def maps_batch(self, images, phrases):
+        time.sleep(float(sys.argv[3]))
+        return super().maps_batch(images, phrases)
+dataset = Flickr30kEntities(sys.argv[1])
+frame = ground(Slow(), dataset, protocol="pixel", store=sys.argv[2], batch_images=1, progress=False, on_error="record")
+print(len(frame))
+"""
+
+
+def test_killed_in_the_middle_and_continued(root, tmp_path):
+    (root / "Annotations" / "1.xml").unlink()
+    folder = tmp_path / "s"
+    start = [sys.executable, "-c", WORKER, str(root), str(folder), "0.2"]
+    worker = subprocess.Popen(start, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("part-*.parquet"))) < 4 and time.monotonic() < deadline and worker.poll() is None:
+        time.sleep(0.01)
+    worker.send_signal(signal.SIGKILL)
+    assert worker.wait() == -signal.SIGKILL, "the worker must be killed, not finished"
+    kept = len(RecordStore(folder).done())
+    assert 10 <= kept < N_EXAMPLES - 2
+    model = Noted()
+    dataset = Flickr30kEntities(root)
+    found = run(model, dataset, store=folder, batch_images=1, on_error="record")
+    expected = run(RandomMap(), dataset, on_error="record")
+    pd.testing.assert_frame_equal(found, expected)
+    assert len(model.asked) == N_IMAGES - 1 - (kept - 1) // 3, "finished pictures are not explained again"
+
+
+# -- what breaks
+
+
+def broken_folder(root):
+    """Six pictures with one fault each; returns the words of each error by image."""
+    picture, xml, text = root / "images", root / "Annotations", root / "Sentences"
+    (picture / "0.jpg").write_bytes((picture / "0.jpg").read_bytes()[:900])
+    (picture / "1.jpg").unlink()
+    (picture / "2.jpg").write_text("429 Too Many Requests")
+    bomb = '<!DOCTYPE b [<!ENTITY a "lol">]><annotation>&a;</annotation>'
+    (xml / "3.xml").write_text(bomb)
+    (xml / "4.xml").write_text((xml / "4.xml").read_text().replace("<name>2</name>", "<name>22</name>"))
+    (text / "5.txt").write_text("[/EN#1/people A man and a dog .\n[/EN#1/people A man] waits .")
+    return {
+        "0": "cannot be decoded whole",
+        "1": "missing",
+        "2": "not a picture",
+        "3": "unsafe XML",
+        "4": "entity 2 of the phrase 'a dog' is not in this file",
+        "5": "sentence 0: a bracket is never closed",
+    }
+
+
+def test_each_broken_file_is_a_row_and_the_rest_is_scored(root):
+    words = broken_folder(root)
+    dataset = Flickr30kEntities(root)
+    frame = run(RandomMap(), dataset, on_error="record", batch_images=4)
+    lost = frame[frame.error.notna()]
+    assert lost.id.tolist() == [
+        "0/0/0",
+        "0/0/1",
+        "0/1/0",
+        "1/0/0",
+        "1/0/1",
+        "1/1/0",
+        "2/0/0",
+        "2/0/1",
+        "2/1/0",
+        "3/*",
+        "4/0/1",
+        "5/0/*",
+    ]
+    assert all(words[row.group] in row.error for row in lost.itertuples())
+    assert lost[list(SCORE_COLUMNS)].isna().all(axis=None)
+    files = {k: f"images/{k}.jpg" for k in "012"} | {k: f"Annotations/{k}.xml" for k in "34"} | {"5": "Sentences/5.txt"}
+    assert all(files[row.group] in row.error for row in lost.itertuples())
+    fine = frame[frame.error.isna()]
+    assert len(fine) == 18 + 2 + 1 and fine.io_ratio.notna().all()
+    assert {problem["file"] for problem in frame.attrs["problems"]} == {files[k] for k in "345"}
+
+
+def test_recorded_failures_are_kept_in_the_store(root, tmp_path):
+    broken_folder(root)
+    dataset = Flickr30kEntities(root)
+    first = run(RandomMap(), dataset, on_error="record", store=tmp_path / "s")
+    model = Noted()
+    second = run(model, dataset, on_error="record", store=tmp_path / "s")
+    pd.testing.assert_frame_equal(first, second)
+    assert model.asked == []
+
+
+def test_the_first_broken_file_raises_by_default(root, tmp_path):
+    words = broken_folder(root)
+    for image, text in words.items():
+        (root / "test.txt").write_text(image)
+        with pytest.raises(ExampleError, match=text) as error:
+            run(RandomMap(), Flickr30kEntities(root), store=tmp_path / image)
+        assert image in str(error.value)
+        assert RecordStore(tmp_path / image).done() == set()
+
+
+class Picky(RandomMap):
+    """A model that cannot explain one phrase, as a tokenizer may not."""
+
+    def maps(self, image, phrases):
+        if "a cat" in phrases:
+            raise RuntimeError("token 7 is out of range")
+        return super().maps(image, phrases)
+
+
+def test_a_model_that_fails_costs_its_own_picture_only(root):
+    (root / "Sentences" / "6.txt").write_text("[/EN#1/people A man] and [/EN#2/animals a cat] .")
+    dataset = Flickr30kEntities(root)
+    frame = run(Picky(), dataset, on_error="record")
+    lost = frame[frame.error.notna()]
+    assert lost.id.tolist() == ["6/0/0", "6/0/1"] and lost.error.unique().tolist() == [
+        "RuntimeError: token 7 is out of range"
+    ]
+    assert frame[frame.group != "6"].io_ratio.notna().all()
+    with pytest.raises(RuntimeError, match="token 7"):
+        run(Picky(), dataset)
+
+
+class Broken(RandomMap):
+    """A model with a NaN in the map of one picture."""
+
+    def maps(self, image, phrases):
+        maps = super().maps(image, phrases)
+        if image.size[1] == 52:
+            maps[1, 3, 3] = float("nan")
+        return maps
+
+
+def test_a_map_with_a_nan_costs_its_own_example_only(root):
+    dataset = Flickr30kEntities(root)
+    frame = run(Broken(), dataset, on_error="record")
+    lost = frame[frame.error.notna()]
+    assert set(lost.prompt) == {"a dog"} and len(lost) == 4 and all("NaN or infinity" in text for text in lost.error)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        run(Broken(), dataset)
+
+
+class Short(RandomMap):
+    """A model that forgets the last phrase."""
+
+    def maps(self, image, phrases):
+        return super().maps(image, phrases)[:-1]
+
+
+def test_a_model_that_gives_too_few_maps_is_told(root):
+    with pytest.raises(ValueError, match="expected one map a phrase"):
+        run(Short(), Flickr30kEntities(root))
+
+
+def test_memory_errors_are_never_recorded(root):
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    class Full(RandomMap):
+        def maps(self, image, phrases):
+            raise OutOfMemoryError("8 GiB wanted")
+
+    with pytest.raises(OutOfMemoryError):
+        run(Full(), Flickr30kEntities(root), on_error="record")
+
+
+def test_examples_without_boxes(root):
+    (root / "Sentences" / "3.txt").write_text("[/EN#0/notvisual It] is [/EN#1/people a man] .")
+    dataset = Flickr30kEntities(root, boxless="keep")
+    frame = run(RandomMap(), dataset, on_error="record").set_index("id")
+    assert "no boxes" in frame.error["3/0/0"] and frame.n_boxes["3/0/0"] == 0 and np.isnan(frame.box_share["3/0/0"])
+    assert frame.error["3/0/1"] is None
+    with pytest.raises(ExampleError, match="example 3/0/0.*no boxes"):
+        run(RandomMap(), dataset)
+
+
+def test_nothing_to_do_and_nothing_that_works(root, tmp_path):
+    assert len(run(RandomMap(), [])) == 0
+    (root / "images").rename(tmp_path / "gone")
+    frame = run(RandomMap(), Flickr30kEntities(root), on_error="record", store=tmp_path / "s")
+    assert len(frame) == N_EXAMPLES and frame.error.notna().all()
+
+
+@pytest.mark.parametrize(
+    "option", [{"on_error": "ignore"}, {"limit": -1}, {"batch_images": 0}, {"protocol": "papr"}, {"ties": "last"}]
+)
+def test_wrong_options_are_named(root, option):
+    for policy in ("raise", "record"):
+        with pytest.raises(ValueError, match=next(iter(option))):
+            run(RandomMap(), Flickr30kEntities(root), **{"on_error": policy, **option})
+
+
+def test_a_box_on_a_picture_of_another_size_is_never_scored(root):
+    image = root / "images" / "0.jpg"
+    example = GroundingExample("0", image, "a man", [[1, 1, 5, 5]], "0", (24, 32))
+    frame = run(RandomMap(), [example], on_error="record")
+    assert "64 x 48 pixels, the annotation says 32 x 24" in frame.error[0]
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="no real photographs (../shared/realdata/photos)")
+def test_real_photographs_from_folder_to_frame():
+    frame = run(CentreGuess(), load_dataset(PHOTOS, boxes="union"), protocol="paper")
+    assert len(frame) == 23 and frame.error.isna().all() and frame[list(SCORE_COLUMNS)].notna().all(axis=None)
+    hits = frame.set_index("id").pg_hit
+    assert hits["185590/0/0"] == 1 and hits["324266/0/3"] == 0  # the giraffe stands in the middle, the bathtub does not
