@@ -30,7 +30,7 @@ def why_not_comparable(*, is_miniworld: bool, weights: str, n_ours: int, n_paper
         return f"{n_ours} of {n_paper} examples"
     return ""
 
-# %% ../../nbs/lib/41b_report_compare.ipynb #4e966bb9
+# %% ../../nbs/lib/41b_report_compare.ipynb #22da3514
 def cautions(*, is_miniworld: bool, weights: str, n: int, n_split: int) -> list[str]:
     """What a reader must know before the scores of a run, as Markdown paragraphs; never empty.
 
@@ -49,7 +49,7 @@ def cautions(*, is_miniworld: bool, weights: str, n: int, n_split: int) -> list[
         notes.append("> **The weights are the mini ones.** They were trained on drawn scenes only. On photographs "
                      "their scores say nothing about the paper's models.")
     if n < n_split:
-        notes.append(f"> **A part of the split.** {n} of {n_split} phrases are scored, the first in the split's order. "
+        notes.append(f"> **A part of the split.** {n} of {n_split} phrases are scored, on images drawn with the seed. "
                      "`limit = 0` scores all.")
     return notes or [f"All {n_split} phrases of the split are scored, with trained weights."]
 
@@ -138,9 +138,12 @@ def _limits(published: pd.DataFrame, name: str, n: int | None) -> tuple[float, f
         return (50 / n if n else 0.0), 100 * published.attrs["tolerance"][name]
     return published.attrs["printed_half_unit"][name], published.attrs["tolerance"][name]
 
-# %% ../../nbs/lib/41b_report_compare.ipynb #0ced97c8
+# %% ../../nbs/lib/41b_report_compare.ipynb #59b79589
 def comparison_view(rows: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `paper_vs_ours` as text for a reader: numbers in the paper's form, our mean with its interval."""
+    """The frame of `paper_vs_ours` as text for a reader: numbers in the paper's form, our mean with its interval.
+
+    A difference is shown only where the two can be compared; the frame itself keeps it.
+    """
     def number(metric, value, n):
         if pd.isna(value):
             return "–"
@@ -160,11 +163,11 @@ def comparison_view(rows: pd.DataFrame) -> pd.DataFrame:
         text = number(r.metric, r.paper, r.n_paper)
         return f"{text} = {r.paper:.1f} %" if r.metric == "pg_uncertain" and pd.notna(r.paper) else text
 
-    def sign(value):
-        return "–" if pd.isna(value) else f"{value:+.3f}"
+    def sign(r):
+        return "–" if pd.isna(r.difference) or r.verdict.startswith("not ") else f"{r.difference:+.3f}"
 
     lines = [{"metric": column_label(r.metric), "split": f"{r.dataset}, {r.split}", "n paper": r.n_paper,
-              "n ours": r.n_ours, "paper": paper(r), "ours [95 % interval]": ours(r), "difference": sign(r.difference),
+              "n ours": r.n_ours, "paper": paper(r), "ours [95 % interval]": ours(r), "difference": sign(r),
               "tolerance": f"± {r.tolerance:g}", "verdict": r.verdict, "run": r.run_id} for r in rows.itertuples()]
     return pd.DataFrame(lines).set_index("metric")
 

@@ -57,21 +57,23 @@ def draw_map(ax: Axes, image: Image.Image, heat: np.ndarray) -> None:
     ax.imshow(image.convert("L"), cmap="gray", extent=extent, vmin=-40, vmax=295)
     ax.imshow(scaled, cmap=HEAT, extent=extent, alpha=0.25 + 0.55 * scaled, vmin=0, vmax=1, interpolation="nearest")
 
-# %% ../../nbs/lib/41c_report_figures.ipynb #75406f77
+# %% ../../nbs/lib/41c_report_figures.ipynb #f6720da2
 def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int], *, tau: float = 0.7,
                delta: float = 50.0) -> None:
-    """Mark the peaks that the uncertainty test keeps: a ring inside the boxes, a cross outside.
+    """Mark the peaks that the uncertainty test keeps: a ring inside the boxes, a cross outside; the highest are large.
 
     heat: [H, W], the map that is scored; boxes: [k, 4] xyxy in pixels of the image; size: the image's (height, width);
     tau, delta: as in `score_maps`, delta in pixels of the map's grid.
     """
-    row, column = find_peaks(heat, tau, delta)[:, :2].astype(int).T
+    peaks = find_peaks(heat, tau, delta)
+    (row, column), top = peaks[:, :2].astype(int).T, peaks[:, 2] == peaks[:1, 2]
     inside = box_mask(resize_boxes(boxes, size, heat.shape), heat.shape)[row, column].astype(bool)
     y, x = (row + 0.5) * size[0] / heat.shape[0] - 0.5, (column + 0.5) * size[1] / heat.shape[1] - 0.5
-    edge = [withStroke(linewidth=4, foreground="black")]
-    for keep, marker, face in ((inside, "o", "none"), (~inside, "x", "white")):
-        ax.plot(x[keep], y[keep], marker, color="white", markerfacecolor=face, markersize=9, markeredgewidth=2,
-                path_effects=edge)
+    edge, thin = ([withStroke(linewidth=width, foreground="black")] for width in (4, 2.5))
+    looks = ((inside & top, "o", 10), (~inside & top, "x", 9), (inside & ~top, "o", 4), (~inside & ~top, "x", 4))
+    for keep, marker, points in looks:
+        ax.plot(x[keep], y[keep], marker, color="white", markerfacecolor="none", markersize=points,
+                markeredgewidth=2 if points > 4 else 1.2, path_effects=edge if points > 4 else thin)
 
 # %% ../../nbs/lib/41c_report_figures.ipynb #e3cc23df
 def score_lines(scores: Mapping | pd.Series) -> str:
@@ -202,7 +204,7 @@ def score_histograms(frames: pd.DataFrame | Mapping[str, pd.DataFrame],
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     return figure
 
-# %% ../../nbs/lib/41c_report_figures.ipynb #a16d3d68
+# %% ../../nbs/lib/41c_report_figures.ipynb #c652f64f
 def score_intervals(summary: pd.DataFrame, *, title: str = "") -> Figure:
     """Mean and interval of every score as points on one axis from 0 to 1, a marker a model (from `score_summary`)."""
     models, metrics = list(dict.fromkeys(summary["model"])), list(dict.fromkeys(summary["metric"]))
@@ -213,7 +215,7 @@ def score_intervals(summary: pd.DataFrame, *, title: str = "") -> Figure:
         spread = np.clip([rows["value"] - rows["ci_low"], rows["ci_high"] - rows["value"]], 0, None)
         ax.errorbar(rows["value"], place, xerr=spread, fmt="os^D"[k % 4], color=PALETTE[k % 4], label=model, capsize=2,
                     markersize=5, linewidth=1.4)
-    ax.set(yticks=range(len(metrics)), yticklabels=[_share_label(m) for m in metrics], xlim=(0, 1),
+    ax.set(yticks=range(len(metrics)), yticklabels=[_share_label(m) for m in metrics], xlim=(-0.02, 1.02),
            xlabel="mean over phrases, 95 % interval")
     ax.invert_yaxis()
     ax.grid(axis="y", alpha=0.3)

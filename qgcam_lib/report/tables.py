@@ -6,7 +6,8 @@
 __all__ = ['TABLE1', 'column_label', 'score_summary', 'format_score', 'format_interval', 'rank_marks', 'MarkedTable',
            'score_table', 'paper_table']
 
-# %% ../../nbs/lib/41a_report_tables.ipynb #6a93c536
+# %% ../../nbs/lib/41a_report_tables.ipynb #185db608
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -103,7 +104,7 @@ def rank_marks(values: pd.Series, higher_is_better: bool) -> pd.Series:
     marks[rank.index[rank == 2]] = "second"
     return marks
 
-# %% ../../nbs/lib/41a_report_tables.ipynb #3143d0d0
+# %% ../../nbs/lib/41a_report_tables.ipynb #cafde6a2
 @dataclass(frozen=True, repr=False)
 class MarkedTable:
     """A table ready to read: `frame` holds the cells as text, `marks` says 'best', 'second' or '' for each of them."""
@@ -121,6 +122,11 @@ class MarkedTable:
 
     def __repr__(self) -> str:
         return self.to_markdown()
+
+    def plain(self) -> pd.DataFrame:
+        """The cells turned round, a row a score and a column a model, for a terminal or a file: '0.12 [0.11–0.13]'."""
+        text = self.frame.map(lambda s: re.sub(r"\n(.*)", r" [\1]", s)).T
+        return text.rename_axis("score").reset_index().rename_axis(columns=None)
 
     def to_markdown(self) -> str:
         """GitHub Markdown: best in bold, second underlined, the caption above the table."""
