@@ -33,7 +33,7 @@ CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-env: $(SELF_STAMP)  ## make or update the environment in .venv
+env: $(SELF_STAMP) | $(VENV)/user/ipython  ## make or update the environment in .venv
 
 $(LOCK_STAMP): | $(VENV)/bin/python
 	@echo "Installing the locked packages into $(VENV) (about 300, 7 GB; some minutes, once) ..."
@@ -43,6 +43,9 @@ $(LOCK_STAMP): | $(VENV)/bin/python
 $(SELF_STAMP): $(LOCK_STAMP)
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . $(QUIETLY)
 	@rm -f $(VENV)/.qgcam-self-* && touch $@
+
+$(VENV)/user/ipython: | $(SELF_STAMP)
+	@mkdir -p $@
 
 $(VENV)/bin/python:
 	@python="$(PYTHON)"; \
