@@ -62,17 +62,18 @@ def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = F
     mixed = mixed.transpose(1, 2).flatten(2)
     return block.output(mixed[:, 0] if first_only else tokens.pack(mixed), asking)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #d32d591d
+# %% ../../nbs/lib/22_gradcam.ipynb #b241e838
 def image_keys_values(encoder, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
     """Cross-attention keys and values of one image for every layer of a text encoder; None for a layer without it.
 
     encoder: a BERT with `encoder.layer`, whose fusing layers have `crossattention` (LAVIS's BLIP and ALBEF); states:
     [M, C], the image encoder's output, class token first. Each key and value is [heads, M, C / heads].
     """
-    found = []
+    found: list = []
     for layer in encoder.encoder.layer:
         inner = layer.crossattention.self if hasattr(layer, "crossattention") else None
-        found.append(inner and tuple(_heads(part(states), inner).contiguous() for part in (inner.key, inner.value)))
+        pair = (inner.key, inner.value) if inner is not None else ()
+        found.append(tuple(_heads(part(states), inner).contiguous() for part in pair) or None)
     return found
 
 
@@ -86,35 +87,36 @@ def _attended(block, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
     """The rest of a cross-attention: join the heads of `mixed` [heads, N, d], project, add, norm."""
     return block.output(mixed.transpose(0, 1).flatten(1), x)
 
-# %% ../../nbs/lib/22_gradcam.ipynb #32435b6e
-def _layer(layer, x: torch.Tensor, tokens: Tokens, image, first_only: bool = False) -> torch.Tensor:
-    """One whole text layer on the listed tokens; image: its keys and values, or None."""
+# %% ../../nbs/lib/22_gradcam.ipynb #66b09b80
+def _layer(layer, x: torch.Tensor, tokens: Tokens, pair, first_only: bool = False) -> torch.Tensor:
+    """One whole text layer on the listed tokens; pair: the image's keys and values for it, or None."""
     x = _self_attention(layer.attention, x, tokens, first_only)
-    if image is not None:
+    if pair is not None:
         queries = _heads(layer.crossattention.self.query(x), layer.crossattention.self)
-        mixed = F.scaled_dot_product_attention(queries[None], image[0][None], image[1][None])[0]
+        mixed = F.scaled_dot_product_attention(queries[None], pair[0][None], pair[1][None])[0]
         x = _attended(layer.crossattention, x, mixed)
     return layer.output(layer.intermediate(x), x)
 
 
-def _layers(encoder, x: torch.Tensor, tokens: Tokens, images: list, start: int,
+def _layers(encoder, x: torch.Tensor, tokens: Tokens, seen: list, start: int,
             stop: int | None = None) -> torch.Tensor:
     """Layers start..stop-1; when the last layer is among them, the result is the first tokens' states alone, [P, C]."""
     layers = encoder.encoder.layer
     for i in range(start, len(layers) if stop is None else stop):
-        x = _layer(layers[i], x, tokens, images[i], first_only=i == len(layers) - 1)
+        x = _layer(layers[i], x, tokens, seen[i], first_only=i == len(layers) - 1)
     return x
 
-# %% ../../nbs/lib/22_gradcam.ipynb #f3b6dad2
+# %% ../../nbs/lib/22_gradcam.ipynb #0fffa37d
 @torch.no_grad()
-def match_logits(encoder, head, tokens: Tokens, images: list) -> torch.Tensor:
+def match_logits(encoder, head, tokens: Tokens, seen: list) -> torch.Tensor:
     """Matching logits [P, 2] (no match, match) of P phrases with one image.
 
-    encoder: the text encoder, in evaluation mode; head: the linear matching head; images: from `image_keys_values`.
+    encoder: the text encoder, in evaluation mode; head: the linear matching head; seen: the image, from
+    `image_keys_values`.
     """
     _check_evaluation(encoder)
     x = tokens.pack(encoder.embeddings(tokens.ids))
-    return head(_layers(encoder, x, tokens, images, 0))
+    return head(_layers(encoder, x, tokens, seen, 0))
 
 
 def _check_evaluation(encoder) -> None:
@@ -122,8 +124,8 @@ def _check_evaluation(encoder) -> None:
         raise ValueError("encoder: expected evaluation mode, got training mode, where dropout makes maps random. "
                          "Call model.eval().")
 
-# %% ../../nbs/lib/22_gradcam.ipynb #07bf2b97
-def attention_gradients(encoder, head, tokens: Tokens, images: list,
+# %% ../../nbs/lib/22_gradcam.ipynb #cc63ca5d
+def attention_gradients(encoder, head, tokens: Tokens, seen: list,
                         block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention of one layer and the derivative of each phrase's matching logit by it.
 
@@ -133,12 +135,12 @@ def attention_gradients(encoder, head, tokens: Tokens, images: list,
     """
     _check_evaluation(encoder)
     layers = encoder.encoder.layer
-    if not 0 <= block < len(layers) or images[block] is None:
-        fusing = [i for i, image in enumerate(images) if image is not None]
+    if not 0 <= block < len(layers) or seen[block] is None:
+        fusing = [i for i, pair in enumerate(seen) if pair is not None]
         raise ValueError(f"block: expected a layer with cross-attention, one of {fusing}, got {block}.")
-    layer, (keys, values) = layers[block], images[block]
+    layer, (keys, values) = layers[block], seen[block]
     with torch.no_grad():
-        x = _layers(encoder, tokens.pack(encoder.embeddings(tokens.ids)), tokens, images, 0, block)
+        x = _layers(encoder, tokens.pack(encoder.embeddings(tokens.ids)), tokens, seen, 0, block)
         x = _self_attention(layer.attention, x, tokens)
         attention = _attention(layer.crossattention, x, keys)
     with torch.enable_grad():
@@ -146,7 +148,7 @@ def attention_gradients(encoder, head, tokens: Tokens, images: list,
         x = _attended(layer.crossattention, x, attention @ values)
         x = layer.output(layer.intermediate(x), x)
         last = block == len(layers) - 1
-        logits = head(x[tokens.first] if last else _layers(encoder, x, tokens, images, block + 1))
+        logits = head(x[tokens.first] if last else _layers(encoder, x, tokens, seen, block + 1))
         (gradient,) = torch.autograd.grad(logits[:, 1].sum(), attention)
     return attention.detach(), gradient, logits.detach()
 
@@ -194,14 +196,14 @@ def phrase_maps(maps: torch.Tensor, tokens: Tokens, weights: torch.Tensor) -> to
     """Maps of phrases [P, h, w] from maps of the listed tokens [N, h, w] and `token_weights` [P, T]."""
     return torch.einsum("pt,pthw->phw", weights.to(maps), tokens.pad(maps))
 
-# %% ../../nbs/lib/22_gradcam.ipynb #7b1793a1
-def gradcam(encoder, head, tokens: Tokens, images: list, *, block: int, grid: tuple[int, int],
+# %% ../../nbs/lib/22_gradcam.ipynb #cb9735b8
+def gradcam(encoder, head, tokens: Tokens, seen: list, *, block: int, grid: tuple[int, int],
             weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """GradCAM maps of P phrases for one image, and their matching logits.
 
-    encoder, head, tokens, images, block: as in `attention_gradients`; grid: rows and columns of the image's patches;
+    encoder, head, tokens, seen, block: as in `attention_gradients`; grid: rows and columns of the image's patches;
     weights: [P, T] from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A phrase's
     map does not depend on the other phrases. A map is all zero where no patch raises the score.
     """
-    attention, gradient, logits = attention_gradients(encoder, head, tokens, images, block)
+    attention, gradient, logits = attention_gradients(encoder, head, tokens, seen, block)
     return phrase_maps(token_maps(attention, gradient, grid), tokens, weights), logits

@@ -68,14 +68,14 @@ def clean_phrase(phrase: str) -> str:
         warnings.warn(f"a phrase of {len(words)} words was cut to {MAX_WORDS}: {phrase[:60]!r}...", stacklevel=2)
     return " ".join(words[:MAX_WORDS])
 
-# %% ../../nbs/lib/21a_blip_explainer.ipynb #8cbbc7e3
+# %% ../../nbs/lib/21a_blip_explainer.ipynb #2bdd88a3
 @dataclass(frozen=True)
 class ImageState:
     """What the text encoder needs of one image: keys and values a layer (see `image_keys_values`)."""
 
-    images: list
+    seen: list
 
-# %% ../../nbs/lib/21a_blip_explainer.ipynb #522dce09
+# %% ../../nbs/lib/21a_blip_explainer.ipynb #eb9ea4c5
 class BlipExplainer:
     """BLIP's matcher as Explainer and Matcher.
 
@@ -142,7 +142,7 @@ class BlipExplainer:
         """Matching probabilities [I, T] float32 in 0..1 of every image with every text."""
         batches = self._batches(texts)
         text, head = self.model.text_encoder, self.model.itm_head
-        rows = [[match_logits(text, head, tokens, state.images).float().softmax(1)[:, 1].cpu() for tokens in batches]
+        rows = [[match_logits(text, head, tokens, state.seen).float().softmax(1)[:, 1].cpu() for tokens in batches]
                 for state in self._states(images)]
         return torch.stack([torch.cat(row) for row in rows]) if rows and batches else torch.zeros(len(rows), len(texts))
 
@@ -166,7 +166,7 @@ class BlipExplainer:
 
     def _token_maps(self, state: ImageState, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         text, head = self.model.text_encoder, self.model.itm_head
-        attention, gradient, logits = attention_gradients(text, head, tokens, state.images, self.block)
+        attention, gradient, logits = attention_gradients(text, head, tokens, state.seen, self.block)
         return token_maps(attention, gradient, self.config.grid), logits
 
     def _states(self, images: Sequence) -> Iterator[ImageState]:
