@@ -1,0 +1,166 @@
+"""The command line: exit codes, one-line errors, and the commands over real folders. One kernel is started."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from qgcam_lib.cli import join_pairs, main
+
+ROOT = Path(__file__).resolve().parents[1]
+PHOTOS = ROOT.parent / "shared" / "realdata" / "photos"
+CELLS = """from qgcam_lib.runs import current_run
+import pandas as pd
+run = current_run()
+if limit < 0: raise ValueError("limit is negative")
+run.save_table(pd.DataFrame({"metric": ["io_ratio"], "value": [limit / 10]}), "score_table", "A *made-up* score.")
+run.save_table(pd.DataFrame({"id": []}), "failed", "Nothing failed.")
+import matplotlib.pyplot as plt
+run.save_figure(plt.figure(figsize=(1, 1)), "blank", "An empty figure.")
+run.record(n=limit, scores={"io_ratio": limit / 10})"""
+
+
+def write_notebook(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = [new_code_cell("limit: int = 4  # how many", metadata={"tags": ["parameters"]}), new_code_cell(CELLS)]
+    nbformat.write(new_notebook(cells=cells), path)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with one small notebook, run once with limit=7."""
+    folder = tmp_path_factory.mktemp("project")
+    write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["run", "nbs/papers/q_groundcam.ipynb", "-p", "limit", "7", "--outputs", "outputs", "--quiet"]) == 0
+    return folder
+
+
+def test_pairs_are_joined_only_behind_their_option():
+    assert join_pairs(["run", "n", "-p", "a", "-1", "--force", "-p", "b=c=d", "--parameter", "e", ""]) == \
+        ["run", "n", "-p", "a=-1", "--force", "-p", "b=c=d", "--parameter", "e="]
+    assert join_pairs(["-p"]) == ["-p"] and join_pairs(["-p", "a"]) == ["-p", "a"]
+
+
+@pytest.mark.parametrize("line, words", [
+    ("run nbs/papers/q_groundcam.ipynb -p limit many", "expected int, given 'many'"),
+    ("run nbs/papers/q_groundcam.ipynb -p limt 3", "Did you mean `limit`?"),
+    ("run nbs/papers/q_groundcam.ipynb -p limit", "a value is missing"),
+    ("run no.ipynb", "does not exist"),
+    ("run", "Missing argument"),
+    ("runn", "runn"),
+    ("table --outputs nowhere", "no finished run"),
+    ("data verify nowhere", "no such folder"),
+    ("data", "Usage"),
+])
+def test_wrong_calls_are_one_line_and_exit_code_2(line, words, project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert main(line.split()) == 2
+    shown = capsys.readouterr()
+    assert words in shown.out + shown.err and "Traceback" not in shown.err
+    if shown.err.startswith("qgcam: "):
+        assert shown.err.count("\n") == 1
+
+
+def test_a_broken_settings_value_is_named(project):
+    code = "import sys; from qgcam_lib.cli import main; sys.exit(main(['table']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True,
+                          env=os.environ | {"QGCAM_BATCHSIZE": "3", "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2 and "QGCAM_BATCH_SIZE" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_is_shown_skipped_and_listed(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert main(["run", "nbs/papers/q_groundcam.ipynb", "--show"]) == 0
+    assert capsys.readouterr().out == "limit: int = 4   # how many\n"
+    assert main(["run", "nbs/papers/q_groundcam.ipynb", "-p", "limit=7", "--outputs", "outputs", "--gather", "g"]) == 0
+    assert "finished before. outputs/q_groundcam/" in capsys.readouterr().out
+    assert {p.name for p in Path("g").rglob("*") if p.is_file()} == {
+        "run.json", "run.html", "blank.png", "blank.svg", "score_table.csv", "score_table.html", "failed.csv",
+        "failed.html"}
+    assert main(["table", "--outputs", "outputs"]) == 0
+    shown = capsys.readouterr().out
+    assert "A *made-up* score." in shown and "0.700" in shown and "limit=7" in shown and "snakemake --report" in shown
+    assert "Nothing failed" not in shown
+    assert main(["gather", "g/run.json", "--to", "g/overview.html"]) == 0
+    assert "<td>0.700</td>" in Path("g/overview.html").read_text()
+
+
+def test_a_failed_run_is_exit_code_1(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert main(["run", "nbs/papers/q_groundcam.ipynb", "-p", "limit=-1", "--outputs", "outputs", "--quiet"]) == 1
+    shown = capsys.readouterr().err
+    assert "ValueError: limit is negative" in shown and "run.error.ipynb" in shown and "Traceback" not in shown
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    code = ("import sys; from qgcam_lib.cli import main; main(['--help']); "
+            "print({'torch', 'pandas', 'numpy', 'papermill', 'pydantic', 'snakemake'} & set(sys.modules))")
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert shown.splitlines()[-1] == "set()" and "verify" not in shown
+    for command in ("run", "table", "models", "data", "zoo"):
+        assert f"\n  {command} " in shown
+
+
+def test_models_as_json(capsys):
+    assert main(["models", "--json"]) == 0
+    assert {"blip-base", "blip-large"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs ../shared/realdata/photos")
+def test_verify_names_each_fault_of_a_data_set(tmp_path, capsys):
+    import shutil
+
+    assert main(["data", "verify", str(PHOTOS)]) == 0
+    assert "0 errors" in capsys.readouterr().out
+    shutil.copytree(PHOTOS, tmp_path / "photos")
+    pictures = sorted((tmp_path / "photos").rglob("*.jpg"))
+    pictures[0].write_bytes(pictures[0].read_bytes()[:200])
+    pictures[1].unlink()
+    assert main(["data", "verify", str(tmp_path / "photos"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {pictures[0].name, pictures[1].name} <= {Path(row["file"]).name for row in found}
+
+
+# ---- Snakemake --------------------------------------------------------------------------------------------------
+
+
+def snakemake(project, *arguments):
+    environment = os.environ | {"QGCAM_OUTPUTS": str(project / "outputs"), "PYTHONPATH": str(ROOT),
+                                "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+                                "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(project)]
+    return subprocess.run([*command, "--config", "parameters={limit: 7}", *arguments], cwd=project, env=environment,
+                          capture_output=True, text=True, timeout=300)
+
+
+def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(project):
+    made = project / "outputs" / "gathered" / "miniworld.made"
+    made.parent.mkdir(parents=True)  # this notebook has no use for the miniworld
+    made.touch()
+    done = snakemake(project, "--cores", "1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    run_id, = [p.name for p in (project / "outputs" / "gathered" / "q_groundcam" / "miniworld").iterdir()]
+    record = json.loads((project / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
+    assert record["parameters"] == {"limit": 7} and record["attempts"] == 1
+
+    done = snakemake(project, "--report", "outputs/report.html")
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = (project / "outputs" / "report.html").read_text()
+    for words in (run_id, "score_table", "blank", "failed", "made-up", "An empty figure.", "Nothing failed."):
+        assert words in page
+    for tag in ('<script src="http', '<link rel="stylesheet" href="http', "@import url(http"):
+        assert tag not in page
+
+
+def test_the_slurm_profile_knows_the_resources_of_a_run(project):
+    done = snakemake(project, "--dry-run", "--workflow-profile", str(ROOT / "profiles" / "slurm"), "--forcerun", "run")
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown[-2000:]
+    assert "mem_mb=6000" in shown and "runtime=120" in shown
