@@ -1,9 +1,10 @@
 """The miniworld: rendered scenes with known truth, written in the official formats of the real data sets."""
 
 from qgcam_lib.miniworld.flickr30k import CHECKSUM, checksum, ensure, make_flickr30k, read_card
-from qgcam_lib.miniworld.language import describe, vocabulary
+from qgcam_lib.miniworld.language import describe
 from qgcam_lib.miniworld.render import SEED, Picture, make_picture, make_scene, render
 from qgcam_lib.miniworld.scene import Relation, Scene, Thing
+from qgcam_lib.miniworld.words import vocabulary
 
 __all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure", "make_flickr30k",
            "make_picture", "make_scene", "read_card", "render", "vocabulary"]

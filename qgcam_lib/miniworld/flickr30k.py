@@ -6,7 +6,7 @@
 __all__ = ['VERSION', 'CHECKSUM', 'image_id', 'annotated', 'annotation_xml', 'sentences_text', 'checksum', 'read_card',
            'make_flickr30k', 'ensure']
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #d96a4471
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #37257d5b
 import hashlib
 import json
 import os
@@ -14,16 +14,18 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 
 from PIL import Image
 from tqdm.auto import tqdm
 
-from .language import Entity, Sentence, describe
+from .language import describe
 from .render import SEED, Picture, make_picture
+from .words import Entity, Sentence
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #162caeb4
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #24b1bdcf
 _OFFSET = {"train": 1_000_000, "val": 2_000_000, "test": 3_000_000}
 VERSION = 1
 
@@ -33,27 +35,52 @@ def image_id(index: int, split: str) -> int:
     return _OFFSET[split] + index
 
 
-def annotated(index: int, split: str = "test", *, seed: int = SEED, size: int = 96, natural: bool | None = None) -> tuple[Picture, list[Sentence], list[Entity]]:
+def annotated(
+    index: int, split: str = "test", *, seed: int = SEED, size: int = 96, natural: bool | None = None
+) -> tuple[Picture, list[Sentence], list[Entity]]:
     "Picture, sentences and entities of a scene, numbered as in the written data set."
     picture = make_picture(index, split, seed=seed, size=size, natural=natural)
     sentences, entities = describe(picture.scene, 50 * image_id(index, split))
     return picture, sentences, entities
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #bbf0a80b
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #38571dd1
 def annotation_xml(picture: Picture, entities: Iterable[Entity], filename: str) -> str:
     "The annotation of a scene as the text of a Flickr30k Entities XML file."
     height, width = picture.image.shape[:2]
-    lines = ["<annotation>", f"\t<filename>{filename}</filename>", "\t<size>", f"\t\t<width>{width}</width>", f"\t\t<height>{height}</height>", "\t\t<depth>3</depth>", "\t</size>"]
+    lines = [
+        "<annotation>",
+        f"\t<filename>{filename}</filename>",
+        "\t<size>",
+        f"\t\t<width>{width}</width>",
+        f"\t\t<height>{height}</height>",
+        "\t\t<depth>3</depth>",
+        "\t</size>",
+    ]
     entities = list(entities)
     for t in picture.scene.things:
         names = [e.id for e in entities if t.id in e.things]
         if names:
             x0, y0, x1, y1 = (int(v) for v in t.box)
-            lines += ["\t<object>", *(f"\t\t<name>{n}</name>" for n in names), "\t\t<bndbox>", f"\t\t\t<xmin>{x0 + 1}</xmin>", f"\t\t\t<ymin>{y0 + 1}</ymin>",
-                      f"\t\t\t<xmax>{x1}</xmax>", f"\t\t\t<ymax>{y1}</ymax>", "\t\t</bndbox>", "\t</object>"]
+            lines += [
+                "\t<object>",
+                *(f"\t\t<name>{n}</name>" for n in names),
+                "\t\t<bndbox>",
+                f"\t\t\t<xmin>{x0 + 1}</xmin>",
+                f"\t\t\t<ymin>{y0 + 1}</ymin>",
+                f"\t\t\t<xmax>{x1}</xmax>",
+                f"\t\t\t<ymax>{y1}</ymax>",
+                "\t\t</bndbox>",
+                "\t</object>",
+            ]
     for e in entities:
         if not e.things:
-            lines += ["\t<object>", f"\t\t<name>{e.id}</name>", f"\t\t<scene>{int(e.scene)}</scene>", f"\t\t<nobndbox>{int(not e.scene)}</nobndbox>", "\t</object>"]
+            lines += [
+                "\t<object>",
+                f"\t\t<name>{e.id}</name>",
+                f"\t\t<scene>{int(e.scene)}</scene>",
+                f"\t\t<nobndbox>{int(not e.scene)}</nobndbox>",
+                "\t</object>",
+            ]
     return "\n".join([*lines, "</annotation>"]) + "\n"
 
 
@@ -75,8 +102,17 @@ def checksum(indices: Iterable[int] = range(64), split: str = "test", *, seed: i
         total.update(annotation_xml(picture, entities, f"{image_id(i, split)}.png").encode())
     return total.hexdigest()
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #2a4b7c35
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #0493556b
 _FOLDERS = ("images", "Sentences", "Annotations")
+
+
+def _put(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        while data:
+            data = data[os.write(handle, data):]
+    finally:
+        os.close(handle)
 
 
 def _write_scene(index: int, split: str, folder: str, seed: int, size: int, resume: bool) -> None:
@@ -85,9 +121,11 @@ def _write_scene(index: int, split: str, folder: str, seed: int, size: int, resu
     if resume and last.exists() and last.read_text(encoding="utf-8").endswith("</annotation>\n"):
         return
     picture, sentences, entities = annotated(index, split, seed=seed, size=size)
-    Image.fromarray(picture.image).save(root / "images" / f"{name}.png", compress_level=1)
-    (root / "Sentences" / f"{name}.txt").write_text(sentences_text(sentences), encoding="utf-8", newline="\n")
-    last.write_text(annotation_xml(picture, entities, f"{name}.png"), encoding="utf-8", newline="\n")
+    png = BytesIO()
+    Image.fromarray(picture.image).save(png, "PNG", compress_level=1)
+    _put(root / "images" / f"{name}.png", png.getvalue())
+    _put(root / "Sentences" / f"{name}.txt", sentences_text(sentences).encode())
+    _put(last, annotation_xml(picture, entities, f"{name}.png").encode())
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -107,7 +145,7 @@ def _locked(root: Path):
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #b0a66a1a
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #a5b67b39
 def read_card(root: str | Path) -> dict | None:
     "The contents of `miniworld.json`, by which a folder is recognised as the miniworld; None when there is none."
     path = Path(root) / "miniworld.json"
@@ -119,11 +157,17 @@ def _check_card(root: Path, wanted: dict) -> dict:
     if card is None:
         strange = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
         if strange:
-            raise ValueError(f"root: expected an empty folder or a miniworld, but {root} has no miniworld.json and holds {strange[:3]}; give another folder")
+            raise ValueError(
+                f"root: expected an empty folder or a miniworld, but {root} has no miniworld.json "
+                f"and holds {strange[:3]}; give another folder"
+            )
         return {**wanted, "splits": {}}
     for key, value in wanted.items():
         if card.get(key) != value:
-            raise ValueError(f"{key}: {root} was made with {card.get(key)!r}, asked for {value!r}; give another folder or delete this one")
+            raise ValueError(
+                f"{key}: {root} was made with {card.get(key)!r}, asked for {value!r}; "
+                "give another folder or delete this one"
+            )
     return card
 
 
@@ -143,18 +187,36 @@ def _make_split(root: Path, split: str, count: int, seed: int, size: int, worker
                 bar.update()
     _write_text(root / f"{split}.txt", "".join(f"{image_id(i, split)}\n" for i in range(count)))
 
-# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #e3680258
-def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n_val: int = 500, *, seed: int = SEED, size: int = 96, workers: int = 0, progress: bool = True) -> Path:
+# %% ../../nbs/lib/17_miniworld_flickr30k.ipynb #d4a324cc
+def make_flickr30k(
+    root: str | Path,
+    n_test: int = 2000,
+    n_train: int = 20000,
+    n_val: int = 500,
+    *,
+    seed: int = SEED,
+    size: int = 96,
+    workers: int = 0,
+    progress: bool = True,
+) -> Path:
     """Writes the miniworld in the layout of Flickr30k Entities and returns the folder.
 
-    root: a new or empty folder, or an earlier miniworld with the same seed and size; a split that is there with at least as many
-    scenes is left alone, a count of 0 leaves a split out. workers: processes (0 and 1: this one). Written: `Sentences/<id>.txt`,
-    `Annotations/<id>.xml`, `images/<id>.png`, `train.txt`, `val.txt`, `test.txt`, `miniworld.json`.
+    root: a new or empty folder, or an earlier miniworld with the same seed and size. A split that is there with at
+    least as many scenes is left alone; a count of 0 leaves a split out. workers: processes (0 and 1: this one).
+    Written: `Sentences/<id>.txt`, `Annotations/<id>.xml`, `images/<id>.png`, `train.txt`, `val.txt`, `test.txt` and
+    `miniworld.json` (seed, size, counts and the generator's checksum).
     Errors: ValueError when the folder holds something else, or a miniworld with another seed, size or generator.
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    wanted = {"format": "miniworld", "layout": "flickr30k_entities", "version": VERSION, "generator": CHECKSUM, "seed": seed, "size": size}
+    wanted = {
+        "format": "miniworld",
+        "layout": "flickr30k_entities",
+        "version": VERSION,
+        "generator": CHECKSUM,
+        "seed": seed,
+        "size": size,
+    }
     with _locked(root):
         card = _check_card(root, wanted)
         for split, count in (("test", n_test), ("val", n_val), ("train", n_train)):
@@ -168,8 +230,18 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
     return root
 
 
-def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), *, n_test: int = 2000, n_train: int = 20000, n_val: int = 500, seed: int = SEED, size: int = 96,
-           workers: int = 0, progress: bool = True) -> Path:
+def ensure(
+    root: str | Path,
+    splits: str | Iterable[str] = ("test",),
+    *,
+    n_test: int = 2000,
+    n_train: int = 20000,
+    n_val: int = 500,
+    seed: int = SEED,
+    size: int = 96,
+    workers: int = 0,
+    progress: bool = True,
+) -> Path:
     """Makes the splits that are missing or incomplete, and only those; returns the folder.
 
     splits: names among 'train', 'val', 'test'. The other arguments are those of `make_flickr30k`.

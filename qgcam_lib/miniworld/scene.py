@@ -7,21 +7,21 @@ __all__ = ['BACKGROUNDS', 'PREDICATES', 'KINDS', 'INSTRUMENTS', 'WARDROBE', 'CLO
            'PLACE_BIAS', 'COLOUR_BIAS', 'SCENE_COLOUR_BIAS', 'Thing', 'Relation', 'Scene', 'Kind', 'place_weight',
            'colour_weight']
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #385ced03
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #fed678cc
 from dataclasses import dataclass
 
-from .draw import COLOURS, PATTERNS
 from .creatures import HAIRS
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #d6605fe3
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #4d9fb2eb
 @dataclass(frozen=True)
 class Thing:
-    """One thing of a scene: a person, an animal, a vehicle, a piece of furniture, an object, or a garment worn by a person.
+    """One thing of a scene: a person, an animal, a vehicle, furniture, an object, or what a person wears.
 
-    id: its number in the scene; parent: the wearer's id for clothing and hair, else -1; size: 'small', 'large' or ''; x, y: foot point in
-    pixels; height: in pixels; depth: things with larger depth are painted later (nearer); box: extent of the visible pixels,
-    float xyxy, half-open, 0-based, None before the scene was painted or when nothing is seen.
+    id: its number in the scene; parent: the wearer's id for clothing and hair, else -1; size: 'small', 'large' or '';
+    x, y: foot point in pixels; height: in pixels; depth: things with larger depth are nearer and painted later;
+    box: extent of the visible pixels, float xyxy, half-open, 0-based; None before painting or when nothing is seen.
     """
+
     id: int
     noun: str
     category: str
@@ -43,6 +43,7 @@ class Thing:
 @dataclass(frozen=True)
 class Relation:
     "`subject` stands in `predicate` to `object` (ids of things)."
+
     subject: int
     predicate: str
     object: int
@@ -52,9 +53,10 @@ class Relation:
 class Scene:
     """A whole scene: where, what, and how the things stand to each other.
 
-    size: side of the picture in pixels; horizon: height of the ground line from the top, in pixels; natural: drawn with the
-    training biases (True) or with all combinations equally likely (False).
+    size: side of the picture in pixels; horizon: height of the ground line from the top, in pixels;
+    natural: drawn with the training biases (True) or with all combinations equally likely (False).
     """
+
     split: str
     index: int
     seed: int
@@ -76,10 +78,11 @@ class Scene:
         "All things that are not worn by another."
         return [t for t in self.things if t.parent < 0]
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #961bf0b6
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #10fc66d7
 @dataclass(frozen=True)
 class Kind:
-    "What the miniworld knows of a noun: category, usual height, half width, colours, whether it may carry patterns, its materials."
+    "What is known of a noun: category, usual height, half width, colours, whether it carries patterns, materials."
+
     noun: str
     category: str
     height: float
@@ -90,46 +93,56 @@ class Kind:
 
 
 _BRIGHT = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "white", "black")
-_FUR = ("brown", "black", "white", "gray", "orange")
 BACKGROUNDS = ("indoor", "beach", "road", "grass", "snow")
 PREDICATES = ("on", "under", "inside", "holding", "riding", "wearing", "left of", "right of", "behind")
 
 _ROWS = """
 man people .52 .31|woman people .50 .31|boy people .43 .31|girl people .42 .31
-dog animals .30 .68|cat animals .28 .50|horse animals .43 .62|cow animals .34 .75|sheep animals .30 .60|elephant animals .42 .75
-giraffe animals .62 .34|rabbit animals .27 .48|bird animals .22 .67
-car vehicles .25 1.0|bus vehicles .31 .86|truck vehicles .31 .86|bicycle vehicles .31 .75|boat vehicles .40 .58|plane vehicles .21 1.02
-chair furniture .35 .34|table furniture .27 .78|sofa furniture .28 .90|bed furniture .25 1.0|lamp furniture .43 .26|bench furniture .25 .85
-ball things .20 .5|kite things .38 .33|umbrella things .36 .53|box things .24 .75|cup things .20 .63|bottle things .30 .2|book things .22 .4
-balloon things .36 .26|guitar things .38 .26|drum things .24 .57|suitcase things .25 .61|tree things .58 .35|house things .46 .57|flower things .32 .30
+dog animals .30 .68|cat animals .28 .50|horse animals .43 .62|cow animals .34 .75|sheep animals .30 .60
+elephant animals .42 .75|giraffe animals .62 .34|rabbit animals .27 .48|bird animals .22 .67
+car vehicles .25 1.0|bus vehicles .31 .86|truck vehicles .31 .86|bicycle vehicles .31 .75|boat vehicles .40 .58
+plane vehicles .21 1.02|chair furniture .35 .34|table furniture .27 .78|sofa furniture .28 .90|bed furniture .25 1.0
+lamp furniture .43 .26|bench furniture .25 .85|ball things .20 .5|kite things .38 .33|umbrella things .36 .53
+box things .24 .75|cup things .20 .63|bottle things .30 .2|book things .22 .4|balloon things .36 .26
+guitar things .38 .26|drum things .24 .57|suitcase things .25 .61|tree things .58 .35|house things .46 .57
+flower things .32 .30
 """
-_COLOURS = {
-    "dog": _FUR, "cat": _FUR, "horse": ("brown", "black", "white", "gray"), "cow": ("white", "brown", "black"), "sheep": ("white", "black", "gray", "pink"),
-    "elephant": ("gray", "pink", "blue"), "giraffe": ("yellow", "orange", "brown"), "rabbit": ("white", "brown", "gray", "black"),
-    "bird": ("red", "blue", "yellow", "green", "black", "white"), "table": ("brown", "white", "red", "blue", "green"),
-    "chair": ("brown",) + _BRIGHT, "bench": ("brown", "red", "green", "blue", "white"), "box": ("brown",) + _BRIGHT,
-    "tree": ("green", "orange", "yellow", "pink", "red"), "guitar": ("brown", "red", "blue", "orange", "black", "white"),
-    "flower": ("red", "yellow", "pink", "purple", "white", "orange", "blue"), "house": ("red", "white", "yellow", "blue", "green", "pink", "brown"),
-    "sofa": ("brown",) + _BRIGHT, "suitcase": ("brown",) + _BRIGHT, "bottle": ("green", "blue", "red", "yellow", "white", "brown"),
-}
+_COLOUR_ROWS = """
+dog: brown black white gray orange|cat: brown black white gray orange|horse: brown black white gray
+cow: white brown black|sheep: white black gray pink|elephant: gray pink blue|giraffe: yellow orange brown
+rabbit: white brown gray black|bird: red blue yellow green black white|table: brown white red blue green
+chair: brown *|bench: brown red green blue white|box: brown *|tree: green orange yellow pink red
+guitar: brown red blue orange black white|flower: red yellow pink purple white orange blue
+house: red white yellow blue green pink brown|sofa: brown *|suitcase: brown *
+bottle: green blue red yellow white brown
+"""
+_MATERIAL_ROWS = """
+table: wooden metal|chair: wooden metal|bench: wooden metal|box: wooden metal|cup: metal|bottle: glass|guitar: wooden
+boat: wooden metal|bed: woolen|car: metal|house: wooden
+"""
 _PATTERNED = ("ball", "kite", "umbrella", "box", "cup", "sofa", "bed", "balloon", "suitcase")
-_MATERIALS = {"table": ("wooden", "metal"), "chair": ("wooden", "metal"), "bench": ("wooden", "metal"), "box": ("wooden", "metal"), "cup": ("metal",),
-              "bottle": ("glass",), "guitar": ("wooden",), "boat": ("wooden", "metal"), "bed": ("woolen",), "car": ("metal",), "house": ("wooden",)}
+
+
+def _read(rows: str) -> dict:
+    pairs = (row.split(": ") for row in rows.strip().replace("\n", "|").split("|"))
+    return {noun: tuple(words.replace("*", " ".join(_BRIGHT)).split()) for noun, words in pairs}
 
 
 def _catalogue() -> dict:
-    kinds = {}
-    for row in _ROWS.replace("\n", "|").split("|"):
-        if row:
-            noun, category, height, half = row.split()
-            kinds[noun] = Kind(noun, category, float(height), float(half), _COLOURS.get(noun, _BRIGHT), noun in _PATTERNED, _MATERIALS.get(noun, ()))
+    kinds, colours, materials = {}, _read(_COLOUR_ROWS), _read(_MATERIAL_ROWS)
+    for row in _ROWS.strip().replace("\n", "|").split("|"):
+        noun, category, height, half = row.split()
+        shades = colours.get(noun, _BRIGHT)
+        kinds[noun] = Kind(
+            noun, category, float(height), float(half), shades, noun in _PATTERNED, materials.get(noun, ())
+        )
     return kinds
 
 
 KINDS = _catalogue()
 INSTRUMENTS = ("guitar", "drum")
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #1c2b6ce8
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #23da8453
 WARDROBE = {
     "man": {"top": ("shirt", "jacket"), "bottom": ("pants",), "hat": ("hat", "cap")},
     "woman": {"top": ("shirt", "jacket", "dress"), "bottom": ("pants", "skirt"), "hat": ("hat",)},
@@ -138,23 +151,31 @@ WARDROBE = {
 }
 CLOTH_COLOURS = _BRIGHT
 HAIR_COLOURS = tuple(HAIRS)
-PLACES = {"shirt": "top", "jacket": "top", "dress": "top", "pants": "bottom", "shorts": "bottom", "skirt": "bottom", "hat": "hat", "cap": "hat", "hair": "hair"}
+PLACES = {"shirt": "top", "jacket": "top", "dress": "top", "pants": "bottom", "shorts": "bottom", "skirt": "bottom"}
+PLACES |= {"hat": "hat", "cap": "hat", "hair": "hair"}
 
-# %% ../../nbs/lib/14_miniworld_scene.ipynb #f8202965
-PLACE_BIAS = {
-    "indoor": {"cat": 3, "chair": 4, "table": 4, "sofa": 5, "bed": 5, "lamp": 4, "cup": 3, "bottle": 2, "book": 4, "guitar": 3, "drum": 2, "box": 2, "dog": 1},
-    "beach": {"ball": 6, "umbrella": 4, "kite": 4, "boat": 5, "dog": 1.5, "bird": 2, "bottle": 1, "drum": 1},
-    "road": {"car": 5, "bus": 5, "truck": 5, "bicycle": 4, "suitcase": 2.5, "dog": 1, "house": 2, "bench": 2, "plane": 2},
-    "grass": {"horse": 4, "cow": 5, "sheep": 5, "rabbit": 3, "tree": 4, "giraffe": 2, "elephant": 2, "flower": 4, "house": 2, "bench": 2, "kite": 2, "bird": 2},
-    "snow": {"tree": 3, "house": 3, "dog": 3, "rabbit": 3, "box": 2, "suitcase": 1.5, "truck": 1, "chair": 1, "guitar": 1},
-}
-COLOUR_BIAS = {
-    "ball": {"red": 4}, "car": {"red": 3, "black": 2}, "bus": {"yellow": 5}, "truck": {"blue": 3}, "bicycle": {"blue": 3}, "boat": {"white": 3, "red": 2},
-    "plane": {"white": 4}, "chair": {"brown": 6}, "table": {"brown": 6}, "bench": {"brown": 4}, "box": {"brown": 6}, "guitar": {"brown": 5}, "tree": {"green": 12},
-    "elephant": {"gray": 8}, "sheep": {"white": 5}, "giraffe": {"yellow": 3}, "bottle": {"green": 4}, "suitcase": {"brown": 3}, "umbrella": {"black": 3},
-    "balloon": {"red": 3}, "dog": {"brown": 3}, "cat": {"orange": 3}, "horse": {"brown": 4}, "house": {"red": 2, "white": 2}, "dress": {"pink": 3}, "pants": {"blue": 5, "black": 3},
-}
-SCENE_COLOUR_BIAS = {"snow": {"blue": 0.06}, "grass": {"green": 0.3}, "beach": {"yellow": 0.3}, "road": {"black": 0.4}, "indoor": {"white": 0.5}}
+# %% ../../nbs/lib/14_miniworld_scene.ipynb #8056bf24
+_PLACE_ROWS = """
+indoor: cat 3 chair 4 table 4 sofa 5 bed 5 lamp 4 cup 3 bottle 2 book 4 guitar 3 drum 2 box 2 dog 1
+beach: ball 6 umbrella 4 kite 4 boat 5 dog 1.5 bird 2 bottle 1 drum 1
+road: car 5 bus 5 truck 5 bicycle 4 suitcase 2.5 dog 1 house 2 bench 2 plane 2
+grass: horse 4 cow 5 sheep 5 rabbit 3 tree 4 giraffe 2 elephant 2 flower 4 house 2 bench 2 kite 2 bird 2
+snow: tree 3 house 3 dog 3 rabbit 3 box 2 suitcase 1.5 truck 1 chair 1 guitar 1
+"""
+_SHADE_ROWS = """
+ball: red 4|car: red 3 black 2|bus: yellow 5|truck: blue 3|bicycle: blue 3|boat: white 3 red 2|plane: white 4
+chair: brown 6|table: brown 6|bench: brown 4|box: brown 6|guitar: brown 5|tree: green 12|elephant: gray 8
+sheep: white 5|giraffe: yellow 3|bottle: green 4|suitcase: brown 3|umbrella: black 3|balloon: red 3|dog: brown 3
+cat: orange 3|horse: brown 4|house: red 2 white 2|dress: pink 3|pants: blue 5 black 3
+"""
+_SCENE_SHADE_ROWS = "snow: blue 0.06|grass: green 0.3|beach: yellow 0.3|road: black 0.4|indoor: white 0.5"
+
+
+def _weights(rows: str) -> dict:
+    return {key: {noun: float(w) for noun, w in zip(words[::2], words[1::2])} for key, words in _read(rows).items()}
+
+
+PLACE_BIAS, COLOUR_BIAS, SCENE_COLOUR_BIAS = _weights(_PLACE_ROWS), _weights(_SHADE_ROWS), _weights(_SCENE_SHADE_ROWS)
 
 
 def place_weight(noun: str, background: str, natural: bool) -> float:
