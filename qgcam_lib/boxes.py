@@ -10,7 +10,7 @@ __all__ = ['as_boxes', 'xywh_to_xyxy', 'yyxx_to_xyxy', 'voc_to_xyxy', 'box_iou',
 import numpy as np
 from numpy.typing import ArrayLike
 
-# %% ../nbs/lib/00_boxes.ipynb #48774821
+# %% ../nbs/lib/00_boxes.ipynb #272986af
 def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
     """One or more xyxy boxes as a float64 array [k, 4].
 
@@ -23,13 +23,20 @@ def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
     if array.size == 0:
         array = array.reshape(0, 4)
     if array.ndim != 2 or array.shape[1] != 4:
-        raise ValueError(f"boxes: expected an array [k, 4] of x0, y0, x1, y1, got shape {array.shape}; give one row a box")
+        raise ValueError(
+            f"boxes: expected an array [k, 4] of x0, y0, x1, y1, got shape {array.shape}; give one row a box"
+        )
     if check and not np.isfinite(array).all():
-        raise ValueError(f"boxes: expected finite numbers, got {array[~np.isfinite(array).all(1)][0].tolist()}; drop or repair that box")
+        raise ValueError(
+            f"boxes: expected finite numbers, got {array[~np.isfinite(array).all(1)][0].tolist()}; drop or "
+            f"repair that box"
+        )
     flat = (array[:, 2:] <= array[:, :2]).any(1)
     if check and flat.any():
-        raise ValueError(f"boxes: expected x0 < x1 and y0 < y1, got {array[flat][0].tolist()} (empty or inverted); "
-                         "convert the box to xyxy first, or drop it")
+        raise ValueError(
+            f"boxes: expected x0 < x1 and y0 < y1, got {array[flat][0].tolist()} (empty or inverted); "
+            "convert the box to xyxy first, or drop it"
+        )
     return array
 
 # %% ../nbs/lib/00_boxes.ipynb #2914d0b5
@@ -89,11 +96,13 @@ def clip_boxes(boxes: ArrayLike, size: tuple[int, int]) -> tuple[np.ndarray, int
                          f"height {h} x width {w}; are sizes (height, width), and boxes in pixels of this image?")
     return clipped, int((clipped != b).any(1).sum())
 
-# %% ../nbs/lib/00_boxes.ipynb #5ed9e9b4
+# %% ../nbs/lib/00_boxes.ipynb #44a7e7f2
 def pixel_ranges(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
-    """The pixels whose centre lies in each box, as index ranges: [k, 4] xyxy -> [k, 4] int64 (j0, i0, j1, i1), half-open.
+    """The pixels whose centre lies in each box, as index ranges: [k, 4] xyxy -> [k, 4] int64 (j0, i0, j1, i1),
+    half-open.
 
-    A range is empty (j1 <= j0) when a box is too small to hold a pixel centre. Ranges are cut to `size` (height, width).
+    A range is empty (j1 <= j0) when a box is too small to hold a pixel centre. Ranges are cut to `size` (height,
+    width).
     """
     h, w = size
     return np.clip(np.ceil(as_boxes(boxes, check=False) - 0.5), 0, [w, h, w, h]).astype(np.int64)

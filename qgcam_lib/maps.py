@@ -15,10 +15,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import ndimage
 
-# %% ../nbs/lib/01_maps.ipynb #2a911684
-NORMALISATIONS, RESAMPLERS, EDGES = ("none", "minmax", "max"), ("bilinear", "bicubic", "spline"), ("replicate", "zero", "reflect")
+# %% ../nbs/lib/01_maps.ipynb #eeed9db3
+NORMALISATIONS, RESAMPLERS, EDGES = (
+    ("none", "minmax", "max"),
+    ("bilinear", "bicubic", "spline"),
+    ("replicate", "zero", "reflect"),
+)
 
-# %% ../nbs/lib/01_maps.ipynb #4504e831
+# %% ../nbs/lib/01_maps.ipynb #143c6d2e
 @dataclass(frozen=True)
 class MapProtocol:
     """How a raw map becomes the map that is scored. Frozen, comparable, and JSON-ready with `as_dict`."""
@@ -26,34 +30,37 @@ class MapProtocol:
     name: str
     """The name under which results are recorded."""
     before: Literal["none", "minmax", "max"] = "none"
-    """Normalisation of the raw map. LAVIS's display path takes min-max first; a map without any mass stays all zero there
-    and here. AMC takes none, gScoreCAM min-max. The paper thresholds at .5 and .7, which means nothing on raw GradCAM
-    (values near 1e-4), so it must have normalised."""
+    """Normalisation of the raw map. LAVIS's display path takes min-max first; a map without any mass stays all zero
+    there and here. AMC takes none, gScoreCAM min-max. The paper thresholds at .5 and .7, which means nothing on raw
+    GradCAM (values near 1e-4), so it must have normalised."""
     resampler: Literal["bilinear", "bicubic", "spline"] = "bilinear"
-    """`bilinear`, `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC). `spline`: the interpolating
-    cubic B-spline of SciPy, which is scikit-image's order 3 (LAVIS)."""
+    """`bilinear`, `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC). `spline`: the
+    interpolating cubic B-spline of SciPy, which is scikit-image's order 3 (LAVIS)."""
     edge: Literal["replicate", "zero", "reflect"] = "replicate"
-    """What lies beyond the border. torch holds the last value; LAVIS asks scikit-image for mode="constant", so zeros."""
+    """What lies beyond the border. torch holds the last value; LAVIS asks scikit-image for mode="constant", so
+    zeros."""
     antialias: bool = False
-    """When an axis shrinks, blur first with sigma = (ratio - 1) / 2, as scikit-image does by default and torch does not."""
+    """When an axis shrinks, blur first with sigma = (ratio - 1) / 2, as scikit-image does by default and torch does
+    not."""
     clip: Literal["none", "input"] = "none"
-    """`input`: cut to the range the map had before resampling. scikit-image does so by default, and no caller in LAVIS
-    turns it off. It makes exact ties (see below); the paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM exactly 0)
-    are what this step would give."""
+    """`input`: cut to the range the map had before resampling. scikit-image does so by default, and LAVIS leaves it
+    so. It makes exact ties (see below); the paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM
+    exactly 0) are what this step would give."""
     blur: float = 0.0
-    """Gaussian sigma as a share of the longer side. LAVIS's display uses 0.02. After a blur no exact tie survives, yet the
-    paper counts hundreds, so its scores were not taken on blurred maps."""
+    """Gaussian sigma as a share of the longer side. LAVIS's display uses 0.02. After a blur no exact tie survives,
+    yet the paper counts hundreds, so its scores were hardly taken on blurred maps."""
     after: Literal["none", "minmax", "max"] = "none"
     """Normalisation at the end. LAVIS does it only together with the blur; gScoreCAM takes a second min-max."""
     grid: str | tuple[int, int] = "image"
-    """`native` (the map's own), `image` (the original image's pixels) or a fixed (height, width). The paper's WDP of 0.98
-    needs distances of 49 pixels, so its grid cannot be 24 x 24; AMC and gScoreCAM both go to the original size."""
+    """`native` (the map's own), `image` (the original image's pixels) or a fixed (height, width). The paper's WDP of
+    0.98 needs distances of 49 pixels, so its grid cannot be 24 x 24; AMC and gScoreCAM both go to the original size."""
     evidence: str = field(default="", compare=False)
     """One sentence on where the preset comes from."""
 
     def __post_init__(self):
-        for key, allowed in dict(before=NORMALISATIONS, after=NORMALISATIONS, resampler=RESAMPLERS, edge=EDGES,
-                                 clip=("none", "input")).items():
+        for key, allowed in dict(
+            before=NORMALISATIONS, after=NORMALISATIONS, resampler=RESAMPLERS, edge=EDGES, clip=("none", "input")
+        ).items():
             if getattr(self, key) not in allowed:
                 raise ValueError(f"MapProtocol.{key}: expected one of {allowed}, got {getattr(self, key)!r}")
         if self.blur < 0:
@@ -68,7 +75,8 @@ class MapProtocol:
         return asdict(self)
 
     def grid_for(self, map_size: tuple[int, int], image_size: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The (height, width) on which a map of `map_size` is scored, given the size of its image (None: the map's own)."""
+        """The (height, width) on which a map of `map_size` is scored, given the size of its image (None: the map's
+        own)."""
         if self.grid == "native" or (self.grid == "image" and image_size is None):
             return tuple(map_size)
         return tuple(image_size) if self.grid == "image" else self.grid
@@ -81,19 +89,46 @@ def _as_size(size: Any, what: str) -> tuple[int, int]:
         raise ValueError(f"{what}: expected (height, width), two whole numbers >= 1, got {size!r}")
     return pair
 
-# %% ../nbs/lib/01_maps.ipynb #77abd471
-PROTOCOLS: dict[str, MapProtocol] = {p.name: p for p in (
-    MapProtocol("pixel", before="minmax", grid="image",
-                evidence="Our default: the plainest way to pixels, no overshoot and so no tie between separate hills."),
-    MapProtocol("paper", before="minmax", resampler="spline", edge="zero", antialias=True, clip="input", grid="image",
-                evidence="Reconstruction of Q-GroundCAM: LAVIS's map routine without its blur, at the original size."),
-    MapProtocol("amc", resampler="bicubic", after="minmax", grid="image",
-                evidence="AMC's evaluation resizes raw maps bicubically to the original size and takes the maximum; the min-max "
-                         "at the end is ours, keeps that order, and makes mass and thresholds meaningful."),
-    MapProtocol("gscorecam", before="minmax", after="minmax", grid="image",
-                evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again."),
-    MapProtocol("native", grid="native", evidence="The map as the model gave it, on its own grid; boxes are carried to it."),
-)}
+# %% ../nbs/lib/01_maps.ipynb #5798a850
+PROTOCOLS: dict[str, MapProtocol] = {
+    p.name: p
+    for p in (
+        MapProtocol(
+            "pixel",
+            before="minmax",
+            grid="image",
+            evidence="Our default: the plainest way to pixels, no overshoot and so no tie between separate hills.",
+        ),
+        MapProtocol(
+            "paper",
+            before="minmax",
+            resampler="spline",
+            edge="zero",
+            antialias=True,
+            clip="input",
+            grid="image",
+            evidence="Reconstruction of Q-GroundCAM: LAVIS's map routine without its blur, at the original size.",
+        ),
+        MapProtocol(
+            "amc",
+            resampler="bicubic",
+            after="minmax",
+            grid="image",
+            evidence="AMC's evaluation resizes raw maps bicubically to the original size and takes the maximum; the "
+            "min-max at the end is ours, keeps that order, and makes mass and thresholds meaningful.",
+        ),
+        MapProtocol(
+            "gscorecam",
+            before="minmax",
+            after="minmax",
+            grid="image",
+            evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again.",
+        ),
+        MapProtocol(
+            "native", grid="native", evidence="The map as the model gave it, on its own grid; boxes are carried to it."
+        ),
+    )
+}
 
 # %% ../nbs/lib/01_maps.ipynb #e5a8f38e
 def get_protocol(protocol: str | MapProtocol) -> MapProtocol:
@@ -104,13 +139,13 @@ def get_protocol(protocol: str | MapProtocol) -> MapProtocol:
         raise ValueError(f"protocol: expected one of {sorted(PROTOCOLS)} or a MapProtocol, got {protocol!r}")
     return PROTOCOLS[protocol]
 
-# %% ../nbs/lib/01_maps.ipynb #c3410b19
+# %% ../nbs/lib/01_maps.ipynb #4ac7125c
 def normalise(a: np.ndarray, how: str) -> np.ndarray:
     """A map [h, w] scaled to 0..1 in its own float type.
 
     how: "minmax" subtracts the minimum, then divides by the maximum; "max" divides by the maximum; "none" returns `a`.
-    A constant map has nothing to divide by: "minmax" gives all zeros (as LAVIS does), and "max" leaves a map that has no
-    positive value unchanged.
+    A constant map has nothing to divide by: "minmax" gives all zeros (as LAVIS does), and "max" leaves a map that
+    has no positive value unchanged.
     """
     if how == "none":
         return a
@@ -118,9 +153,10 @@ def normalise(a: np.ndarray, how: str) -> np.ndarray:
     top = a.max()
     return a / top if top > 0 else a
 
-# %% ../nbs/lib/01_maps.ipynb #e8491065
+# %% ../nbs/lib/01_maps.ipynb #9d649c28
 class AxisOperator(NamedTuple):
-    """Resampling along one axis, from n_in samples to n_out: coefficients = prefilter @ samples, then four taps a pixel."""
+    """Resampling along one axis, from n_in samples to n_out: coefficients = prefilter @ samples, then four taps a
+    pixel."""
 
     prefilter: np.ndarray
     """float64 [n_coefficients, n_in]"""
@@ -151,16 +187,22 @@ _PAD = 12
 _NUMPY_PAD = {"zero": "constant", "replicate": "edge", "reflect": "reflect"}
 _NDIMAGE_MODE = {"zero": "grid-constant", "replicate": "nearest", "reflect": "mirror"}
 
-# %% ../nbs/lib/01_maps.ipynb #8aaa2dd8
+# %% ../nbs/lib/01_maps.ipynb #3e3083b8
 def _prefilter(n: int, resampler: str, edge: str) -> np.ndarray:
     "Samples [n] to padded coefficients [n + 24], as a matrix."
-    spline = (lambda m: ndimage.spline_filter1d(m, 3, axis=0, mode=_NDIMAGE_MODE[edge])) if resampler == "spline" else lambda m: m
+    spline = (
+        (lambda m: ndimage.spline_filter1d(m, 3, axis=0, mode=_NDIMAGE_MODE[edge]))
+        if resampler == "spline"
+        else lambda m: m
+    )
     pad = lambda m: np.pad(m, ((_PAD, _PAD), (0, 0)), mode=_NUMPY_PAD[edge])  # noqa: E731
     return pad(spline(np.eye(n))) if edge == "reflect" else spline(pad(np.eye(n)))
 
-# %% ../nbs/lib/01_maps.ipynb #2dc532c5
+# %% ../nbs/lib/01_maps.ipynb #fb797341
 @lru_cache(maxsize=8192)
-def axis_operator(n_in: int, n_out: int, resampler: str = "bilinear", edge: str = "replicate", antialias: bool = False) -> AxisOperator:
+def axis_operator(
+    n_in: int, n_out: int, resampler: str = "bilinear", edge: str = "replicate", antialias: bool = False
+) -> AxisOperator:
     """The resampling operator of one axis, from `n_in` to `n_out` samples (see `MapProtocol` for the other arguments).
 
     Pixel centres correspond: output j lies at (j + 0.5) n_in / n_out - 0.5. Cached, so the arrays are read-only.
@@ -170,7 +212,9 @@ def axis_operator(n_in: int, n_out: int, resampler: str = "bilinear", edge: str 
     weights = _tap_weights(position - cell, resampler)
     prefilter = _prefilter(n_in, resampler, edge)
     if antialias and n_out < n_in:
-        prefilter = prefilter @ ndimage.gaussian_filter1d(np.eye(n_in), (n_in / n_out - 1) / 2, axis=0, mode=_NDIMAGE_MODE[edge])
+        prefilter = prefilter @ ndimage.gaussian_filter1d(
+            np.eye(n_in), (n_in / n_out - 1) / 2, axis=0, mode=_NDIMAGE_MODE[edge]
+        )
     low, high = cell[0] - 1, cell[-1] + 3  # the coefficients that some pixel uses
     operator = AxisOperator(np.ascontiguousarray(prefilter[low:high]), cell - 1 - low, np.ascontiguousarray(weights))
     for array in operator:
@@ -191,12 +235,16 @@ def as_map_array(maps: Any) -> np.ndarray:
         raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; maps of different sizes go in a list")
     return array.astype(np.float64 if np.result_type(array.dtype, np.float32) == np.float64 else np.float32, copy=False)
 
-# %% ../nbs/lib/01_maps.ipynb #dae9f963
+# %% ../nbs/lib/01_maps.ipynb #de9c71f1
 def resample(a: np.ndarray, size: tuple[int, int], protocol: MapProtocol) -> np.ndarray:
-    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. The own size returns the map as it is."""
+    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. The own size returns the map as
+    it is."""
     if a.shape == tuple(size):
         return a.astype(np.float32, copy=False)
-    wy, wx = (axis_operator(n, m, protocol.resampler, protocol.edge, protocol.antialias).matrix() for n, m in zip(a.shape, size))
+    wy, wx = (
+        axis_operator(n, m, protocol.resampler, protocol.edge, protocol.antialias).matrix()
+        for n, m in zip(a.shape, size)
+    )
     out = (wy @ a.astype(np.float64) @ wx.T).astype(np.float32)
     return np.clip(out, np.float32(a.min()), np.float32(a.max())) if protocol.clip == "input" else out
 
@@ -211,17 +259,19 @@ def prepare_map(a: Any, size: tuple[int, int] | None = None, protocol: str | Map
         a = ndimage.gaussian_filter(a, p.blur * max(a.shape))
     return normalise(a, p.after)
 
-# %% ../nbs/lib/01_maps.ipynb #88d363bc
+# %% ../nbs/lib/01_maps.ipynb #b5061ffd
 def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str | MapProtocol = "pixel") -> np.ndarray:
     """Raw maps of one image size -> the maps that are scored.
 
-    maps: [N, h, w] (array or tensor) or a list of 2-D maps, raw, any scale; size: (height, width) of the image, needed when
-    the protocol's grid is "image"; protocol: a preset's name or a MapProtocol. Returns float32 [N, H, W].
+    maps: [N, h, w] (array or tensor) or a list of 2-D maps, raw, any scale; size: (height, width) of the image,
+    needed when the protocol's grid is "image"; protocol: a preset's name or a MapProtocol. Returns float32 [N, H, W].
     Errors: ValueError for another shape, a NaN or infinity (naming the map), or maps that end on different grids.
     """
     p = get_protocol(protocol)
     if p.grid == "image" and size is None:
-        raise ValueError(f"size: protocol {p.name!r} scores on the image's pixels, so expected (height, width), got None")
+        raise ValueError(
+            f"size: protocol {p.name!r} scores on the image's pixels, so expected (height, width), got None"
+        )
     size = None if size is None else _as_size(size, "size")
     items: Sequence = maps if isinstance(maps, (list, tuple)) else as_map_array(maps)
     if not isinstance(items, (list, tuple)) and items.ndim != 3:
@@ -229,7 +279,11 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     done = [prepare_map(item, size, p) for item in map(as_map_array, items)]
     for n, a in enumerate(done):
         if not np.isfinite(a).all():
-            raise ValueError(f"maps: expected finite numbers, got NaN or infinity in map {n}; drop it or score it apart")
+            raise ValueError(
+                f"maps: expected finite numbers, got NaN or infinity in map {n}; drop it or score it apart"
+            )
         if a.shape != done[0].shape:
-            raise ValueError(f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size apart")
+            raise ValueError(
+                f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size apart"
+            )
     return np.stack(done) if done else np.zeros((0, *p.grid_for((0, 0), size)), np.float32)

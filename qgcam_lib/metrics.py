@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METRICS', 'SCORE_COLUMNS', 'Metric', 'score_maps']
 
-# %% ../nbs/lib/03_metrics.ipynb #3eb58406
+# %% ../nbs/lib/03_metrics.ipynb #270f6326
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from typing import Any
 import numba
 import numpy as np
 import pandas as pd
-from scipy import ndimage
 
-from .boxes import box_mask
-from .fused import PARTS, distance_map, score_parts
-from .maps import MapProtocol, as_map_array, axis_operator, get_protocol
+from .fused import score_parts
+from .kernels import PARTS
+from .maps import MapProtocol, as_map_array, get_protocol
+from .reference import torch_prepare, torch_scores
 
 # %% ../nbs/lib/03_metrics.ipynb #329d6785
 @dataclass(frozen=True)
@@ -34,22 +34,113 @@ class Metric:
     undefined_when: str
     source: str
 
-# %% ../nbs/lib/03_metrics.ipynb #3213f729
+# %% ../nbs/lib/03_metrics.ipynb #42cad5b5
 _WDP = "WDP, equation 2 in closed form R / (1 + R)"
-METRICS: dict[str, Metric] = {m.name: m for m in (
-    Metric("iou_soft", r"$IoU_{soft}$", "overlap of the map with the box, both as sums", (0, 1), True, "never", "section 2 and its reference 19"),
-    Metric("iou_binary", r"$IoU_{binary}$", "overlap of the pixels above .5 with the box", (0, 1), True, "never", "section 2 and its reference 19"),
-    Metric("dice_soft", r"$Dice_{soft}$", "as the soft IoU, with the overlap counted twice", (0, 1), True, "never", "section 2 and its reference 19"),
-    Metric("dice_binary", r"$Dice_{binary}$", "as the binary IoU, with the overlap counted twice", (0, 1), True, "never", "section 2 and its reference 19"),
-    Metric("wdp_soft", r"$WDP_{soft}$", "how far outside the box the mass lies, in pixels, squashed to 0..1", (0, 1), False, "the map has no mass", _WDP),
-    Metric("wdp_binary", r"$WDP_{binary}$", "the same for the pixels above .5", (0, 1), False, "no pixel is above .5", _WDP),
-    Metric("io_ratio", r"$IO_{ratio}$", "share of the mass inside the box", (0, 1), True, "the map has no mass", "equation 5 in closed form S_in / (S_in + S_out)"),
-    Metric("pg_hit", r"$PG$", "is the maximum inside the box (the share, when several pixels tie)", (0, 1), True, "never", "Pointing Game, section 1"),
-    Metric("pg_ties", r"$PG_{ties}$", "number of pixels equal to the maximum", (1, np.inf), None, "never", "ours"),
-    Metric("pg_uncertain", r"$PG_{uncertainty}$", "do equally high peaks lie both inside and outside", (0, 1), False, "never", "Pointing Game Uncertainty Analysis, section 2"),
-    Metric("wdp_soft_rel", r"$WDP_{soft}^{rel}$", "wdp_soft with distances over the image diagonal", (0, 0.5), False, "the map has no mass", "ours: WDP without the image size"),
-    Metric("wdp_binary_rel", r"$WDP_{binary}^{rel}$", "wdp_binary with distances over the image diagonal", (0, 0.5), False, "no pixel is above .5", "ours: WDP without the image size"),
-)}
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric(
+            "iou_soft",
+            r"$IoU_{soft}$",
+            "overlap of the map with the box, both as sums",
+            (0, 1),
+            True,
+            "never",
+            "section 2 and its reference 19",
+        ),
+        Metric(
+            "iou_binary",
+            r"$IoU_{binary}$",
+            "overlap of the pixels above .5 with the box",
+            (0, 1),
+            True,
+            "never",
+            "section 2 and its reference 19",
+        ),
+        Metric(
+            "dice_soft",
+            r"$Dice_{soft}$",
+            "as the soft IoU, with the overlap counted twice",
+            (0, 1),
+            True,
+            "never",
+            "section 2 and its reference 19",
+        ),
+        Metric(
+            "dice_binary",
+            r"$Dice_{binary}$",
+            "as the binary IoU, with the overlap counted twice",
+            (0, 1),
+            True,
+            "never",
+            "section 2 and its reference 19",
+        ),
+        Metric(
+            "wdp_soft",
+            r"$WDP_{soft}$",
+            "how far outside the box the mass lies, in pixels, squashed to 0..1",
+            (0, 1),
+            False,
+            "the map has no mass",
+            _WDP,
+        ),
+        Metric(
+            "wdp_binary",
+            r"$WDP_{binary}$",
+            "the same for the pixels above .5",
+            (0, 1),
+            False,
+            "no pixel is above .5",
+            _WDP,
+        ),
+        Metric(
+            "io_ratio",
+            r"$IO_{ratio}$",
+            "share of the mass inside the box",
+            (0, 1),
+            True,
+            "the map has no mass",
+            "equation 5 in closed form S_in / (S_in + S_out)",
+        ),
+        Metric(
+            "pg_hit",
+            r"$PG$",
+            "is the maximum inside the box (the share, when several pixels tie)",
+            (0, 1),
+            True,
+            "never",
+            "Pointing Game, section 1",
+        ),
+        Metric("pg_ties", r"$PG_{ties}$", "number of pixels equal to the maximum", (1, np.inf), None, "never", "ours"),
+        Metric(
+            "pg_uncertain",
+            r"$PG_{uncertainty}$",
+            "do equally high peaks lie both inside and outside",
+            (0, 1),
+            False,
+            "never",
+            "Pointing Game Uncertainty Analysis, section 2",
+        ),
+        Metric(
+            "wdp_soft_rel",
+            r"$WDP_{soft}^{rel}$",
+            "wdp_soft with distances over the image diagonal",
+            (0, 0.5),
+            False,
+            "the map has no mass",
+            "ours: WDP without the image size",
+        ),
+        Metric(
+            "wdp_binary_rel",
+            r"$WDP_{binary}^{rel}$",
+            "wdp_binary with distances over the image diagonal",
+            (0, 0.5),
+            False,
+            "no pixel is above .5",
+            "ours: WDP without the image size",
+        ),
+    )
+}
 SCORE_COLUMNS: tuple[str, ...] = tuple(METRICS)
 
 # %% ../nbs/lib/03_metrics.ipynb #940a577a
@@ -57,8 +148,10 @@ def _share(top: np.ndarray, bottom: np.ndarray, defined: np.ndarray) -> np.ndarr
     "top / bottom where it is defined, NaN elsewhere."
     return np.divide(top, bottom, out=np.full(len(top), np.nan), where=defined)
 
-# %% ../nbs/lib/03_metrics.ipynb #f860111c
-def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, ties: str, clip_dice: bool) -> dict[str, np.ndarray]:
+# %% ../nbs/lib/03_metrics.ipynb #52facfe8
+def _scores_from_parts(
+    p: dict[str, np.ndarray], diagonal: np.ndarray, ties: str, clip_dice: bool
+) -> dict[str, np.ndarray]:
     "The twelve columns from the sums of `score_parts`."
     s, out = 1e-3, {}
     for kind, a, a_in in (("soft", p["mass"], p["mass_in"]), ("binary", p["on"], p["on_in"])):
@@ -75,13 +168,16 @@ def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, ties: str
     out["pg_ties"], out["pg_uncertain"] = p["ties"].astype(np.int64), p["uncertain"].astype(bool)
     return {name: out[name] for name in SCORE_COLUMNS}
 
-# %% ../nbs/lib/03_metrics.ipynb #d7a3b0e1
+# %% ../nbs/lib/03_metrics.ipynb #2158ff45
 def _as_map_list(maps: Any) -> Sequence[np.ndarray]:
     "The maps as a stack [N, h, w] or a list of 2-D arrays, with their own float type."
     if not isinstance(maps, (list, tuple)):
         maps = as_map_array(maps)
         if maps.ndim != 3 or not maps[:1].size and len(maps):
-            raise ValueError(f"maps: expected [N, h, w] or a list of 2-D arrays, got shape {maps.shape}; a single map goes in as maps[None]")
+            raise ValueError(
+                f"maps: expected [N, h, w] or a list of 2-D arrays, got shape {maps.shape}; a single map goes "
+                f"in as maps[None]"
+            )
         return maps
     arrays = [as_map_array(a) for a in maps]
     for n, a in enumerate(arrays):
@@ -89,14 +185,16 @@ def _as_map_list(maps: Any) -> Sequence[np.ndarray]:
             raise ValueError(f"maps: expected 2-D arrays [h, w], got shape {a.shape} in example {n}")
     return arrays
 
-# %% ../nbs/lib/03_metrics.ipynb #4cc17aa9
+# %% ../nbs/lib/03_metrics.ipynb #72a365d3
 def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
     "int64 [N, 2] image sizes (height, width); the maps' own sizes when None."
     if image_sizes is None:
         return map_sizes
     given = np.asarray(image_sizes.tolist() if hasattr(image_sizes, "detach") else image_sizes, dtype=np.float64)
     if given.shape not in ((2,), map_sizes.shape):
-        raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one a map, got shape {given.shape}")
+        raise ValueError(
+            f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one a map, got shape {given.shape}"
+        )
     sizes = np.broadcast_to(given, map_sizes.shape)
     wrong = ~((sizes >= 1) & (sizes == np.floor(sizes)) & np.isfinite(sizes)).all(1)
     if wrong.any():
@@ -104,98 +202,59 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
         raise ValueError(f"image_sizes: expected whole numbers >= 1, got {sizes[n].tolist()} in example {n}")
     return sizes.astype(np.int64)
 
-# %% ../nbs/lib/03_metrics.ipynb #b591155c
+# %% ../nbs/lib/03_metrics.ipynb #959ab6c6
 def _as_flat_boxes(boxes: Any, n_maps: int) -> tuple[np.ndarray, np.ndarray]:
     "Boxes of all examples as float64 [K, 4], and the example of each, int64 [K]."
     boxes = boxes.detach().cpu().numpy() if hasattr(boxes, "detach") else boxes
     if len(boxes) != n_maps:
-        raise ValueError(f"boxes: expected one entry a map, {n_maps}, got {len(boxes)}; for several boxes of one map give a [k, 4] array")
+        raise ValueError(
+            f"boxes: expected one entry a map, {n_maps}, got {len(boxes)}; for several boxes of one map give a "
+            f"[k, 4] array"
+        )
     if isinstance(boxes, np.ndarray) and boxes.ndim == 2 and boxes.shape[1] == 4:
         return boxes.astype(np.float64), np.arange(n_maps)
     each = [np.asarray(b.tolist() if hasattr(b, "detach") else b, dtype=np.float64) for b in boxes]
     each = [b[None] if b.shape == (4,) else b for b in each]
     for n, b in enumerate(each):
         if b.ndim != 2 or b.shape[1] != 4 or len(b) == 0:
-            raise ValueError(f"boxes: expected [k, 4] with k >= 1, got shape {b.shape} in example {n}; leave out examples without boxes")
+            raise ValueError(
+                f"boxes: expected [k, 4] with k >= 1, got shape {b.shape} in example {n}; leave out examples "
+                f"without boxes"
+            )
     return np.concatenate([np.zeros((0, 4)), *each]), np.repeat(np.arange(n_maps), [len(b) for b in each])
 
-# %% ../nbs/lib/03_metrics.ipynb #fcad06a6
+# %% ../nbs/lib/03_metrics.ipynb #3e9a8f18
 def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     "Boxes cut to their images. Refuses what is no box or lies outside; warns once about what stuck out."
     limit = sizes[example][:, [1, 0, 1, 0]].astype(np.float64)
     with np.errstate(invalid="ignore"):
         cut = np.minimum(np.maximum(boxes, 0), limit)
-        problems = ((~np.isfinite(boxes).all(1), "finite numbers", "repair or drop it"),
-                    ((boxes[:, 2:] <= boxes[:, :2]).any(1), "x0 < x1 and y0 < y1", "it is empty or inverted: convert it to xyxy, or drop it"),
-                    ((cut[:, 2:] <= cut[:, :2]).any(1), "a box that meets the image", "it lies wholly outside: are sizes (height, width)?"))
+        problems = (
+            (~np.isfinite(boxes).all(1), "finite numbers", "repair or drop it"),
+            (
+                (boxes[:, 2:] <= boxes[:, :2]).any(1),
+                "x0 < x1 and y0 < y1",
+                "it is empty or inverted: convert it to xyxy, or drop it",
+            ),
+            (
+                (cut[:, 2:] <= cut[:, :2]).any(1),
+                "a box that meets the image",
+                "it lies wholly outside: are sizes (height, width)?",
+            ),
+        )
     for wrong, expected, remedy in problems:
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             h, w = sizes[example[k]]
-            raise ValueError(f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} (height {h}, width {w}); {remedy}")
+            raise ValueError(
+                f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} (height {h}, "
+                f"width {w}); {remedy}"
+            )
     if out := int((cut != boxes).any(1).sum()):
-        warnings.warn(f"{out} of {len(boxes)} boxes stick out of their images and were clipped", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"{out} of {len(boxes)} boxes stick out of their images and were clipped", UserWarning, stacklevel=3
+        )
     return cut
-
-# %% ../nbs/lib/03_metrics.ipynb #96a48529
-def _torch_prepare(a: Any, size: tuple[int, int], p: MapProtocol) -> Any:
-    "`prepare_map` on a tensor [h, w]."
-    import torch
-
-    def scaled(x, how):
-        x = x - x.min() if how == "minmax" else x
-        return x / x.max() if how != "none" and x.max() > 0 else x
-
-    def along_axes(x, wy, wx):
-        wy, wx = (torch.tensor(w, device=x.device) for w in (wy, wx))
-        return (wy @ x.double() @ wx.T).float()
-
-    a = scaled(a, p.before)
-    if tuple(a.shape) != tuple(size):
-        low, high = a.min(), a.max()
-        a = along_axes(a, *(axis_operator(n, m, p.resampler, p.edge, p.antialias).matrix() for n, m in zip(a.shape, size)))
-        a = a.clamp(low, high) if p.clip == "input" else a
-    if p.blur:
-        a = along_axes(a, *(ndimage.gaussian_filter1d(np.eye(n), p.blur * max(size), axis=0) for n in size))
-    return scaled(a, p.after)
-
-# %% ../nbs/lib/03_metrics.ipynb #63acc10d
-def _torch_uncertain(a: Any, inside: Any, tau: float, delta: float) -> bool:
-    "All local maxima above tau, suppressed within delta: do the kept ones at the top value lie on both sides?"
-    import torch
-
-    highest_near = torch.nn.functional.max_pool2d(a[None, None], 3, stride=1, padding=1)[0, 0]
-    at = ((a >= highest_near) & (a > tau)).nonzero()
-    if len(at) == 0:
-        return False
-    value, order = a[at[:, 0], at[:, 1]].sort(descending=True, stable=True)
-    at, top, sides = at[order], value[0], set()
-    while len(at) and a[tuple(at[0])] == top:
-        sides.add(bool(inside[tuple(at[0])]))
-        at = at[((at - at[0]) ** 2).sum(1) > delta**2]
-    return len(sides) == 2
-
-# %% ../nbs/lib/03_metrics.ipynb #1170b747
-def _torch_scores(a: Any, boxes: np.ndarray, tau: float, delta: float, ties: str, symmetric: bool, clip_dice: bool) -> dict[str, float]:
-    "The twelve scores of one prepared map [H, W], tensor on any device; boxes [k, 4] on its grid."
-    import torch
-
-    inside = torch.tensor(box_mask(boxes, tuple(a.shape)), device=a.device)
-    d = torch.tensor(distance_map(boxes, tuple(a.shape), symmetric=symmetric), device=a.device)
-    diagonal, s, nan = float(np.hypot(*a.shape)), 1e-3, float("nan")
-    out = {}
-    for kind, x in (("soft", a.double()), ("binary", (a > 0.5).double())):
-        inter, total = (x * inside).sum(), x.sum() + inside.sum()
-        out[f"iou_{kind}"], dice = (inter + s) / (total - inter + s), 2 * (inter + s) / (total + s)
-        out[f"dice_{kind}"] = dice.clamp(max=1) if clip_dice else dice
-        for name, unit in ((f"wdp_{kind}", 1), (f"wdp_{kind}_rel", diagonal)):
-            r = (x * d / unit).sum() / (x.sum() + 1e-6)
-            out[name] = r / (1 + r) if x.sum() > 0 else nan
-    mass, hits = a.double().sum(), inside[a == a.max()].double()
-    out["io_ratio"] = (a.double() * inside).sum() / mass if mass > 0 else nan
-    out["pg_hit"] = {"expected": hits.mean(), "first": hits[0], "any": hits.max(), "all": hits.min()}[ties]
-    out["pg_ties"], out["pg_uncertain"] = len(hits), _torch_uncertain(a, inside, tau, delta)
-    return {name: float(out[name]) for name in SCORE_COLUMNS}
 
 # %% ../nbs/lib/03_metrics.ipynb #031110c2
 @contextmanager
@@ -208,25 +267,34 @@ def _numba_threads(threads: int | None):
     finally:
         numba.set_num_threads(before)
 
-# %% ../nbs/lib/03_metrics.ipynb #755e8d46
+# %% ../nbs/lib/03_metrics.ipynb #be0507fb
 def _refuse(status: np.ndarray, rows: np.ndarray, protocol: str) -> None:
     "The error for the first map that is not finite (1) or negative (2)."
     if status.any():
         k = int(np.flatnonzero(status)[0])
         if status[k] == 1:
-            raise ValueError(f"maps: expected finite numbers, got NaN or infinity in example {rows[k]}; drop it or find out why the model gave it")
-        raise ValueError(f"maps: expected values >= 0 after protocol {protocol!r}, got a negative one in example {rows[k]}; "
-                         "clamp the raw map at 0, or choose a protocol with a min-max")
+            raise ValueError(
+                f"maps: expected finite numbers, got NaN or infinity in example {rows[k]}; drop it or find out "
+                f"why the model gave it"
+            )
+        raise ValueError(
+            f"maps: expected values >= 0 after protocol {protocol!r}, got a negative one in example {rows[k]}; "
+            "clamp the raw map at 0, or choose a protocol with a min-max"
+        )
 
-# %% ../nbs/lib/03_metrics.ipynb #647f57be
+# %% ../nbs/lib/03_metrics.ipynb #5f6f774f
 def _numba_group(maps, rows, boxes, starts, size, p, options) -> dict[str, np.ndarray]:
     "Scores of maps of one shape on one grid, by the compiled pass, some 64 MB of maps at a time."
     tau, delta, ties, symmetric, clip_dice = options
     step = max(1, 2**26 // maps[rows[0]].nbytes)
     parts = []
     for k in range(0, len(rows), step):
-        part = rows[k:k + step]
-        stack = maps[part[0]:part[-1] + 1] if isinstance(maps, np.ndarray) and part[-1] - part[0] + 1 == len(part) else np.stack([maps[n] for n in part])
+        part = rows[k : k + step]
+        stack = (
+            maps[part[0] : part[-1] + 1]
+            if isinstance(maps, np.ndarray) and part[-1] - part[0] + 1 == len(part)
+            else np.stack([maps[n] for n in part])
+        )
         picked = np.concatenate([np.arange(starts[n], starts[n + 1]) for n in part])
         own = np.concatenate([[0], np.cumsum(starts[part + 1] - starts[part])])
         stack = stack if p.grid == "native" and p.before == p.after == "none" else stack.astype(np.float32, copy=False)
@@ -235,7 +303,7 @@ def _numba_group(maps, rows, boxes, starts, size, p, options) -> dict[str, np.nd
     named = dict(zip(PARTS, np.concatenate(parts).T))
     return _scores_from_parts(named, np.hypot(*size), ties, clip_dice)
 
-# %% ../nbs/lib/03_metrics.ipynb #ae7bb423
+# %% ../nbs/lib/03_metrics.ipynb #9b003d56
 def _torch_group(maps, rows, boxes, starts, size, p, options, device) -> dict[str, np.ndarray]:
     "The same by the reference, one map after the other."
     import torch
@@ -244,41 +312,56 @@ def _torch_group(maps, rows, boxes, starts, size, p, options, device) -> dict[st
     for n in rows:
         a = torch.as_tensor(maps[n], device=device)
         a = a if p.grid == "native" and p.before == p.after == "none" else a.float()
-        ready = _torch_prepare(a, size, p)
+        ready = torch_prepare(a, size, p)
         bad = 1 if not bool(a.isfinite().all()) else 2 if bool((ready < 0).any()) else 0
         _refuse(np.array([bad]), np.array([n]), p.name)
-        scores.append(_torch_scores(ready, boxes[starts[n]:starts[n + 1]], *options))
+        scores.append(torch_scores(ready, boxes[starts[n]:starts[n + 1]], *options))
     return {name: np.array([s[name] for s in scores]) for name in SCORE_COLUMNS}
 
-# %% ../nbs/lib/03_metrics.ipynb #8588d88e
+# %% ../nbs/lib/03_metrics.ipynb #80b2a48d
 def _check_options(ties: str, backend: str, distance: str, tau: float, delta: float) -> None:
     "Refuse unknown option values."
-    for name, value, allowed in (("ties", ties, ("expected", "first", "any", "all")), ("backend", backend, ("auto", "numba", "torch")),
-                                 ("distance", distance, ("paper", "symmetric"))):
+    for name, value, allowed in (
+        ("ties", ties, ("expected", "first", "any", "all")),
+        ("backend", backend, ("auto", "numba", "torch")),
+        ("distance", distance, ("paper", "symmetric")),
+    ):
         if value not in allowed:
             raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
     if not (np.isfinite(tau) and delta >= 0):
         raise ValueError(f"tau, delta: expected a finite threshold and a distance >= 0, got {tau!r}, {delta!r}")
 
-# %% ../nbs/lib/03_metrics.ipynb #0f0a0206
-def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str | MapProtocol = "native", tau: float = 0.7,
-               delta: float = 50.0, ties: str = "expected", backend: str = "auto", distance: str = "paper",
-               clip_dice: bool = False, threads: int | None = None) -> pd.DataFrame:
+# %% ../nbs/lib/03_metrics.ipynb #e377c68d
+def score_maps(
+    maps: Any,
+    boxes: Any,
+    *,
+    image_sizes: Any = None,
+    protocol: str | MapProtocol = "native",
+    tau: float = 0.7,
+    delta: float = 50.0,
+    ties: str = "expected",
+    backend: str = "auto",
+    distance: str = "paper",
+    clip_dice: bool = False,
+    threads: int | None = None,
+) -> pd.DataFrame:
     """Score heat maps against boxes: one row a map, the columns of `METRICS`.
 
-    maps: [N, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array a map (k >= 1; inside means
-    inside any of them), or [N, 4]; xyxy, half-open, pixels of the image. image_sizes: (height, width) of the images, one for
-    all or [N, 2]; None means that boxes are on the maps' own grids. protocol: a preset's name or a `MapProtocol`; it says on
-    which grid the scores are taken, and boxes are carried there.
-    tau, delta: threshold and suppression distance (pixels of that grid) of pg_uncertain. ties: pg_hit when several pixels
-    share the maximum, "expected" (the share that is inside), "first" in row-major order, "any", "all".
-    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at most
-    0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (the reference, any device), "auto" (torch for maps on a GPU).
+    maps: [N, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array a map (k >= 1;
+    inside means inside any of them), or [N, 4]; xyxy, half-open, pixels of the image. image_sizes: (height, width)
+    of the images, one for all or [N, 2]; None means that boxes are on the maps' own grids. protocol: a preset's name
+    or a `MapProtocol`; it says on which grid the scores are taken, and boxes are carried there.
+    tau, delta: threshold and suppression distance (pixels of that grid) of pg_uncertain. ties: pg_hit when several
+    pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "any", "all".
+    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at
+    most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (the reference, any device), "auto" (torch for
+    maps on a GPU).
     threads: numba threads for this call.
 
     Undefined values are NaN: io_ratio and wdp_* of a map without mass, wdp_binary when no pixel is above .5.
-    Errors: ValueError that names the example, for NaN or infinity, a negative value after the protocol, an empty, inverted
-    or outlying box, numbers that do not match. A box that sticks out is clipped and counted in one warning.
+    Errors: ValueError that names the example, for NaN or infinity, a negative value after the protocol, an empty,
+    inverted or outlying box, numbers that do not match. A box that sticks out is clipped and counted in one warning.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
     p = get_protocol(protocol)
