@@ -58,10 +58,11 @@ $(VENV)/bin/python:
 	     "or name one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
 reproduce: env  ## run the paper notebooks, print the score table and where the report lies
-	@snakemake --cores $(CORES) --quiet rules progress
-	@snakemake --report outputs/report.html --quiet all
-	@qgcam table
-	@echo "Report with every figure and table: outputs/report.html"
+	@snakemake --cores $(CORES) --quiet rules progress host
+	@report="$$(python -c 'from qgcam_lib.settings import settings; print(settings.outputs / "report.html")')"; \
+	run="$$(python -c 'from qgcam_lib.runs import plan_run; print(plan_run("nbs/papers/q_groundcam.ipynb").run_id)')"; \
+	snakemake --report "$$report" --quiet all; \
+	qgcam table --run "$$run"
 
 test: env lint generated notebooks pytest  ## every check: style, floors, exports, library notebooks, pytest
 
