@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ground']
 
-# %% ../nbs/lib/30_grounding.ipynb #dc32981f
+# %% ../nbs/lib/30_grounding.ipynb #c36ed853
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from PIL import Image
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import __version__
 from .maps import MapProtocol, get_protocol

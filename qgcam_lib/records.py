@@ -76,15 +76,15 @@ def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | P
                            example, file, "Is the size (height, width)? Cut boxes that stick out with clip_boxes")
     return array
 
-# %% ../nbs/lib/11_records.ipynb #cf9edae2
+# %% ../nbs/lib/11_records.ipynb #db23de57
 def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
     """Share of the picture's area covered by the union of its boxes, 0..1; 0 without boxes.
 
     Exact for float boxes: the picture is cut along every box edge and the covered cells are added up.
     """
     boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
-    if not len(boxes):
-        return 0.0
+    if len(boxes) < 2:  # nothing can overlap
+        return float((boxes[:, 2:] - boxes[:, :2]).prod(1).sum() / (size[0] * size[1]))
     x, y = np.unique(boxes[:, [0, 2]]), np.unique(boxes[:, [1, 3]])
     covered = np.zeros((len(y) - 1, len(x) - 1), bool)
     for x0, y0, x1, y1 in boxes:

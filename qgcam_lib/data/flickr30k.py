@@ -65,7 +65,7 @@ def _check_options(options: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name}: expected one of {', '.join(map(repr, OPTIONS[name]))}, got {value!r}")
     return options
 
-# %% ../../nbs/lib/12_flickr30k.ipynb #fb497e0d
+# %% ../../nbs/lib/12_flickr30k.ipynb #f821cc6e
 class _ImageReader:
     """Turns the two files of one picture into examples, under the options of the data set."""
 
@@ -96,7 +96,6 @@ class _ImageReader:
 
     def _sentence(self, out: _Image, image_id: str, number: int, line: str, annotation: Annotation) -> None:
         unrelated = (image_id, number) in self.unrelated
-        file = self.folder.relative(self.folder.sentences(image_id))
         out.counts["sentences"] += 1
         if unrelated and self.options["unrelated"] == "drop":
             out.counts["skipped unrelated sentence"] += 1
@@ -104,6 +103,7 @@ class _ImageReader:
         try:
             text, phrases = parse_sentence(line)
         except FormatError as error:
+            file = self.folder.relative(self.folder.sentences(image_id))
             out.problems.append(Problem(file, f"sentence {number}: {error}", "error", f"{image_id}/{number}/*"))
             return
         for position, phrase in enumerate(phrases):
@@ -279,7 +279,7 @@ class Flickr30kEntities:
         """
         return _fingerprint(self, pictures)
 
-# %% ../../nbs/lib/12_flickr30k.ipynb #30c0ba6f
+# %% ../../nbs/lib/12_flickr30k.ipynb #469b4bea
 @dataclass
 class _Totals:
     ends: list[int]
@@ -287,30 +287,27 @@ class _Totals:
     counts: Counter
     types: Counter
     boxes: Counter
-    shares: list[float]
 
     @classmethod
     def of(cls, images: Iterable[_Image]) -> "_Totals":
         sizes, problems, counts = [], [], Counter()
-        types, boxes, shares = Counter(), Counter(), []
+        types, boxes = Counter(), Counter()
         for image in images:
             sizes.append(len(image.examples))
             problems += image.problems
             counts += image.counts
             types.update(kind for example in image.examples for kind in example.meta["types"])
             boxes.update(example.meta["n_boxes_listed"] for example in image.examples)
-            by_entity = {example.meta["entity"]: example for example in image.examples}
-            share = {entity: box_share(example.boxes, example.size) for entity, example in by_entity.items()}
-            shares += [share[example.meta["entity"]] for example in image.examples]
-        return cls(list(accumulate(sizes)), problems, counts, types, boxes, shares)
+        return cls(list(accumulate(sizes)), problems, counts, types, boxes)
 
-# %% ../../nbs/lib/12_flickr30k.ipynb #8bc7ba1d
+# %% ../../nbs/lib/12_flickr30k.ipynb #d821906d
 def _describe(dataset: Flickr30kEntities) -> dict:
     total = dataset._all()
     names = sorted(name for name in total.counts if name.startswith("skipped "))
     skipped = {name.removeprefix("skipped "): total.counts[name] for name in names}
     licence = "miniworld" if dataset.is_miniworld else "official" if dataset.official else "other"
-    shares = np.array(total.shares or [np.nan])
+    examples = (example for image_id in dataset.images() for example in dataset.read_image(image_id)[0])
+    shares = np.array([box_share(example.boxes, example.size) for example in examples] or [np.nan])
     return {
         "name": dataset.name, "split": dataset.split, "layout": "Flickr30k Entities",
         "is_miniworld": dataset.is_miniworld, "images": len(dataset.images()),

@@ -223,7 +223,7 @@ def read_unrelated(path: Path) -> set[tuple[str, int]]:
     except ValueError as error:
         raise FormatError(f"expected lines 'image-id sentence-number': {error}") from error
 
-# %% ../../nbs/lib/11b_flickr30k_format.ipynb #aec0f062
+# %% ../../nbs/lib/11b_flickr30k_format.ipynb #3fd374aa
 PICTURE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", ".")
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -257,7 +257,7 @@ class EntitiesFolder:
         """The picture's file; where there is none, the place where it is expected."""
         if self._pictures is None:
             self._pictures = _list_pictures(self.picture_folders)
-        return self._pictures.get(image_id, self.picture_folders[0] / f"{image_id}.jpg")
+        return self._pictures.get(image_id) or self.picture_folders[0] / f"{image_id}.jpg"
 
     def split_list(self, split: str) -> Path:
         return self.root / f"{split}.txt"
