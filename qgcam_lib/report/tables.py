@@ -104,7 +104,7 @@ def rank_marks(values: pd.Series, higher_is_better: bool) -> pd.Series:
     marks[rank.index[rank == 2]] = "second"
     return marks
 
-# %% ../../nbs/lib/41a_report_tables.ipynb #cafde6a2
+# %% ../../nbs/lib/41a_report_tables.ipynb #a6c8d011
 @dataclass(frozen=True, repr=False)
 class MarkedTable:
     """A table ready to read: `frame` holds the cells as text, `marks` says 'best', 'second' or '' for each of them."""
@@ -117,6 +117,7 @@ class MarkedTable:
         styler = self.frame.style.format(lambda s: escape(s).replace("\n", "<br><small>") + "</small>" * ("\n" in s))
         css = self.marks.replace({"best": "font-weight:bold", "second": "text-decoration:underline"})
         styler = styler.apply(lambda _: css, axis=None).set_uuid("t").set_caption(escape(self.caption))
+        styler = styler.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
         layout = {"selector": "th,td", "props": "text-align:center;padding:.25em .6em"}
         return styler.set_table_styles([layout]).to_html()
 
@@ -139,7 +140,7 @@ class MarkedTable:
         lines = [[", ".join(names), *map(str, self.frame.columns)], ["---"] * (self.frame.shape[1] + 1)]
         for i, key in enumerate(self.frame.index):
             label = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-            lines.append([label, *map(cell, self.frame.iloc[i], self.marks.iloc[i])])
+            lines.append([label.replace("|", "\\|"), *map(cell, self.frame.iloc[i], self.marks.iloc[i])])
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"{self.caption}\n\n{table}" if self.caption else table
 

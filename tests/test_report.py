@@ -1,0 +1,332 @@
+"""Tables, verdicts and figures: what a reader sees must follow from the records."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from qgcam_lib.maps import prepare_maps
+from qgcam_lib.metrics import score_maps
+from qgcam_lib.records import ExampleError, GroundingExample
+from qgcam_lib.report import (
+    cautions,
+    choose_examples,
+    comparison_view,
+    coverage,
+    example_maps,
+    panel,
+    panels,
+    paper_table,
+    paper_vs_ours,
+    published,
+    score_histograms,
+    score_intervals,
+    score_summary,
+    score_table,
+    use_style,
+    verdict,
+    why_not_comparable,
+)
+from qgcam_lib.report.figures import PALETTE, score_lines
+from qgcam_lib.report.tables import TABLE1, format_interval, format_score, rank_marks
+
+NAMES = {"dataset": "Flickr30K Entities", "split": "test", "model": "blip-base"}
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def table1():
+    return published("q_groundcam_table1")
+
+
+@pytest.fixture(scope="module")
+def records():
+    """Scores of 24 random maps on 8 images, made by the library itself."""
+    rng = np.random.default_rng(3)
+    boxes = [[[4, 4, 4 + w, 4 + h]] for w, h in rng.integers(3, 20, (24, 2))]
+    scores = score_maps(rng.random((24, 24, 24)).astype(np.float32), boxes, delta=5)
+    share = [(b[0][2] - b[0][0]) * (b[0][3] - b[0][1]) / 24**2 for b in boxes]
+    return scores.astype(float).assign(id=[f"e{i:02d}" for i in range(24)], group=[str(i // 3) for i in range(24)],
+                                       box_share=share, error=None)
+
+
+# ---------------------------------------------------------------- score tables
+
+
+def test_summary_is_the_mean_of_the_defined_scores(records):
+    records = records.assign(io_ratio=records["io_ratio"].where(records.index != 2))
+    summary = score_summary(records, n_bootstrap=50).set_index("metric")
+    assert list(summary.index) == list(TABLE1)
+    assert summary.loc["io_ratio", "value"] == pytest.approx(records["io_ratio"].mean())
+    assert summary.loc["io_ratio", ["n", "n_undefined"]].tolist() == [23, 1]
+    assert (summary["ci_low"] <= summary["value"]).all() and (summary["value"] <= summary["ci_high"]).all()
+
+
+def test_failed_examples_are_left_out_and_counted(records):
+    broken = records.copy()
+    broken.loc[0, list(TABLE1)] = np.nan
+    broken["error"] = [*["truncated"], *[None] * 23]
+    summary = score_summary(broken, n_bootstrap=10)
+    assert (summary["n_failed"] == 1).all() and (summary["n_undefined"] == 0).all() and (summary["n"] == 23).all()
+    assert score_table(summary).frame.loc["", "n"] == "23\n1 failed"
+
+
+def test_summary_refuses_missing_columns_and_frames_without_scores(records):
+    with pytest.raises(ValueError, match="io_ratio.*missing"):
+        score_summary(records.drop(columns="io_ratio"))
+    with pytest.raises(ValueError, match="all 24 failed"):
+        score_summary(records.assign(error="broken"))
+
+
+def test_marks_follow_the_unrounded_means_and_the_direction(records):
+    better = records.assign(io_ratio=records["io_ratio"] + 1e-4, wdp_soft=records["wdp_soft"] - 1e-4)
+    table = score_table({"a": records, "b": better}, n_bootstrap=10)
+    assert table.marks["IO ratio ↑"].tolist() == ["second", "best"]
+    assert table.marks["WDP soft ↓"].tolist() == ["second", "best"]
+    assert table.marks["IoU soft ↑"].tolist() == ["best", "best"]
+    assert (table.marks[["n", "undefined"]] == "").all().all()
+
+
+def test_rank_marks_edges():
+    assert rank_marks(pd.Series([np.nan, 0.3]), True).tolist() == ["", ""]
+    assert rank_marks(pd.Series([3.0, 1.0, 2.0]), False).tolist() == ["", "best", "second"]
+    assert rank_marks(pd.Series([2.0, 2.0, 1.0]), True).tolist() == ["best", "best", ""]
+
+
+def test_numbers_are_printed_as_in_table_1():
+    assert format_score("pg_hit", 0.60083, 14481, digits=3) == "60.08"
+    assert format_score("pg_uncertain", 317 / 14481, 14481) == "317 / 14481"
+    assert format_score("wdp_binary", float("nan"), 5) == "–"
+    assert format_interval("io_ratio", float("nan"), 0.2, 5) == ""
+
+
+def test_table_in_markdown_html_latex_and_plain(records):
+    table = score_table({"a <b>": records, "c|d": records.assign(iou_soft=0.0)}, n_bootstrap=10, caption="<x>")
+    markdown, page, latex, plain = table.to_markdown(), table._repr_html_(), table.to_latex(), table.plain()
+    assert markdown.count("\n| ") == 4 and len({line.count(" | ") for line in markdown.splitlines()[2:]}) == 1
+    assert "c\\|d" in markdown
+    assert "<x>" not in page and "<b>" not in page and "&lt;x&gt;" in page and page == table._repr_html_()
+    assert r"\textbf" in latex and "↑" not in latex
+    assert list(plain.columns) == ["score", "a <b>", "c|d"] and plain.loc[0, "c|d"].startswith("0.00 [")
+
+
+def test_paper_table_marks_agree_with_the_paper_where_its_numbers_do_not_tie(table1):
+    marks = paper_table(table1).marks
+    best = marks.apply(lambda column: column[column == "best"].index.get_level_values("model").tolist())
+    assert best["IO ratio ↑"] == ["albef-amc"] * 6  # bold in the paper, all six splits
+    assert best["PG accuracy, % ↑"] == ["albef-amc"] * 6
+    assert best["PG uncertain ↓"] == ["clip-gscorecam"] * 6
+    assert best["WDP binary ↓"] == ["clip-gscorecam", "albef-amc", "albef-amc", "albef-amc", "clip-gscorecam",
+                                    "clip-gscorecam", "albef-amc"]  # a tie in the last split: both bold in the paper
+
+
+# ---------------------------------------------------------------- paper against run
+
+
+def as_summary(row, **shift):
+    """The summary a run would give if it returned the paper's own numbers, shifted where asked."""
+    scale = {"pg_hit": 100, "pg_uncertain": row["n"]}
+    values = {m: row[name] / scale.get(m, 1) + shift.get(m, 0) for m, (_, _, name) in TABLE1.items()}
+    return pd.DataFrame([{"metric": m, "value": v, "n": row["n"], "n_undefined": 0, "ci_low": v, "ci_high": v}
+                         for m, v in values.items()])
+
+
+@pytest.mark.parametrize("line", range(24))
+def test_the_papers_own_numbers_are_reproduced_for_every_row(table1, line):
+    row = table1.iloc[line]
+    names = {key: row[key] for key in NAMES}
+    rows = paper_vs_ours(as_summary(row), table1, **names)
+    assert set(rows["verdict"]) == {"reproduced"} and len(rows) == 9
+    assert rows["difference"].abs().max() < 1e-9
+
+
+def test_verdicts_follow_the_tolerance_of_the_file(table1):
+    row = table1.iloc[0]
+    shift = {"iou_soft": 0.0051, "iou_binary": 0.0201, "pg_hit": 0.0149, "pg_uncertain": 0.0101, "wdp_binary": -0.03}
+    rows = paper_vs_ours(as_summary(row, **shift), table1, **NAMES, run_id="r1").set_index("metric")
+    assert rows.loc[list(shift), "verdict"].tolist() == [
+        "within tolerance", "differs", "within tolerance", "differs", "within tolerance"]
+    assert rows.loc["pg_hit", "difference"] == pytest.approx(1.49)
+    assert rows.loc["pg_uncertain", "paper"] == pytest.approx(100 * 317 / 14481)
+    assert set(rows["run_id"]) == {"r1"} and rows["tolerance"].notna().all()
+
+
+def test_a_reason_withholds_every_verdict(table1):
+    rows = paper_vs_ours(as_summary(table1.iloc[0]), table1, **NAMES, not_comparable="miniworld")
+    assert set(rows["verdict"]) == {"not comparable: miniworld"}
+    assert (comparison_view(rows)["difference"] == "–").all()
+
+
+def test_an_undefined_mean_gets_no_verdict(table1):
+    summary = as_summary(table1.iloc[0])
+    summary.loc[summary["metric"] == "wdp_binary", ["value", "ci_low", "ci_high"]] = np.nan
+    rows = paper_vs_ours(summary, table1, **NAMES).set_index("metric")
+    assert rows.loc["wdp_binary", "verdict"] == "not comparable: undefined"
+    assert comparison_view(rows.reset_index()).loc["WDP binary ↓", "ours [95 % interval]"] == "–"
+
+
+def test_not_run_and_unknown_rows_need_a_reason(table1):
+    rows = paper_vs_ours(None, table1, **NAMES, not_run="no weights here")
+    assert set(rows["verdict"]) == {"not run: no weights here"} and rows["n_ours"].isna().all()
+    with pytest.raises(ValueError, match="not_run"):
+        paper_vs_ours(None, table1, **NAMES)
+    with pytest.raises(ValueError, match="there is none"):
+        paper_vs_ours(as_summary(table1.iloc[0]), table1, **{**NAMES, "split": "val"})
+    val = {**NAMES, "split": "val"}
+    unknown = paper_vs_ours(as_summary(table1.iloc[0]), table1, **val, not_comparable="no such row")
+    assert unknown["paper"].isna().all() and len(comparison_view(unknown)) == 9
+    with pytest.raises(ValueError, match="one model"):
+        paper_vs_ours(pd.concat([as_summary(table1.iloc[0])] * 2), table1, **NAMES)
+
+
+def test_verdict_limits_are_inclusive_and_nan_is_refused():
+    assert [verdict(d, 0.005, 0.02) for d in (0.005, 0.0050001, 0.02, 0.0200001)] == [
+        "reproduced", "within tolerance", "within tolerance", "differs"]
+    with pytest.raises(ValueError, match="finite"):
+        verdict(float("nan"), 0.005, 0.02)
+
+
+def test_only_the_same_experiment_is_comparable():
+    whole = {"is_miniworld": False, "weights": "official", "n_ours": 10, "n_paper": 10}
+    assert why_not_comparable(**whole) == ""
+    assert why_not_comparable(**{**whole, "weights": "model.pth"}) == ""
+    assert why_not_comparable(**{**whole, "is_miniworld": True}) == "miniworld"
+    assert why_not_comparable(**{**whole, "weights": "random"}) == "random weights"
+    assert why_not_comparable(**{**whole, "weights": "mini"}) == "mini weights"
+    assert why_not_comparable(**{**whole, "n_ours": 9}) == "9 of 10 examples"
+    assert why_not_comparable(**{**whole, "n_paper": None}) == "no such row in the paper"
+
+
+def test_cautions_name_what_the_reader_must_know():
+    said = " ".join(cautions(is_miniworld=True, weights="random", n=5, n_split=9))
+    assert "miniworld" in said and "random" in said and "5 of 9" in said
+    assert cautions(is_miniworld=False, weights="official", n=9, n_split=9) == [
+        "All 9 phrases of the split are scored, with trained weights."]
+
+
+def test_coverage_names_every_row_and_a_reason(table1):
+    done = paper_vs_ours(as_summary(table1.iloc[0]), table1, **NAMES)
+    rows = coverage(table1, [done], models=["blip-base", "blip-large"], datasets=["flickr30k entities"])
+    status = rows.set_index(["dataset", "split", "model"])["status"]
+    assert len(rows) == 24 and status.str.len().min() > 0
+    assert status["Flickr30K Entities", "test", "blip-base"] == "reproduced (9 scores)"
+    assert status["Flickr30K Entities", "test", "blip-large"] == "not run: no run was asked for"
+    assert status["Flickr30K Entities", "test", "albef-amc"] == "not run: no adapter for albef-amc yet"
+    assert status["SpatialSense", "objects", "blip-base"] == "not run: no loader for SpatialSense yet"
+
+
+# ---------------------------------------------------------------- figures
+
+
+@pytest.fixture
+def example(tmp_path):
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    pixels[10:30, 10:30] = (200, 40, 40)
+    Image.fromarray(pixels).save(tmp_path / "scene.png")
+    box = np.array([[10, 10, 30, 30]])
+    return GroundingExample("a", tmp_path / "scene.png", "a red square", box, "scene", (40, 60))
+
+
+def test_palette_stays_apart_in_grey():
+    grey = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(matplotlib.colors.to_rgb, PALETTE)]
+    assert min(np.diff(grey)) > 0.1
+    use_style()
+    assert plt.rcParams["axes.prop_cycle"].by_key()["color"][0] == matplotlib.colors.to_rgb(PALETTE[0])
+
+
+def test_panel_draws_the_box_and_the_peaks_where_they_are(example):
+    heat = np.zeros((20, 30), dtype=np.float32)
+    heat[10, 10], heat[3, 28] = 1.0, 1.0  # on the image at (21, 21), inside, and at (7, 57), outside
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size, delta=10).iloc[0]
+    figure = panel(example, heat, scores, role="uncertain", delta=10)
+    left, right = figure.axes
+    (box,) = left.patches
+    assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (9.5, 9.5, 20, 20)
+    points = {line.get_marker(): line.get_xydata().tolist() for line in right.lines if len(line.get_xydata())}
+    assert points == {"o": [[20.5, 20.5]], "x": [[56.5, 6.5]]}
+    assert scores["pg_uncertain"] and "uncertain yes" in right.get_xlabel()
+
+
+def test_panel_takes_a_constant_map_and_undefined_scores(example):
+    heat = np.zeros((20, 30), dtype=np.float32)
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+    figure = panel(example, heat, scores)
+    assert "–" in figure.axes[1].get_xlabel()
+    figure.canvas.draw()
+
+
+def test_score_lines_show_five_scores_and_dashes():
+    text = score_lines({"iou_soft": 0.251, "pg_hit": 0.5})
+    assert len(text.splitlines()) == 6 and "0.25" in text and text.count("–") >= 6
+
+
+def test_a_broken_image_is_named_not_drawn(example):
+    example.image.write_bytes(b"no picture")
+    with pytest.raises(ExampleError, match="scene.png"):
+        panel(example, np.ones((4, 4)), {})
+
+
+def test_examples_are_chosen_by_rule_and_never_twice(records):
+    chosen = choose_examples(records)
+    lift = records["io_ratio"] - records["box_share"]
+    by_role = chosen.set_index("role")["id"]
+    assert chosen["id"].is_unique and by_role["best"] == records.loc[lift.idxmax(), "id"]
+    assert by_role["worst"] == records.loc[lift.idxmin(), "id"]
+    if "uncertain" in by_role:
+        assert records.set_index("id").loc[by_role["uncertain"], "pg_uncertain"] == 1
+    pd.testing.assert_frame_equal(chosen, choose_examples(records.sample(frac=1, random_state=1)))
+
+
+def test_choice_without_uncertain_or_scored_examples(records):
+    sure = choose_examples(records.assign(pg_uncertain=0.0))
+    assert sure["role"].tolist() == ["best", "worst", "typical"]
+    assert choose_examples(records.head(1).assign(pg_uncertain=0.0))["role"].tolist() == ["best"]
+    assert choose_examples(records.assign(io_ratio=np.nan)).empty
+    with pytest.raises(ValueError, match="roles"):
+        choose_examples(records, roles=("funniest",))
+
+
+def test_panels_show_the_grid_that_was_scored(example, records):
+    class LeftHalf:
+        def maps(self, image, phrases):
+            assert image.mode == "RGB" and phrases == ["a red square"]
+            return np.tile(np.array([1.0, 0.1], dtype=np.float32), (1, 2, 1))
+
+    class One:
+        def example(self, id):
+            return example
+
+    chosen = choose_examples(records).head(2)
+    items = example_maps(LeftHalf(), One(), chosen, "pixel")
+    expected = prepare_maps(LeftHalf().maps(Image.new("RGB", (1, 1)), ["a red square"]), (40, 60), "pixel")[0]
+    assert len(items) == 2 and np.array_equal(items[0][2], expected)
+    figure = panels(items, "two")
+    assert len(figure.axes) == 4 and figure.axes[0].get_title(loc="left").startswith("best")
+    with pytest.raises(ValueError, match="at least one"):
+        panels([], "none")
+
+
+def test_histograms_sum_to_all_examples_and_label_their_axes(records):
+    figure = score_histograms({"a": records, "b": records.iloc[:10]}, title="two sets")
+    assert [ax.get_xlabel() for ax in figure.axes] == ["IoU soft ↑", "IO ratio ↑"]
+    assert figure.axes[0].get_ylabel() == "share of phrases, %"
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["a (n = 24)", "b (n = 10)"]
+    figure.canvas.draw()
+
+
+def test_intervals_place_the_means(records):
+    summary = score_summary({"a": records, "b": records}, n_bootstrap=20)
+    (ax,) = score_intervals(summary).axes
+    drawn = ax.containers[0].lines[0].get_xdata()
+    assert np.allclose(drawn, summary.query("model == 'a'")["value"])
+    assert [text.get_text() for text in ax.get_yticklabels()][0] == "IoU soft ↑"
