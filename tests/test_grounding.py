@@ -193,9 +193,9 @@ print(len(frame))
 def test_killed_in_the_middle_and_continued(root, tmp_path):
     (root / "Annotations" / "1.xml").unlink()
     folder = tmp_path / "s"
-    start = [sys.executable, "-c", WORKER, str(root), str(folder), "0.2"]
+    start = [sys.executable, "-c", WORKER, str(root), str(folder), "0.5"]
     worker = subprocess.Popen(start, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(list(folder.glob("part-*.parquet"))) < 4 and time.monotonic() < deadline and worker.poll() is None:
         time.sleep(0.01)
     worker.send_signal(signal.SIGKILL)

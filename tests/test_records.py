@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
@@ -120,6 +120,7 @@ def test_an_error_keeps_its_parts_through_pickle():
 box = st.tuples(st.integers(0, 18), st.integers(0, 18), st.integers(1, 12), st.integers(1, 12))
 
 
+@settings(deadline=None)
 @given(st.lists(box, max_size=5))
 def test_box_share_equals_counting_pixels(found):
     size = (30, 30)
@@ -130,6 +131,7 @@ def test_box_share_equals_counting_pixels(found):
     assert box_share(boxes, size) == pytest.approx(mask.mean())
 
 
+@settings(deadline=None)
 @given(st.lists(box, min_size=1, max_size=4))
 def test_checked_boxes_returns_what_it_was_given(found):
     boxes = [[x, y, x + w, y + h] for x, y, w, h in found]

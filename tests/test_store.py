@@ -296,7 +296,7 @@ def test_killed_in_the_middle_and_continued(tmp_path):
     rng = np.random.default_rng(0)
     for target in (3, 9):
         worker = run_worker(folder, 0.01)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(folder.glob("part-*.parquet"))) < target and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.03)
@@ -308,7 +308,7 @@ def test_killed_in_the_middle_and_continued(tmp_path):
     assert 90 <= kept < 400 and kept % 10 == 0
     assert set(store.check().problem.str.slice(0, 4)) <= {"left"}, "a kill leaves at most a write cut short"
     last = run_worker(folder, 0)
-    said, _ = last.communicate(timeout=120)
+    said, _ = last.communicate(timeout=600)
     assert last.returncode == 0 and int(said) == 400 - kept, "only what was missing is done again"
     found = RecordStore(folder).read().sort_values("id", ignore_index=True)
     pd.testing.assert_frame_equal(found, rows(0, 400)[["id", "value"]])
