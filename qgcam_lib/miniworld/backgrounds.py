@@ -11,7 +11,7 @@ import numpy as np
 from .dice import Dice, noise
 from .draw import Canvas, Paint, Pen
 
-# %% ../../nbs/lib/13d_miniworld_backgrounds.ipynb #3f208b4d
+# %% ../../nbs/lib/13d_miniworld_backgrounds.ipynb #e40dab3d
 _SKIES = {
     "beach": ((0.50, 0.78, 0.96), (0.86, 0.95, 0.98)),
     "road": ((0.62, 0.80, 0.95), (0.93, 0.93, 0.90)),
@@ -40,7 +40,11 @@ def _ground(size: int, horizon: float, background: str, dice: Dice) -> np.ndarra
     t = np.minimum(np.maximum(ys - horizon + 0.5, 0.0), 1.0)
     rgb = np.repeat(sky * (1.0 - t) + floor * t, size, axis=2)
     grain = {"beach": 0.07, "grass": 0.10, "road": 0.05, "snow": 0.025, "indoor": 0.02}[background]
-    return rgb + (noise(size, size, dice.bits()) - 0.5) * grain * t
+    speckle = noise(size, size, dice.bits()) - 0.5
+    speckle *= grain
+    speckle *= t
+    rgb += speckle
+    return rgb
 
 
 def _flat(*rgb):

@@ -12,7 +12,14 @@ from .creatures import SKINS
 from .dice import Dice
 from .draw import PATTERNS
 from qgcam_lib.miniworld.scene import (
-    CLOTH_COLOURS, HAIR_COLOURS, KINDS, WARDROBE, Relation, Thing, colour_weight, place_weight,
+    CLOTH_COLOURS,
+    HAIR_COLOURS,
+    KINDS,
+    WARDROBE,
+    Relation,
+    Thing,
+    colour_weight,
+    place_weight,
 )
 
 # %% ../../nbs/lib/14a_miniworld_draft.ipynb #9d04941d

@@ -92,7 +92,7 @@ def material_field(material: str, x, y, scale: float = 1.0):
         return 0.92 + 0.35 * np.maximum(np.abs(f - np.floor(f) - 0.5) * 2.0 - 0.6, 0.0)
     return None
 
-# %% ../../nbs/lib/13a_miniworld_draw.ipynb #7e66b155
+# %% ../../nbs/lib/13a_miniworld_draw.ipynb #82c61e9f
 class Canvas:
     """The picture while it is painted.
 
@@ -111,10 +111,20 @@ class Canvas:
 
     def pixels(self) -> np.ndarray:
         "The picture as uint8 [H, W, 3], rounded half up from values snapped to 1e-4."
-        snapped = np.floor(np.minimum(np.maximum(self.rgb, 0.0), 1.0) * 1e4 + 0.5)
-        return np.ascontiguousarray((snapped * (255.0 / 1e4) + 0.5).astype(np.uint8).transpose(1, 2, 0))
+        out = np.maximum(self.rgb, 0.0)
+        np.minimum(out, 1.0, out=out)
+        out *= 1e4
+        out += 0.5
+        np.floor(out, out=out)
+        out *= 255.0 / 1e4
+        out += 0.5
+        return np.ascontiguousarray(out.astype(np.uint8).transpose(1, 2, 0))
 
-# %% ../../nbs/lib/13a_miniworld_draw.ipynb #ae23a932
+# %% ../../nbs/lib/13a_miniworld_draw.ipynb #f06d4b92
+def _off_centre(v: float) -> float:
+    return v - int(v) - 0.5
+
+
 class Pen:
     """Paints shapes in a thing's own units: x to the right, y up, the foot at (0, 0), the top at y = 1.
 
@@ -187,7 +197,7 @@ class Pen:
         d = k0 - 1.0
         d *= k0
         d /= k1
-        if np.abs(px).min() < 1e-5 * rx and np.abs(py).min() < 1e-5 * ry:
+        if abs(_off_centre(self.x + self.sx * cx)) < 1e-5 * rx and abs(_off_centre(self.y - self.h * cy)) < 1e-5 * ry:
             d = np.where(k0 < 1e-6, -min(rx, ry), d)
         if above is not None:
             d = np.maximum(d, Y - (self.y - self.h * above))

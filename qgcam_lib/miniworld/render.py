@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .creatures import ANIMALS, HAIRS, SKINS, Garment, PersonLook, draw_person
 from .backgrounds import paint_background
+from .creatures import ANIMALS, HAIRS, SKINS, Garment, PersonLook, draw_person
 from .dice import Dice
 from .draw import Canvas, Paint, Pen, make_paint
 from .objects import OBJECTS

@@ -9,8 +9,8 @@ __all__ = ['draft_scene']
 from dataclasses import replace
 
 from .creatures import hand_of
-from .draft import Draft
 from .dice import Dice
+from .draft import Draft
 from .scene import BACKGROUNDS, KINDS, Scene
 
 # %% ../../nbs/lib/14b_miniworld_sampler.ipynb #2fb62132
