@@ -6,7 +6,7 @@
 __all__ = ['Run', 'current_run', 'find_runs', 'LOCK_WAIT', 'notebook_sha256', 'Plan', 'plan_run', 'RunError', 'lock_run',
            'RunResult', 'run_notebook']
 
-# %% ../nbs/lib/40c_runs.ipynb #8e312baf
+# %% ../nbs/lib/40c_runs.ipynb #af519dfb
 import contextlib
 import hashlib
 import json
@@ -27,7 +27,6 @@ from . import run_record
 from .fingerprints import fingerprint, library_fingerprint
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from qgcam_lib.run_record import (
-    RUN_FILE,
     git_state,
     machine,
     read_run,
@@ -35,6 +34,7 @@ from qgcam_lib.run_record import (
     update_run,
     versions,
     whole_file,
+    write_run,
 )
 from .settings import ROOT, load_settings
 
@@ -228,19 +228,18 @@ def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress
             progress_bar=progress and {"desc": plan.notebook.stem}, start=start, timeout=timeout,
             km=_kernel_manager(Path(folder)))
 
-# %% ../nbs/lib/40c_runs.ipynb #a14ae8fe
+# %% ../nbs/lib/40c_runs.ipynb #2b4c04c9
 def _begin(plan: Plan) -> None:
     """Write the record of a run that starts now; counts the attempts of one that was killed or failed before."""
     attempts = read_run(plan.folder).get("attempts", 0) + 1
-    (plan.folder / RUN_FILE).unlink(missing_ok=True)
     notebook = plan.notebook.relative_to(ROOT).as_posix() if ROOT in plan.notebook.parents else plan.notebook.name
     options = {name: str(getattr(plan.settings, name)) for name in ("precision", "batch_size", "threads")}
     device = plan.parameters.get("device", plan.settings.device)
-    update_run(plan.folder, run_id=plan.run_id, notebook=notebook, notebook_sha256=plan.sha256, status="running",
-               error=None, parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(),
-               versions=versions(), platform=platform.platform(), device=device, machine=machine(),
-               data=plan.inputs["data"], weights=plan.inputs["weights"], attempts=attempts,
-               started=datetime.now(UTC).isoformat(timespec="seconds"), seconds=None, results={}, outputs=[])
+    write_run(plan.folder, dict(
+        run_id=plan.run_id, notebook=notebook, notebook_sha256=plan.sha256, status="running", error=None,
+        parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(), versions=versions(),
+        platform=platform.platform(), device=device, machine=machine(), **plan.inputs, attempts=attempts,
+        started=datetime.now(UTC).isoformat(timespec="seconds"), seconds=None, results={}, outputs=[]))
 
 # %% ../nbs/lib/40c_runs.ipynb #297d7f4e
 def _keep_notebook(plan: Plan, partial: Path, name: str) -> None:
