@@ -1,0 +1,156 @@
+"""The Q-GroundCAM notebook, end to end through the strict runner, on scenes and on photographs."""
+
+import ast
+import json
+from dataclasses import replace
+
+import nbformat
+import pandas as pd
+import pytest
+
+from qgcam_lib.finetune.itm import MINI
+from qgcam_lib.miniworld import ensure
+from qgcam_lib.models import load_model
+from qgcam_lib.models.checkpoints import save_model
+from qgcam_lib.models.vocabulary import build_vocabulary
+from qgcam_lib.parameters import read_parameters
+from qgcam_lib.runs import run_notebook
+from qgcam_lib.settings import ROOT
+
+NOTEBOOK = ROOT / "nbs" / "papers" / "q_groundcam.ipynb"
+PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"
+TABLES = {"chosen_examples", "coverage", "data_card", "data_problems", "failed", "model_card", "paper_vs_ours",
+          "score_table", "summary"}
+FIGURES = {"histograms", "intervals", "panels"}
+
+
+def table(run, name):
+    return pd.read_parquet(run.folder / "tables" / f"{name}.parquet")
+
+
+def texts(run):
+    """All text a reader of the executed notebook sees: Markdown cells and text outputs."""
+    cells = nbformat.read(run.folder / "run.ipynb", 4).cells
+    shown = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            shown += [str(data.get(kind, "")) for kind in ("text/markdown", "text/html", "text/plain")]
+    return "\n".join(shown)
+
+
+# ---------------------------------------------------------------- its form
+
+
+def test_it_has_one_parameters_cell_with_the_agreed_names():
+    notebook = nbformat.read(NOTEBOOK, 4)
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
+    agreed = "data_root split model weights protocol boxes limit seed device on_error n_bootstrap".split()
+    assert set(read_parameters(NOTEBOOK)) >= set(agreed)
+
+
+def test_it_defines_nothing_stores_nothing_and_has_small_cells():
+    for cell in nbformat.read(NOTEBOOK, 4).cells:
+        if cell.cell_type != "code":
+            continue
+        assert not cell.outputs and cell.execution_count is None
+        assert len(cell.source.splitlines()) <= 30
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
+
+
+def test_no_number_of_the_paper_is_typed_into_it():
+    source = "\n".join(c.source for c in nbformat.read(NOTEBOOK, 4).cells if c.cell_type == "code")
+    floats = [node.value for node in ast.walk(ast.parse(source))
+              if isinstance(node, ast.Constant) and isinstance(node.value, float)]
+    assert floats == []
+
+
+# ---------------------------------------------------------------- on scenes, with a small untrained model
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    """The mini model's class and size with random weights, in the form of the zoo: quick, and never a result."""
+    config = replace(MINI, vocab_size=640)
+    model = load_model("blip-base", "random", config=config, seed=5).model
+    card = {"name": "blip-untrained", "block": 1, "tokens": "amc", "licence": "Apache-2.0"}
+    folder = tmp_path_factory.mktemp("zoo") / "blip-untrained"
+    return save_model(folder, model, config.to_dict(), build_vocabulary(), card)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scenes")
+    ensure(root, n_test=12, progress=False)
+    broken = sorted((root / "images").iterdir())[0]
+    broken.write_bytes(broken.read_bytes()[:200])
+    return root, broken.name
+
+
+@pytest.fixture(scope="module")
+def scene_run(small_model, scenes, tmp_path_factory):
+    parameters = {"data_root": str(scenes[0]), "weights": str(small_model), "limit": 0, "n_bootstrap": 50}
+    return run_notebook(NOTEBOOK, parameters, outputs=tmp_path_factory.mktemp("outputs"))
+
+
+def test_the_run_leaves_every_table_and_figure(scene_run):
+    assert scene_run.status == "ok"
+    assert {path.stem for path in (scene_run.folder / "tables").iterdir()} == TABLES
+    assert {path.stem for path in (scene_run.folder / "figures").iterdir()} == FIGURES
+    record = json.loads((scene_run.folder / "run.json").read_text())
+    assert all(item["caption"] for item in record["outputs"] if item["kind"] in ("table", "figure"))
+
+
+def test_three_models_are_shown_with_their_intervals(scene_run):
+    summary = table(scene_run, "summary")
+    assert summary["model"].nunique() == 3 and len(summary) == 27
+    assert {"centre guess", "blip-base, untrained"} < set(summary["model"])
+    assert summary[["ci_low", "ci_high"]].notna().all().all() and (summary["n_groups"] > 5).all()
+    assert (summary["n_undefined"] == 0).all()  # the untrained twin explains the same layer, so its maps have mass
+
+
+def test_the_broken_picture_is_listed_and_the_rest_scored(scene_run, scenes):
+    failed, summary = table(scene_run, "failed"), table(scene_run, "summary")
+    assert len(failed) and failed["error"].str.contains(scenes[1]).all()
+    assert (summary["n_failed"] * 3).iloc[0] == len(failed) and (summary["n"] > 20).all()
+    assert scenes[1] in " ".join(table(scene_run, "data_problems")["file"])
+
+
+def test_no_verdict_is_drawn_on_the_miniworld(scene_run):
+    verdicts = table(scene_run, "paper_vs_ours")["verdict"]
+    assert set(verdicts) == {"not comparable: miniworld"} and len(verdicts) == 9
+    assert table(scene_run, "coverage")["status"].str.startswith("not ").all()
+    assert "This is the miniworld" in texts(scene_run)
+
+
+def test_every_caption_says_miniworld(scene_run):
+    record = json.loads((scene_run.folder / "run.json").read_text())
+    figures = [item["caption"] for item in record["outputs"] if item["kind"] == "figure"]
+    assert figures and all("miniworld" in caption for caption in figures)
+    shown = next(item["caption"] for item in record["outputs"] if "score_table" in item["path"])
+    assert "miniworld" in shown and scene_run.run_id in shown
+
+
+def test_the_score_table_shows_what_the_records_say(scene_run):
+    (folder,) = [path for path in (scene_run.folder / "records").iterdir() if path.name == "centre-guess"]
+    records = pd.concat([pd.read_parquet(path) for path in folder.glob("*.parquet")])
+    shown = table(scene_run, "score_table").set_index("score").loc["IO ratio ↑", "centre guess"]
+    assert shown.startswith(f"{records.loc[records['error'].isna(), 'io_ratio'].mean():.2f} [")
+
+
+# ---------------------------------------------------------------- on photographs, full size
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the six photographs (../shared/realdata/photos) are not here")
+def test_it_runs_on_photographs_at_full_size(tmp_path):
+    parameters = {"data_root": str(PHOTOS.resolve()), "weights": "random", "limit": 4, "n_bootstrap": 50}
+    run = run_notebook(NOTEBOOK, parameters, outputs=tmp_path)
+    assert run.status == "ok"
+    comparison, summary = table(run, "paper_vs_ours"), table(run, "summary")
+    assert set(comparison["verdict"]) == {"not comparable: random weights"}
+    assert set(summary["model"]) == {"blip-base, random weights", "centre guess"} and set(summary["n"]) == {4}
+    assert "The weights are random" in texts(run) and "This is the miniworld" not in texts(run)
+    card = table(run, "model_card").set_index("model")["value"]
+    assert int(card["parameters"]) > 200_000_000
+
