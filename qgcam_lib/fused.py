@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['distance_map', 'find_peaks', 'score_map_literal', 'score_parts']
 
-# %% ../nbs/lib/02_fused.ipynb #d31a7075
+# %% ../nbs/lib/02_fused.ipynb #77102eae
 import numba
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import ndimage
 
 from .boxes import as_boxes, box_mask, pixel_ranges
-from .kernels import PARTS, Plan, score_all
+from .kernels import Plan, score_all
 from .maps import MapProtocol, axis_operator, normalise, prepare_map
 
 # %% ../nbs/lib/02_fused.ipynb #66c954f0

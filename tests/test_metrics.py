@@ -115,7 +115,7 @@ def assert_same_scores(got, expected, atol=1e-5):
     st.sampled_from([0.0, 1.0, 2.5, 50.0]),
     st.sampled_from([0.3, 0.7]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_formula_by_the_book(seed, size, k, kind, delta, tau):
     rng = np.random.default_rng(seed)
     a = {
@@ -147,7 +147,7 @@ def test_io_ratio_is_quantus_relevance_mass_accuracy():
     maps, boxes = blobs(6, (20, 30)), random_boxes(6, (20, 30))
     masks = np.stack([box_mask(b, (20, 30)) for b in boxes]).astype(int)
     metric = quantus.RelevanceMassAccuracy(abs=False, normalise=False, disable_warnings=True)
-    theirs = [metric.evaluate_instance(a[None], m[None]) for a, m in zip(maps, masks)]
+    theirs = metric.evaluate_batch(maps[:, None], masks[:, None])
     assert np.allclose(score_maps(maps, boxes).io_ratio, theirs, atol=1e-6)
 
 
@@ -227,7 +227,7 @@ def test_permuting_examples_permutes_rows(order):
 
 
 @given(st.integers(0, 999), st.floats(0, 5), st.integers(0, 2), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_mass_added_inside_never_lowers_io_ratio(seed, extra, i, j):
     a = np.random.default_rng(seed).random((8, 9))
     more = a.copy()
@@ -237,7 +237,7 @@ def test_mass_added_inside_never_lowers_io_ratio(seed, extra, i, j):
 
 
 @given(st.integers(0, 999), st.floats(1e-3, 1e3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_scaling_a_map_moves_neither_io_ratio_nor_wdp_soft_nor_the_hit(seed, factor):
     a = np.random.default_rng(seed).integers(0, 20, (8, 9)) / 19 + 0.01
     one, scaled = (score_maps(x[None], [[2, 3, 6, 6]]).iloc[0] for x in (a, a * factor))
@@ -249,7 +249,7 @@ SYMMETRIC = [c for c in SCORE_COLUMNS if not c.startswith("wdp") and c != "pg_un
 
 
 @given(st.integers(0, 999), st.sampled_from(["x", "y"]), st.sampled_from(["native", "paper", "pixel", "amc"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_flipping_map_and_box_changes_no_symmetric_score(seed, axis, protocol):
     a, size = blobs(1, (10, 12), seed)[0], (40, 48)
     box = random_boxes(1, size, seed)[0]
@@ -515,14 +515,15 @@ def test_the_import_is_light():
     )  # about one second of processor time on a quiet machine; the bar of two is measured, not tested
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_ten_thousand_maps_need_little_memory():
     code = """
-import resource, numpy as np
+import re, numpy as np
 from qgcam_lib.metrics import score_maps
 maps = np.random.default_rng(0).random((10_000, 24, 24), dtype=np.float32)
 frame = score_maps(maps, np.tile([10.0, 10, 60, 50], (10_000, 1)), image_sizes=(96, 96), protocol="paper")
 assert len(frame) == 10_000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024)
 """
     root = Path(__file__).resolve().parents[1]
     peak = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
