@@ -128,7 +128,7 @@ function explorer(root, data) {
 }
 """
 
-# %% ../nbs/lib/42_teach.ipynb #e83affbe
+# %% ../nbs/lib/42_teach.ipynb #906fb39e
 EXPLORER_SCORES = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_soft", "wdp_binary", "io_ratio", "pg_hit",
                    "pg_uncertain")
 _CSS = """#ID{font:14px/1.4 sans-serif;display:flex;flex-wrap:wrap;gap:1.2em;align-items:flex-start}
@@ -137,7 +137,7 @@ _CSS = """#ID{font:14px/1.4 sans-serif;display:flex;flex-wrap:wrap;gap:1.2em;ali
 #ID svg{touch-action:none;max-width:100%}"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explorer:
     """A self-contained piece of HTML; shows itself in a notebook, `str()` gives it for a page of your own."""
 
@@ -148,6 +148,9 @@ class Explorer:
 
     def _repr_html_(self) -> str:
         return self.html
+
+    def __repr__(self) -> str:
+        return f"Explorer({len(self.html)} characters of HTML)"
 
 # %% ../nbs/lib/42_teach.ipynb #5d8e4e4b
 def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: float = 3.0,
