@@ -107,7 +107,8 @@ FITS = [
 ]
 MISFITS = [
     ("int", "5.0"), ("int", 5.0), ("int", True), ("int", None), ("float", "x"), ("float", True), ("bool", 1),
-    ("bool", "2"), ("str", 5), ("str", None), ("list[int]", "1,x"), ("list[int]", 5), ("tuple[int, int]", "1"), ("int | None", "x"),
+    ("bool", "2"), ("str", 5), ("str", None), ("list[int]", "1,x"), ("list[int]", 5), ("tuple[int, int]", "1"),
+    ("int | None", "x"),
     ("Literal['a']", "b"), ("Literal[1]", True), ("dict", "[1]"), ("dict", "{"), ("list[int]", {1, 2}), ("list", "[1"),
 ]
 
