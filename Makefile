@@ -73,6 +73,8 @@ lint: env  ## ruff, and the floors
 generated: env  ## the package is what the notebooks export, and the notebooks are clean
 	@nbdev-export && nbdev-clean && git diff --exit-code --stat -- nbs qgcam_lib || \
 	  { echo "The files above are not committed as nbdev writes them. Commit (or undo) your changes, then run this again." >&2; exit 1; }
+	@new="$$(git ls-files --others --exclude-standard -- nbs qgcam_lib)"; \
+	if [ -n "$$new" ]; then echo "Not in git, though the package needs them: $$new" >&2; exit 1; fi
 
 notebooks: env  ## run the library notebooks and the lessons top to bottom
 	@$(CLEANLY) OMP_NUM_THREADS=1 nbdev-test --n-workers $(CORES)
