@@ -57,10 +57,10 @@ function scores(A, box, threshold, tau, delta) {
 }
 """
 
-# %% ../nbs/lib/42_teach.ipynb #773d74b7
+# %% ../nbs/lib/42_teach.ipynb #e589c2e5
 _DRAW_JS = """
 function explorer(root, data) {
-  const A = data.map, h = A.length, w = A[0].length, c = Math.max(10, Math.min(34, Math.floor(330 / Math.max(h, w))));
+  const A = data.map, h = A.length, w = A[0].length, c = Math.max(10, Math.min(56, Math.floor(330 / Math.max(h, w))));
   const svg = root.querySelector("svg"), NS = svg.namespaceURI, read = q => root.querySelector(q);
   let box = data.box.slice(), moved = false, grab = null;
   const add = (tag, o, to) => { const e = document.createElementNS(NS, tag);
@@ -152,7 +152,7 @@ class Explorer:
     def __repr__(self) -> str:
         return f"Explorer({len(self.html)} characters of HTML)"
 
-# %% ../nbs/lib/42_teach.ipynb #5d8e4e4b
+# %% ../nbs/lib/42_teach.ipynb #74e68697
 def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: float = 3.0,
                    title: str = "") -> Explorer:
     """An interactive page for one map and one box: drag the box, move the thresholds, read the nine scores.
@@ -190,7 +190,7 @@ def _page(name: str, data: str, title: str, tau: float) -> str:
     controls += slider("tau", "τ, height that a peak must exceed", tau)
     return (f'<style>{_CSS.replace("ID", name)}</style><div id="{name}"><div><b>{escape(title)}</b><br>'
             '<svg role="img" aria-label="map with a box that can be dragged"></svg><br><small>Drag the frame or its '
-            f'corner, or focus it and use the arrow keys (with Shift: resize).</small></div><div>{controls}'
+            f'corner, or focus it and use the<br>arrow keys (with Shift: resize).</small></div><div>{controls}'
             '<p>box: <span class="box-value"></span> <button>start again</button></p><table><thead><tr><th>score</th>'
             f'<th>Python</th><th>here</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div></div>'
             f'<script>(() => {{{_SCORES_JS}{_DRAW_JS}explorer(document.getElementById("{name}"), {data});'
