@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,8 +116,6 @@ def test_models_as_json(capsys):
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs ../shared/realdata/photos")
 def test_verify_names_each_fault_of_a_data_set(tmp_path, capsys):
-    import shutil
-
     assert main(["data", "verify", str(PHOTOS)]) == 0
     assert "0 errors" in capsys.readouterr().out
     shutil.copytree(PHOTOS, tmp_path / "photos")
@@ -131,36 +130,48 @@ def test_verify_names_each_fault_of_a_data_set(tmp_path, capsys):
 # ---- Snakemake --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def compendium(tmp_path_factory):
+    """The package, the Snakefile and one small notebook in a folder of their own, where nobody edits meanwhile."""
+    folder = tmp_path_factory.mktemp("compendium")
+    shutil.copytree(ROOT / "qgcam_lib", folder / "qgcam_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    for name in ("Snakefile", "settings.ini"):
+        shutil.copyfile(ROOT / name, folder / name)
+    write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb")
+    return folder
+
+
 def snakemake(project, *arguments):
-    environment = os.environ | {"QGCAM_OUTPUTS": str(project / "outputs"), "PYTHONPATH": str(ROOT),
+    environment = os.environ | {"PYTHONPATH": str(project),
                                 "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
                                 "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(project)]
+    command = [sys.executable, "-m", "snakemake"]
     return subprocess.run([*command, "--config", "parameters={limit: 7}", *arguments], cwd=project, env=environment,
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=600)
 
 
-def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(project):
-    made = project / "outputs" / "gathered" / "miniworld.made"
+def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
+    made = compendium / "outputs" / "gathered" / "miniworld.made"
     made.parent.mkdir(parents=True)  # this notebook has no use for the miniworld
     made.touch()
-    done = snakemake(project, "--cores", "1")
+    done = snakemake(compendium, "--cores", "1")
     assert done.returncode == 0, done.stderr[-2000:]
-    run_id, = [p.name for p in (project / "outputs" / "gathered" / "q_groundcam" / "miniworld").iterdir()]
-    record = json.loads((project / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
+    run_id, = [p.name for p in (compendium / "outputs" / "gathered" / "q_groundcam" / "miniworld").iterdir()]
+    record = json.loads((compendium / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
     assert record["parameters"] == {"limit": 7} and record["attempts"] == 1
 
-    done = snakemake(project, "--report", "outputs/report.html")
+    done = snakemake(compendium, "--report", "outputs/report.html")
     assert done.returncode == 0, done.stderr[-2000:]
-    page = (project / "outputs" / "report.html").read_text()
+    page = (compendium / "outputs" / "report.html").read_text()
     for words in (run_id, "score_table", "blank", "failed", "made-up", "An empty figure.", "Nothing failed."):
         assert words in page
     for tag in ('<script src="http', '<link rel="stylesheet" href="http', "@import url(http"):
         assert tag not in page
 
 
-def test_the_slurm_profile_knows_the_resources_of_a_run(project):
-    done = snakemake(project, "--dry-run", "--workflow-profile", str(ROOT / "profiles" / "slurm"), "--forcerun", "run")
+def test_the_slurm_profile_knows_the_resources_of_a_run(compendium):
+    done = snakemake(compendium, "--dry-run", "--workflow-profile", "profiles/slurm", "--forcerun", "run")
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown[-2000:]
     assert "mem_mb=6000" in shown and "runtime=120" in shown

@@ -332,11 +332,10 @@ def test_a_failed_run_keeps_its_notebook_and_a_forced_one_puts_the_old_result_as
 
 
 def test_a_kernel_that_dies_and_a_cell_that_takes_too_long(tmp_path):
-    path = write_notebook(tmp_path / "n.ipynb", START + "\nimport os, time",
-                          "os._exit(9) if limit == 3 else time.sleep(60)")
-    for limit, words in [(3, "DeadKernel"), (4, "Timeout")]:
+    path = write_notebook(tmp_path / "n.ipynb", "import os, time\nos._exit(9) if limit == 3 else time.sleep(600)")
+    for limit, timeout, words in [(3, None, "DeadKernel"), (4, 4, "Timeout")]:
         with pytest.raises(RunError, match=words):
-            run_notebook(path, {"limit": limit}, outputs=tmp_path / "out", timeout=3, progress=False)
+            run_notebook(path, {"limit": limit}, outputs=tmp_path / "out", timeout=timeout, progress=False)
         folder = plan_run(path, {"limit": limit}, outputs=tmp_path / "out").folder
         assert read_run(folder)["status"] == "failed" and (folder / "run.error.ipynb").exists()
 
