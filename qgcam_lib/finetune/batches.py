@@ -23,7 +23,7 @@ from ..models.blip_explainer import MEAN, STD
 from ..records import open_image
 from ..settings import settings
 
-# %% ../../nbs/lib/30b_finetune_batches.ipynb #4d085ad7
+# %% ../../nbs/lib/30b_finetune_batches.ipynb #0d48eb8d
 @dataclass(frozen=True)
 class ItmRecipe:
     """How a matcher is trained.
@@ -35,7 +35,7 @@ class ItmRecipe:
     log_every: steps averaged in a row of the log.
     """
 
-    steps: int = 8000
+    steps: int = 3000
     batch: int = 32
     texts: int = 8
     sentences: float = 0.2
