@@ -169,7 +169,7 @@ def test_the_input_is_left_alone():
 
 
 @given(st.sampled_from(sorted(PROTOCOLS)), st.integers(0, 99), st.sampled_from([0, 1]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_flips_commute_with_every_preset(name, seed, axis):
     a = random_map((7, 9), seed)
     assert np.allclose(
@@ -178,7 +178,7 @@ def test_flips_commute_with_every_preset(name, seed, axis):
 
 
 @given(st.sampled_from(["pixel", "paper", "amc", "gscorecam"]), st.integers(0, 99), st.floats(1e-6, 1e6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_presets_with_a_minmax_ignore_scale_and_end_in_0_1(name, seed, factor):
     a = random_map((7, 9), seed)
     prepared = prepare_map(a, (31, 40), name)
@@ -193,10 +193,10 @@ def boxes_on_cells(draw, cells=6):
 
 
 @given(boxes_on_cells(), st.sampled_from(["bilinear", "spline"]), st.tuples(*[st.integers(0, 3)] * 4), boxes_on_cells())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_box_stays_on_its_object_through_resize_pad_and_crop(box, kind, pad, window):
     """An object fills a box. However the map is resized, padded and cropped, the half-height line of the object is the
-    outline of the carried box, to within the two pixels by which interpolation rounds a corner."""
+    outline of the carried box, to within the three of twelve pixels by which interpolation rounds a corner."""
     factor, size = 12, (6, 6)
     p = MapProtocol("test", resampler=kind, grid=(6 * factor, 6 * factor))
     drawn = prepare_map(box_mask(box, size).astype(np.float32), None, p)
@@ -205,10 +205,13 @@ def test_a_box_stays_on_its_object_through_resize_pad_and_crop(box, kind, pad, w
     drawn, carried = np.pad(drawn, ((top, bottom), (left, right))), pad_boxes(carried, top, left)
     carried = flip_boxes(carried, drawn.shape, "x")
     drawn = drawn[:, ::-1]
+    whole = box_mask(carried, drawn.shape)
+    outer, inner = (
+        ndimage.binary_dilation(whole, iterations=3),
+        ndimage.binary_erosion(whole, iterations=3, border_value=1),
+    )
     x0, y0, x1, y1 = (v * factor for v in window)
-    drawn, (carried, kept) = drawn[y0:y1, x0:x1], crop_boxes(carried, [x0, y0, x1, y1])
-    mask = box_mask(carried, drawn.shape)
-    near = ndimage.binary_dilation(mask, iterations=3), ndimage.binary_erosion(mask, iterations=3, border_value=1)
-    seen = drawn > 0.5
-    assert not (seen & ~near[0]).any()
-    assert (seen & near[1]).sum() >= 0.9 * near[1].sum() or not kept.any()
+    cropped, _ = crop_boxes(carried, [x0, y0, x1, y1])
+    drawn, outer, inner, whole = (m[y0:y1, x0:x1] for m in (drawn, outer, inner, whole))
+    assert np.array_equal(box_mask(cropped, drawn.shape), whole)
+    assert not ((drawn > 0.5) & ~outer).any() and (drawn > 0.5)[inner].all()
