@@ -74,7 +74,7 @@ def main() -> None:
         picture = picture.convert("RGB")
         picture.thumbnail((1400, 1400))
         picture.quantize(256, dither=Image.Dither.NONE).save(FOLDER / "panels.png", optimize=True)
-    facts = {"run_id": record["run_id"], "commit": record["git"]["commit"], "n": record["results"]["n"],
+    facts = {"run_id": record["run_id"], "git": record["git"], "n": record["results"]["n"],
              "protocol": record["parameters"]["protocol"], "parameters": record["parameters"]}
     (FOLDER / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     readme = ROOT / "README.md"

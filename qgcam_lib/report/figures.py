@@ -181,7 +181,7 @@ def example_maps(explainer, dataset, chosen: pd.DataFrame, protocol="paper") -> 
         items.append((row["role"], example, prepare_maps(raw, example.size, protocol)[0], row))
     return items
 
-# %% ../../nbs/lib/41c_report_figures.ipynb #82ac4b5a
+# %% ../../nbs/lib/41c_report_figures.ipynb #a9a6b79f
 def score_histograms(frames: pd.DataFrame | Mapping[str, pd.DataFrame],
                      metrics: Sequence[str] = ("iou_soft", "io_ratio"), *, title: str = "", bins: int = 25) -> Figure:
     """Distribution of scores over the examples, one axis a metric, one outline a set of records.
@@ -201,6 +201,8 @@ def score_histograms(frames: pd.DataFrame | Mapping[str, pd.DataFrame],
         label = column_label(metric) if metric in TABLE1 else metric
         ax.set(xlim=(0, 1), xlabel=label, ylabel="share of phrases, %")
     axes[0, -1].legend(loc="upper right", fontsize="small")
+    if figure.get_layout_engine() is not None:
+        figure.get_layout_engine().set(wspace=0.08)
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     return figure
 
