@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['distance_map', 'find_peaks', 'score_map_literal', 'score_parts']
 
-# %% ../nbs/lib/02_fused.ipynb #77102eae
+# %% ../nbs/lib/02_fused.ipynb #233fc154
 import numba
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import ndimage
 
 from .boxes import as_boxes, box_mask, pixel_ranges
 from .kernels import Plan, score_all
@@ -33,7 +32,7 @@ def distance_map(boxes: ArrayLike, size: tuple[int, int], *, symmetric: bool = F
     ]
     return np.maximum(np.min(each, axis=0), 0)
 
-# %% ../nbs/lib/02_fused.ipynb #afecfdc2
+# %% ../nbs/lib/02_fused.ipynb #333a32ef
 def find_peaks(a: ArrayLike, tau: float = 0.7, delta: float = 50.0) -> np.ndarray:
     """Peaks of one prepared map that survive suppression, strongest first: float64 [n, 3] of row, column, value.
 
@@ -41,6 +40,8 @@ def find_peaks(a: ArrayLike, tau: float = 0.7, delta: float = 50.0) -> np.ndarra
     larger or equal one is dropped. Equal values are taken in row-major order. Source: Q-GroundCAM section 2 (tau
     0.7, delta 50).
     """
+    from scipy import ndimage
+
     a = np.asarray(a)
     rows, cols = np.nonzero((a >= ndimage.maximum_filter(a, size=3, mode="nearest")) & (a > a.dtype.type(tau)))
     order = np.argsort(-a[rows, cols], kind="stable")

@@ -6,14 +6,13 @@
 __all__ = ['NORMALISATIONS', 'RESAMPLERS', 'EDGES', 'PROTOCOLS', 'MapProtocol', 'get_protocol', 'normalise', 'AxisOperator',
            'axis_operator', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
 
-# %% ../nbs/lib/01_maps.ipynb #1eb12fd7
+# %% ../nbs/lib/01_maps.ipynb #acc0fb0d
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy import ndimage
 
 # %% ../nbs/lib/01_maps.ipynb #eeed9db3
 NORMALISATIONS, RESAMPLERS, EDGES = (
@@ -187,9 +186,11 @@ _PAD = 12
 _NUMPY_PAD = {"zero": "constant", "replicate": "edge", "reflect": "reflect"}
 _NDIMAGE_MODE = {"zero": "grid-constant", "replicate": "nearest", "reflect": "mirror"}
 
-# %% ../nbs/lib/01_maps.ipynb #3e3083b8
+# %% ../nbs/lib/01_maps.ipynb #b5f64289
 def _prefilter(n: int, resampler: str, edge: str) -> np.ndarray:
     "Samples [n] to padded coefficients [n + 24], as a matrix."
+    from scipy import ndimage  # here and below on first use: its import costs as much as numba
+
     spline = (
         (lambda m: ndimage.spline_filter1d(m, 3, axis=0, mode=_NDIMAGE_MODE[edge]))
         if resampler == "spline"
@@ -198,7 +199,7 @@ def _prefilter(n: int, resampler: str, edge: str) -> np.ndarray:
     pad = lambda m: np.pad(m, ((_PAD, _PAD), (0, 0)), mode=_NUMPY_PAD[edge])  # noqa: E731
     return pad(spline(np.eye(n))) if edge == "reflect" else spline(pad(np.eye(n)))
 
-# %% ../nbs/lib/01_maps.ipynb #fb797341
+# %% ../nbs/lib/01_maps.ipynb #8210a62c
 @lru_cache(maxsize=8192)
 def axis_operator(
     n_in: int, n_out: int, resampler: str = "bilinear", edge: str = "replicate", antialias: bool = False
@@ -212,6 +213,8 @@ def axis_operator(
     weights = _tap_weights(position - cell, resampler)
     prefilter = _prefilter(n_in, resampler, edge)
     if antialias and n_out < n_in:
+        from scipy import ndimage
+
         prefilter = prefilter @ ndimage.gaussian_filter1d(
             np.eye(n_in), (n_in / n_out - 1) / 2, axis=0, mode=_NDIMAGE_MODE[edge]
         )
@@ -248,7 +251,7 @@ def resample(a: np.ndarray, size: tuple[int, int], protocol: MapProtocol) -> np.
     out = (wy @ a.astype(np.float64) @ wx.T).astype(np.float32)
     return np.clip(out, np.float32(a.min()), np.float32(a.max())) if protocol.clip == "input" else out
 
-# %% ../nbs/lib/01_maps.ipynb #fcd488e8
+# %% ../nbs/lib/01_maps.ipynb #70f46c7c
 def prepare_map(a: Any, size: tuple[int, int] | None = None, protocol: str | MapProtocol = "pixel") -> np.ndarray:
     """One raw map [h, w] -> the map that is scored, float32 [H, W]. `size` is the image's (height, width)."""
     p, a = get_protocol(protocol), as_map_array(a).astype(np.float32, copy=False)
@@ -256,6 +259,8 @@ def prepare_map(a: Any, size: tuple[int, int] | None = None, protocol: str | Map
         raise ValueError(f"map: expected a 2-D array [h, w] with at least one cell, got shape {a.shape}")
     a = resample(normalise(a, p.before), p.grid_for(a.shape, size), p)
     if p.blur:
+        from scipy import ndimage
+
         a = ndimage.gaussian_filter(a, p.blur * max(a.shape))
     return normalise(a, p.after)
 

@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['torch_prepare', 'torch_scores']
 
-# %% ../nbs/lib/02a_reference.ipynb #1c8b0aa9
+# %% ../nbs/lib/02a_reference.ipynb #5a785322
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
 
 from .boxes import box_mask
 from .fused import distance_map
 from .maps import MapProtocol, axis_operator
 
-# %% ../nbs/lib/02a_reference.ipynb #43d9b38c
+# %% ../nbs/lib/02a_reference.ipynb #535edde3
 def torch_prepare(a: Any, size: tuple[int, int], p: MapProtocol) -> Any:
     "`prepare_map` on a tensor [h, w]."
     import torch
@@ -36,6 +35,8 @@ def torch_prepare(a: Any, size: tuple[int, int], p: MapProtocol) -> Any:
         )
         a = a.clamp(low, high) if p.clip == "input" else a
     if p.blur:
+        from scipy import ndimage
+
         a = along_axes(a, *(ndimage.gaussian_filter1d(np.eye(n), p.blur * max(size), axis=0) for n in size))
     return scaled(a, p.after)
 
