@@ -68,12 +68,7 @@ def main() -> None:
     folder, record = newest_run()
     FOLDER.mkdir(exist_ok=True)
     shutil.copyfile(folder / "tables" / "score_table.csv", FOLDER / "score_table.csv")
-    from PIL import Image
-
-    with Image.open(folder / "figures" / "panels.png") as picture:
-        picture = picture.convert("RGB")
-        picture.thumbnail((1400, 1400))
-        picture.quantize(256, dither=Image.Dither.NONE).save(FOLDER / "panels.png", optimize=True)
+    shutil.copyfile(folder / "figures" / "panels.png", FOLDER / "panels.png")
     facts = {"run_id": record["run_id"], "git": record["git"], "n": record["results"]["n"],
              "protocol": record["parameters"]["protocol"], "parameters": record["parameters"]}
     (FOLDER / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -155,13 +155,13 @@ def choose_examples(frame: pd.DataFrame, roles: Sequence[str] = tuple(ROLES)) ->
     chosen["rule"] = chosen["role"].map(ROLES)
     return chosen.sort_values("role", key=lambda c: c.map(list(roles).index)).reset_index(drop=True)
 
-# %% ../../nbs/lib/41c_report_figures.ipynb #4bf413af
+# %% ../../nbs/lib/41c_report_figures.ipynb #f0e52620
 def panels(items: Sequence[tuple], title: str, **options) -> Figure:
     """A row of panels under one title: items are (role, example, heat, scores); options go to `panel`."""
     if not items:
         raise ValueError("Expected argument `items` to hold at least one (role, example, heat, scores), but got none.")
     shapes = [picture.height / picture.width for picture in (open_picture(item[1].image) for item in items)]
-    figure, axes = plt.subplots(2, len(items), figsize=(2.7 * len(items), 2 * 2.6 * max(shapes) + 2), squeeze=False)
+    figure, axes = plt.subplots(2, len(items), figsize=(2.7 * len(items), 2 * 2.6 * max(shapes) + 1.7), squeeze=False)
     for column, (role, example, heat, scores) in enumerate(items):
         panel(example, heat, scores, axes=axes[:, column], role=role, **options)
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
