@@ -368,3 +368,11 @@ def test_real_photographs_do_not_break_it(blip):
     assert len(maps) == len(files) >= 6
     assert all(one.shape == (3, 4, 4) and bool(torch.isfinite(one).all()) for one in maps)
     assert isinstance(blip, BlipExplainer)
+
+
+def test_a_shallow_model_explains_a_layer_whose_words_get_gradients():
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    model = load_model("blip-base", "random", seed=3, config=SMALL)
+    assert model.block == 0 and model.maps(picture, ["a red ball"]).max() > 0
+    last = load_model("blip-base", "random", seed=3, config=SMALL, block=1)
+    assert last.maps(picture, ["a red ball"]).max() == 0  # the head reads the first token alone

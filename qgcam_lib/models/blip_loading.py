@@ -103,7 +103,8 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
               max_txt_len: int | None = None, batch_images: int = 8) -> BlipExplainer:
     """Load a BLIP matcher; called by `load_model`, whose docstring explains the common arguments.
 
-    vocab: path of a vocab.txt; block, tokens: what GradCAM explains, by default the card's or the registry's;
+    vocab: path of a vocab.txt; block, tokens: what GradCAM explains, by default the card's or the registry's (of a
+    shallower model the last layer but one: in the last, only the first token reaches the matching head);
     image_size: another input size, for which positions are resampled; config: sizes (or their JSON file) other than
     the published ones, for random weights or a checkpoint file; max_txt_len: tokens kept of a text. A folder of the
     zoo's form brings its own config and vocab, and giving either with it is a ValueError.
@@ -122,7 +123,7 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
     model = _build(config, _tokenizer(vocab, weights), seed)
     if path is not None:
         load_weights(model, path)
-    block = card.get("block", min(entry.block, config.text_depth - 1)) if block is None else block
+    block = card.get("block", min(entry.block, max(config.text_depth - 2, 0))) if block is None else block
     tokens = card.get("tokens", entry.tokens) if tokens is None else tokens
     card = {**_source(entry, weights, path, seed), **card, "name": entry.name}
     return BlipExplainer(model, config, block=block, tokens=tokens, device=device, precision=precision, card=card,
