@@ -817,6 +817,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'qgcam_lib/models/blip_explainer.py'),
                                                  'qgcam_lib.models.blip_explainer.clean_phrase': ( 'lib/blip_explainer.html#clean_phrase',
                                                                                                    'qgcam_lib/models/blip_explainer.py'),
+                                                 'qgcam_lib.models.blip_explainer.image_states': ( 'lib/blip_explainer.html#image_states',
+                                                                                                   'qgcam_lib/models/blip_explainer.py'),
                                                  'qgcam_lib.models.blip_explainer.prepare_image': ( 'lib/blip_explainer.html#prepare_image',
                                                                                                     'qgcam_lib/models/blip_explainer.py')},
             'qgcam_lib.models.blip_loading': { 'qgcam_lib.models.blip_loading._build': ( 'lib/blip_loading.html#_build',
