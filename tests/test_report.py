@@ -330,3 +330,14 @@ def test_intervals_place_the_means(records):
     drawn = ax.containers[0].lines[0].get_xdata()
     assert np.allclose(drawn, summary.query("model == 'a'")["value"])
     assert [text.get_text() for text in ax.get_yticklabels()][0] == "IoU soft ↑"
+
+
+def test_two_tables_of_one_page_do_not_share_their_marks():
+    import re
+
+    from qgcam_lib.report.tables import MarkedTable
+
+    cells, best, other = (pd.DataFrame({"a": column}) for column in (["1", "2"], ["best", ""], ["", "best"]))
+    pages = [MarkedTable(cells, marks, "caption")._repr_html_() for marks in (best, other)]
+    names = [set(re.findall(r"#(T_\w+?)_row", page)) for page in pages]
+    assert all(names) and not names[0] & names[1]

@@ -10,6 +10,7 @@ __all__ = ['TABLE1', 'column_label', 'score_summary', 'format_score', 'format_in
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 
 import numpy as np
@@ -116,7 +117,8 @@ class MarkedTable:
     def _repr_html_(self) -> str:
         styler = self.frame.style.format(lambda s: escape(s).replace("\n", "<br><small>") + "</small>" * ("\n" in s))
         css = self.marks.replace({"best": "font-weight:bold", "second": "text-decoration:underline"})
-        styler = styler.apply(lambda _: css, axis=None).set_uuid("t").set_caption(escape(self.caption))
+        own = sha256(self.to_markdown().encode()).hexdigest()[:8]  # tables of one page must not share their marks
+        styler = styler.apply(lambda _: css, axis=None).set_uuid(own).set_caption(escape(self.caption))
         styler = styler.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
         layout = {"selector": "th,td", "props": "text-align:center;padding:.25em .6em"}
         return styler.set_table_styles([layout]).to_html()
