@@ -49,35 +49,45 @@ class Matcher(Protocol):
         """Scores [I, T] float32 of every image with every text; higher fits better."""
         ...
 
-# %% ../../nbs/lib/20_models.ipynb #9608784d
+# %% ../../nbs/lib/20_models.ipynb #f78802d5
 @dataclass(frozen=True)
 class ModelEntry:
     """What is known of a model before it is loaded.
 
-    name: what users type; explainer: how its maps are made; grid: rows and columns of the published size; block,
-    tokens: the defaults of its GradCAM; checkpoint: address of the published weights; licence: theirs; loader:
-    "module:function", called as loader(entry, weights, device=..., seed=..., **options); mini: folder under
-    data/zoo, or "".
+    name: what users type; explainer: how its maps are made; grid: rows and columns of the published size, as text
+    where they follow the image; block, tokens: the defaults of its maps, block being a layer's number or name;
+    checkpoint: address of the published weights; licence: theirs; loader: "module:function", called as
+    loader(entry, weights, device=..., seed=..., **options); mini: folder under data/zoo, or ""; file: name of the
+    checkpoint in torch's cache where the address does not end in it.
     """
 
     name: str
     explainer: str
-    grid: tuple[int, int]
-    block: int
+    grid: tuple[int, int] | str
+    block: int | str
     tokens: str
     checkpoint: str
     licence: str
     loader: str
     mini: str = ""
+    file: str = ""
 
 
-_BLIP = "https://storage.googleapis.com/sfr-vision-language-research/BLIP/models/model_{}_retrieval_coco.pth"
-MODELS = {name: ModelEntry(name, "cross-attention GradCAM", (24, 24), 7, "lavis", _BLIP.format(size), "BSD-3-Clause",
-                           "qgcam_lib.models.blip_loading:load_blip", mini)
-          for name, size, mini in (("blip-base", "base", "blip-mini"), ("blip-large", "large", ""))}
+MODELS: dict[str, ModelEntry] = {}
 WEIGHTS = ("mini", "official", "random")
 
-# %% ../../nbs/lib/20_models.ipynb #16986fec
+
+def _register(*entries: ModelEntry) -> None:
+    """Add entries to MODELS; each family does so in a cell of its own."""
+    MODELS.update({entry.name: entry for entry in entries})
+
+# %% ../../nbs/lib/20_models.ipynb #5ab99e6a
+_BLIP = "https://storage.googleapis.com/sfr-vision-language-research/BLIP/models/model_{}_retrieval_coco.pth"
+_register(*(ModelEntry(f"blip-{size}", "cross-attention GradCAM", (24, 24), 7, "lavis", _BLIP.format(size),
+                       "BSD-3-Clause", "qgcam_lib.models.blip_loading:load_blip", mini)
+            for size, mini in (("base", "blip-mini"), ("large", "blip-large-mini"))))
+
+# %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
     """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""
     if name in MODELS:
@@ -93,8 +103,8 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     name: see `list_models`. weights: "mini" (small, trained on the miniworld, in data/zoo), "official" (the
     published checkpoint, downloaded by its own library or read from its cache), "random" (the full-size
     architecture, untrained, drawn from `seed`), or the path of a checkpoint file or of a folder in the zoo's form.
-    device: "cpu", "cuda", "cuda:1", "mps". options: the loader's own, for BLIP `block`, `tokens`, `vocab`,
-    `precision`, `image_size`, `config`, `max_txt_len`, `batch_images`.
+    device: "cpu", "cuda", "cuda:1", "mps". options: the loader's own (see its docstring); for BLIP `block`, `tokens`,
+    `vocab`, `precision`, `image_size`, `config`, `max_txt_len`, `batch_images`.
     Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing.
     """
     entry = find_model(name)
@@ -108,13 +118,28 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     module, function = entry.loader.split(":")
     return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
 
-# %% ../../nbs/lib/20_models.ipynb #8f229f0b
+# %% ../../nbs/lib/20_models.ipynb #a247dbd5
+_HUB = "https://huggingface.co/"
+
+
+def _is_cached(entry: ModelEntry) -> bool:
+    """Whether the published checkpoint lies where its library would look for it."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if entry.checkpoint.startswith(_HUB):
+        home = os.environ.get("HF_HOME") or caches / "huggingface"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub")
+        folder = hub / ("models--" + "--".join(entry.checkpoint.removeprefix(_HUB).split("/")[:2]))
+        return any(file.suffix in (".safetensors", ".bin", ".pt") for file in folder.glob("snapshots/*/*"))
+    name = entry.file or entry.checkpoint.rsplit("/", 1)[-1]
+    torch_home = Path(os.environ.get("TORCH_HOME") or caches / "torch")
+    return any((place / name).is_file() for place in (torch_home / "hub" / "checkpoints", Path.home() / ".cache/clip"))
+
+
 def _available(entry: ModelEntry) -> str:
     """Which weights an entry can be loaded with on this machine, as text."""
-    home = os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch"
-    cached = (Path(home) / "hub" / "checkpoints" / entry.checkpoint.rsplit("/", 1)[-1]).is_file()
+    fetched = "by hand" if entry.checkpoint.startswith("https://drive.google.com/") else "download"
     found = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
-    return ", ".join([*found, "random", "official (cached)" if cached else "official (download)"])
+    return ", ".join([*found, "random", f"official ({'cached' if _is_cached(entry) else fetched})"])
 
 
 def list_models() -> pd.DataFrame:
