@@ -85,18 +85,20 @@ def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
     return path
 
 
-def make_tokenizer(vocab: str | Path | Sequence[str]):
+def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = True):
     """BERT's uncased WordPiece tokenizer with LAVIS's `[DEC]` and `[ENC]`, from a file or a list.
 
     vocab: path of a `vocab.txt` with one token a line, the id being the line, or the tokens themselves in that
-    order. Returns a transformers `BertTokenizerFast` that also has `enc_token_id`. Raises FileNotFoundError where
-    there is no such file, ValueError where special tokens are missing.
+    order; lavis_tokens: False leaves BERT's own tokens alone, as ALBEF does. Returns a transformers
+    `BertTokenizerFast`, with LAVIS's tokens one that also has `enc_token_id`. Raises FileNotFoundError where there is
+    no such file, ValueError where special tokens are missing.
     """
     from transformers import BertTokenizerFast
 
     if not isinstance(vocab, (str, Path)):
         with tempfile.TemporaryDirectory() as folder:
-            return make_tokenizer(write_vocabulary(vocab, Path(folder) / "vocab.txt"))
+            vocab = write_vocabulary(vocab, Path(folder) / "vocab.txt")
+            return make_tokenizer(vocab, lavis_tokens=lavis_tokens)
     path = Path(vocab)
     if not path.is_file():
         raise FileNotFoundError(f"vocab: expected a vocab.txt, got {str(vocab)!r}, which is no file. "
@@ -105,7 +107,8 @@ def make_tokenizer(vocab: str | Path | Sequence[str]):
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
         raise ValueError(f"vocab: {path.name} lacks {missing}. Expected a BERT vocabulary, one token a line.")
-    return with_lavis_tokens(BertTokenizerFast(vocab_file=str(path), do_lower_case=True))
+    tokenizer = BertTokenizerFast(vocab_file=str(path), do_lower_case=True)
+    return with_lavis_tokens(tokenizer) if lavis_tokens else tokenizer
 
 # %% ../../nbs/lib/20a_vocabulary.ipynb #80d687cf
 def with_lavis_tokens(tokenizer):
