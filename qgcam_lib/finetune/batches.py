@@ -106,7 +106,7 @@ def _pixels(files: Sequence[Path], size: int, cache: Path) -> np.ndarray:
 @dataclass(frozen=True)
 class Batch:
     """pixels: [B, 3, S, S], normalised; ids, mask: [B*k, T], k texts a picture; labels: [B*k] int64; has: [B, words]
-    float.
+    float; rows, flipped: [B], which pictures these are and whether they are seen in a mirror.
     """
 
     pixels: torch.Tensor
@@ -115,19 +115,24 @@ class Batch:
     labels: torch.Tensor
     has: torch.Tensor
     sentences: bool
+    rows: np.ndarray
+    flipped: np.ndarray
 
 
 class TokenTable:
-    """Words to padded token ids, `[ENC]` first, each word looked up once. limit: most tokens of a text."""
+    """Words to padded token ids, each word looked up once. limit: most tokens of a text. First stands `[ENC]`, as BLIP
+    has it, or `[CLS]` where the tokenizer has no LAVIS tokens.
+    """
 
     def __init__(self, tokenizer, limit: int):
         self.tokenizer, self.limit, self.known = tokenizer, limit, {}
+        self.first = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
 
     def __call__(self, texts: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [[id for word in words for id in self._ids(word)][: self.limit - 2] for words in texts]
         ids = np.full((len(rows), max(map(len, rows)) + 2), self.tokenizer.pad_token_id)
         for line, row in zip(ids, rows):
-            line[: len(row) + 2] = [self.tokenizer.enc_token_id, *row, self.tokenizer.sep_token_id]
+            line[: len(row) + 2] = [self.first, *row, self.tokenizer.sep_token_id]
         ids = torch.from_numpy(ids)
         return ids, ids != self.tokenizer.pad_token_id
 
@@ -154,4 +159,5 @@ def draw_batch(data: TrainingSet, table: TokenTable, recipe: ItmRecipe, step: in
     pixels = np.where(flipped[:, None, None, None], data.pixels[rows][:, :, ::-1], data.pixels[rows])
     pixels = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
     pixels = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    return Batch(pixels, *table(texts), torch.tensor(labels), torch.from_numpy(data.has[rows]).float(), sentences)
+    has = torch.from_numpy(data.has[rows]).float()
+    return Batch(pixels, *table(texts), torch.tensor(labels), has, sentences, rows, flipped)

@@ -192,14 +192,20 @@ def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, bo
     )
 
 # %% ../../nbs/lib/30a_finetune_texts.ipynb #18931063
+def _mentions(self: TextMaker, index: int, k: int, rng: np.random.Generator) -> list[Mention]:
+    """The k // 2 mentions of a picture that `phrases` takes as true from the same state of the generator."""
+    text = self.texts[index]
+    order = rng.permutation(len(text.mentions))
+    return [text.mentions[order[i % len(order)]] for i in range(k // 2)]
+
+
 def _phrases(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[list, list]:
     """k phrases of a picture and their labels, the first k // 2 true (1), the others false (0).
 
     True phrases are drawn without repetition until there are no more. borrowed: share of easy false phrases.
     """
     text = self.texts[index]
-    order = rng.permutation(len(text.mentions))
-    true = [text.mentions[order[i % len(order)]].words for i in range(k // 2)]
+    true = [mention.words for mention in _mentions(self, index, k, rng)]
     false = [_false_phrase(self, text, rng, borrowed) for _ in range(k - k // 2)]
     return true + false, [1] * len(true) + [0] * len(false)
 
@@ -221,7 +227,7 @@ def _sentences(
     return true + false, [1] * len(true) + [0] * len(false)
 
 
-TextMaker.phrases, TextMaker.sentences = _phrases, _sentences
+TextMaker.mentions, TextMaker.phrases, TextMaker.sentences = _mentions, _phrases, _sentences
 
 # %% ../../nbs/lib/30a_finetune_texts.ipynb #b6761272
 def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str], np.ndarray]:
