@@ -100,7 +100,7 @@ def test_marks_follow_the_unrounded_means_and_the_direction(records):
 def test_rank_marks_edges():
     assert rank_marks(pd.Series([np.nan, 0.3]), True).tolist() == ["", ""]
     assert rank_marks(pd.Series([3.0, 1.0, 2.0]), False).tolist() == ["", "best", "second"]
-    assert rank_marks(pd.Series([2.0, 2.0, 1.0]), True).tolist() == ["best", "best", ""]
+    assert rank_marks(pd.Series([2.0, 2.0, 1.0, 0.5]), True).tolist() == ["best", "best", "second", ""]
 
 
 def test_numbers_are_printed_as_in_table_1():

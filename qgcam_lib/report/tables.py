@@ -95,12 +95,12 @@ def format_interval(metric: str, low: float, high: float, n: int, digits: int = 
 
 # %% ../../nbs/lib/41a_report_tables.ipynb #b93ec250
 def rank_marks(values: pd.Series, higher_is_better: bool) -> pd.Series:
-    """'best', 'second' or '' for each value. Equal best values are all 'best' and then there is no second."""
+    """'best', 'second' or '' for each value. Equal values share a mark, as in the paper: two best, then a second."""
     marks = pd.Series("", index=values.index)
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return marks
-    rank = finite.rank(method="min", ascending=not higher_is_better)
+    rank = finite.rank(method="dense", ascending=not higher_is_better)
     marks[rank.index[rank == 1]] = "best"
     marks[rank.index[rank == 2]] = "second"
     return marks
