@@ -19,7 +19,7 @@ from .itm import Training, train
 from ..models.albef import AlbefConfig, build_albef
 from ..models.vocabulary import build_vocabulary, make_tokenizer
 
-# %% ../../nbs/lib/32_finetune_albef.ipynb #b5e6bd19
+# %% ../../nbs/lib/32_finetune_albef.ipynb #56d99b9f
 ALBEF_MINI = AlbefConfig(
     image_size=96,
     patch_size=12,
@@ -46,7 +46,7 @@ class AlbefRecipe(ItmRecipe):
     mlm_weight: of their loss beside the matching loss; masked: share of a text's words that are hidden, at least one.
     """
 
-    steps: int = 2000
+    steps: int = 2500
     mlm_weight: float = 0.25
     masked: float = 0.15
 
