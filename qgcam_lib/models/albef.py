@@ -113,7 +113,7 @@ def inference_state(state: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Ten
     kept = {key: value for key, value in state.items() if not any(re.match(part, key) for part in _TRAINING_ONLY)}
     kept = {key.replace("text_encoder.bert.", "text_encoder.", 1): value for key, value in kept.items()}
     types = kept.pop("text_encoder.embeddings.token_type_embeddings.weight", None)
-    if types is not None:
-        words = "text_encoder.embeddings.word_embeddings.weight"
+    words = "text_encoder.embeddings.word_embeddings.weight"
+    if types is not None and words in kept:
         kept[words] = kept[words] + types[0]
     return kept
