@@ -94,7 +94,7 @@ class ImageState:
 
     seen: list
 
-# %% ../../nbs/lib/21a_blip_explainer.ipynb #72689dd5
+# %% ../../nbs/lib/21a_blip_explainer.ipynb #79571443
 class BlipExplainer:
     """BLIP's matcher as Explainer and Matcher.
 
@@ -123,7 +123,7 @@ class BlipExplainer:
     def __repr__(self) -> str:
         what = f"{self.card.get('name', 'blip')}, weights={self.card.get('weights', '?')}"
         size = f"{self.card['parameters'] / 1e6:.1f} M parameters, grid {self.config.grid[0]}x{self.config.grid[1]}"
-        return f"BlipExplainer({what}, {size}, block={self.block}, tokens={self.tokens!r})"
+        return f"{type(self).__name__}({what}, {size}, block={self.block}, tokens={self.tokens!r})"
 
     def encode(self, image: Image.Image | str | Path) -> ImageState:
         """The state of an image, which every method takes in place of the image."""
@@ -165,16 +165,22 @@ class BlipExplainer:
                 for state in self._states(images)]
         return torch.stack([torch.cat(row) for row in rows]) if rows and batches else torch.zeros(len(rows), len(texts))
 
+    def clean(self, phrase: str) -> str:
+        """A phrase as the model expects it; here `clean_phrase`."""
+        return clean_phrase(phrase)
+
     def tokenize(self, phrases: Sequence[str]) -> Tokens:
-        """Cleaned phrases as token ids with `[ENC]` first; a UserWarning where one is cut to `max_txt_len` tokens."""
+        """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
+        `max_txt_len` tokens.
+        """
         limit, tokenizer = self.config.max_txt_len, self.model.tokenizer
-        texts = [clean_phrase(phrase) for phrase in phrases]
+        texts = [self.clean(phrase) for phrase in phrases]
         cut = [text for text, ids in zip(texts, tokenizer(texts).input_ids) if len(ids) > limit]
         if cut:
             warnings.warn(f"{len(cut)} phrases were cut to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=2)
         found = tokenizer(texts, padding="longest", truncation=True, max_length=limit, return_tensors="pt")
         ids = found.input_ids.clone()
-        ids[:, 0] = tokenizer.enc_token_id
+        ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
         return Tokens(ids.to(self.device), found.attention_mask.to(self.device))
 
     def _batches(self, phrases: Sequence[str]) -> list[Tokens]:

@@ -87,6 +87,11 @@ _register(*(ModelEntry(f"blip-{size}", "cross-attention GradCAM", (24, 24), 7, "
                        "BSD-3-Clause", "qgcam_lib.models.blip_loading:load_blip", mini)
             for size, mini in (("base", "blip-mini"), ("large", "blip-large-mini"))))
 
+# %% ../../nbs/lib/20_models.ipynb #ad096414
+_register(ModelEntry("albef-amc", "cross-attention GradCAM", (16, 16), 8, "amc",
+                     "https://drive.google.com/drive/folders/1syngIWXbySzbcb7lZnmoL7_-H6RAeb3H", "MIT",
+                     "qgcam_lib.models.albef_loading:load_albef", "albef-amc-mini", "best_flickr.pth"))
+
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
     """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""
