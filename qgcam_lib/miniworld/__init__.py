@@ -2,9 +2,11 @@
 
 from qgcam_lib.miniworld.flickr30k import CHECKSUM, checksum, ensure, make_flickr30k, read_card
 from qgcam_lib.miniworld.language import describe
+from qgcam_lib.miniworld.refer import ensure_refer, make_refer, refer_checksum
 from qgcam_lib.miniworld.render import SEED, Picture, make_picture, make_scene, render
 from qgcam_lib.miniworld.scene import Relation, Scene, Thing
 from qgcam_lib.miniworld.words import vocabulary
 
-__all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure", "make_flickr30k",
-           "make_picture", "make_scene", "read_card", "render", "vocabulary"]
+__all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure", "ensure_refer",
+           "make_flickr30k", "make_picture", "make_refer", "make_scene", "read_card", "refer_checksum", "render",
+           "vocabulary"]
