@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['RULES', 'TABLE1_COLUMNS', 'MapSet', 'gather_maps', 'Choice', 'change_log_base', 'largest_wdp', 'wdp_distance',
-           'open_choices', 'score_choice', 'sensitivity', 'tie_rates', 'tie_protocols']
+           'open_choices', 'other_readings', 'score_choice', 'sensitivity', 'make_maps', 'remaker', 'tie_rates',
+           'tie_protocols']
 
-# %% ../nbs/lib/34_sensitivity.ipynb #c1d6f05d
+# %% ../nbs/lib/34_sensitivity.ipynb #d4de7054
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ import pandas as pd
 
 from .boxes import box_mask, resize_boxes
 from .fused import find_peaks
+from .grounding import ground
+from .map_store import MapStore
 from .maps import MapProtocol, get_protocol, prepare_map
 from .metrics import score_maps
 from .records import Dataset
@@ -263,6 +267,19 @@ def open_choices(card: Mapping | None = None, *, blocks: Iterable = (), tokens: 
         found.append(Choice("several boxes", known[boxes], other, "\"merged\" fits both; n fits both", boxes=boxes))
     return found
 
+# %% ../nbs/lib/34_sensitivity.ipynb #0634054c
+def other_readings(explainer) -> dict[str, list]:
+    """Blocks and tokens to try beside an explainer's own: the fusing layers next to its block, and the other token
+    modes with the first token alone. Empty lists for a model whose GradCAM has no such choice.
+    """
+    block, tokens = explainer.card.get("block"), explainer.card.get("tokens")
+    config = getattr(explainer, "config", None)
+    if not isinstance(block, int) or not hasattr(config, "text_depth"):
+        return {"blocks": [], "tokens": []}
+    fusing = range(getattr(config, "fusion_layer", 0), config.text_depth)
+    return {"blocks": [b for b in (block - 1, block + 1) if b in fusing],
+            "tokens": [t for t in ("lavis", "amc", 0) if t != tokens]}
+
 # %% ../nbs/lib/34_sensitivity.ipynb #64cb4e4f
 TABLE1_COLUMNS = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_soft", "wdp_binary", "io_ratio", "pg_hit",
                   "pg_uncertain")
@@ -314,6 +331,26 @@ def _flipped(maps: MapSet, choice: Choice, other_boxes: MapSet | None, explain: 
     if choice.explain and explain is None:
         raise ValueError(f"explain: the choice {name} needs maps made again. Give a function, or leave it out.")
     return other_boxes if choice.boxes else explain(choice.explain) if choice.explain else maps
+
+# %% ../nbs/lib/34_sensitivity.ipynb #5892b923
+def make_maps(explainer, dataset: Dataset, folder: str | Path, **options: Any) -> MapSet:
+    """The maps of an explainer for a data set, kept in `folder` and taken from there when they are complete.
+
+    options: of `ground`, such as limit, seed, protocol, store. An example that failed under on_error="record" is left
+    out.
+    """
+    return gather_maps(ground(explainer, dataset, save_maps=folder, **options), dataset, MapStore(folder))
+
+
+def remaker(load: Callable, dataset: Dataset, folder: str | Path, **options: Any) -> Callable[[Mapping], MapSet]:
+    """The `explain` of `sensitivity`: a function from changed options of `load` to a MapSet under folder/NAME=VALUE.
+
+    load: gives an explainer, such as partial(load_model, name, weights=...); options: of `ground`.
+    """
+    def explain(changes: Mapping) -> MapSet:
+        name = ",".join(f"{key}={value}" for key, value in sorted(changes.items()))
+        return make_maps(load(**changes), dataset, Path(folder) / name, **options)
+    return explain
 
 # %% ../nbs/lib/34_sensitivity.ipynb #32fa110d
 def tie_rates(maps: Sequence[np.ndarray], size: tuple[int, int], protocols: Mapping[str, str | MapProtocol], *,
