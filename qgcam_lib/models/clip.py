@@ -138,6 +138,8 @@ def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
         raise ValueError(f"config: {missing} is missing. Expected open_clip's form: embed_dim, vision_cfg, text_cfg.")
     config = deepcopy(dict(config))
     size, cell = config["vision_cfg"].get("image_size", 224), cell_size(config)
+    if is_resnet(config) and cell not in (16, 32):
+        raise ValueError(f"config: vision_cfg.output_stride must be 16 or 32, got {cell}.")
     if size < cell or size % cell:
         raise ValueError(f"config: vision_cfg.image_size must be a multiple of {cell} pixels, got {size}.")
     return config
@@ -149,8 +151,12 @@ def is_resnet(config: Mapping[str, Any]) -> bool:
 
 
 def cell_size(config: Mapping[str, Any]) -> int:
-    """Pixels of the input along one cell of the map's grid."""
-    return 32 if is_resnet(config) else config["vision_cfg"].get("patch_size", 16)
+    """Pixels of the input along one cell of the map's grid: of a ResNet 32, or 16 where vision_cfg.output_stride says
+    so.
+    """
+    if is_resnet(config):
+        return config["vision_cfg"].get("output_stride", 32)
+    return config["vision_cfg"].get("patch_size", 16)
 
 # %% ../../nbs/lib/25_clip.ipynb #7b875137
 @dataclass(frozen=True)
@@ -172,6 +178,14 @@ class ClipModel:
         return (self.image_size // cell_size(self.config),) * 2
 
 # %% ../../nbs/lib/25_clip.ipynb #16925217
+def _keep_grid(visual) -> None:
+    """Let the last stage of a ModifiedResNet keep its grid: 16 pixels a cell instead of 32. No weight changes shape."""
+    from torch.nn import Identity
+
+    visual.layer4[0].avgpool = visual.layer4[0].downsample[0] = Identity()
+    visual.image_size //= 2
+
+
 def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Sequence[str] | None = None,
                seed: int = 0) -> ClipModel:
     """open_clip's CLIP of any size, untrained, drawn from a seed, in evaluation mode.
@@ -191,7 +205,14 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
     if rows <= tokenize.end:
         raise ValueError(f"config: text_cfg.vocab_size is {rows}, the tokenizer has {tokenize.end + 1} tokens. "
                          "Raise it, leave it out, or give the model's own words as `vocab`.")
+    sizes = {key: deepcopy(value) for key, value in config.items() if key != "custom_text"}
+    sizes["vision_cfg"].pop("output_stride", None)
+    finer = is_resnet(config) and cell_size(config) == 16
+    if finer:  # the attention pooling then has a position for each cell of the finer grid
+        sizes["vision_cfg"]["image_size"] *= 2
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = CLIP(**{key: value for key, value in config.items() if key != "custom_text"})
+        model = CLIP(**sizes)
+    if finer:
+        _keep_grid(model.visual)
     return ClipModel(model.eval(), tokenize, config["vision_cfg"].get("image_size", 224), config)
