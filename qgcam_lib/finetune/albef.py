@@ -19,7 +19,7 @@ from .itm import Training, train
 from ..models.albef import AlbefConfig, build_albef
 from ..models.vocabulary import build_vocabulary, make_tokenizer
 
-# %% ../../nbs/lib/32_finetune_albef.ipynb #56d99b9f
+# %% ../../nbs/lib/32_finetune_albef.ipynb #342b2513
 ALBEF_MINI = AlbefConfig(
     image_size=96,
     patch_size=12,
@@ -46,7 +46,7 @@ class AlbefRecipe(ItmRecipe):
     mlm_weight: of their loss beside the matching loss; masked: share of a text's words that are hidden, at least one.
     """
 
-    steps: int = 2500
+    steps: int = 1800
     mlm_weight: float = 0.25
     masked: float = 0.15
 
@@ -95,26 +95,31 @@ def hide_words(ids: torch.Tensor, mask: torch.Tensor, tokenizer, share: float) -
     other = torch.randint(len(tokenizer), ids.shape)
     return torch.where(chosen & (fate >= 0.9), other, hidden), chosen
 
-# %% ../../nbs/lib/32_finetune_albef.ipynb #cb2bb4ae
-def albef_losses(model, word_layer: torch.nn.Module, batch: Batch, recipe: AlbefRecipe) -> dict[str, torch.Tensor]:
+# %% ../../nbs/lib/32_finetune_albef.ipynb #da056b00
+def albef_losses(
+    model, word_layer: torch.nn.Module | None, batch: Batch, recipe: AlbefRecipe, image: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
     """The losses of a batch: itm, mlm, words, itc (only in sentence steps), total (their weighted sum), itm_accuracy
     and mlm_accuracy.
 
-    model: ALBEF in its training form; word_layer: linear, from the pictures' channels to words.
+    model: ALBEF in its training form; word_layer: linear, from the pictures' channels to words, None for no word
+    loss; image: [B, M, C], the pictures' states where they are known already.
     """
     bert, fusion = model.text_encoder.bert, model.text_encoder.config.fusion_layer
-    image = model.visual_encoder.forward_features(batch.pixels)
+    image = model.visual_encoder.forward_features(batch.pixels) if image is None else image
     said = run_layers(bert, bert.embeddings(input_ids=batch.ids), batch.mask, range(fusion))
     fused = run_layers(bert, said, batch.mask, range(fusion, len(bert.encoder.layer)), image)
     logits = model.itm_head(fused[:, 0])
-    words = word_layer(image[:, 1:]).logsumexp(1)
     found = {
         "itm": F.cross_entropy(logits, batch.labels),
         "itm_accuracy": (logits.detach().argmax(1) == batch.labels).float().mean(),
         **masked_words(model, batch, image, recipe.masked),
-        "words": F.binary_cross_entropy_with_logits(words, batch.has, reduction="none").sum(1).mean(),
     }
-    found["total"] = found["itm"] + recipe.mlm_weight * found["mlm"] + recipe.word_weight * found["words"]
+    found["total"] = found["itm"] + recipe.mlm_weight * found["mlm"]
+    if word_layer is not None:
+        words = word_layer(image[:, 1:]).logsumexp(1)
+        found["words"] = F.binary_cross_entropy_with_logits(words, batch.has, reduction="none").sum(1).mean()
+        found["total"] = found["total"] + recipe.word_weight * found["words"]
     if batch.sentences:
         found["itc"] = contrast(model, image[:, 0], said[:: len(said) // len(image), 0])
         found["total"] = found["total"] + recipe.contrast_weight * found["itc"]
