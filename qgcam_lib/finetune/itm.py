@@ -129,7 +129,11 @@ class Training:
         """Step, seconds, rate, and `columns`; losses are means since the row before."""
         return pd.DataFrame(self.rows, columns=["step", "seconds", "rate", *self.columns])
 
-    def draw(self, data: TrainingSet, table: TokenTable, worker: int) -> Batch:
+    def table(self) -> Callable:
+        """What makes token ids of the texts of a batch; `draw` is given it."""
+        return TokenTable(self.model.tokenizer, self.config.max_txt_len)
+
+    def draw(self, data: TrainingSet, table: Callable, worker: int) -> Batch:
         """A worker's share of the next batch."""
         return draw_batch(data, table, self.recipe, self.step, worker)
 
@@ -332,7 +336,7 @@ def _loop(
     progress: bool,
 ) -> None:
     """Steps until `end`, with checkpoints where there is a path."""
-    recipe, table = training.recipe, TokenTable(training.model.tokenizer, training.config.max_txt_len)
+    recipe, table = training.recipe, training.table()
     worker = dist.get_rank() if dist.is_initialized() else 0
     saved, began = time.monotonic(), time.monotonic() - training.seconds
     with tqdm(total=recipe.steps, initial=training.step, desc="training", unit="step", disable=not progress) as bar:
