@@ -92,6 +92,24 @@ _register(ModelEntry("albef-amc", "cross-attention GradCAM", (16, 16), 8, "amc",
                      "https://drive.google.com/drive/folders/1syngIWXbySzbcb7lZnmoL7_-H6RAeb3H", "MIT",
                      "qgcam_lib.models.albef_loading:load_albef", "albef-amc-mini", "best_flickr.pth"))
 
+# %% ../../nbs/lib/20_models.ipynb #e6f85675
+_register(
+    ModelEntry("vilt", "attention of words to patches", "12 x 12 to 12 x 19", 8, "lavis",
+               "https://huggingface.co/dandelin/vilt-b32-finetuned-coco", "Apache-2.0",
+               "qgcam_lib.models.vilt:load_vilt"),
+    ModelEntry("bridgetower", "cross-attention of words to patches", (18, 18), 3, "lavis",
+               "https://huggingface.co/BridgeTower/bridgetower-base-itm-mlm", "MIT",
+               "qgcam_lib.models.bridgetower:load_bridgetower"),
+    ModelEntry("blip2-itm", "cross-attention GradCAM of queries", (16, 16), 6, "queries",
+               "https://huggingface.co/Salesforce/blip2-itm-vit-g", "MIT", "qgcam_lib.models.blip2:load_blip2"),
+)
+
+# %% ../../nbs/lib/20_models.ipynb #c11bc0df
+_OPENAI = "https://openaipublic.azureedge.net/clip/models/"
+_register(ModelEntry("clip-rn50x16-gscorecam", "gScoreCAM", (12, 12), "layer4", "none",
+                     f"{_OPENAI}52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa/RN50x16.pt", "MIT",
+                     "qgcam_lib.models.clip_loading:load_clip", "clip-rn-mini"))
+
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
     """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""
