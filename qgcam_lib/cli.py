@@ -238,10 +238,10 @@ def data_list() -> None:
 
     for name, place in NAMES.items():
         folder = settings.data_root / place
-        state = recognise(folder) or ("made at first use" if name == "miniworld" else "not here")
-        typer.echo(f"{name:<20} {_shown(folder):<32} {state}")
-    for name, (parts, _) in LAYOUTS.items():
-        typer.echo(f"any folder with {', '.join(part + '/' for part in parts)} is read as {name}")
+        state = recognise(folder) or ("made at first use" if name.startswith("miniworld") else "not here")
+        typer.echo(f"{name:<22} {_shown(folder):<34} {state}")
+    for name, layout in LAYOUTS.items():
+        typer.echo(f"any folder with {', '.join(layout.parts)} is read as {name}")
 
 # %% ../nbs/lib/43_cli.ipynb #9da68142
 @data_app.command("verify")
@@ -257,6 +257,9 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
     else:
         for row in faults.itertuples():
             typer.echo(f"{row.severity}: {row.file}: {row.problem}")
+        for row in faults.attrs["counts"]:
+            expected = f" (expected: {row['expected']:,})" if row["expected"] else ""
+            typer.echo(f"{row['split']}: {row['examples']:,} examples{expected}")
         counts = faults["severity"].value_counts()
         typer.echo(", ".join(f"{counts.get(kind, 0)} {kind}s" for kind in ("error", "warning", "note")))
     if (faults["severity"] != "note").any():

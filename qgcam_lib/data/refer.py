@@ -146,7 +146,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     known = path.stat()
     return known.st_size, known.st_mtime_ns
 
-# %% ../../nbs/lib/12b_refer.ipynb #93cc83a4
+# %% ../../nbs/lib/12b_refer.ipynb #b6398239
 OPTIONS = {"text": ("sent", "raw"), "on_error": ("raise", "record"), "boxes": ("list", "union")}
 _LICENCE = "annotations: Apache-2.0 (the authors' repository), on COCO's, CC-BY-4.0; pictures: Flickr terms of use"
 
@@ -178,6 +178,10 @@ class Refer(ByImage):
     @property
     def is_miniworld(self) -> bool:
         return any((folder / MINIWORLD_MARKER).is_file() for folder in (self.root, self._place.folder))
+
+    def splits(self) -> list[str]:
+        """The splits that the refs file has, in its order."""
+        return list(dict.fromkeys(ref["split"] for ref in _read_refs(self._place.refs, _stamp(self._place.refs))))
 
     @cached_property
     def _instances(self) -> _Instances:
