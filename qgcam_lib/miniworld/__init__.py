@@ -5,8 +5,9 @@ from qgcam_lib.miniworld.language import describe
 from qgcam_lib.miniworld.refer import ensure_refer, make_refer, refer_checksum
 from qgcam_lib.miniworld.render import SEED, Picture, make_picture, make_scene, render
 from qgcam_lib.miniworld.scene import Relation, Scene, Thing
+from qgcam_lib.miniworld.spatialsense import ensure_spatialsense, make_spatialsense, spatialsense_checksum
 from qgcam_lib.miniworld.words import vocabulary
 
 __all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure", "ensure_refer",
-           "make_flickr30k", "make_picture", "make_refer", "make_scene", "read_card", "refer_checksum", "render",
-           "vocabulary"]
+           "ensure_spatialsense", "make_flickr30k", "make_picture", "make_refer", "make_scene", "make_spatialsense",
+           "read_card", "refer_checksum", "render", "spatialsense_checksum", "vocabulary"]
