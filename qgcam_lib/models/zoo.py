@@ -80,7 +80,11 @@ def _scores(card: Mapping) -> pd.DataFrame:
 # %% ../../nbs/lib/23_zoo.ipynb #e5ebb781
 def card_markdown(card: Mapping) -> str:
     """A model card as Markdown: what it is, scores beside the baselines, the choice of block, data, recipe, limits."""
-    scores = _scores(card)
+    scores, choice = _scores(card), []
+    explained = card.get("explained", f"GradCAM of text layer {card['block']}, tokens `{card['tokens']}`")
+    if card["choice_on_val"]:
+        table = _table(pd.DataFrame(card["choice_on_val"]), "block tokens pg_hit ci_low ci_high n")
+        choice = ["## Choice of layer and tokens, on validation scenes", table]
     parts = [
         f"# {card['name']}",
         f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
@@ -89,10 +93,9 @@ def card_markdown(card: Mapping) -> str:
         f"*Parameters:* {card['parameters']:,}, float16.",
         "## Pointing Game accuracy on unseen test scenes (miniworld)",
         _table(scores[scores.metric == "pg_hit"], "examples model value ci_low ci_high n n_groups"),
-        f"95 % intervals, bootstrapped over pictures (n_groups). Protocol `{card['protocol']}`, GradCAM of text layer "
-        f"{card['block']}, tokens `{card['tokens']}`. The stored float16 weights were scored.",
-        "## Choice of layer and tokens, on validation scenes",
-        _table(pd.DataFrame(card["choice_on_val"]), "block tokens pg_hit ci_low ci_high n"),
+        f"95 % intervals, bootstrapped over pictures (n_groups). Protocol `{card['protocol']}`, {explained}. "
+        "The stored float16 weights were scored.",
+        *choice,
         "## Data",
         _list(card["data"]),
         "## Recipe",
