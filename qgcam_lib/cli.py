@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'data_app', 'join_pairs', 'main', 'run', 'table', 'gather', 'score', 'models', 'data_list', 'data_verify',
-           'zoo']
+           'data_fetch', 'zoo']
 
 # %% ../nbs/lib/43_cli.ipynb #d2754361
 import sys
@@ -264,6 +264,33 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
         typer.echo(", ".join(f"{counts.get(kind, 0)} {kind}s" for kind in ("error", "warning", "note")))
     if (faults["severity"] != "note").any():
         raise typer.Exit(1)
+
+# %% ../nbs/lib/43_cli.ipynb #e5fe7c02
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/sources.toml")],
+               data_root: Annotated[Path | None, typer.Option(help="folder of the data")] = None,
+               keep: Annotated[bool, typer.Option("--keep", help="keep the archive after it was unpacked")] = False,
+               quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False) -> None:
+    """Fetch a data set: resumed, checked, unpacked safely. Exit code 1: it failed; 3: only a person can do it."""
+    from qgcam_lib.data.sources import SourceError, fetch, manual_steps, read_sources
+    from qgcam_lib.settings import settings
+
+    sources, root = read_sources(), data_root or settings.data_root
+    source = sources.get(name)
+    if source is None:
+        raise typer.BadParameter(f"no source {name!r}; there are {', '.join(sources)}")
+    typer.echo(f"{name}: {source.what}\nlicence: {source.licence}")
+    for more in source.needs:
+        typer.echo(f"it also needs {more}: qgcam data fetch {more}")
+    if source.by_hand:
+        for number, step in enumerate(manual_steps(source, root), 1):
+            typer.echo(f"{number}. {step}")
+        raise typer.Exit(3)
+    try:
+        typer.echo(f"here: {_shown(fetch(name, data_root=root, keep=keep, progress=not quiet))}")
+    except SourceError as error:
+        typer.echo(f"qgcam: {error}", err=True)
+        raise typer.Exit(1) from error
 
 # %% ../nbs/lib/43_cli.ipynb #bfb17c82
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
