@@ -30,25 +30,27 @@ from qgcam_lib.explain.gradcam import (
 from .blip import BlipConfig
 from ..records import open_image
 
-# %% ../../nbs/lib/21a_blip_explainer.ipynb #b6373e83
+# %% ../../nbs/lib/21a_blip_explainer.ipynb #9824f49c
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def prepare_image(image: Image.Image | str | Path, size: int) -> torch.Tensor:
+def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], mean: Sequence[float] = MEAN,
+                  std: Sequence[float] = STD) -> torch.Tensor:
     """A picture as BLIP sees it: [3, size, size] float32, squashed to the square (bicubic), CLIP's normalisation.
 
-    image: a PIL image or a file. Pixels are taken as stored, without turning by EXIF: the data sets' boxes are
-    drawn on those. Raises `ExampleError` (a ValueError) that names a file which is missing, damaged or no picture;
-    TypeError for anything else.
+    image: a PIL image or a file; size: side of the square, or rows and columns; mean, std: of other models. Pixels
+    are taken as stored, without turning by EXIF: the data sets' boxes are drawn on those. Raises `ExampleError` (a
+    ValueError) that names a file which is missing, damaged or no picture; TypeError for anything else.
     """
     if isinstance(image, (str, Path)):
         image = open_image(image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"image: expected a PIL image or a path, got {type(image).__name__}. Try Image.fromarray.")
-    squashed = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    squashed = image.convert("RGB").resize((columns, rows), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(squashed)).permute(2, 0, 1).float() / 255
-    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 # %% ../../nbs/lib/21a_blip_explainer.ipynb #d156e121
 MAX_WORDS = 50
