@@ -282,6 +282,8 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
     typer.echo(f"{name}: {source.what}\nlicence: {source.licence}")
     for more in source.needs:
         typer.echo(f"it also needs {more}: qgcam data fetch {more}")
+    if source.by_library:
+        return typer.echo(f'load_model("{name}", weights="official") fetches it at first use, from {source.address}')
     if source.by_hand:
         for number, step in enumerate(manual_steps(source, root), 1):
             typer.echo(f"{number}. {step}")
