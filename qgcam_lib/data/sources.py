@@ -26,7 +26,7 @@ from typing import IO
 
 from ..settings import ROOT, settings
 
-# %% ../../nbs/lib/12e_sources.ipynb #22e01960
+# %% ../../nbs/lib/12e_sources.ipynb #adaa1c89
 class SourceError(ValueError):
     """Something cannot be fetched or unpacked; the text says what, why and what to do."""
 
@@ -37,8 +37,8 @@ class Source:
 
     kind: "data set" or "checkpoint". address: what is fetched, or the page to go to. place: the file or folder it
     becomes under `data_root`; "" when a model's own library keeps it. bytes, sha256, md5: 0 and "" where no source
-    states them; stated: who states them. gated: a person has to agree to terms. needs: other entries that belong to it. steps:
-    what a person has to do, where no command can.
+    states them; stated: who states them. gated: a person has to agree to terms. needs: other entries that belong to it.
+    steps: what a person has to do, where no command can.
     """
 
     name: str
@@ -57,7 +57,13 @@ class Source:
 
     @property
     def by_hand(self) -> bool:
-        return self.gated or bool(self.steps) or not self.place
+        """Only a person can get it."""
+        return self.gated or bool(self.steps)
+
+    @property
+    def by_library(self) -> bool:
+        """`load_model` fetches it at first use, through the model's own library."""
+        return not self.place and not self.by_hand
 
 # %% ../../nbs/lib/12e_sources.ipynb #0f7f3f23
 SOURCES_FILE = ROOT / "data" / "sources.toml"
@@ -80,15 +86,14 @@ def read_sources(path: str | Path | None = None) -> dict[str, Source]:
         found[name] = Source(name, **{**entry, **lists})
     return found
 
-# %% ../../nbs/lib/12e_sources.ipynb #e7686458
+# %% ../../nbs/lib/12e_sources.ipynb #56d017be
 def manual_steps(source: Source, data_root: Path) -> list[str]:
     """What a person has to do to get this source, in order; the last step checks it."""
-    steps = list(source.steps) or [f"Open {source.address}" + (" and agree to its terms." if source.gated else ".")]
+    steps = list(source.steps) or [f"Open {source.address} and agree to its terms."]
     if source.place:
-        steps.append(f"Put the files into {data_root / source.place}")
-        steps.append(f"Check them: qgcam data verify {data_root / source.place}")
-    elif not source.steps:
-        steps.append(f'Or let load_model("{source.name}", weights="official") fetch it, or pass a path as weights.')
+        place = PurePosixPath(source.place)
+        steps.append(f"Put the files into {data_root / place}")
+        steps.append(f"Check them: qgcam data verify {data_root.joinpath(*place.parts[:2])}")
     return steps
 
 # %% ../../nbs/lib/12e_sources.ipynb #f484b9cb
@@ -302,7 +307,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
-# %% ../../nbs/lib/12e_sources.ipynb #6d567f49
+# %% ../../nbs/lib/12e_sources.ipynb #23fc42aa
 def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, Source] | None = None,
           keep: bool = False, progress: bool = True) -> Path:
     """Get a source and put it where its loader looks; returns that place.
@@ -316,8 +321,9 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
     if name not in sources:
         raise SourceError(f"no source {name!r}; there are {', '.join(sources)}")
     source = sources[name]
-    if source.by_hand:
-        raise SourceError(f"{name} can only be fetched by hand; see manual_steps")
+    if source.by_hand or source.by_library:
+        how = "only be fetched by hand; see manual_steps" if source.by_hand else "be left to load_model, which fetches it"
+        raise SourceError(f"{name} can {how}")
     place, downloads = data_root / source.place, data_root / "raw" / "downloads"
     with _alone(data_root / "raw"):
         if place.is_file() or place.is_dir() and any(place.iterdir()):
