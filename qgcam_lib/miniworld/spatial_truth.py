@@ -40,7 +40,7 @@ def _tied(picture: Picture, a: int, b: int) -> bool:
     ties = ("on", "riding", "wearing", "inside", "under", "holding")
     return _said(picture, a, ties, b) or _said(picture, b, ties, a)
 
-# %% ../../nbs/lib/15b_miniworld_spatial_truth.ipynb #651afe4d
+# %% ../../nbs/lib/15b_miniworld_spatial_truth.ipynb #37393e0a
 def _overlap(p: tuple, q: tuple, axis: int) -> float:
     "Shared length along an axis (0: x, 1: y) over the shorter of the two; negative when they are apart."
     shared = min(p[axis + 2], q[axis + 2]) - max(p[axis], q[axis])
@@ -63,7 +63,8 @@ def _beside(picture: Picture, a: Thing, b: Thing) -> bool:
 
 
 def _over(a: Thing, b: Thing) -> bool:
-    return a.box[3] <= b.box[1] + 1.0 and _overlap(a.box, b.box, 0) >= 0.5
+    "Whether `a` flies above `b`: a thing that stands farther off is higher in the picture, but not above."
+    return a.pose == "flying" and a.box[3] <= b.box[1] + 1.0 and _overlap(a.box, b.box, 0) >= 0.5
 
 # %% ../../nbs/lib/15b_miniworld_spatial_truth.ipynb #40c1cb96
 def is_true(picture: Picture, a: int, predicate: str, b: int) -> bool:

@@ -50,13 +50,13 @@ def _shared(word: str, t, seen: list) -> bool:
     "Whether the word is a name of a thing of another sort as well, as 'person' is."
     return any(o.noun != t.noun and word in (*NAMES.get(o.noun, ()), _RARER.get(o.noun)) for o in seen)
 
-# %% ../../nbs/lib/17b_miniworld_spatialsense.ipynb #e80f2f14
+# %% ../../nbs/lib/17b_miniworld_spatialsense.ipynb #1040187d
 _PER_PICTURE = 3
-_RANK = {"above": 0, "behind": 0, "in": 0, "in front of": 1, "to the right of": 4, "to the left of": 4}  # others: 3
+_RANK = {"in": 0, "behind": 0, "in front of": 0, "above": 2, "under": 2, "to the right of": 4, "to the left of": 4}
 
 
 def _relations(picture: Picture, d: Dice) -> tuple:
-    "All certain relations and falsehoods (subject id, predicate, object id) of the named things; a hat's with its wearer."
+    "All certain relations and falsehoods (subject id, predicate, object id) of named things; a hat's with its wearer."
     names = names_of(picture, d)
     owner = {t.id: t.parent for t in picture.scene.things}
     pairs = [(a, b) for a in names for b in names if a != b and owner[a] in (-1, b) and owner[b] in (-1, a)]
@@ -129,9 +129,9 @@ def image_path(entry: dict) -> Path:
     folder = "flickr" if entry["url"].startswith("http") else "nyu"
     return Path("images") / folder / entry["url"].split("/")[-1]
 
-# %% ../../nbs/lib/17b_miniworld_spatialsense.ipynb #81b78a43
+# %% ../../nbs/lib/17b_miniworld_spatialsense.ipynb #eb63b7ce
 VERSION = 1
-SPATIALSENSE_CHECKSUM = "987a67f8b005cd59a73e824e1192ca3134f82f56c17ecdf7d4331193b9a43d75"
+SPATIALSENSE_CHECKSUM = "e15c1ed93b1739c5254db23723674382fbe11f99a9a479c23b15f967c5f09d84"
 
 
 def spatialsense_checksum(count: int = 8, *, seed: int = SEED) -> str:
