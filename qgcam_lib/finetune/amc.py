@@ -158,9 +158,10 @@ class AmcRecipe(AlbefRecipe):
     mean_margin, max_margin: as published.
     """
 
-    steps: int = 600
+    steps: int = 400
+    texts: int = 4
     learning_rate: float = 3e-4
-    warmup: int = 30
+    warmup: int = 20
     cooldown: float = 0.5
     word_weight: float = 0.0
     block: int = 2
