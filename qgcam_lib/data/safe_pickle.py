@@ -287,7 +287,7 @@ def _unfolded(value: Any, known: dict, room: int, max_items: int) -> tuple[int, 
         raise BrokenPickle(f"more than {max_items:,} items when unfolded; pass a larger max_items")
     return found
 
-# %% ../../nbs/lib/12d_safe_pickle.ipynb #d9b2db33
+# %% ../../nbs/lib/12d_safe_pickle.ipynb #ec0a2392
 MAX_BYTES = 512 * 2**20
 
 
@@ -305,6 +305,8 @@ def read_plain_bytes(data: bytes, *, source: str = "the pickle", encodings: tupl
     """
     machine = _Machine(max_items)
     try:
+        if data[:1] == b"\x80" and data[1:2] > b"\x05":
+            raise BrokenPickle(f"protocol {data[1]}; 0 to 5 are known")
         _run(data, machine, _table(encodings))
         value = machine.pop()
         if type(value) not in _SCALARS:

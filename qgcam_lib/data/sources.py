@@ -307,7 +307,7 @@ def _alone(folder: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
-# %% ../../nbs/lib/12e_sources.ipynb #23fc42aa
+# %% ../../nbs/lib/12e_sources.ipynb #9081b731
 def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, Source] | None = None,
           keep: bool = False, progress: bool = True) -> Path:
     """Get a source and put it where its loader looks; returns that place.
@@ -322,7 +322,7 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
         raise SourceError(f"no source {name!r}; there are {', '.join(sources)}")
     source = sources[name]
     if source.by_hand or source.by_library:
-        how = "only be fetched by hand; see manual_steps" if source.by_hand else "be left to load_model, which fetches it"
+        how = "only be fetched by hand; see manual_steps" if source.by_hand else "be left to load_model"
         raise SourceError(f"{name} can {how}")
     place, downloads = data_root / source.place, data_root / "raw" / "downloads"
     with _alone(data_root / "raw"):

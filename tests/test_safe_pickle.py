@@ -1,0 +1,232 @@
+"""Pickles as plain data: malicious ones run nothing, malformed ones are told, plain ones come back as Python reads."""
+
+import os
+import pickle
+import pickletools
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qgcam_lib.data.safe_pickle import (
+    BrokenPickle,
+    PickleError,
+    RefusedPickle,
+    read_plain_bytes,
+    read_plain_pickle,
+)
+
+# -- attacks: each would make the canary file if it ran
+
+
+def attacks(canary):
+    code = f"open({str(canary)!r},'w')"
+    text = code.encode()
+    short = b"\x8c" + bytes([len(text)]) + text
+
+    class Reduce:
+        def __reduce__(self):
+            return eval, (code,)
+
+    class WithState:
+        def __reduce__(self):
+            return eval, (code,), {"a": 1}
+
+    class Items:
+        def __reduce__(self):
+            return list, (), None, iter([Reduce()])
+
+    found = {f"reduce {p}": pickle.dumps(Reduce(), p) for p in range(6)}
+    inside = [{"ref_id": 1, "sentences": [{"sent": Reduce()}]}]
+    found |= {f"inside a ref {p}": pickle.dumps(inside, p) for p in (0, 2, 4)}
+    found |= {"state": pickle.dumps(WithState(), 2), "list items": pickle.dumps(Items(), 4)}
+    found |= {
+        "global": b"c__builtin__\neval\n(S" + repr(code).encode() + b"\ntR.",
+        "global alone": b"cos\nsystem\n.",
+        "inst": b"(S" + repr(code).encode() + b"\ni__builtin__\neval\n.",
+        "obj": b"(c__builtin__\neval\nS" + repr(code).encode() + b"\no.",
+        "newobj": b"\x80\x02c__builtin__\neval\nS" + repr(code).encode() + b"\n\x85\x81.",
+        "newobj_ex": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93" + short + b"\x85}\x92.",
+        "build": b"\x80\x02}}b.",
+        "reduce on data": b"\x80\x02]" + b")R.",
+        "stack global": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93" + short + b"\x85R.",
+        "stack global from the memo": b"\x80\x04\x8c\x04eval\x94\x8c\x08builtins\x94h\x01h\x00\x93" + short + b"\x85R.",
+        "stack global of a popped name": b"\x80\x04\x8c\x08builtinsN0\x8c\x04eval\x93" + short + b"\x85R.",
+        "extension 1": b"\x80\x02\x82\x01.", "extension 2": b"\x80\x02\x83\x01\x00.",
+        "extension 4": b"\x80\x02\x84\x01\x00\x00\x00.", "persistent id": b"P1\n.", "binary persistent id": b"K\x01Q.",
+        "bytearray": b"\x80\x05\x96\x01\x00\x00\x00\x00\x00\x00\x00a.", "buffer": b"\x80\x05\x97.",
+        "readonly buffer": b"\x80\x05N\x98.",
+        "attribute path": b"\x80\x04\x8c\x08builtins\x8c\x0eeval.__class__\x93.",
+        "copyreg": b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR.",
+        "in a key": b"}c__builtin__\neval\nK\x01s.", "after data": pickle.dumps([1, 2], 0)[:-1] + b"cos\nsystem\n.",
+    }
+    return found
+
+
+def test_no_attack_runs(tmp_path):
+    canary = tmp_path / "canary"
+    for name, attack in attacks(canary).items():
+        with pytest.raises(RefusedPickle) as error:
+            read_plain_bytes(attack, source="refs(unc).p")
+        assert str(error.value).startswith("refs(unc).p asks for ") and "refused at byte" in str(error.value), name
+        assert error.value.name and not canary.exists(), name
+    pickle.loads(attacks(canary)["stack global from the memo"])  # the canary can die: Python's own reader kills it
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("attack, wanted", [
+    (b"cos\nsystem\n(S'x'\ntR.", "os.system"), (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system"),
+    (b"(ios\nsystem\n.", "os.system"), (b"\x80\x02]]R.", "to call a function (instruction REDUCE)"),
+    (b"P7\n.", "an object from outside (instruction PERSID)"),
+])
+def test_the_error_says_what_was_asked_for(attack, wanted):
+    with pytest.raises(RefusedPickle) as error:
+        read_plain_bytes(attack)
+    assert error.value.name == wanted and f"asks for {wanted}" in str(error.value)
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (again.name, str(again)) == (wanted, str(error.value))
+
+
+def test_every_instruction_of_python_is_plain_or_refused():
+    """None falls through: an unknown one would be a hole when Python adds instructions."""
+    from qgcam_lib.data.safe_pickle import _OTHER, _table
+
+    table = _table(("utf-8",))
+    refused = {op.name for op in pickletools.opcodes if table[ord(op.code)][0] == _OTHER}
+    assert refused == {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "EXT1",
+                       "EXT2", "EXT4", "PERSID", "BINPERSID", "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER", "DUP"}
+
+
+# -- plain data
+
+SCALARS = (st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
+           | st.text(max_size=20))
+KEYS = st.integers() | st.text(max_size=8) | st.none() | st.tuples(st.integers(), st.text(max_size=3))
+
+
+def values(leaves):
+    def around(inner):
+        tuples = st.tuples(inner) | st.tuples(inner, inner) | st.lists(inner, max_size=6).map(tuple)
+        return st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5) | tuples
+
+    return st.recursive(leaves, around, max_leaves=25)
+
+
+def same(a, b):
+    """Equal, with the same types throughout (True is not 1)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(same(x, y) and same(a[x], b[y]) for x, y in zip(a, b))
+    return a == b
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(values(SCALARS), st.integers(0, 5))
+def test_plain_data_come_back(value, protocol):
+    data = pickle.dumps(value, protocol=protocol)
+    found = read_plain_bytes(data)
+    assert same(found, value) and same(found, pickle.loads(data))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sets(st.integers() | st.text(max_size=5)), st.frozensets(st.integers()), st.binary(max_size=300))
+def test_sets_and_bytes_come_back_from_protocols_that_have_them(a, b, c):
+    for protocol in (4, 5):
+        found = read_plain_bytes(pickle.dumps([a, b, c], protocol))
+        assert found == [a, b, c] and list(map(type, found)) == [set, frozenset, bytes]
+    assert read_plain_bytes(pickle.dumps(c, 3)) == c
+
+
+@pytest.mark.parametrize("value, protocol, wanted", [({1}, 2, "set"), (b"a\xff", 2, "_codecs.encode"),
+                                                     (1j, 4, "complex")])
+def test_what_older_protocols_need_a_function_for_is_refused(value, protocol, wanted):
+    with pytest.raises(RefusedPickle, match=wanted):
+        read_plain_bytes(pickle.dumps(value, protocol))
+
+
+def test_what_python_2_wrote():
+    protocol_0 = (b"(lp0\n(dp1\nS'sent'\np2\nS'caf\\xc3\\xa9 \\'n\\''\np3\nsS'raw'\np4\nVna\\u00efve\np5\ns"
+                  b"S'ann_id'\np6\nI491042\nsS'big'\np7\nL123456789012345678901L\nsS'ok'\np8\nI01\nsS'x'\nF1.5\nsa.")
+    protocol_2 = b"\x80\x02]q\x01}q\x02(U\x04sentq\x03U\x05caf\xc3\xa9q\x04U\x06ann_idq\x05J\x12~\x07\x00ua."
+    assert read_plain_bytes(protocol_0) == [{"sent": "café 'n'", "raw": "naïve", "ann_id": 491042,
+                                            "big": 123456789012345678901, "ok": True, "x": 1.5}]
+    assert read_plain_bytes(protocol_2) == [{"sent": "café", "ann_id": 491026}]
+    assert read_plain_bytes(b"U\x04caf\xe9.") == "café", "Latin-1 where it is not UTF-8"
+    with pytest.raises(BrokenPickle, match="is not in utf-8; pass encodings"):
+        read_plain_bytes(b"U\x04caf\xe9.", encodings=("utf-8",))
+
+
+# -- malformed and hostile data
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.binary(max_size=60))
+def test_random_bytes_give_a_value_or_a_clear_error(data):
+    try:
+        read_plain_bytes(data)
+    except PickleError as error:
+        assert str(error).startswith("the pickle")
+
+
+def test_every_cut_is_told():
+    for protocol in range(6):
+        whole = pickle.dumps([{"ref_id": 7, "sent": "red", "box": (1.5, 2**70), "long": "x" * 300}], protocol)
+        for length in range(len(whole)):
+            with pytest.raises(BrokenPickle):
+                read_plain_bytes(whole[:length])
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"", "the file is empty"), (b"not a pickle", "ends inside a line|no instruction|nothing"),
+    (b"\x80\x06N.", "protocol 6"),
+    (b"X\xff\xff\xff\xff", "4294967295 bytes are announced and 0 are left"), (b"T\xff\xff\xff\xff", "a length of -1"),
+    (b"h\x05.", "value 5 is fetched before"), (b"a.", "nothing to work on"), (b"}K\x01K\x02a.", "needs a list"),
+    (b"t.", "misses its mark"), (b"q\x00.", "nothing to remember"), (b"}(K\x01u.", "a key without a value"),
+    (b"}]K\x01s.", "a list in a key"), (b"S'open\n.", "in quotation marks"), (b"I1x\n.", "invalid literal"),
+    (b"(I" + b"9" * 5000 + b"\nt.", "limit"), (b".", "nothing to work on"), (b"\xfe.", "is no instruction"),
+    (b"\x8b" + struct.pack("<i", 5000) + b"\x01" * 5000 + b".", "whole number of 5000 bytes"),
+    (b"Gabc.", "file ends|unpack requires"), (b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "announced"),
+])
+def test_broken_pickles_say_why(data, words):
+    with pytest.raises(BrokenPickle, match=words):
+        read_plain_bytes(data)
+
+
+def test_hostile_plain_data_are_cut_short():
+    level = ["lol"]
+    for _ in range(30):
+        level = [level] * 10
+    loop, pair = [], ()
+    loop.append({"me": loop})
+    for _ in range(60):
+        pair = (pair, pair)
+    deep = b"]" * 100_000 + b"a" * 99_999 + b"."
+    tower = b")" + b"\x85" * 100_000 + b"."
+    memo_index = b"Nr\xff\xff\xff\xff."  # Python's own machine makes room for four billion values here
+    with pytest.raises(BrokenPickle, match="more than 50,000,000 items when unfolded"):
+        read_plain_bytes(pickle.dumps(level))
+    with pytest.raises(BrokenPickle, match="contains itself"):
+        read_plain_bytes(pickle.dumps(loop))
+    with pytest.raises(BrokenPickle, match="in a key, or a key of more than 64 values"):
+        read_plain_bytes(pickle.dumps(pair)[:-1] + b"\x94}h\x00K\x01s.".replace(b"h\x00", b"j\x3b\x00\x00\x00"))
+    for data in (deep, tower):
+        with pytest.raises(BrokenPickle, match="nested too deep"):
+            read_plain_bytes(data)
+    assert read_plain_bytes(memo_index) is None
+    with pytest.raises(BrokenPickle, match="more than 1,000 lists"):
+        read_plain_bytes(b"(" + b"]" * 2000 + b"l.", max_items=1000)
+    assert read_plain_bytes(pickle.dumps([[1] * 3] * 5)) == [[1] * 3] * 5, "sharing as such is fine"
+
+
+def test_files(tmp_path):
+    path = tmp_path / "refs(unc).p"
+    path.write_bytes(pickle.dumps([1, "a"], 2))
+    assert read_plain_pickle(path) == [1, "a"] and read_plain_pickle(os.fspath(path)) == [1, "a"]
+    with pytest.raises(BrokenPickle, match=r"refs\(unc\).p: .* bytes; the limit is 3"):
+        read_plain_pickle(path, max_bytes=3)
+    with pytest.raises(FileNotFoundError):
+        read_plain_pickle(tmp_path / "none.p")
