@@ -1,0 +1,329 @@
+"""`qgcam score` and `score_files`: every form of file gives the scores of score_maps, every fault names its record."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
+
+from qgcam_lib.box_files import read_boxes
+from qgcam_lib.cli import main
+from qgcam_lib.map_files import FileFault, open_maps
+from qgcam_lib.map_store import MapStore
+from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
+from qgcam_lib.own_maps import score_files
+from qgcam_lib.statistics import summarize
+
+ROOT = Path(__file__).parents[1]
+RNG = np.random.default_rng(0)
+N = 9
+IDS = [f"im{k // 3}/{k % 3}" for k in range(N)]
+MAPS = {id: RNG.random((6, 8), dtype=np.float32) for id in IDS}
+BOXES = {id: [[float(x), 2.0, x + 9.0, 12.0]] for id, x in zip(IDS, RNG.integers(0, 20, N))}
+BOXES[IDS[4]].append([0.0, 0.0, 3.5, 5.5])
+SIZE = (24, 32)
+KINDS = dict(zip(IDS, "abcabcabc"))
+
+
+def write_maps(folder, form, maps=MAPS):
+    path = folder / f"maps{form}"
+    if form == ".safetensors":
+        save_file(maps, path)
+    elif form == ".npz":
+        np.savez(path, **maps)
+    elif form == ".stack.npz":
+        np.savez(path, maps=np.stack(list(maps.values())), ids=list(maps))
+    elif form == ".folder":
+        for id, a in maps.items():
+            (path / id).parent.mkdir(parents=True, exist_ok=True)
+            np.save(path / f"{id}.npy", a)
+    elif form == ".store":
+        MapStore(path).append(maps, maps.values())
+    return path
+
+
+def table():
+    rows = [(id, *box, SIZE[1], SIZE[0], id.split("/")[0], KINDS[id]) for id in IDS for box in BOXES[id]]
+    return pd.DataFrame(rows, columns=["id", "x0", "y0", "x1", "y1", "width", "height", "group", "kind"])
+
+
+def write_boxes(folder, form):
+    path = folder / f"boxes{form}"
+    if form == ".csv":
+        table().to_csv(path, index=False)
+    elif form == ".parquet":
+        table().to_parquet(path)
+    elif form == ".object.json":
+        path.write_text(json.dumps({id: {"boxes": BOXES[id], "size": SIZE, "group": id.split("/")[0],
+                                         "kind": KINDS[id]} for id in IDS}))
+    elif form == ".list.json":
+        path.write_text(json.dumps([{"id": row.id, "bbox": [row.x0, row.y0, row.x1 - row.x0, row.y1 - row.y0],
+                                     "image_id": row.group, "height": row.height, "width": row.width,
+                                     "kind": row.kind} for row in table().itertuples()]))
+    return path
+
+
+EXPECTED = score_maps(list(MAPS.values()), list(BOXES.values()), image_sizes=SIZE, protocol="pixel")
+
+
+def assert_expected(frame):
+    assert frame.id.tolist() == IDS and frame.group.tolist() == [id.split("/")[0] for id in IDS]
+    assert frame.n_boxes.tolist() == [2 if k == 4 else 1 for k in range(N)] and frame.error.isna().all()
+    for name in SCORE_COLUMNS:
+        np.testing.assert_array_equal(frame[name], EXPECTED[name].astype(float))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_maps(tmp_path, ".npz")
+    write_boxes(tmp_path, ".csv")
+    return tmp_path
+
+
+# -- the same scores from every form
+
+
+@pytest.mark.parametrize("form", [".safetensors", ".npz", ".stack.npz", ".folder", ".store"])
+def test_every_form_of_maps(tmp_path, form):
+    frame = score_files(write_maps(tmp_path, form), write_boxes(tmp_path, ".csv"))
+    assert_expected(frame)
+    assert frame.kind.tolist() == list("abcabcabc") and frame.attrs["grouped"] and frame.attrs["n_maps"] == N
+
+
+@pytest.mark.parametrize("form", [".csv", ".parquet", ".object.json", ".list.json"])
+def test_every_form_of_boxes(tmp_path, form):
+    frame = score_files(write_maps(tmp_path, ".npz"), write_boxes(tmp_path, form),
+                        box_format="xywh" if form == ".list.json" else None)
+    assert_expected(frame)
+    assert frame.kind.tolist() == list("abcabcabc")
+
+
+def test_stacks_are_numbered_and_bfloat16_is_read(tmp_path):
+    stack = np.stack(list(MAPS.values()))
+    np.save(tmp_path / "a.npy", stack)
+    save_torch({"maps": torch.from_numpy(stack).bfloat16()}, tmp_path / "b.safetensors")
+    for name, expected in (("a.npy", stack), ("b.safetensors", torch.from_numpy(stack).bfloat16().float().numpy())):
+        file = open_maps(tmp_path / name)
+        assert file.ids == tuple(map(str, range(N)))
+        np.testing.assert_array_equal(np.stack(file.load(file.ids)), expected)
+
+
+def test_orders_of_four_numbers_and_coco(tmp_path):
+    path, expected = tmp_path / "b.json", [[2.0, 3.0, 12.0, 8.0]]
+    for order, box in (("xyxy", [2, 3, 12, 8]), ("xywh", [2, 3, 10, 5]), ("yyxx", [3, 8, 2, 12])):
+        path.write_text(json.dumps({"a": [box]}))
+        assert read_boxes(path, order)["a"].boxes.tolist() == expected
+    path.write_text(json.dumps({"images": [{"id": 5, "height": 20, "width": 30}],
+                                "annotations": [{"id": 1, "image_id": 5, "bbox": [2, 3, 10, 5]}]}))
+    record = read_boxes(path)["1"]
+    assert (record.boxes.tolist(), record.size, record.group) == (expected, (20, 30), "5")
+    (tmp_path / "b.csv").write_text("id,x,y,w,h,width,height\nNA,2,3,10,5,30,20\n007,1,1,1,1,30,20\n")
+    found = read_boxes(tmp_path / "b.csv", "xywh")
+    assert list(found) == ["NA", "007"] and found["NA"].boxes.tolist() == expected and found["NA"].size == (20, 30)
+
+
+# -- options
+
+
+def test_options_reach_the_scores(files):
+    options = {"protocol": "paper", "ties": "first", "tau": 0.3, "delta": 4.0}
+    frame = score_files("maps.npz", "boxes.csv", **options)
+    expected = score_maps(list(MAPS.values()), list(BOXES.values()), image_sizes=SIZE, **options)
+    for name in SCORE_COLUMNS:
+        np.testing.assert_array_equal(frame[name], expected[name].astype(float))
+
+
+def test_sizes_for_all_and_none_at_all(files):
+    table().drop(columns=["width", "height"]).to_csv("plain.csv", index=False)
+    assert_expected(score_files("maps.npz", "plain.csv", size=SIZE))
+    with pytest.raises(FileFault, match=r"record 'im0/0': protocol 'pixel' scores on the image's pixels and needs its"):
+        score_files("maps.npz", "plain.csv")
+    small = table().drop(columns=["width", "height"])
+    small[["x0", "y0", "x1", "y1"]] /= 4
+    small.to_csv("small.csv", index=False)
+    native = score_files("maps.npz", "small.csv", protocol="native")
+    expected = score_maps(list(MAPS.values()), [np.array(b) / 4 for b in BOXES.values()])
+    np.testing.assert_array_equal(native.io_ratio, expected.io_ratio)
+
+
+def test_common_and_record_go_on(files):
+    maps = {**MAPS, "zz": MAPS[IDS[0]], IDS[1]: np.full((6, 8), np.nan), IDS[2]: MAPS[IDS[2]][None]}
+    del maps[IDS[8]]
+    write_maps(files, ".npz", maps)
+    with pytest.raises(FileFault, match="1 in boxes.csv only, such as 'im2/2'; 1 in maps.npz only, such as 'zz'"):
+        score_files("maps.npz", "boxes.csv")
+    with pytest.raises(FileFault, match="'im0/[12]'"):
+        score_files("maps.npz", "boxes.csv", common=True)
+    frame = score_files("maps.npz", "boxes.csv", common=True, on_error="record")
+    assert frame.id.tolist() == IDS[:8] and frame.error.notna().tolist() == [False, True, True] + [False] * 5
+    assert "NaN" in frame.error[1] and "(1, 6, 8)" in frame.error[2] and np.isnan(frame.io_ratio[1])
+    np.testing.assert_array_equal(frame.io_ratio[3:], EXPECTED.io_ratio[3:8])
+
+
+def test_boxes_that_stick_out_are_clipped_and_counted(files):
+    wide = table()
+    wide.loc[0, "x1"] = 400.0
+    wide.to_csv("boxes.csv", index=False)
+    with pytest.warns(UserWarning, match="1 records .* 'im0/0'"):
+        frame = score_files("maps.npz", "boxes.csv")
+    assert frame.attrs["clipped"] == ["im0/0"]
+
+
+# -- faults
+
+
+def change(**columns):
+    def write(folder):
+        frame = table().astype(object)
+        for name, value in columns.items():
+            frame.loc[3, name] = value
+        frame.to_csv(folder / "boxes.csv", index=False)
+    return write
+
+
+def put(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("harm, words", [
+    (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] * np.nan}), "record 'im1/0': .*NaN"),
+    (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] * 1j}), "'im1/0': expected real numbers"),
+    (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": np.zeros((0, 4))}), r"'im1/0': .*shape \(0, 4\)"),
+    (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": np.array([[None]])}), "'im1/0' holds Python objects"),
+    (lambda f: write_maps(f, ".npz", {id: MAPS[id] for id in IDS[1:]}), "1 in boxes.csv only, such as 'im0/0'"),
+    (lambda f: np.savez(f / "maps.npz", maps=np.zeros((2, 4, 4)), ids=["a", "a"]), "'a' is there twice"),
+    (lambda f: np.savez(f / "maps.npz", maps=np.zeros((3, 4, 4)), ids=["a", "b"]), "2 ids and 3 maps"),
+    (lambda f: (f / "maps.npz").write_bytes(b"PK"), "maps.npz: the file is torn or not written by NumPy"),
+    (change(x1=0.0), "record 'im1/0': .*empty or inverted"),
+    (change(x0=100, x1=120), "record 'im1/0': .*wholly outside"),
+    (change(y0="five"), "record 'im1/0': y0: expected a number, got 'five'"),
+    (change(y0=""), "record 'im1/0': y0: expected a number"),
+    (change(height=23.5), "record 'im1/0': size"),
+    (change(height=""), "record 'im1/0': height: expected a number"),
+    (change(id=""), "row 4: the id is missing"),
+    (change(id="im1/9"), "such as 'im1/9'; 1 in .*'im1/0'"),
+    (change(group=""), "record 'im1/0': the group is missing"),
+    (lambda f: pd.concat([table(), table()[3:4]]).to_csv(f / "boxes.csv"), "'im1/0': the same box is there twice"),
+    (lambda f: table().rename(columns={"kind": "io_ratio"}).to_csv(f / "boxes.csv"), "'io_ratio' is taken"),
+    (lambda f: table().drop(columns="height").to_csv(f / "boxes.csv"), "both width and height"),
+    (lambda f: table().drop(columns="x0").to_csv(f / "boxes.csv"), "expected id, x0, y0, x1, y1"),
+    (lambda f: table()[:0].to_csv(f / "boxes.csv"), "there is no record"),
+    (put("boxes.csv", ""), "boxes.csv: cannot be read"),
+])  # fmt: skip
+def test_faults_of_a_file_name_it_and_the_record(files, harm, words, capsys):
+    harm(files)
+    with pytest.raises(FileFault, match=words):
+        score_files("maps.npz", "boxes.csv", out="scores.csv")
+    assert main(["score", "maps.npz", "boxes.csv", "--out", "scores.csv"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("qgcam: ") and shown.count("\n") == 1
+    assert not (files / "scores.csv").exists()
+
+
+def test_negative_values_are_named_where_they_matter(files):
+    write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5})
+    assert score_files("maps.npz", "boxes.csv").error.isna().all()  # min-max makes them fine
+    with pytest.raises(FileFault, match="record 'im1/0': .*negative"):
+        score_files("maps.npz", "boxes.csv", protocol="native")
+
+
+@pytest.mark.parametrize("text, words", [
+    ('{"a": [[0, 0, 1, 1]], "a": [[0, 0, 2, 2]]}', "'a' is there twice"),
+    ('[{"id": 1, "bbox": [0, 0, 2, 2]}]', "say which by box_format"),
+    ('[{"bbox": [0, 0, 2, 2]}]', "entry 0: expected an object with `id`"),
+    ('{"a": {"boxes": [[0, 0, 2]]}}', "record 'a': boxes: expected one or more lists of four"),
+    ('{"a": {"boxes": []}}', "record 'a'"),
+    ('{"a": {"boxes": [[0, 0, NaN, 2]]}}', "record 'a': .*finite"),
+    ('{"a": {"size": [2, 2]}}', "record 'a': expected `boxes` or `bbox`"),
+    ('{"a": {"boxes": [[0, 0, 2, 2]], "size": [2]}}', "record 'a': size"),
+    ('{"a": ', "cannot be read"),
+    ("7", "expected an object by id"),
+])  # fmt: skip
+def test_faults_of_json(tmp_path, text, words):
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(FileFault, match=words):
+        read_boxes(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("line, words", [
+    ("maps.npz nothing.csv", "nothing.csv: no such file of boxes"),
+    ("nothing.npz boxes.csv", "nothing.npz: no such file or folder"),
+    ("maps.npz boxes.csv --protocol papers", "protocol: expected one of"),
+    ("maps.npz boxes.csv --ties last", "ties: expected one of"),
+    ("maps.npz boxes.csv --box-format xyhw", "box_format: expected one of"),
+    ("maps.npz boxes.csv --size 24", "expected HEIGHTxWIDTH"),
+    ("maps.npz boxes.csv --by colour", "by: expected columns"),
+    ("maps.npz boxes.csv --level 95", "level"),
+    ("maps.npz boxes.csv --on-error skip", "on_error: expected"),
+    ("maps.npz boxes.csv --out scores.xlsx", "ends in .csv, .parquet or .json"),
+    ("maps.npz boxes.csv --out nowhere/scores.csv", "no such folder"),
+    ("maps.npz", "Missing argument"),
+])  # fmt: skip
+def test_wrong_calls_exit_with_2(files, line, words, capsys):
+    assert main(["score", *line.split()]) == 2
+    shown = capsys.readouterr().err
+    assert words in " ".join(shown.split()) and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("name", ["maps.pt", "maps.pkl", "maps.mat"])
+def test_other_files_are_refused_unread(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FileFault, match="maps are not read from"):
+        open_maps(tmp_path / name)
+
+
+# -- the command
+
+
+def test_the_command_prints_means_intervals_and_counts(files, capsys):
+    assert main(["score", "maps.npz", "boxes.csv", "--by", "kind", "--out", "scores.parquet"]) == 0
+    shown = capsys.readouterr().out
+    assert "95% interval" in shown and "9 records, resampled by 3 groups; protocol pixel" in shown
+    frame = pd.read_parquet("scores.parquet")
+    assert_expected(frame)
+    row = next(line for line in shown.splitlines() if line.split()[:2] == ["b", "io_ratio"]).split()
+    part = summarize(frame, "io_ratio", by="kind").set_index("kind").loc["b"]
+    assert row[2:6] == [f"{part.value:.3f}", f"{part.ci_low:.3f}", "to", f"{part.ci_high:.3f}"]
+
+
+def test_json_is_the_same_summary(files, capsys):
+    assert main(["score", "maps.npz", "boxes.csv", "--json", "--level", "0.9", "--out", "scores.json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    frame = score_files("maps.npz", "boxes.csv")
+    expected = summarize(frame, level=0.9)
+    got = pd.DataFrame(found["summary"])
+    for name in ("value", "ci_low", "ci_high", "n"):
+        np.testing.assert_allclose(got[name].astype(float), expected[name])
+    assert found["n"] == N and found["protocol"]["name"] == "pixel" and found["level"] == 0.9
+    assert [row["id"] for row in json.loads(Path("scores.json").read_text())] == IDS
+
+
+def test_what_was_left_out_is_said(files, capsys):
+    write_maps(files, ".npz", {**MAPS, "zz": MAPS[IDS[0]], IDS[1]: MAPS[IDS[1]] * np.nan})
+    assert main(["score", "maps.npz", "boxes.csv", "--common", "--on-error", "record"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 records could not be scored" in shown and "1 records are in one file only" in shown
+
+
+def test_an_old_result_stays_until_the_new_one_is_whole(files):
+    Path("scores.csv").write_text("old")
+    write_maps(files, ".npz", {**MAPS, IDS[8]: MAPS[IDS[8]] * np.nan})
+    assert main(["score", "maps.npz", "boxes.csv", "--out", "scores.csv"]) == 1
+    assert Path("scores.csv").read_text() == "old"
+    write_maps(files, ".npz")
+    assert main(["score", "maps.npz", "boxes.csv", "--out", "scores.csv"]) == 0
+    assert pd.read_csv("scores.csv").id.tolist() == IDS and not list(files.glob(".*"))
+
+
+def test_the_command_needs_no_model_library(files):
+    code = ("import sys; from qgcam_lib.cli import main; code = main(['score', 'maps.npz', 'boxes.csv']); "
+            "print(code, {'torch', 'lavis', 'transformers'} & set(sys.modules))")
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=files, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert shown.splitlines()[-1] == "0 set()"
