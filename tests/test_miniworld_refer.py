@@ -1,4 +1,4 @@
-"""The miniworld as RefCOCO, RefCOCO+ and RefCOCOg: the official layout, and expressions that are true of one thing only."""
+"""The miniworld as RefCOCO, RefCOCO+ and RefCOCOg: the official layout, and expressions true of one thing only."""
 
 import json
 import pickle
@@ -23,8 +23,8 @@ from qgcam_lib.miniworld.words import FITS
 
 LISTS = {"refcoco": ["refs(unc).p"], "refcoco+": ["refs(unc).p"], "refcocog": ["refs(umd).p", "refs(google).p"]}
 FORBIDDEN = set(
-    "left right middle center centre top bottom upper lower front behind back above below over under beneath beside near "
-    "next between side corner edge far close closest nearest farthest first second third last end on at".split()
+    "left right middle center centre top bottom upper lower front behind back above below over under beneath beside "
+    "near next between side corner edge far close closest nearest farthest first second third last end on at".split()
 )
 PLAIN = {
     *("PROTO STOP MARK EMPTY_LIST EMPTY_DICT APPEND APPENDS SETITEM SETITEMS BINUNICODE BINPUT LONG_BINPUT".split()),
@@ -94,8 +94,8 @@ MARKS = {"striped": "striped", "dotted": "dotted", "spotted": "dotted", "checked
 COLOUR = set("red orange yellow green blue purple pink brown black white gray blond".split())
 STUFF = {"wooden", "metal", "woolen", "glass"}
 PLACE_WORDS = re.compile(
-    r" (on the beach|on the sand|at the beach|on a sandy beach|on the road|in the street|on a gray road|on the grass|in a field"
-    r"|in a green meadow|in the snow|in a snowy field|on the snow|in a room|on the floor|in a living room)$"
+    r" (on the beach|on the sand|at the beach|on a sandy beach|on the road|in the street|on a gray road|on the grass"
+    r"|in a field|in a green meadow|in the snow|in a snowy field|on the snow|in a room|on the floor|in a living room)$"
 )
 SIDES = re.compile(r"(?:^| )(?:(?:on|in)(?: the)? )?(left|right|middle)(?= |$)")
 LINK = re.compile(

@@ -86,7 +86,7 @@ def is_true(picture: Picture, a: int, predicate: str, b: int) -> bool:
     low, high = (p, q) if predicate == "under" else (q, p)
     return _said(picture, low.id, _GRAPH["under"], high.id) or (_over(high, low) and not _tied(picture, a, b))
 
-# %% ../../nbs/lib/15b_miniworld_spatial_truth.ipynb #129a3086
+# %% ../../nbs/lib/15b_miniworld_spatial_truth.ipynb #2620519b
 def _false_side(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
     "Not to that side: the centre lies on the other side, or the two share nearly the same centre."
     sign = 1.0 if predicate == "to the left of" else -1.0
@@ -137,6 +137,10 @@ _FALSE = {
 }
 
 
+_OPPOSITE = {"above": "under", "behind": "in front of", "to the left of": "to the right of"}
+_OPPOSITE |= {v: k for k, v in _OPPOSITE.items()}
+
+
 def is_false(picture: Picture, a: int, predicate: str, b: int) -> bool:
     """Whether `a` certainly does not stand in the predicate to `b` (ids of visible things); never true with `is_true`.
 
@@ -144,4 +148,6 @@ def is_false(picture: Picture, a: int, predicate: str, b: int) -> bool:
     """
     if is_true(picture, a, predicate, b):
         return False
+    if predicate in _OPPOSITE and is_true(picture, a, _OPPOSITE[predicate], b):
+        return True
     return _FALSE[predicate](picture, picture.scene.thing(a), picture.scene.thing(b), predicate)
