@@ -116,7 +116,7 @@ def _ask(url: str, part: Path, tag: Path):
     tag.write_text(mark) if mark and not mark.startswith("W/") else tag.unlink(missing_ok=True)
     return answer, begin, begin + int(length) if length else None
 
-# %% ../../nbs/lib/12e_sources.ipynb #81f87f94
+# %% ../../nbs/lib/12e_sources.ipynb #3e4f546c
 def _download(url: str, part: Path, *, max_bytes: int, attempts: int = 5, progress: bool = True) -> None:
     """Bring `part` to its full length, going on after interruptions. SourceError when it cannot be had."""
     import requests
@@ -128,7 +128,7 @@ def _download(url: str, part: Path, *, max_bytes: int, attempts: int = 5, progre
             answer, begin, total = _ask(url, part, tag)
             bar = tqdm(desc=part.stem, initial=begin, total=total, unit="B", unit_scale=True, disable=not progress)
             with answer, bar, part.open("ab" if begin else "wb") as file:
-                for block in answer.iter_content(2**20) if begin != total else ():
+                for block in answer.iter_content(2**16) if begin != total else ():
                     file.write(block)
                     bar.update(len(block))
                     if file.tell() > max_bytes:
