@@ -1,7 +1,10 @@
 """The miniworld as SpatialSense: the official form, true and false relations that are so, and a look of its own."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.miniworld import ensure_spatialsense, make_picture, make_spatialsense, read_card, vocabulary
+from qgcam_lib.miniworld import (
+    ensure_spatialsense,
+    make_picture,
+    make_spatialsense,
+    read_card,
+    refer_checksum,
+    vocabulary,
+)
 from qgcam_lib.miniworld.dice import Dice
 from qgcam_lib.miniworld.spatial_truth import PREDICATES9, is_false, is_true
 from qgcam_lib.miniworld.spatialsense import SPATIALSENSE_CHECKSUM, record, spatialsense_checksum
@@ -45,6 +55,17 @@ def rows(records, label=None):
 
 def test_the_committed_checksum_holds():
     assert spatialsense_checksum() == SPATIALSENSE_CHECKSUM
+
+
+def test_another_process_with_other_processor_features_gives_the_same_bytes():
+    code = "from qgcam_lib.miniworld import *; print(refer_checksum(2), spatialsense_checksum(4))"
+    env = {**os.environ, "PYTHONHASHSEED": "7", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3 X86_V4"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, env=env)
+    if out.returncode:  # NumPy refuses to switch off what this processor lacks or what its build needs
+        env.pop("NPY_DISABLE_CPU_FEATURES")
+        out = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert out.stdout.split() == [refer_checksum(2), spatialsense_checksum(4)]
 
 
 def test_a_picture_does_not_depend_on_the_pictures_before_it():
