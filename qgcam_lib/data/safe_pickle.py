@@ -64,7 +64,7 @@ def _argument(data: bytes, at: int, form: int) -> tuple[bytes, int]:
         raise BrokenPickle(f"{end - at} bytes are announced and {len(data) - at} are left")
     return data[at:end], end
 
-# %% ../../nbs/lib/12d_safe_pickle.ipynb #ae593d14
+# %% ../../nbs/lib/12d_safe_pickle.ipynb #3758ae25
 def _text(raw: bytes, encodings: tuple[str, ...]) -> str:
     for encoding in encodings:
         try:
@@ -75,10 +75,9 @@ def _text(raw: bytes, encodings: tuple[str, ...]) -> str:
 
 
 def _quoted(raw: bytes) -> bytes:
-    raw = raw.strip()
-    if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1:] != raw[:1]:
+    if len(raw) < 2 or raw[0] not in b"'\"" or raw[-1] != raw[0]:
         raise BrokenPickle(f"expected a text in quotation marks, got {raw[:20]!r}")
-    return codecs.escape_decode(raw[1:-1])[0]
+    return codecs.escape_decode(raw[1:-1])[0] if b"\\" in raw else raw[1:-1]
 
 # %% ../../nbs/lib/12d_safe_pickle.ipynb #c4a084cd
 def _integer(raw: bytes) -> int | bool:
@@ -242,14 +241,18 @@ def _table(encodings: tuple[str, ...]) -> list[tuple]:
             table[code] = (_STOP, 0, None)
     return table
 
-# %% ../../nbs/lib/12d_safe_pickle.ipynb #854cab25
+# %% ../../nbs/lib/12d_safe_pickle.ipynb #10466c50
 def _run(data: bytes, machine: _Machine, table: list[tuple]) -> None:
     """Carry out the instructions up to the end mark; `machine.at` is the place that was reached."""
     stack, memo, at, end = machine.stack, machine.memo, 0, len(data)
     try:
         while at < end:
             kind, form, act = table[data[at]]
-            raw, after = (data[at + 1:at + 1 + form], at + 1 + form) if form >= 0 else _argument(data, at + 1, form)
+            after = at + 1 + form if form >= 0 else data.find(b"\n", at) + 1
+            if form < -1 or not after:
+                raw, after = _argument(data, at + 1, form)
+            else:
+                raw = data[at + 1:after - (form < 0)]
             if kind == _VALUE:
                 stack.append(act(raw))
             elif kind == _GET:
