@@ -213,7 +213,7 @@ def _tar_entries(path: Path) -> Iterator[tuple[str, bool, IO[bytes] | None]]:
                 raise SourceError(f"the archive holds {entry.name!r}, a link or device: refused")
             yield entry.name.removeprefix("./") or ".", entry.isdir(), archive.extractfile(entry)
 
-# %% ../../nbs/lib/12e_sources.ipynb #87952294
+# %% ../../nbs/lib/12e_sources.ipynb #9d777e58
 _BROKEN = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
 
 
@@ -243,7 +243,8 @@ def unpack(archive: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTE
     except FileExistsError as error:
         raise SourceError(f"{archive.name}: {Path(error.filename).name} is in the archive twice: refused") from error
     except _BROKEN as error:
-        raise SourceError(f"{archive.name}: not a whole zip or tar archive: {error}") from error
+        what = "cannot be unpacked" if getattr(error, "errno", None) else "not a whole zip or tar archive"
+        raise SourceError(f"{archive.name}: {what}: {error}") from error
     return count
 
 # %% ../../nbs/lib/12e_sources.ipynb #6396d350
