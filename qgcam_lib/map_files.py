@@ -99,14 +99,14 @@ def _open_safetensors(path: Path) -> MapFile:
 
     return _named_or_stacked(path, {name: tuple(part.get_shape()) for name, part in slices.items()}, get)
 
-# %% ../nbs/lib/11d_map_files.ipynb #54368ec2
+# %% ../nbs/lib/11d_map_files.ipynb #cb893ec2
 def _loaded(path: Path, what: str, read: Callable[[], np.ndarray]) -> np.ndarray:
     try:
         return read()
     except ValueError as error:
-        if "pickled data" in str(error):  # NumPy takes whatever it does not know for a pickle
+        if "pickled (object) data" in str(error):  # NumPy takes whatever it does not know for a pickle
             raise FileFault(f"{path}: {what} is torn or not written by NumPy; a pickle is never loaded") from error
-        if "pickle" in str(error):
+        if "Object arrays" in str(error):
             raise FileFault(f"{path}: {what} holds Python objects, which can run code when they are loaded; save plain "
                             "numbers, one 2-D array a map") from error
         raise FileFault(f"{path}: {what} cannot be read ({error})") from error
