@@ -1,5 +1,6 @@
 """ALBEF's maps against AMC's own way of making them, its words, and its checkpoints with every key accounted for."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from qgcam_lib.models import albef_loading as loading
 from qgcam_lib.models.albef import ALBEF_CONFIGS, AlbefConfig, build_albef
 from qgcam_lib.models.albef_explainer import AlbefExplainer, clean_caption
 from qgcam_lib.models.blip_explainer import prepare_image
-from qgcam_lib.models.checkpoints import save_model
+from qgcam_lib.models.checkpoints import save_model, zoo_folder
 from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]
@@ -270,3 +271,15 @@ def test_defaults_and_refusals(model):
                              ({"tokens": "mean"}, "tokens: expected"), ({"image_size": 61}, "image_size: expected")):
         with pytest.raises(ValueError, match=message):
             load_model("albef-amc", "random", config=sizes(), **options)
+
+
+@pytest.mark.parametrize("mini", ["albef-mini", "albef-amc-mini"])
+def test_the_zoos_models_load_by_name_and_by_path(mini):
+    folder = zoo_folder() / mini
+    one = load_model("albef-amc", "mini" if mini == "albef-amc-mini" else folder)
+    card = json.loads((folder / "card.json").read_text())
+    assert (one.block, one.tokens, one.cleaning) == (card["block"], card["tokens"], card["cleaning"])
+    maps = one.maps(picture(), PHRASES)
+    assert bool(torch.isfinite(maps).all() and (maps >= 0).all() and (maps.amax((1, 2)) > 0).all())
+    if mini == "albef-amc-mini":
+        assert "mini" in list_models().set_index("name").loc["albef-amc", "weights"].split(", ")
