@@ -105,7 +105,7 @@ def checked_out(out: str | Path) -> Path:
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} in")
     return out
 
-# %% ../nbs/lib/35_own_maps.ipynb #531d0ff0
+# %% ../nbs/lib/35_own_maps.ipynb #bbed8af6
 def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProtocol = "pixel", ties: str = "expected",
                 tau: float = 0.7, delta: float = 50.0, box_format: str | None = None,
                 size: tuple[int, int] | None = None, common: bool = False, on_error: str = "raise",
@@ -122,6 +122,11 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     protocol, scores, n_maps, n_boxes (records in each file), grouped, clipped (records whose boxes stuck out).
     Errors: FileNotFoundError; ValueError for a wrong option; FileFault that names the record: an id of one file only,
     NaN, a negative value under "native", a wrong shape, an empty or outlying box, a size the protocol needs.
+
+    >>> from qgcam_lib.own_maps import score_files
+    >>> from qgcam_lib.statistics import summarize
+    >>> scores = score_files("maps.npz", "boxes.csv", protocol="pixel", out="scores.csv")
+    >>> print(summarize(scores, ["io_ratio", "pg_hit", "wdp_soft"]))
     """
     if on_error not in ("raise", "record"):
         raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")

@@ -312,6 +312,13 @@ def test_what_was_left_out_is_said(files, capsys):
     assert "1 records could not be scored" in shown and "1 records are in one file only" in shown
 
 
+def test_the_example_of_the_docstring_runs(files, capsys):
+    lines = [line.strip()[4:] for line in score_files.__doc__.splitlines() if line.strip().startswith(">>> ")]
+    assert len(lines) == 4
+    exec("\n".join(lines), {})
+    assert "pg_hit" in capsys.readouterr().out and len(pd.read_csv("scores.csv")) == N
+
+
 def test_an_old_result_stays_until_the_new_one_is_whole(files):
     Path("scores.csv").write_text("old")
     write_maps(files, ".npz", {**MAPS, IDS[8]: MAPS[IDS[8]] * np.nan})
