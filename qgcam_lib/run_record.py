@@ -208,6 +208,15 @@ class Run:
         """Save a matplotlib figure as figures/<name>.png and .svg (or `formats`). Returns the first one's path."""
         return _save_figure(self.folder, figure, name, caption, formats)
 
+    def save_text(self, text: str, name: str, caption: str = "") -> Path:
+        """Save a table that is already text, such as "table1.md" or "table1.tex", under tables/; returns its path."""
+        path = self.folder / "tables" / name
+        _checked_name(path.stem)
+        with whole_file(path) as part:
+            part.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        register_output(self.folder, path, "table", caption)
+        return path
+
     def record(self, **results: Any) -> None:
         """Enter results (numbers, texts, lists, dicts, frames) under "results" in run.json; NaN is kept as null."""
         update_run(self.folder, results=read_run(self.folder).get("results", {}) | to_json(results))

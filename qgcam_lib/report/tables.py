@@ -131,6 +131,10 @@ class MarkedTable:
         text = self.frame.map(lambda s: re.sub(r"\n(.*)", r" [\1]", s)).T
         return text.rename_axis("score").reset_index().rename_axis(columns=None)
 
+    def flat(self) -> pd.DataFrame:
+        """The cells as they stand, the index as columns, for a file: '0.12 [0.11–0.13]'."""
+        return self.frame.map(lambda s: re.sub(r"\n(.*)", r" [\1]", s)).reset_index()
+
     def to_markdown(self) -> str:
         """GitHub Markdown: best in bold, second underlined, the caption above the table."""
 
