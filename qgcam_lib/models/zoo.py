@@ -99,8 +99,8 @@ def card_markdown(card: Mapping) -> str:
         "## Data",
         _list(card["data"]),
         "## Recipe",
-        f"{card['steps']} steps in {card['seconds']} s of computing; `python -m qgcam_lib.finetune` repeats it. "
-        "Losses: `log.csv`.",
+        f"{card['steps']} steps in {card['seconds']} s of computing; "
+        f"`python -m qgcam_lib.finetune --name {card['name']}` repeats it. Losses: `log.csv`.",
         _list(card["recipe"]),
     ]
     return "\n\n".join(parts) + "\n"
