@@ -197,7 +197,10 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
           level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
           out: Annotated[Path | None, typer.Option(help="write a row a record: .csv, .parquet or .json")] = None,
           as_json: Annotated[bool, typer.Option("--json", help="print the means as JSON")] = False) -> None:
-    """Score your own heat maps against boxes: means, intervals, undefined counted. No model is needed."""
+    """Score your own heat maps against boxes: means, intervals, undefined counted. No model is needed.
+
+    Exit code: 0 scored, 1 a file or a record in it is at fault (its name is said), 2 called wrongly.
+    """
     import json
     import warnings
 
