@@ -15,6 +15,7 @@ from pathlib import Path
 from .albef import AlbefRecipe, train_albef
 from .amc import AmcRecipe, train_amc
 from .batches import ItmRecipe
+from .clip import ClipRecipe
 from .itm import MINI, train_itm
 from .mini import make_entry
 from ..miniworld import ensure
@@ -48,6 +49,12 @@ def _make_albef(root: Path, work: Path, out: Path, recipe: AlbefRecipe, name: st
     return make_entry(train_albef(root, work, recipe=recipe), root, out, name=name, about=_ALBEF)
 
 
+def _make_clip(root: Path, work: Path, out: Path, recipe: ClipRecipe, name: str) -> Path:
+    from qgcam_lib.finetune.clip_mini import train_and_store_clip
+
+    return train_and_store_clip(out, root, work, recipe=recipe, name=name)
+
+
 def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, start: str = "albef-mini") -> Path:
     """Fine-tune the mini ALBEF; its scores before are written beside those after."""
     training, entry = train_amc(root, out / start, work, recipe=recipe), load_zoo(start, out)
@@ -67,6 +74,7 @@ MINIS: dict[str, Mini] = {
     ),
     "albef-mini": Mini(AlbefRecipe(), _make_albef),
     "albef-amc-mini": Mini(AmcRecipe(), _make_amc, needs="albef-mini"),
+    "clip-rn-mini": Mini(ClipRecipe(), _make_clip),
 }
 
 # %% ../../nbs/lib/35_finetune_minis.ipynb #dd624ca8
