@@ -74,7 +74,7 @@ MINIS: dict[str, Mini] = {
     ),
     "albef-mini": Mini(AlbefRecipe(), _make_albef),
     "albef-amc-mini": Mini(AmcRecipe(), _make_amc, needs="albef-mini"),
-    "clip-rn-mini": Mini(ClipRecipe(), _make_clip),
+    "clip-rn-mini": Mini(ClipRecipe(steps=1900), _make_clip),
 }
 
 # %% ../../nbs/lib/35_finetune_minis.ipynb #dd624ca8
