@@ -60,9 +60,8 @@ $(VENV)/bin/python:
 reproduce: env  ## run the paper notebooks, print the score table and where the report lies
 	@snakemake --cores $(CORES) --quiet rules progress host
 	@report="$$(python -c 'from qgcam_lib.settings import settings; print(settings.outputs / "report.html")')"; \
-	run="$$(python -c 'from qgcam_lib.runs import plan_run; print(plan_run("nbs/papers/q_groundcam.ipynb").run_id)')"; \
 	snakemake --report "$$report" --quiet all; \
-	qgcam table --run "$$run"
+	qgcam table q_groundcam_table1
 
 test: env lint generated notebooks pytest  ## every check: style, floors, exports, library notebooks, pytest
 

@@ -3,7 +3,10 @@
 #   snakemake                                     everything on two cores (profiles/default)
 #   snakemake -n                                  what would be done
 #   snakemake --report outputs/report.html        every figure and table, with the run it came from
-#   snakemake --config parameters='{limit: 50}'   all runs with other parameters; their results get other ids
+#   snakemake --config data=/path weights=official device=cuda limit=0       the whole real Table 1
+#   snakemake --config parameters='{limit: 50}'   any other parameters for all runs; their results get other ids
+#   snakemake --config only=q_groundcam_table1    one notebook and what it needs
+#   snakemake --config models=blip-base,albef-amc splits=test,testA           a part of Table 1
 #   snakemake --workflow-profile profiles/slurm   one Slurm job a run
 #
 # A run's folder is named after a hash of all that decides its result. The hash is known before the run, so it is part of
@@ -14,25 +17,58 @@ import sys
 from pathlib import Path
 from shlex import quote
 
+from snakemake.exceptions import WorkflowError
+
+from qgcam_lib.parameters import read_parameters
+from qgcam_lib.report.table1 import SPLITS, TABLE1_MODELS, table1_runs, why_not_runnable
 from qgcam_lib.runs import plan_run
 from qgcam_lib.settings import settings
 
-# notebook in nbs/papers -> name of the run -> parameters that differ from the notebook's own defaults
+DATA = str(Path(config["data"]).expanduser().resolve()) if config.get("data") else ""  # "": the miniworld
+GIVEN = {name: config[name] for name in ("weights", "device", "limit", "vocab") if name in config}
+GIVEN |= config.get("parameters", {})
+
+# Models whose mini is not trained yet are left out here; Table 1 says so in their rows.
+WANTED = {name: str(config[name]).split(",") for name in ("models", "splits") if name in config}
+MODELS = [model for model in WANTED.get("models", TABLE1_MODELS)
+          if not why_not_runnable(model, str(GIVEN.get("weights", "mini")))]
+GRID = {name: given for name, given in table1_runs(DATA, models=MODELS).items()
+        if given["split"] in WANTED.get("splits", [given["split"]])}
+for name, given in GRID.items():
+    # The centre guess and the check of the files depend on the split alone, so one run of a split does both. The
+    # untrained twin says what the shape of a network does; one split is enough for that.
+    is_first = given["model"] == MODELS[0]
+    twin = ["untrained"] if name.startswith(SPLITS[0].key) else []
+    given |= {"verify": is_first, "baselines": ["centre"] * is_first + twin}
+
+# notebook in nbs/papers -> name of the run -> parameters that differ from the notebook's own defaults. One line a notebook.
 RUNS = {
-    "q_groundcam": {"miniworld": {}},
+    "q_groundcam": GRID,
+    "q_groundcam_table1": {"all": {"data": DATA, "models": list(WANTED.get("models", TABLE1_MODELS))}},
+    "q_groundcam_audit": {"test": {"dataset": next(iter(table1_runs(DATA).values()))["dataset"]}},
+    "amc_recipe": {} if DATA else {"miniworld": {}},
 }
+# notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`
+GATHERS = {"q_groundcam_table1": "q_groundcam"}
 
 OUTPUTS = Path(os.path.relpath(settings.outputs)).as_posix()
 FOLDER = OUTPUTS + "/gathered/{notebook}/{name}/{run_id}"
-PARAMETERS = {
-    (notebook, name): given | config.get("parameters", {})
-    for notebook, runs in RUNS.items()
-    for name, given in runs.items()
-}
-FOLDERS = [
-    FOLDER.format(notebook=notebook, name=name, run_id=plan_run(f"nbs/papers/{notebook}.ipynb", given).run_id)
-    for (notebook, name), given in PARAMETERS.items()
-]
+if only := config.get("only"):
+    RUNS = {notebook: runs for notebook, runs in RUNS.items() if notebook in (only, GATHERS.get(only))}
+RUNS = {notebook: runs for notebook, runs in RUNS.items() if Path(f"nbs/papers/{notebook}.ipynb").is_file()}
+KNOWN = {notebook: read_parameters(f"nbs/papers/{notebook}.ipynb") for notebook in RUNS}
+if unknown := [name for name in GIVEN if not any(name in known for known in KNOWN.values())]:
+    raise WorkflowError(f"--config: no notebook has a parameter {unknown[0]!r}. They have: "
+                        + ", ".join(dict.fromkeys(name for known in KNOWN.values() for name in known)))
+PARAMETERS, PLANS = {}, {}
+for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
+    for name, given in RUNS[notebook].items():
+        given = given | {k: v for k, v in GIVEN.items() if k in KNOWN[notebook]}
+        if notebook in GATHERS:
+            given["runs"] = [run_id for (one, _), run_id in PLANS.items() if one == GATHERS[notebook]]
+        PARAMETERS[notebook, name] = given
+        PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given).run_id
+FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=run_id) for key, run_id in PLANS.items()}
 
 if not sys.stderr.isatty():  # in a log file, a progress bar every ten seconds is enough
     os.environ.setdefault("TQDM_MININTERVAL", "10")
@@ -43,6 +79,12 @@ def options(wildcards):
     given = PARAMETERS[wildcards.notebook, wildcards.name]
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
     return " ".join(f"-p {quote(name)} {quote(text)}" for name, text in texts.items())
+
+
+def needed(wildcards):
+    """The records of the runs that a notebook gathers."""
+    gathered = GATHERS.get(wildcards.notebook)
+    return [folder + "/run.json" for (notebook, _), folder in FOLDERS.items() if notebook == gathered]
 
 
 def about(wildcards, path):
@@ -69,7 +111,7 @@ wildcard_constraints:
 rule gather:
     """One page with a row for each run."""
     input:
-        expand("{folder}/run.json", folder=FOLDERS),
+        expand("{folder}/run.json", folder=FOLDERS.values()),
     output:
         report(OUTPUTS + "/gathered/overview.html", category="Runs", labels={"notebook": "all", "name": "", "run": ""}),
     localrule: True
@@ -78,20 +120,23 @@ rule gather:
 
 
 rule miniworld:
-    """The default data set, rendered: 2,000 test scenes in the layout of Flickr30k Entities."""
+    """The default data sets, rendered: scenes in the layouts of Flickr30k Entities, RefCOCO+ and SpatialSense."""
     output:
         touch(OUTPUTS + "/gathered/miniworld.made"),
+    params:
+        sets=" ".join(sorted({f"{given['dataset']}/{given['split']}" for given in GRID.values()})),
     localrule: True
     shell:
-        "python -c 'from qgcam_lib.miniworld import ensure; from qgcam_lib.settings import settings; "
-        'ensure(settings.data_root / "miniworld")\''
+        "python -c 'import sys; from qgcam_lib.data.catalog import load_dataset; "
+        '[len(load_dataset(*one.rsplit("/", 1))) for one in sys.argv[1:]]\' {params.sets}'
 
 
 rule run:
     """One notebook with one set of parameters, through the strict runner, and what a reader wants to see of it."""
     input:
         notebook="nbs/papers/{notebook}.ipynb",
-        miniworld=rules.miniworld.output,
+        data=[] if DATA else rules.miniworld.output,
+        runs=needed,
     output:
         record=FOLDER + "/run.json",
         page=report(
@@ -119,7 +164,7 @@ rule run:
     params:
         options=options,
         folder=FOLDER,
-    threads: 2
+    threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else config.get("threads", 1)
     resources:
         mem_mb=6000,
         runtime=120,

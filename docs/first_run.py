@@ -19,11 +19,13 @@ MARKERS = ("<!-- first run: begin -->", "<!-- first run: end -->")
 
 def newest_run() -> tuple[Path, dict]:
     """Folder and record of the newest finished run of the notebook with its own defaults."""
+    from qgcam_lib.parameters import read_parameters
     from qgcam_lib.runs import find_runs
 
+    defaults = read_parameters(ROOT / "nbs" / "papers" / "q_groundcam.ipynb")
     for folder, record in find_runs(notebook="q_groundcam"):
         given = record["parameters"]
-        if given["data_root"] == "" and given["weights"] == "mini" and given["limit"] >= 500:
+        if given == {p.name: p.default for p in defaults.values()}:
             return folder, record
     sys.exit("There is no finished run of q_groundcam with its default parameters. Make one: make reproduce")
 

@@ -26,9 +26,10 @@ run.save_figure(plt.figure(figsize=(1, 1)), "blank", "An empty figure.")
 run.record(n=limit, scores={"io_ratio": limit / 10})"""
 
 
-def write_notebook(path):
+def write_notebook(path, *more):
     path.parent.mkdir(parents=True, exist_ok=True)
-    cells = [new_code_cell("limit: int = 4  # how many", metadata={"tags": ["parameters"]}), new_code_cell(CELLS)]
+    lines = "\n".join(["limit: int = 4  # how many", *more])
+    cells = [new_code_cell(lines, metadata={"tags": ["parameters"]}), new_code_cell(CELLS)]
     nbformat.write(new_notebook(cells=cells), path)
 
 
@@ -138,7 +139,8 @@ def compendium(tmp_path_factory):
     shutil.copytree(ROOT / "profiles", folder / "profiles")
     for name in ("Snakefile", "settings.ini"):
         shutil.copyfile(ROOT / name, folder / name)
-    write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb")
+    write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb", *(f"{name}: str = ''" for name in (
+        "dataset", "split", "model", "weights")), "verify: bool = True", "baselines: list[str] = []")
     return folder
 
 
@@ -147,7 +149,8 @@ def snakemake(project, *arguments):
                                 "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
                                 "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, "-m", "snakemake"]
-    return subprocess.run([*command, "--config", "parameters={limit: 7}", *arguments], cwd=project, env=environment,
+    return subprocess.run([*command, "--config", "parameters={limit: 7}", "weights=random", "models=blip-base",
+                           "splits=test", *arguments], cwd=project, env=environment,
                           capture_output=True, text=True, timeout=600)
 
 
@@ -157,9 +160,11 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
     made.touch()
     done = snakemake(compendium, "--cores", "1")
     assert done.returncode == 0, done.stderr[-2000:]
-    run_id, = [p.name for p in (compendium / "outputs" / "gathered" / "q_groundcam" / "miniworld").iterdir()]
+    run_id, = [p.name for p in (compendium / "outputs" / "gathered" / "q_groundcam" / "flickr30k_test_blip_base").iterdir()]
     record = json.loads((compendium / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
-    assert record["parameters"] == {"limit": 7} and record["attempts"] == 1
+    given = record["parameters"]
+    assert given["limit"] == 7 and given["dataset"] == "miniworld" and given["model"] == "blip-base"
+    assert given["baselines"] == ["centre", "untrained"] and given["verify"] and record["attempts"] == 1
 
     done = snakemake(compendium, "--report", "outputs/report.html")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -45,7 +45,7 @@ def texts(run):
 def test_it_has_one_parameters_cell_with_the_agreed_names():
     notebook = nbformat.read(NOTEBOOK, 4)
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
-    agreed = "data_root split model weights protocol boxes limit seed device on_error n_bootstrap".split()
+    agreed = "dataset baselines verify split model weights protocol boxes limit seed device on_error n_bootstrap".split()
     assert set(read_parameters(NOTEBOOK)) >= set(agreed)
 
 
@@ -90,7 +90,7 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scene_run(small_model, scenes, tmp_path_factory):
-    parameters = {"data_root": str(scenes[0]), "weights": str(small_model), "limit": 0, "n_bootstrap": 50}
+    parameters = {"dataset": str(scenes[0]), "weights": str(small_model), "limit": 0, "n_bootstrap": 50}
     return run_notebook(NOTEBOOK, parameters, outputs=tmp_path_factory.mktemp("outputs"))
 
 
@@ -144,7 +144,7 @@ def test_the_score_table_shows_what_the_records_say(scene_run):
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="the six photographs (../shared/realdata/photos) are not here")
 def test_it_runs_on_photographs_at_full_size(tmp_path):
-    parameters = {"data_root": str(PHOTOS.resolve()), "weights": "random", "limit": 4, "n_bootstrap": 50}
+    parameters = {"dataset": str(PHOTOS.resolve()), "weights": "random", "limit": 4, "n_bootstrap": 50}
     run = run_notebook(NOTEBOOK, parameters, outputs=tmp_path)
     assert run.status == "ok"
     comparison, summary = table(run, "paper_vs_ours"), table(run, "summary")

@@ -60,3 +60,10 @@ def test_commands_exist():
     from qgcam_lib.parameters import read_parameters
 
     assert given <= set(read_parameters(Path(ROOT / "nbs/papers/q_groundcam.ipynb")))
+
+
+def test_the_table_of_models_is_what_the_registry_says():
+    spec = importlib.util.spec_from_file_location("model_table", ROOT / "docs" / "model_table.py")
+    model_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(model_table)
+    assert model_table.block() in README, "Write it again: python docs/model_table.py"
