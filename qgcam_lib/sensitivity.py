@@ -172,10 +172,13 @@ def _is_peak(a: np.ndarray) -> np.ndarray:
 
     return a >= ndimage.maximum_filter(a, size=3, mode="nearest")
 
-# %% ../nbs/lib/34_sensitivity.ipynb #c47ffd42
+# %% ../nbs/lib/34_sensitivity.ipynb #a543b2d0
 def _certain_only(frame, maps, protocol, scores):
-    """Pointing Game over the examples that are not uncertain."""
-    return frame.assign(pg_hit=frame["pg_hit"].where(~frame["pg_uncertain"].astype(bool)))
+    """Pointing Game over the examples that are not uncertain: the others weigh 0 and these the more, so that the mean
+    over all rows is the mean over the certain ones and stays paired with the base.
+    """
+    certain = ~frame["pg_uncertain"].astype(bool)
+    return frame.assign(pg_hit=frame["pg_hit"].where(certain, 0.0) * (len(frame) / max(1, certain.sum())))
 
 
 def _image_means(frame, maps, protocol, scores):

@@ -147,6 +147,7 @@ def test_image_means_and_certain_only():
     base = base.assign(pg_uncertain=np.arange(13) % 3 == 0)
     found = RULES["certain only"](base, maps, PAPER, {})
     assert found["pg_hit"].mean() == pytest.approx(base.loc[~base["pg_uncertain"], "pg_hit"].mean())
+    assert RULES["certain only"](base.assign(pg_uncertain=True), maps, PAPER, {})["pg_hit"].eq(0).all()
 
 
 def test_every_choice_has_the_base_it_names_and_moves_only_what_it_may():
