@@ -6,7 +6,7 @@
 __all__ = ['MINI_CLIP', 'ClipSize', 'ClipRecipe', 'token_ids', 'encode_texts', 'image_cells', 'contrast', 'clip_losses',
            'ClipTraining', 'start_clip', 'train_clip']
 
-# %% ../../nbs/lib/33_finetune_clip.ipynb #82ce6cd0
+# %% ../../nbs/lib/33_finetune_clip.ipynb #1ed55366
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from .batches import ItmRecipe, TrainingSet
 from .itm import Training, train
 from .pairs import PairBatch, Truths, draw_pairs
-from ..models.clip import build_clip, word_vocabulary
+from ..models.clip import build_clip, cell_size, word_vocabulary
 
-# %% ../../nbs/lib/33_finetune_clip.ipynb #6c3f23fd
+# %% ../../nbs/lib/33_finetune_clip.ipynb #03da90cf
 @dataclass(frozen=True)
 class ClipSize:
     """An open_clip model config, with what the training asks of it."""
@@ -37,6 +37,16 @@ class ClipSize:
     def max_txt_len(self) -> int:
         """Most tokens of a text."""
         return self.model["text_cfg"]["context_length"]
+
+    @property
+    def channels(self) -> int:
+        """Channels of layer 4."""
+        return self.model["vision_cfg"]["width"] * 32
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of layer 4."""
+        return (self.image_size // cell_size(self.model),) * 2
 
 
 MINI_CLIP = ClipSize({
@@ -130,7 +140,7 @@ def clip_losses(model, word_layer: torch.nn.Linear, batch: PairBatch, ids: torch
     losses["total"] = losses["contrast"] + recipe.word_weight * losses["words"]
     return losses
 
-# %% ../../nbs/lib/33_finetune_clip.ipynb #ece43579
+# %% ../../nbs/lib/33_finetune_clip.ipynb #4602ec91
 @dataclass
 class ClipTraining(Training):
     """A training of a CLIP, in progress or done; see `Training`."""
@@ -162,7 +172,7 @@ def start_clip(data: TrainingSet, recipe: ClipRecipe, config: ClipSize = MINI_CL
     model, config = built.model, ClipSize(built.config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        word_layer = torch.nn.Linear(config.model["vision_cfg"]["width"] * 32, len(data.words))
+        word_layer = torch.nn.Linear(config.channels, len(data.words))
     torch.nn.init.constant_(word_layer.bias, -7.0)  # a word is rare in a cell
     model.tokenizer = built.tokenize
     model.visual.to(memory_format=torch.channels_last)

@@ -83,20 +83,24 @@ class ClipExplainer:
 
     clip: from `build_clip`, frozen and put on the device here; precision: "float32" or "bfloat16" (meant for GPUs);
     channels_last: store pictures and kernels pixel by pixel, which convolutions like; card: what is known of the
-    weights. Wherever an image is taken, a PIL image or a path will do. Results come back on the CPU.
+    weights; tokens: only "none" (CLIP scores whole texts), accepted so that a card's line can be passed on. Wherever
+    an image is taken, a PIL image or a path will do. Results come back on the CPU.
     """
 
     protocol = "gscorecam"
 
     def __init__(self, clip: ClipModel, *, device: str = "cpu", precision: str = "float32",
-                 channels_last: bool = True, card: Mapping[str, Any] | None = None):
+                 channels_last: bool = True, tokens: str = "none", card: Mapping[str, Any] | None = None):
+        if tokens != "none":
+            raise ValueError(f"tokens: CLIP scores whole texts, so only 'none' is possible, got {tokens!r}.")
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision: expected 'float32' or 'bfloat16' (meant for GPUs), got {precision!r}.")
         self.clip, self.device, self.dtype = clip, _device(device), getattr(torch, precision)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = clip.model.to(self.device, self.dtype, memory_format=layout).eval().requires_grad_(False)
         self.scale = self.model.logit_scale.detach().float().exp()
-        self.card = {**(card or {}), "grid": clip.grid, "precision": precision, "input_size": (clip.image_size,) * 2,
+        self.card = {**(card or {}), "tokens": tokens, "grid": clip.grid, "precision": precision,
+                     "input_size": (clip.image_size,) * 2,
                      "parameters": sum(parameter.numel() for parameter in self.model.parameters())}
 
     def __repr__(self) -> str:
@@ -149,17 +153,20 @@ class ClipExplainer:
 class ClipGScoreCam(ClipExplainer):
     """gScoreCAM of a CLIP ResNet as Explainer and Matcher (see `ClipExplainer` for the common arguments).
 
-    n_channels: channels taken for each phrase; chunk: masked pictures in one pass: more is faster on a GPU and takes
-    more memory, about 90 MB each on a CPU at 384 pixels (RN50x16).
+    n_channels: channels taken for each phrase; block: only "layer4"; chunk: masked pictures in one pass: more is
+    faster on a GPU and takes more memory, about 90 MB each on a CPU at 384 pixels (RN50x16).
     """
 
-    def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, **options: Any):
+    def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, block: str = "layer4",
+                 **options: Any):
+        if block != "layer4":
+            raise ValueError(f"block: gScoreCAM explains 'layer4', got {block!r}. Leave it out.")
         if not hasattr(clip.model.visual, "layer4"):
             raise ValueError("clip: gScoreCAM needs a ResNet's feature map; this image encoder is a "
                              f"{type(clip.model.visual).__name__}. Load clip-vit-b16-gradcam for a transformer.")
         super().__init__(clip, **options)
         self.n_channels, self.chunk = n_channels, chunk or (4 if self.device.type == "cpu" else 64)
-        self.card = {**self.card, "block": "layer4", "tokens": "none", "n_channels": n_channels}
+        self.card = {**self.card, "block": block, "n_channels": n_channels}
 
     def _explain(self, pixels: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.scorecam(pixels, texts)

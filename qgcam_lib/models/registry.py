@@ -109,6 +109,10 @@ _OPENAI = "https://openaipublic.azureedge.net/clip/models/"
 _register(ModelEntry("clip-rn50x16-gscorecam", "gScoreCAM", (12, 12), "layer4", "none",
                      f"{_OPENAI}52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa/RN50x16.pt", "MIT",
                      "qgcam_lib.models.clip_loading:load_clip", "clip-rn-mini"))
+_register(*(ModelEntry(f"clip-vit-b16-{kind}", name, (14, 14), 11, "none",
+                       f"{_OPENAI}5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16.pt", "MIT",
+                       "qgcam_lib.models.clip_loading:load_clip")
+            for kind, name in (("gradcam", "attention GradCAM"), ("gradeclip", "Grad-ECLIP map"))))
 
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
