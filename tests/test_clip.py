@@ -162,6 +162,14 @@ def test_sixty_words_and_empty_prompts(tiny, picture):
         tiny.maps(picture, ["a ball", " "])
 
 
+def test_the_lines_of_a_card_can_be_passed_on_and_other_layers_are_refused(tiny):
+    same = {key: tiny.card[key] for key in ("block", "tokens")}
+    assert load_clip(NAME, "random", config=SIZES, vocab=WORDS, **same).card["block"] == "layer4"
+    for wrong in ({"block": "layer3"}, {"block": 7}, {"tokens": "lavis"}):
+        with pytest.raises(ValueError, match="gScoreCAM explains|whole texts"):
+            load_clip(NAME, "random", config=SIZES, vocab=WORDS, **wrong)
+
+
 def test_a_transformer_and_a_wrong_precision_are_refused():
     with pytest.raises(ValueError, match="needs a ResNet"):
         load_clip(NAME, "random", config=VIT, vocab=WORDS)
