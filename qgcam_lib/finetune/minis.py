@@ -56,14 +56,15 @@ def _make_clip(root: Path, work: Path, out: Path, recipe: ClipRecipe, name: str)
 
 
 def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, start: str = "albef-mini") -> Path:
-    """Fine-tune the mini ALBEF; its scores before are written beside those after."""
-    training, entry = train_amc(root, out / start, work, recipe=recipe), load_zoo(start, out)
+    """Fine-tune the mini ALBEF of the zoo `out`, else the project's; its scores before are written beside those after."""
+    entry = load_zoo(start, out if (out / start).is_dir() else zoo_folder())
+    training = train_amc(root, entry.folder, work, recipe=recipe)
     about = {
         **_ALBEF,
         "starts_from": {"name": start, "sha256": entry.card["files"]["model.safetensors"]},
         "supervision": "pictures, sentences and the boxes of their phrases (attention mask consistency)",
     }
-    before = {"before AMC": load_albef("albef-amc", out / start)}
+    before = {"before AMC": load_albef("albef-amc", entry.folder)}
     return make_entry(training, root, out, name=name, about=about, beside=before)
 
 # %% ../../nbs/lib/35_finetune_minis.ipynb #396ef352
