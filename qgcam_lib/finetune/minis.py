@@ -56,7 +56,7 @@ def _make_clip(root: Path, work: Path, out: Path, recipe: ClipRecipe, name: str)
 
 
 def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, start: str = "albef-mini") -> Path:
-    """Fine-tune the mini ALBEF of the zoo `out`, else the project's; its scores before are written beside those after."""
+    """Fine-tune the mini ALBEF of the zoo `out`, else the project's; its scores before stand beside those after."""
     entry = load_zoo(start, out if (out / start).is_dir() else zoo_folder())
     training = train_amc(root, entry.folder, work, recipe=recipe)
     about = {
