@@ -160,7 +160,8 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
     made.touch()
     done = snakemake(compendium, "--cores", "1")
     assert done.returncode == 0, done.stderr[-2000:]
-    run_id, = [p.name for p in (compendium / "outputs" / "gathered" / "q_groundcam" / "flickr30k_test_blip_base").iterdir()]
+    base = compendium / "outputs" / "gathered" / "q_groundcam" / "flickr30k_test_blip_base"
+    run_id, = [path.name for path in base.iterdir()]
     record = json.loads((compendium / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
     given = record["parameters"]
     assert given["limit"] == 7 and given["dataset"] == "miniworld" and given["model"] == "blip-base"
