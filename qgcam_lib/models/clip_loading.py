@@ -154,7 +154,7 @@ class ClipGScoreCam(ClipExplainer):
     """gScoreCAM of a CLIP ResNet as Explainer and Matcher (see `ClipExplainer` for the common arguments).
 
     n_channels: channels taken for each phrase; block: only "layer4"; chunk: masked pictures in one pass: more is
-    faster on a GPU and takes more memory, about 90 MB each on a CPU at 384 pixels (RN50x16).
+    faster on a GPU and takes more memory, about 100 MB each on a CPU at 384 pixels (RN50x16).
     """
 
     def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, block: str = "layer4",
