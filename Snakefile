@@ -40,6 +40,8 @@ for name, given in GRID.items():
     is_first = given["model"] == MODELS[0]
     twin = ["untrained"] if name.startswith(SPLITS[0].key) else []
     given |= {"verify": is_first, "baselines": ["centre"] * is_first + twin}
+    if given["model"] == "albef-amc" and GIVEN.get("weights") == "official" and given["split"] in ("testA", "testB"):
+        given["checkpoint"] = "best-refcoco"  # the paper's section 6: best-flickr for phrases, best-refcoco for RefCOCO+
 
 # notebook in nbs/papers -> name of the run -> parameters that differ from the notebook's own defaults. One line a notebook.
 RUNS = {

@@ -45,7 +45,7 @@ def texts(run):
 def test_it_has_one_parameters_cell_with_the_agreed_names():
     notebook = nbformat.read(NOTEBOOK, 4)
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
-    agreed = "dataset baselines verify split model weights protocol boxes limit seed device on_error n_bootstrap".split()
+    agreed = "dataset baselines verify split model weights checkpoint protocol boxes limit seed device on_error".split()
     assert set(read_parameters(NOTEBOOK)) >= set(agreed)
 
 

@@ -8,7 +8,6 @@ __all__ = ['CASES', 'CONTEXTS', 'SPREAD', 'choose_cases', 'choose_contexts', 'ch
 
 # %% ../../nbs/lib/41f_report_gallery.ipynb #b736e37d
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
