@@ -42,7 +42,7 @@ TINY = replace(
 SHORT = AlbefRecipe(steps=8, batch=6, texts=4, warmup=2, log_every=2, images=20, workers=1, sentences=0.4)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
