@@ -108,12 +108,14 @@ def caption_to_question(caption: str, *, style: str = "shipped") -> str:
         text = f"{inverted[2]} {inverted[1]} {inverted[3]}" if inverted else f"{_opening(words)} {text}"
     return text if style == "shipped" else text[0].upper() + text[1:] + "?"
 
-# %% ../nbs/lib/38_phrase_questions.ipynb #63a6142a
+# %% ../nbs/lib/38_phrase_questions.ipynb #e39fb4bb
 _ADVERB = r"(?:(?:clearly|definitely|certainly|really|actually|simply|just|currently|also|indeed)\s+)?"
 _SUBJECT = r"it|they|he|she|this|that|these|those"
+_END = r"(?: (?:indeed|so|true|correct|right|there|present|visible))*(?:\W*$|[.,;!])"
 _PICTURE = r"(?:the|this) (?:image|picture|photo|photograph|scene)"
 _DOUBT = (
     r"(?:not|no) (?:\w+ )?(?:sure|certain|clear|possible|enough|idea|clue|way (?:to|of))\b|\b(?:maybe|perhaps|possibly|"
+    r"unlikely|doubtful|"
     r"probably|likely|unsure|uncertain|unclear|unknown|depends|might|may be|could be|as an ai)\b|"
     r"\b(?:hard|difficult|impossible) to \w+|\b(?:can|could|do|does) ?(?:not|n't|n't really|'t) "
     r"(?:tell|say|know|determine|answer)\b|\b(?:not|n't|unable to) (?:see|view|access|open) "
@@ -132,13 +134,14 @@ _RULES = tuple(
         ("no", r"(?:(?:definitely|certainly|absolutely|of course|clearly) )?not\b", False),
         ("denied", rf"there(?:'s| is| are| was| were)(?:n't| {_ADVERB}(?:no|not|nothing|none|never))\b", False),
         ("denied", rf"(?:{_SUBJECT}|i|we|you)(?:'s|'m|'re| \w+)(?:n't| ?{_ADVERB}not)\b", False),
-        ("denied", r"(?:i|we|you) (?:can )?(?:see|find|detect|observe|spot) (?:no|nothing|none)\b", False),
+        ("denied", rf"(?:{_SUBJECT})(?:'s|'re| \w+) {_ADVERB}(?:false|incorrect|wrong|untrue|absent|missing)\b", False),
+        ("denied", r"(?:i|we|you) (?:can )?(?:see|find|detect|observe|spot) (?:no|nothing|none|neither)\b", False),
         ("denied", rf"{_PICTURE} (?:(?:does|is|did)(?: not|n't)|(?:shows|contains|has|depicts) no)\b", False),
         ("stated", r"(?:definitely|certainly|absolutely|of course|indeed|sure|right)\b", True),
         ("stated", r"there(?:'s| is| are| was| were| (?:appears?|seems?) to be)\b", True),
-        ("stated", rf"(?:{_SUBJECT})(?:'s|'re| (?:is|are|was|were|does|do|did|has|have))\b", True),
+        ("stated", rf"(?:{_SUBJECT})(?:'s|'re| (?:is|are|was|were|does|do|did|has|have)){_END}", True),
         ("stated", rf"(?:i|we|you) (?:can )?{_ADVERB}(?:see|find|detect|observe|spot|do|think so|believe so)\b", True),
-        ("stated", rf"{_PICTURE} {_ADVERB}(?:shows|contains|has|depicts|does)\b", True),
+        ("stated", rf"{_PICTURE} (?:is|does){_END}", True),
     )
 )
 

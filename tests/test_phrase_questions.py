@@ -157,7 +157,7 @@ YES = [
     "I see a dog",
     "Definitely.",
     "No doubt.",
-    "The image shows a dog",
+    "The image does.",
     "I think so",
     "Yes, there is a no-parking sign",
     "Yes, maybe a poodle",
@@ -169,11 +169,15 @@ YES = [
     np.bool_(True),
     np.int64(1),
     1.0,
-    "they’re",
-    "It's a dog",
+    "they are",
+    "It is indeed.",
+    "That is correct",
+    "It is there, on the left",
     "yes\nno other animal",
 ]
 NO = [
+    "That is incorrect",
+    "It is missing",
     "no",
     "no.",
     "No!",
@@ -210,6 +214,10 @@ NO = [
     "I'm not seeing one",
 ]
 UNREADABLE = [
+    "It's a dog",
+    "This is a picture of a cat",
+    "The image shows a dog",
+    "That is unlikely",
     "",
     " ",
     "maybe",
