@@ -6,7 +6,7 @@
 __all__ = ['TIES', 'Packed', 'pack', 'Matches', 'match_predictions', 'group_weights', 'summarize_matches', 'evaluate',
            'load_tricd']
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #21d757e2
+# %% ../nbs/lib/37_phrase_detection.ipynb #b78e41f7
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from qgcam_lib.phrase_matching import (
     average_precisions,
     best_of_each,
     best_overlap,
+    descending,
     first_hits,
     match,
     positions_of,
@@ -144,7 +145,7 @@ def pack(data: Tricd, predictions: Mapping[Any, Mapping[str, Any]]) -> Packed:
     _refuse(phrase < 0, data, pair, ids, "phrase_ids: expected phrases of this image")
     return Packed(pair, phrase, score, boxes)
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #67f9787d
+# %% ../nbs/lib/37_phrase_detection.ipynb #a15b69a0
 TIES = ("stable", "pessimistic")
 
 
@@ -167,14 +168,15 @@ class Matches:
     n_cut: int
 
 
-def _first_ranks(data: Tricd, packed: Packed, ties: str) -> tuple[np.ndarray, np.ndarray]:
-    "rank and group_rank of `Matches`."
+def _first_ranks(data: Tricd, packed: Packed, order: np.ndarray, ties: str) -> tuple[np.ndarray, np.ndarray]:
+    "rank and group_rank of `Matches`; order: all boxes, best first."
     hit = best_overlap(packed.boxes, packed.phrase, data.truth, data.truth_starts) >= THRESHOLDS[0]
     asked = data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0)
-    rank = first_hits(packed.phrase, packed.score, hit, len(data.phrases))
+    rank = first_hits(order, packed.phrase, hit, len(data.phrases))
     target, true = data.rival_of[packed.phrase], data.positive[packed.pair]
-    used, late = target >= 0, ~true if ties == "stable" else true
-    pooled = first_hits(target[used], packed.score[used], hit[used] & true[used], len(data.phrases), late[used])
+    if (np.diff(packed.score[order]) == 0).any():
+        order = descending(packed.score, late=~true if ties == "stable" else true)
+    pooled = first_hits(order[target[order] >= 0], target, hit & true, len(data.phrases))
     return np.where(asked, rank, np.nan), np.where(asked & data.has_rival, pooled, np.nan)
 
 
@@ -187,12 +189,11 @@ def match_predictions(data: Tricd, predictions: Mapping[Any, Mapping[str, Any]],
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
     packed = pack(data, predictions)
-    kept = best_of_each(packed.pair, packed.score)
-    phrase, score = packed.phrase[kept], packed.score[kept]
-    hits = match(packed.boxes[kept], phrase, data.truth, data.truth_starts, THRESHOLDS)
-    order = np.argsort(-score, kind="stable")
-    return Matches(data, packed.pair[kept][order], score[order], hits[:, order], *_first_ranks(data, packed, ties),
-                   len(packed.pair) - len(kept))
+    order = descending(packed.score)
+    kept = best_of_each(order, packed.pair, len(data), MAX_BOXES)
+    hits = match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, THRESHOLDS)
+    ranks = _first_ranks(data, packed, order, ties)
+    return Matches(data, packed.pair[kept], packed.score[kept], hits, *ranks, len(order) - len(kept))
 
 # %% ../nbs/lib/37_phrase_detection.ipynb #c5291250
 def group_weights(n_groups: int, n_bootstrap: int, n_subsets: int, rng: np.random.Generator) -> np.ndarray:
