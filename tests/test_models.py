@@ -58,7 +58,7 @@ def test_listing_models_imports_no_model_library():
     names, columns, heavy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                                            cwd=Path(__file__).parents[1]).stdout.strip().split(";")
     assert set(names.split(",")) >= {"blip-base", "blip-large"} and heavy == "False"
-    assert columns == "name,explainer,grid,block,tokens,checkpoint,licence,weights"
+    assert columns == "name,role,explainer,grid,block,tokens,checkpoint,licence,weights"
 
 
 def test_registry_agrees_with_lavis():

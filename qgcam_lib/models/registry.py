@@ -49,7 +49,7 @@ class Matcher(Protocol):
         """Scores [I, T] float32 of every image with every text; higher fits better."""
         ...
 
-# %% ../../nbs/lib/20_models.ipynb #f78802d5
+# %% ../../nbs/lib/20_models.ipynb #792035f5
 @dataclass(frozen=True)
 class ModelEntry:
     """What is known of a model before it is loaded.
@@ -58,19 +58,21 @@ class ModelEntry:
     where they follow the image; block, tokens: the defaults of its maps, block being a layer's number or name;
     checkpoint: address of the published weights; licence: theirs; loader: "module:function", called as
     loader(entry, weights, device=..., seed=..., **options); mini: folder under data/zoo, or ""; file: name of the
-    checkpoint in torch's cache where the address does not end in it.
+    checkpoint in torch's cache where the address does not end in it; role: what it is listed as, "explainer",
+    "detector" or "answerer". Detectors and answerers make no maps: explainer, grid, block and tokens stay "".
     """
 
     name: str
-    explainer: str
-    grid: tuple[int, int] | str
-    block: int | str
-    tokens: str
-    checkpoint: str
-    licence: str
-    loader: str
+    explainer: str = ""
+    grid: tuple[int, int] | str = ""
+    block: int | str = ""
+    tokens: str = ""
+    checkpoint: str = ""
+    licence: str = ""
+    loader: str = ""
     mini: str = ""
     file: str = ""
+    role: str = "explainer"
 
 
 MODELS: dict[str, ModelEntry] = {}
@@ -104,7 +106,7 @@ _register(
                "https://huggingface.co/Salesforce/blip2-itm-vit-g", "MIT", "qgcam_lib.models.blip2:load_blip2"),
 )
 
-# %% ../../nbs/lib/20_models.ipynb #c11bc0df
+# %% ../../nbs/lib/20_models.ipynb #48e0b202
 _OPENAI = "https://openaipublic.azureedge.net/clip/models/"
 _register(ModelEntry("clip-rn50x16-gscorecam", "gScoreCAM", (12, 12), "layer4", "none",
                      f"{_OPENAI}52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa/RN50x16.pt", "MIT",
@@ -145,7 +147,7 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     module, function = entry.loader.split(":")
     return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
 
-# %% ../../nbs/lib/20_models.ipynb #a247dbd5
+# %% ../../nbs/lib/20_models.ipynb #3147adb3
 _HUB = "https://huggingface.co/"
 
 
@@ -170,8 +172,8 @@ def _available(entry: ModelEntry) -> str:
 
 
 def list_models() -> pd.DataFrame:
-    """One row a model: name, explainer, grid, block, tokens, checkpoint, its licence, and weights available here."""
-    columns = ("name", "explainer", "grid", "block", "tokens", "checkpoint", "licence")
+    """One row a model: name, role, explainer, grid, block, tokens, checkpoint, its licence, weights available here."""
+    columns = ("name", "role", "explainer", "grid", "block", "tokens", "checkpoint", "licence")
     rows = [{**{column: getattr(entry, column) for column in columns}, "weights": _available(entry)}
             for entry in MODELS.values()]
     return pd.DataFrame(rows)
