@@ -1,5 +1,7 @@
 """The typed numbers of the papers: complete, in range, and consistent with themselves."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -87,3 +89,94 @@ def test_a_table_that_lost_a_row_is_refused(tmp_path):
 def test_a_frame_without_source_cannot_be_cited():
     with pytest.raises(ValueError, match="source"):
         cite(pd.DataFrame({"n": [1]}))
+
+
+# --- TRICD -----------------------------------------------------------------------------------------------------------
+
+SUBSETS = ["winoground", "coco_obj", "coco_rel"]
+TRICD_MODELS = ["mdetr", "glip-t", "glip-l", "fiber", "owl-vit", "detic"]
+PARTS = {1: SUBSETS, 7: SUBSETS[1:]}
+VAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd" / "TRICD_grounding_val.json"
+
+
+def tricd(number):
+    return published(f"tricd_table{number}").set_index("statistic" if number in PARTS else "model")
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_tricd_tables_are_whole_and_say_where_they_are_from(number):
+    table = published(f"tricd_table{number}")
+    assert table.iloc[:, 0].is_unique and cite(table).startswith("Kamath et al., https://")
+    assert table.attrs["source"]["table"] == f"Table {number}" in cite(table)
+    numbers = table.select_dtypes("number")
+    assert numbers.isna().sum().sum() == {4: 2, 5: 2}.get(number, 0) and (numbers.fillna(0) >= 0).all().all()
+    if number not in PARTS and number != 2:
+        assert list(table.attrs["tolerance"]) == list(table.attrs["printed_half_unit"]) == list(numbers)
+        assert numbers.max().max() <= 100 and ((numbers * 10).round() / 10 - numbers).abs().max().max() < 1e-9
+    if number in (3, 5, 6, 8):
+        assert table["model"].tolist() == TRICD_MODELS
+
+
+@pytest.mark.parametrize("number", PARTS)
+def test_tricds_statistics_add_up_in_this_order_of_columns(number):
+    table, parts = tricd(number), PARTS[number]
+    for name in ("pairs", "boxes"):
+        assert table.loc[name, parts].sum() == table.loc[name, "all"]
+    for name in ("unique_images", "unique_phrases", "unique_words"):
+        assert table.loc[name, parts].max() <= table.loc[name, "all"] <= table.loc[name, parts].sum()
+    pairs = table.loc["pairs"]
+    for name in ("phrases_per_image", "words_per_caption"):  # means over pairs
+        mean = (table.loc[name, parts] * pairs[parts]).sum() / pairs["all"]
+        assert abs(mean - table.loc[name, "all"]) <= 0.1, name
+    per_phrase = table.loc["boxes"] / (table.loc["phrases_per_image"] * pairs / 2)  # half of the pairs are true
+    slack = 0.05 + table.loc["boxes_per_phrase"] * 0.05 / table.loc["phrases_per_image"]
+    assert ((per_phrase - table.loc["boxes_per_phrase"]).abs() <= slack).all()
+
+
+def test_the_papers_two_numbers_of_boxes_differ():
+    table = published("tricd_table1")
+    assert table.set_index("statistic").loc["boxes", "all"] == 6058
+    assert any("6085" in note for note in table.attrs["source"]["notes"])
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_recall_of_all_is_the_mean_over_phrases(number):
+    """The column `all` follows from the others and the phrases of Table 1, up to what rounding allows."""
+    statistics, table = tricd(1), tricd(number)
+    phrases = statistics.loc["phrases_per_image", SUBSETS] * statistics.loc["pairs", SUBSETS] / 2
+    mean = (table[SUBSETS] * phrases).sum(axis=1) / phrases.sum()
+    assert (mean - table["all"]).abs().max() < 0.15
+    if number == 6:
+        assert (table[[*SUBSETS, "all"]] <= tricd(5)[[*SUBSETS, "all"]]).all().all()  # one more way to miss
+
+
+def test_tricds_sentences_agree_with_its_tables():
+    ap, vqa, recall, group = tricd(3), tricd(4), tricd(5), tricd(6)
+    assert ap["coco_obj"].idxmin() == "mdetr" and ap["coco_obj"].idxmax() == "detic"  # section 5.2
+    assert ap["coco_rel"].idxmax() == "fiber" and ap["coco_rel"].idxmin() == "owl-vit"
+    assert set(ap["winoground"].nlargest(2).index) == {"fiber", "glip-l"} and ap["all"].max() == 21.5
+    assert ap["all"].sort_values().diff().min() > 0.5  # section 5.3
+    assert (vqa[[*SUBSETS, "all"]].idxmax() == "fiber").all() and (vqa[SUBSETS].idxmin(axis=1) == "winoground").all()
+    fall = (vqa["gqa_exists"] - vqa["all"]).round()
+    assert (fall["fiber"], fall["ofa"]) == (8, 15)  # section 6.1
+    assert recall.loc["mdetr", "winoground"] > recall.loc[["glip-t", "fiber"], "winoground"].max()  # section 6.2
+    assert (recall.query("kind == 'grounding'")[SUBSETS].idxmin(axis=1) == "coco_obj").all()
+    grounding = ap.query("kind == 'grounding'").index
+    assert ap.loc[grounding, "winoground"].idxmin() == group.loc[grounding, "winoground"].idxmax() == "mdetr"  # A
+
+
+@pytest.mark.skipif(not VAL.exists(), reason="no real TRICD files (../shared/realdata/tricd)")
+def test_table_7_describes_the_real_validation_file():
+    from qgcam_lib.data.tricd import load_tricd
+
+    data, table = load_tricd(VAL), tricd(7)
+    for name in ("coco_obj", "coco_rel", "all"):
+        pairs = [pair for pair in data.pairs if name in ("all", pair.subset)]
+        phrases = [phrase for pair in pairs for phrase in pair.phrases]
+        boxes, true = sum(len(p.boxes) for p in phrases), sum(len(pair.phrases) for pair in pairs if pair.positive)
+        found = {"unique_images": len({pair.file_name for pair in pairs}), "pairs": len(pairs), "boxes": boxes,
+                 "unique_phrases": len({phrase.text for phrase in phrases}),
+                 "phrases_per_image": len(phrases) / len(pairs), "boxes_per_phrase": boxes / true,
+                 "words_per_caption": sum(len(pair.caption.split()) for pair in pairs) / len(pairs)}
+        for statistic, value in found.items():
+            assert abs(value - table.loc[statistic, name]) <= 0.051, (statistic, name)

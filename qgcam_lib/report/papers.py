@@ -47,7 +47,7 @@ def published(name: str, folder: str | Path | None = None) -> pd.DataFrame:
     frame.attrs = {"name": name, **facts}
     return frame
 
-# %% ../../nbs/lib/41_report_papers.ipynb #aa55e582
+# %% ../../nbs/lib/41_report_papers.ipynb #ff0afef2
 def cite(frame: pd.DataFrame) -> str:
     """The source of a published table in one phrase, for captions. Raises ValueError when `frame` carries no source."""
     source = frame.attrs.get("source")
@@ -56,4 +56,6 @@ def cite(frame: pd.DataFrame) -> str:
                          "Read it again with published(name).")
     family = [author.split()[-1] for author in source["authors"]]
     names = " and ".join(family) if len(family) <= 2 else f"{family[0]} et al."
-    return f"{names}, arXiv {source['arxiv']}, {source['table']}, page {source['page']}"
+    paper = f"arXiv {source['arxiv']}" if "arxiv" in source else source["address"]
+    place = f"page {source['page']}" if "page" in source else f"section {source['section']}"
+    return f"{names}, {paper}, {source['table']}, {place}"
