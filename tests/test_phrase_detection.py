@@ -480,6 +480,7 @@ def test_a_path_is_no_data(example):
     ("images", {"id": True}, "pair True.*id: expected int"),
     ("images", {"id": 13}, "pair 13.*used twice"),
     ("images", {"coco_type": "thing"}, "pair 3.*coco_type"),
+    ("images", {"contradiction": ["object"]}, "pair 3.*contradiction"),
     ("images", {"original_id": "5"}, "pair 3.*original_id"),
     ("images", {"original_id": "0_2"}, "pair 3.*original_id"),
     ("images", {"positive": False}, "stand twice"),
@@ -517,6 +518,16 @@ def test_missing_keys(folder, example, part, key):
     del content[part][0][key]
     with pytest.raises(ExampleError, match=f"{key}.*is missing"):
         loaded(folder, content, "bad.json")
+
+
+def test_what_the_captions_disagree_in(folder, example):
+    content = copy.deepcopy(example[0])
+    assert set(example[1].contradictions) == {""}
+    for image in content["images"]:
+        image.update(contradiction="attribute", source="miniworld", coco_type="object")
+    data = loaded(folder, content)
+    assert set(data.contradictions) == {"attribute"} and data.pairs[0].contradiction == "attribute"
+    assert {pair.subset for pair in data.pairs} == {"coco_obj"}
 
 
 def test_bad_files(folder):

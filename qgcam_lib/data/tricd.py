@@ -19,7 +19,7 @@ import numpy as np
 from ..boxes import xywh_to_xyxy
 from ..records import ExampleError
 
-# %% ../../nbs/lib/12f_tricd.ipynb #edc16eb4
+# %% ../../nbs/lib/12f_tricd.ipynb #db3ee620
 SUBSETS = ("coco_obj", "coco_rel", "winoground")
 
 
@@ -39,7 +39,8 @@ class TricdPhrase:
 class TricdPair:
     """A picture with a caption. id; file_name; caption; source; subset: one of SUBSETS; group: "SOURCE_NUMBER", shared
     by the four pairs that belong together; side: which of the group's two images, 0 or 1; positive: does the caption
-    describe the picture; size: (height, width); phrases."""
+    describe the picture; size: (height, width); phrases; contradiction: in what the group's captions contradict each
+    other, where the file says it (an optional key that the authors' files lack), else ""."""
 
     id: int
     file_name: str
@@ -51,18 +52,19 @@ class TricdPair:
     positive: bool
     size: tuple[int, int]
     phrases: tuple[TricdPhrase, ...]
+    contradiction: str = ""
 
-# %% ../../nbs/lib/12f_tricd.ipynb #f6f91bb3
+# %% ../../nbs/lib/12f_tricd.ipynb #86ca07e9
 @dataclass(frozen=True, eq=False)
 class Tricd:
     """The grounding part of TRICD, or of any file in that layout. `load_tricd` makes it.
 
     pairs: in ascending order of their ids, with P pairs, Q phrases and G boxes in all. As flat arrays, read-only:
     pair_ids [P], positive [P] bool, subset_codes [P] (index into SUBSETS), group_codes [P] (index into group_names),
-    phrase_ids [Q], phrase_pairs [Q] (index of the pair), rival_of [Q] (index of the phrase of a true pair in whose
-    ranking for group recall the phrase takes part, -1: none), has_rival [Q] (a true pair's phrase with a partner on
-    the group's other image), truth [G, 4] half-open xyxy, truth_starts [Q + 1] (phrase q has truth[starts[q] :
-    starts[q + 1]]).
+    contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q] (index of the pair), rival_of [Q] (index of the phrase
+    of a true pair in whose ranking for group recall the phrase takes part, -1: none), has_rival [Q] (a true pair's
+    phrase with a partner on the group's other image), truth [G, 4] half-open xyxy, truth_starts [Q + 1] (phrase q has
+    truth[starts[q] : starts[q + 1]]).
     """
 
     pairs: tuple[TricdPair, ...]
@@ -100,6 +102,10 @@ class Tricd:
     def group_codes(self) -> np.ndarray:
         number = {name: k for k, name in enumerate(self.group_names)}
         return self._array([number[pair.group] for pair in self.pairs], np.int64)
+
+    @cached_property
+    def contradictions(self) -> np.ndarray:
+        return self._array([pair.contradiction for pair in self.pairs], str)
 
     @cached_property
     def phrase_ids(self) -> np.ndarray:
@@ -227,15 +233,18 @@ def _phrases(record: dict, boxes: dict[int, list]) -> tuple[TricdPhrase, ...]:
         found.append(TricdPhrase(id, spans, text, tuple(box for _, box in boxes.get(id, ()))))
     return tuple(found)
 
-# %% ../../nbs/lib/12f_tricd.ipynb #7343983e
+# %% ../../nbs/lib/12f_tricd.ipynb #80d78043
 def _pair(record: dict, boxes: dict[int, list]) -> TricdPair:
     "One entry of `images` with its boxes {phrase id: [(annotation id, box), ...]}."
     group, side = _group_and_side(record)
     size = (record["height"], record["width"])
     if min(size) <= 0:
         raise ValueError(f"height, width: expected above 0, got {size}")
+    contradiction = record.get("contradiction", "")
+    if not isinstance(contradiction, str):
+        raise ValueError(f"contradiction: expected a text or no such key, got {contradiction!r:.60}")
     return TricdPair(record["id"], record["file_name"], record["caption"], record["source"], _subset(record), group,
-                     side, record["positive"], size, _phrases(record, boxes))
+                     side, record["positive"], size, _phrases(record, boxes), contradiction)
 
 
 def _box(record: dict) -> tuple[float, float, float, float]:
