@@ -207,7 +207,7 @@ def slow_ap(content, predictions, keep):
     return np.mean(areas)
 
 
-def slow_recall(content, predictions, k, group):
+def slow_recall(content, predictions, k, group, merged=False):
     """Share of the true captions' phrases found among their k best boxes, one by one."""
     hits = []
     for image in content["images"]:
@@ -219,6 +219,9 @@ def slow_recall(content, predictions, k, group):
         for id, spans in image["phrases"].items():
             boxes = [[a["bbox"][0], a["bbox"][1], a["bbox"][0] + a["bbox"][2], a["bbox"][1] + a["bbox"][3]]
                      for a in content["annotations"] if a["phrase_id"] == int(id)]
+            if merged:
+                boxes = [[min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes),
+                          max(b[3] for b in boxes)]]
             pool = []
             for place, asked in ((image, id), (other, next(p for p, s in other["phrases"].items() if s == spans))):
                 if place is image or group:
@@ -243,6 +246,7 @@ def test_equal_to_the_literal_definition(folder, seed):
         for k in (1, 2, 5):
             assert found[f"recall@{k}", subset] == slow_recall(part, predictions, k, group=False)
             assert found[f"group_recall@{k}", subset] == slow_recall(part, predictions, k, group=True)
+            assert found[f"merged_recall@{k}", subset] == slow_recall(part, predictions, k, False, merged=True)
         assert found["upper_bound", subset] == slow_recall(part, predictions, 10**6, group=False)
 
 
@@ -276,7 +280,7 @@ def test_false_alarms_never_help_and_rising_scores_change_nothing(folder, seed):
     quiet = values(evaluate(data, {key: entry for key, entry in predictions.items() if key not in false}))
     better = (quiet - plain).dropna()
     assert (better >= -1e-12).all()
-    same = [name.startswith(("recall", "upper")) for name, _ in better.index]
+    same = [name.startswith(("recall", "upper", "merged")) for name, _ in better.index]
     assert (better[same] == 0).all()
     cubed = {key: {**entry, "scores": [s**3 * 7 - 2 for s in entry["scores"]]} for key, entry in predictions.items()}
     pd.testing.assert_series_equal(plain, values(evaluate(data, cubed)))
@@ -289,7 +293,15 @@ def test_perfect_and_silent(example):
         rows = [(box, phrase.id) for phrase in pair.phrases for box in phrase.boxes]
         perfect[pair.id] = {"scores": np.linspace(0.9, 0.5, len(rows)), "boxes": [box for box, _ in rows],
                             "phrase_ids": [id for _, id in rows]}
-    assert values(evaluate(data, perfect)).to_numpy() == pytest.approx(1.0)
+    found = values(evaluate(data, perfect))
+    merged = found.index.get_level_values("metric").str.startswith("merged")
+    assert found[~merged].to_numpy() == pytest.approx(1.0)
+    assert (found[merged] < 1).all(), "a box for each thing is no box around all things"
+    around = {pair.id: {"scores": [1.0 for p in pair.phrases if p.boxes],
+                        "boxes": [[*np.min(p.boxes, 0)[:2], *np.max(p.boxes, 0)[2:]] for p in pair.phrases if p.boxes],
+                        "phrase_ids": [p.id for p in pair.phrases if p.boxes]} for pair in data.pairs}
+    found = values(evaluate(data, around))
+    assert (found[merged] == 1).all() and found["recall@1", "all"] < 1
     empty = {int(id): {"scores": [], "boxes": [], "phrase_ids": []} for id in data.pair_ids}
     for silent in ({}, empty):
         table = evaluate(data, silent, n_bootstrap=10, n_subsets=3)
@@ -346,6 +358,38 @@ def test_a_pair_keeps_its_hundred_best(folder):
                       "phrase_ids": np.full(n, phrase.id)}}
     assert match_predictions(data, many).n_cut == n - 100
     assert best_of_each(np.array([3, 0, 2, 1]), np.array([0, 1, 0, 0]), 2, 2).tolist() == [3, 0, 1]
+
+
+# --- parts of the table ----------------------------------------------------------------------------------------------
+
+def test_parts_of_the_table_are_those_of_the_whole(example):
+    _, data, predictions = example
+    whole = evaluate(data, predictions, n_bootstrap=20, n_subsets=3).set_index(["metric", "subset"])
+    for metrics, subsets in ((("AP",), ("all",)), (("group_recall", "merged_recall"), ("winoground", "coco_obj")),
+                             (("upper_bound", "recall"), None)):
+        part = evaluate(data, predictions, n_bootstrap=20, n_subsets=3, metrics=metrics, subsets=subsets)
+        part = part.set_index(["metric", "subset"])
+        pd.testing.assert_frame_equal(part, whole.loc[part.index])
+        assert set(part.index.get_level_values(0).str.split("@").str[0].str.replace("AP50", "AP").str.replace(
+            "AP75", "AP")) == set(metrics)
+        assert tuple(dict.fromkeys(part.index.get_level_values(1))) == (subsets or ("all", *SUBSETS))
+
+
+def test_by_contradiction(folder, example):
+    content, predictions = copy.deepcopy(example[0]), example[2]
+    kinds = {"0": "object", "1": "who_does_what"}
+    for image in content["images"]:
+        image["contradiction"] = kinds.get(image["original_id"].split("_")[0], "")
+    found = evaluate(loaded(folder, content), predictions, by="contradiction")
+    assert list(dict.fromkeys(found.subset)) == ["all", "object", "who_does_what"]
+    found = values(found)
+    for group, name in kinds.items():
+        part = {**content, "images": [i for i in content["images"] if i["original_id"].split("_")[0] == group]}
+        ids = {i["id"] for i in part["images"]}
+        part["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
+        alone = values(evaluate(loaded(folder, part), {k: v for k, v in predictions.items() if k in ids}))
+        assert {m: found[m, name] for m, _ in found.index} == {m: alone[m, "all"] for m, _ in found.index}
+    assert values(evaluate(example[1], predictions, by="contradiction"))["AP"].index.tolist() == ["all"]
 
 
 # --- uncertainty -----------------------------------------------------------------------------------------------------
@@ -427,7 +471,9 @@ def one(**change):
     ({3: one()[3], "3": one()[3]}, "image 3.*twice"),
     ({3: [1, 2]}, "image 3.*got list"),
     ({3: {"scores": []}}, "image 3.*boxes, phrase_ids missing"),
-    ([1], "got list"),
+    ([1], "record 0.*got int"),
+    ("predictions.json", "list of records; got str"),
+    (None, "got NoneType"),
     (one(phrase_ids=[102]), "image 3.*phrases of this image, got 102"),
     (one(phrase_ids=[-1]), "image 3.*phrases of this image"),
     (one(phrase_ids=[2**63]), "image 3.*phrases of this image"),
@@ -460,8 +506,10 @@ def test_the_message_names_the_place(example):
         pack(example[1], {**before, **wrong})
 
 
-@pytest.mark.parametrize("options", [{"recall_at": (0,)}, {"recall_at": (-1,)}, {"recall_at": (1, 1)}, {"ties": "luck"},
-                                     {"recall_at": (1.5,)}, {"n_bootstrap": -1}, {"n_subsets": -1}, {"level": 1.0}])
+@pytest.mark.parametrize("options", [
+    {"recall_at": (0,)}, {"recall_at": (-1,)}, {"recall_at": (1, 1)}, {"recall_at": (1.5,)}, {"ties": "luck"},
+    {"n_bootstrap": -1}, {"n_subsets": -1}, {"level": 1.0}, {"metrics": ()}, {"metrics": "AP"}, {"metrics": ("AP50",)},
+    {"subsets": "all"}, {"subsets": ("all", "all")}, {"subsets": ("coco",)}, {"subsets": ()}, {"by": "colour"}])
 def test_bad_options(example, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         evaluate(example[1], {}, **options)
@@ -470,6 +518,8 @@ def test_bad_options(example, options):
 def test_a_path_is_no_data(example):
     with pytest.raises(ValueError, match="load_tricd"):
         evaluate("annotations.json", {})
+    with pytest.raises(ValueError, match="load_tricd"):
+        match_predictions("annotations.json", {})
 
 
 # --- bad annotations -------------------------------------------------------------------------------------------------
