@@ -6,8 +6,10 @@ from qgcam_lib.miniworld.refer import ensure_refer, make_refer, refer_checksum
 from qgcam_lib.miniworld.render import SEED, Picture, make_picture, make_scene, render
 from qgcam_lib.miniworld.scene import Relation, Scene, Thing
 from qgcam_lib.miniworld.spatialsense import ensure_spatialsense, make_spatialsense, spatialsense_checksum
+from qgcam_lib.miniworld.tricd import ensure_tricd, make_tricd, tricd_checksum
 from qgcam_lib.miniworld.words import vocabulary
 
-__all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure", "ensure_refer",
-           "ensure_spatialsense", "make_flickr30k", "make_picture", "make_refer", "make_scene", "make_spatialsense",
-           "read_card", "refer_checksum", "render", "spatialsense_checksum", "vocabulary"]
+__all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure",
+           "ensure_refer", "ensure_spatialsense", "ensure_tricd", "make_flickr30k", "make_picture",
+           "make_refer", "make_scene", "make_spatialsense", "make_tricd", "read_card", "refer_checksum",
+           "render", "spatialsense_checksum", "tricd_checksum", "vocabulary"]
