@@ -164,7 +164,7 @@ def _hits_at(rank: np.ndarray, recall_at: Sequence[int]) -> np.ndarray:
     within = (rank[:, None] < np.array(recall_at, np.float64)).astype(np.float64)
     return np.where(np.isnan(rank)[:, None], np.nan, within)
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #fa5977fa
+# %% ../nbs/lib/37_phrase_detection.ipynb #6f2f8f24
 def _spread(replicates: np.ndarray, level: float) -> dict[str, np.ndarray]:
     "Percentile interval and standard deviation of each column, over its defined rows; NaN with fewer than two."
     rows = {"ci_low": [], "ci_high": [], "bootstrap_sd": []}
@@ -176,15 +176,15 @@ def _spread(replicates: np.ndarray, level: float) -> dict[str, np.ndarray]:
     return rows
 
 
-def _note(name: str, n: int, value: float, n_groups: int, n_cut: int) -> str:
+def _note(name: str, n: int, value: float, n_groups: int, n_cut: int, why: str) -> str:
     "Why a value or an interval is missing, and what was left out."
     if n == 0 or np.isnan(value):
-        return "undefined: nothing to find"
+        return why
     cut = n_cut if name.startswith("AP") else 0
     notes = [f"{cut} boxes beyond the {MAX_BOXES} best of their pairs left out"] if cut else []
     return "; ".join([*notes, *(["one group: no interval"] if n_groups == 1 else [])])
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #35ff5b60
+# %% ../nbs/lib/37_phrase_detection.ipynb #5d297727
 BY = ("subset", "contradiction")
 
 
@@ -213,12 +213,12 @@ class Part:
     level: float
 
     def rows(self, names: Sequence[str], values: np.ndarray, n: np.ndarray, undefined: np.ndarray,
-             n_cut: int = 0) -> pd.DataFrame:
-        "Scores [R, m] under all weights as m rows with intervals; n, undefined: int [m]."
+             n_cut: int = 0, why: str = "undefined: nothing to find") -> pd.DataFrame:
+        "Scores [R, m] under all weights as m rows with intervals; n, undefined: int [m]; why: note where undefined."
         drawn, last = values[1 : 1 + self.n_bootstrap], values[1 + self.n_bootstrap :]
         spread = _spread(drawn if self.n_groups > 1 else values[:0], self.level)
         sd_90 = _spread(last if self.n_groups > 1 else values[:0], self.level)["bootstrap_sd"]
-        notes = [_note(*row, self.n_groups, n_cut) for row in zip(names, n, values[0])]
+        notes = [_note(*row, self.n_groups, n_cut, why) for row in zip(names, n, values[0])]
         return pd.DataFrame({"metric": list(names), "subset": self.name, "value": values[0], "n": n,
                              "n_undefined": undefined, "n_groups": self.n_groups, **spread, "sd_90": sd_90,
                              "note": notes})
