@@ -1,0 +1,227 @@
+"""The tables, sentences and figures of the TRICD notebooks, and the notebooks' form."""
+
+import ast
+import json
+import math
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+from qgcam_lib.phrase_detection import evaluate, match_predictions, summarize_matches
+from qgcam_lib.report.papers import published
+from qgcam_lib.report.tricd import (
+    SUBSET_NAMES,
+    discrimination,
+    paired_differences,
+    printed_gaps,
+    question_agreement,
+    statistics_beside,
+    tricd_beside,
+    tricd_paper_table,
+    tricd_table,
+)
+from qgcam_lib.report.tricd_claims import TRICD_CLAIMS, check_tricd_claims, claim_tables
+from qgcam_lib.report.tricd_figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
+from qgcam_lib.runs import run_notebook
+from qgcam_lib.settings import ROOT
+from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
+
+NOTEBOOKS = ("tricd_audit",)
+ROLES = {"without": "mdetr", "with_negatives": "glip-t", "detector": "owl-vit"}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return synthetic_tricd(24, seed=2)
+
+
+@pytest.fixture(scope="module")
+def matches(made):
+    return {name: match_predictions(made, synthetic_predictions(made, seed=3, **how))
+            for name, how in {"good": {"find": 0.95}, "same": {"find": 0.95}, "poor": {"find": 0.4}}.items()}
+
+
+@pytest.fixture(scope="module")
+def summary(matches):
+    return pd.concat([summarize_matches(m, (1,), 60, n_subsets=60).assign(model=name) for name, m in matches.items()],
+                     ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return {metric: published(f"tricd_table{k}").set_index("model")[list(SUBSET_NAMES)]
+            for metric, k in (("AP", 3), ("recall@1", 5), ("group_recall@1", 6))}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, 8])
+def test_the_papers_tables_are_shown_as_printed(number):
+    table = published(f"tricd_table{number}")
+    shown = tricd_paper_table(table)
+    assert shown.frame.index.tolist() == table["model"].tolist()
+    for subset in set(SUBSET_NAMES) & set(table):
+        assert shown.frame[SUBSET_NAMES[subset]].astype(float).tolist() == table[subset].tolist()
+        assert shown.marks[SUBSET_NAMES[subset]].tolist().count("best") >= 1
+        best = shown.frame[SUBSET_NAMES[subset]][shown.marks[SUBSET_NAMES[subset]] == "best"].astype(float)
+        assert (best == table[subset].max()).all()
+
+
+def test_our_table_shows_what_the_summary_says_and_why_a_model_is_missing(summary):
+    shown = tricd_table(summary, "AP", not_run={"x": "its file is not there"})
+    value = summary.query("model == 'good' and metric == 'AP' and subset == 'all'").iloc[0]
+    first, second = shown.frame.loc["good", "all"].split("\n")
+    assert first == f"{100 * value['value']:.1f}" and second == f"{100 * value.ci_low:.1f}–{100 * value.ci_high:.1f}"
+    assert shown.frame.loc["x", "n"] == "not run (its file is not there)" and shown.frame.loc["x", "all"] == "–"
+    assert "Winoground" not in shown.frame  # no such pair, no such column
+    assert shown.marks.loc[["good", "same"], "all"].eq("best").all() and "not run" in shown.to_markdown()
+    with pytest.raises(ValueError, match="AP"):
+        tricd_table(summary, "mAP")
+
+
+def test_no_run_at_all_gives_a_table_of_reasons():
+    empty = pd.DataFrame(columns=["model", "metric", "subset", "value", "n"])
+    assert tricd_table(empty, "AP", not_run={"x": "why", "y": "why not"}).frame["n"].tolist() == [
+        "not run (why)", "not run (why not)"]
+
+
+def test_verdicts_are_drawn_only_for_the_same_model_on_the_same_data(summary):
+    table = published("tricd_table3")
+    every = tricd_beside(summary, table, not_comparable="miniworld", same={"good": "fiber"})
+    assert every["verdict"].str.startswith(("not run", "not comparable")).all()
+    real = tricd_beside(summary, table, same={"good": "fiber"}).set_index(["model", "subset"])
+    assert real.loc[("fiber", "all"), "verdict"] == "differs"
+    assert real.loc[("poor", "all"), "verdict"] == "not comparable: not in the paper"
+    assert math.isnan(real.loc[("poor", "all"), "paper"]) and real.loc[("mdetr", "all"), "paper"] == 10.7
+    as_printed = pd.DataFrame({"model": "fiber", "metric": "AP", "subset": list(SUBSET_NAMES),
+                               "value": [table.set_index("model").loc["fiber", s] / 100 for s in SUBSET_NAMES]})
+    assert tricd_beside(as_printed, table).query("model == 'fiber'")["verdict"].eq("reproduced").all()
+
+
+def test_the_statistics_stand_side_by_side():
+    ours = pd.DataFrame({"all": {"pairs": 10.0, "something of ours": 1.0}})
+    side = statistics_beside(ours, published("tricd_table1")).set_index("statistic")
+    assert side.loc["pairs", "all, paper"] == 2672 and side.loc["pairs", "all, ours"] == 10
+    assert np.isnan(side.loc["boxes", "all, ours"]) and np.isnan(side.loc["something of ours", "all, paper"])
+
+
+# --- how well it tells models apart ----------------------------------------------------------------------------------
+
+def test_the_two_deviations_are_those_of_the_summary(summary):
+    table = discrimination(summary).set_index(["model", "subset"])
+    row = summary.query("model == 'poor' and metric == 'AP' and subset == 'all'").iloc[0]
+    assert table.loc[("poor", "all"), "sd_90"] == pytest.approx(100 * row["sd_90"])
+    assert table.loc[("poor", "all"), "ratio"] == pytest.approx(row["sd_90"] / row["bootstrap_sd"])
+
+
+def test_equal_models_are_not_told_apart_and_different_ones_are(made, matches):
+    apart = paired_differences(matches, n_bootstrap=200).set_index(["better", "worse"])
+    assert apart.loc[("good", "same"), ["gap", "ci_low", "ci_high"]].eq(0).all()
+    assert not apart.loc[("good", "same"), "by_bootstrap"] and not apart.loc[("good", "same"), "by_paper"]
+    assert apart.loc[("good", "poor"), "by_bootstrap"] and apart.loc[("good", "poor"), "ci_low"] > 0
+    value = evaluate(made, synthetic_predictions(made, seed=3, find=0.95))["value"][0]
+    poor = evaluate(made, synthetic_predictions(made, seed=3, find=0.4))["value"][0]
+    assert apart.loc[("good", "poor"), "gap"] == pytest.approx(100 * (value - poor))
+    with pytest.raises(ValueError, match="annotations"):
+        paired_differences(matches | {"other": match_predictions(synthetic_tricd(3), {})})
+    assert paired_differences({}).empty
+
+
+def test_three_times_the_printed_deviation_reaches_two_printed_gaps():
+    gaps = printed_gaps(published("tricd_table3"))
+    assert gaps["above_sd"].all()
+    assert gaps[~gaps["above_corrected"]][["better", "worse"]].to_numpy().tolist() == [
+        ["fiber", "glip-l"], ["detic", "mdetr"]]
+
+
+# --- the sentences ---------------------------------------------------------------------------------------------------
+
+def test_the_paper_agrees_with_itself(printed):
+    claims = check_tricd_claims(printed, ROLES)
+    assert len(claims) == len(TRICD_CLAIMS) and claims["result"].eq("holds").all() and (claims["of"] > 0).all()
+
+
+def test_a_sentence_can_fail_and_can_have_nobody_to_ask(printed):
+    other = check_tricd_claims(printed, ROLES | {"without": "fiber"}).set_index("claim")["result"]
+    assert other.iloc[0] == "does not hold"
+    nobody = check_tricd_claims(printed, {})
+    asked = np.array([not claim.needs for claim in TRICD_CLAIMS])
+    assert nobody["result"][~asked].str.startswith("not asked: no model").all()
+    assert nobody["result"][asked].eq("holds").all()
+    without = {metric: table.drop(columns="coco_obj") for metric, table in printed.items()}
+    assert check_tricd_claims(without, ROLES)["result"].iloc[0] == "not asked: no coco_obj"
+
+
+def test_claim_tables_hold_percent(summary):
+    tables = claim_tables(summary)
+    row = summary.query("model == 'good' and metric == 'AP' and subset == 'all'").iloc[0]
+    assert tables["AP"].loc["good", "all"] == pytest.approx(100 * row["value"]) and "winoground" not in tables["AP"]
+
+
+def test_question_agreement_counts_exact_matches():
+    frame = pd.DataFrame({"caption": ["a cat", "a dog", "two men"], "subset": ["coco_obj", "coco_obj", "coco_rel"],
+                          "question": ["is there a cat", "is there dog", "are there two men"]})
+    assert question_agreement(frame).set_index("subset")["same"].to_dict() == {"all": 2, "coco_obj": 1, "coco_rel": 1}
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+def test_figures_show_every_box_and_row(made, summary):
+    shown = box_map(made)
+    assert sum(len(ax.collections[0].get_offsets()) for ax in shown.axes) == len(made.truth)
+    bars = boxes_per_phrase(made).axes[0]
+    heights = [bar.get_height() for bar in bars.patches]
+    assert sum(heights) == pytest.approx(200)  # two subsets, 100 % each
+    rows = discrimination(summary)
+    assert len(spread_figure(rows, label="model,subset").axes[0].get_yticks()) == len(rows)
+    effects = pd.DataFrame({"label": ["a", "b"], "theirs": [0.1, 0.2], "ours": [0.2, 0.2]})
+    assert [t.get_text() for t in effects_figure(effects).axes[0].get_yticklabels()] == ["a", "b"]
+    assert len(subset_intervals(summary).axes) == 3
+    plt.close("all")
+
+
+# --- the notebooks ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebooks_define_nothing_and_store_nothing(name):
+    notebook = nbformat.read(ROOT / "nbs" / "papers" / f"{name}.ipynb", 4)
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        assert not cell.outputs and cell.execution_count is None and len(cell.source.splitlines()) <= 30
+        nodes = list(ast.walk(ast.parse(cell.source)))
+        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+        assert not [n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, float)]
+
+
+def table(run, name):
+    return pd.read_parquet(run.folder / "tables" / f"{name}.parquet")
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory):
+    parameters = {"n_groups": 12, "n_orders": 2, "n_resamples": 20}
+    return run_notebook(ROOT / "nbs" / "papers" / "tricd_audit.ipynb", parameters,
+                        outputs=tmp_path_factory.mktemp("outputs"))
+
+
+def test_the_audit_runs_and_leaves_its_tables(audit):
+    assert audit.status == "ok"
+    names = {path.stem for path in (audit.folder / "tables").glob("*.parquet")}
+    assert names >= {"defects", "effects", "order_who_gains", "second_call", "silence", "ties", "cuts", "spread",
+                     "printed_gaps", "questions", "questions_ours", "data_card"}
+    assert {path.stem for path in (audit.folder / "figures").iterdir()} == {"order", "ties", "spread"}
+    record = json.loads((audit.folder / "run.json").read_text())
+    assert all(item["caption"] for item in record["outputs"] if item["kind"] in ("table", "figure"))
+
+
+def test_the_audit_finds_what_must_be_found(audit):
+    ranks = table(audit, "order_who_gains").set_index("model")
+    assert ranks.loc["credulous", "difference"] < ranks.loc["cautious", "difference"] <= 0
+    silence = table(audit, "silence").set_index("model")
+    assert silence.loc["perfect", "accepted"] == "no" and silence.loc["perfect", "AP, ours"] == 1
+    assert table(audit, "questions").set_index("part").loc["coco_obj"].str.startswith("ValueError").all()
