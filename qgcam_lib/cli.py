@@ -14,11 +14,14 @@ from typing import Annotated
 
 import typer
 
+from .cli_tricd import tricd_app
+
 # %% ../nbs/lib/43_cli.ipynb #708cd970
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Q-GroundCAM and its kin: run the notebooks, look at models and data, see the scores.")
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and whether it is whole.")
 app.add_typer(data_app, name="data")
+app.add_typer(tricd_app, name="tricd")  # in cli_tricd
 
 
 def join_pairs(arguments: Sequence[str]) -> list[str]:
