@@ -193,7 +193,7 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
                                 why="undefined: no such phrases, or recall out of reach"))
     return pd.concat(tables, ignore_index=True)
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #898f541c
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #579e2434
 def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray) -> np.ndarray:
     "Chance that a positive outranks a negative, ties half; one weight [R, n] for both of each i. -> [R]."
     _, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
@@ -207,14 +207,14 @@ def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray)
 
 
 def _standardised_order(matches: Matches) -> np.ndarray:
-    "Order of the boxes kept for AP after each phrase's scores are standardised; equal ones stay as they were."
+    "Order of the boxes kept for AP with each phrase's scores standardised; equal ones (to 1e-9) stay as they were."
     rival = matches.data.rival_of[matches.phrase]
     key = np.where(rival >= 0, rival, matches.phrase)
     size = np.bincount(key, minlength=len(matches.data.phrases)).clip(1)
     moved = matches.score - (np.bincount(key, matches.score, minlength=len(size)) / size)[key]
     spread = np.sqrt(np.bincount(key, moved**2, minlength=len(size)) / size)[key]
     flat = spread <= 1e-12 * np.abs(matches.score)
-    return np.argsort(-np.where(flat, 0.0, moved / np.where(flat, 1.0, spread)), kind="stable")
+    return np.argsort(-np.round(np.where(flat, 0.0, moved / np.where(flat, 1.0, spread)), 9), kind="stable")
 
 
 def calibration(matches: Matches, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
