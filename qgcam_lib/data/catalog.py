@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LAYOUTS', 'NAMES', 'Layout', 'recognise', 'load_dataset', 'verify_dataset']
 
-# %% ../../nbs/lib/12a_catalog.ipynb #1d9c8efe
+# %% ../../nbs/lib/12a_catalog.ipynb #0f8dc281
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import pandas as pd
 from .flickr30k import Flickr30kEntities
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
+from .tricd_files import TricdFiles, tricd_files, tricd_splits
 from ..records import Dataset, ExampleError
 from ..settings import settings
 
@@ -44,7 +45,7 @@ def _refer_splits(folder: Path, **options) -> list[str]:
 def _refer_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and refs_files(path))
 
-# %% ../../nbs/lib/12a_catalog.ipynb #611269ac
+# %% ../../nbs/lib/12a_catalog.ipynb #1906adb4
 def _open_refer(folder: Path, split: str, **options) -> Refer:
     names = _refer_names(folder)
     if len(names) > 1 and not refs_files(folder) and "name" not in options:
@@ -53,11 +54,16 @@ def _open_refer(folder: Path, split: str, **options) -> Refer:
     return Refer(folder, options.pop("name", names[0] if names else folder.name), split, **options)
 
 
+def _open_tricd(folder: Path, split: str, **options) -> TricdFiles:
+    return tricd_files(folder, split)
+
+
 LAYOUTS = {
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
     "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
     "REFER, several": Layout(("*/refs(*).p", "*/instances.json"), _open_refer, _refer_splits),
     "SpatialSense": Layout(("annotations.json",), SpatialSense, lambda folder: ["triplets", "subjects", "objects"]),
+    "TRICD": Layout(("TRICD_grounding_*.json",), _open_tricd, tricd_splits),  # opened by load_tricd, verified here
 }
 NAMES = {  # under settings.data_root
     "miniworld": "miniworld",
@@ -65,6 +71,7 @@ NAMES = {  # under settings.data_root
     "miniworld-refcoco+": "miniworld_refer/refcoco+",
     "miniworld-refcocog": "miniworld_refer/refcocog",
     "miniworld-spatialsense": "miniworld_spatialsense",
+    "miniworld-tricd": "miniworld_tricd",
     "flickr30k-entities": "raw/flickr30k_entities",
     "refcoco": "raw/refcoco",
     "refcoco+": "raw/refcoco+",
@@ -93,7 +100,7 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"
     return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
 
-# %% ../../nbs/lib/12a_catalog.ipynb #f82fa2b6
+# %% ../../nbs/lib/12a_catalog.ipynb #d09b0747
 def _make(name: str, folder: Path, split: str | None) -> None:
     """Draw the miniworld data set of this name, unless it is there."""
     from qgcam_lib import miniworld
@@ -102,6 +109,8 @@ def _make(name: str, folder: Path, split: str | None) -> None:
         miniworld.ensure(folder, split if split in ("train", "val") else "test")
     elif name == "miniworld-spatialsense":
         miniworld.ensure_spatialsense(folder)
+    elif name == "miniworld-tricd":
+        miniworld.ensure_tricd(folder)
     else:
         miniworld.ensure_refer(folder.parent)
 
@@ -123,12 +132,15 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
     "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
     loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found.
+    that is missing or of no known layout, naming what was found, and for TRICD, which `load_tricd` opens.
     """
     folder = _folder(name_or_path, split)
     layout = recognise(folder)
     if layout is None:
         raise _not_recognised(folder, str(name_or_path))
+    if layout == "TRICD":
+        raise ExampleError("TRICD has no grounding examples: half of its captions are false", file=folder,
+                           remedy="Open it with load_tricd(tricd_files(FOLDER, SPLIT).grounding)")
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/12a_catalog.ipynb #ecfdb8a0
