@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from qgcam_lib.data.tricd import load_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.prediction_files import FORMS, predictions_source, read_predictions, write_predictions
+from qgcam_lib.prediction_files import predictions_source, read_predictions, write_predictions
+from qgcam_lib.prediction_layouts import FORMS
 from qgcam_lib.records import ExampleError
 
 CAPTIONS = [("a cat on a table", [(2, 5), (11, 16)]), ("a dog", [(2, 5)])]
@@ -245,6 +246,44 @@ def test_tensors_are_read(folder, data):
                  "scores": [[torch.tensor(0.5)], []]}], folder / "glip.pth")
     found = read_predictions(folder / "glip.pth", data)
     assert found.n_boxes == 1 and found[11]["phrase_ids"].tolist() == [110]
+
+
+# --- whatever a file holds, it is read or refused --------------------------------------------------------------------
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 200), st.floats(width=16), st.text(max_size=2))
+THINGS = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner,
+                                                                                          max_size=2), max_leaves=6)
+VALID = {"tricd": {"11": ENTRY}, "labels": {"11": {**ENTRY, "phrase_ids": [], "labels": [0, 1]}}, "flickr": [FLICKR],
+         "coco": [RECORD, detic(0)], "annotations": {"annotations": [detic(0)]},
+         "instances": [{"image_id": 11, "instances": [detic(1)]}]}
+
+
+def places(value, path=()):
+    """Every place in a nested value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+@settings(max_examples=150, deadline=None)
+@given(draw=st.data())
+def test_a_spoiled_file_is_read_or_refused(folder, data, draw):
+    content = json.loads(json.dumps(VALID[draw.draw(st.sampled_from(sorted(VALID)))]))
+    *path, last = draw.draw(st.sampled_from([place for place in places(content) if place]))
+    holder = content
+    for key in path:
+        holder = holder[key]
+    holder[last] = draw.draw(THINGS)
+    (folder / "fuzz.json").write_text(json.dumps(content))
+    phrases = draw.draw(st.sampled_from([None, 0, 1, "id", ["cat", "dog"], {"0": "cat"}]))
+    try:
+        found = read_predictions(folder / "fuzz.json", data, images=draw.draw(st.sampled_from(["pair", "file"])),
+                                 phrases=phrases)
+    except ExampleError as error:
+        assert "fuzz.json" in str(error)
+    else:
+        evaluate(data, found)
 
 
 @pytest.mark.parametrize("options", [{"images": "name"}, {"images": 3}, {"phrases": "text"}, {"phrases": 2},
