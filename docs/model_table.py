@@ -9,18 +9,29 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKERS = ("<!-- models: begin -->", "<!-- models: end -->")
 
 
-def block() -> str:
-    """The part of the README between the markers, from the registry of models."""
+def _row(cells) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _table(role: str) -> list[str]:
+    """The models of one role; only explainers have a grid, a block and tokens."""
     from qgcam_lib.models.registry import MODELS
 
-    lines = ["| model | explainer | grid | block | tokens | checkpoint | licence | mini |", "|" + "---|" * 8]
-    for entry in MODELS.values():
-        checkpoint = entry.file or entry.checkpoint.rsplit("/", 1)[-1]
+    own = ["explainer", "grid", "block", "tokens"] if role == "explainer" else []
+    title = "model" if own else role
+    lines = [_row([title, *own, "checkpoint", "licence", "mini"]), "|" + "---|" * (4 + len(own))]
+    for entry in (one for one in MODELS.values() if one.role == role):
         grid = entry.grid if isinstance(entry.grid, str) else "x".join(map(str, entry.grid))
-        cells = (f"`{entry.name}`", entry.explainer, grid, entry.block, entry.tokens,
-                 checkpoint, entry.licence, entry.mini or "–")
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([MARKERS[0], *lines, MARKERS[1]])
+        known = [entry.explainer, grid, entry.block, entry.tokens] if own else []
+        checkpoint = entry.file or entry.checkpoint.removeprefix("https://huggingface.co/").rsplit("/", 1)[-1]
+        lines.append(_row([f"`{entry.name}`", *known, checkpoint or "none", entry.licence or "–", entry.mini or "–"]))
+    return lines if len(lines) > 2 else []
+
+
+def block() -> str:
+    """The part of the README between the markers, from the registry of models: one table a role."""
+    tables = ["\n".join(table) for role in ("explainer", "detector", "answerer") if (table := _table(role))]
+    return "\n".join([MARKERS[0], "\n\n".join(tables), MARKERS[1]])
 
 
 def replaced(readme: str) -> str:

@@ -116,6 +116,12 @@ _register(*(ModelEntry(f"clip-vit-b16-{kind}", name, (14, 14), 11, "none",
                        "qgcam_lib.models.clip_loading:load_clip")
             for kind, name in (("gradcam", "attention GradCAM"), ("gradeclip", "Grad-ECLIP map"))))
 
+# %% ../../nbs/lib/20_models.ipynb #ac81aeb1
+_ZENODO = "https://zenodo.org/record/4721981/files/pretrained_{}_checkpoint.pth"
+_register(*(ModelEntry(f"mdetr-{name}", checkpoint=_ZENODO.format(file), licence="Apache-2.0",
+                       loader="qgcam_lib.models.mdetr_loading:load_mdetr", role="detector")
+            for name, file in (("enb5", "EB5"), ("enb3", "EB3"), ("r101", "resnet101"))))
+
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
     """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""

@@ -1,0 +1,460 @@
+"""MDETR: its key map against the names of the authors' code, its geometry, its words, and bad checkpoints."""
+
+import argparse
+import hashlib
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+
+from qgcam_lib.models import load_model
+from qgcam_lib.models.mdetr import MDETR_CONFIGS, Backbone, ImagePatches, Mdetr, MdetrConfig, sine_places
+from qgcam_lib.models.mdetr_detector import (
+    MdetrDetector,
+    byte_tokenizer,
+    mdetr_size,
+    phrase_scores,
+    roberta_tokenizer,
+    to_pixels,
+    token_positions,
+)
+from qgcam_lib.models.mdetr_loading import (
+    SPARE_NAMES,
+    load_mdetr,
+    load_official,
+    official_mdetr,
+    official_names,
+    read_mdetr_state,
+)
+from qgcam_lib.models.registry import MODELS
+from qgcam_lib.models.roles import Detector
+
+TINY = MdetrConfig("resnet18", width=32, heads=4, encoder_layers=2, decoder_layers=2, feedforward=64, queries=12,
+                   align_width=8, text_words=300, text_width=32, text_layers=2, text_heads=4, text_feedforward=64,
+                   text_positions=130, shorter=64, longest=100)
+CAPTION = "A small dog  chases two zebras"
+DOG, ZEBRAS = [(2, 11)], [(20, 30)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer(["a small dog chases", "two zebras chase a dog"], 300)
+
+
+@pytest.fixture(scope="module")
+def detector(tokenizer):
+    torch.manual_seed(0)
+    model = Mdetr(TINY)
+    with torch.no_grad():
+        model.queries.mul_(5)  # so that untrained queries differ
+    return MdetrDetector(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    torch.manual_seed(1)
+    small = replace(TINY, backbone="tf_efficientnet_b0")
+    return Mdetr(small).eval(), Mdetr(small).eval()
+
+
+def picture(seed, width, height):
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def official_state(model):
+    """A model's tensors as the authors' files name them, with what those hold besides."""
+    own, width = model.state_dict(), model.config.text_width
+    spare = (torch.arange(model.config.text_positions)[None], torch.zeros(width, width), torch.zeros(width))
+    return {**{theirs: own[key].clone() for key, theirs in official_names(model).items()},
+            **dict(zip(SPARE_NAMES, spare))}
+
+
+# -- the key map: names and shapes of the authors' modules, built from their code (its commit of 2023) with timm 0.4.5;
+#    the position numbers, which transformers 4.5.1 stored, added: count, SHA-256 of the sorted lines "name 3x4x5"
+
+PUBLISHED = {
+    "mdetr-r101": (921, "e91a2ec4052c593505a97aba49e2b42a0fab8b561f61e35a712a21fbd9b39915"),
+    "mdetr-enb3": (890, "dc299f1ad94e565677afb497b33386d01bd6fa636a6aca90d56ac14c9782683d"),
+    "mdetr-enb5": (1132, "861df20563808b1d96c61b4c9ddb292591c9d28b8f3a3237cfbb7b62b4bdab6c"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_key_map_gives_all_published_names_and_shapes(name):
+    with torch.device("meta"):
+        state = official_state(Mdetr(MDETR_CONFIGS[name]))
+    lines = sorted(f"{key} {'x'.join(map(str, value.shape))}" for key, value in state.items())
+    assert (len(lines), hashlib.sha256("\n".join(lines).encode()).hexdigest()) == PUBLISHED[name]
+
+
+def test_some_published_names():
+    with torch.device("meta"):
+        found = set(official_names(Mdetr(MDETR_CONFIGS["mdetr-r101"])).values())
+    assert found >= {"backbone.0.body.layer3.22.conv3.weight", "transformer.resizer.layer_norm.bias",
+                     "transformer.decoder.layers.5.cross_attn_image.in_proj_weight", "query_embed.weight",
+                     "transformer.decoder.layers.0.norm4.weight", "transformer.encoder.layers.5.linear2.bias",
+                     "transformer.text_encoder.encoder.layer.11.output.LayerNorm.weight",
+                     "contrastive_align_projection_text.bias", "bbox_embed.layers.2.bias"}
+
+
+def test_a_loaded_checkpoint_is_the_model_it_came_from(pair):
+    one, other = pair
+    assert load_official(other, official_state(one)) == sorted(SPARE_NAMES)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values()))
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda s: s.pop("class_embed.bias"), "1 missing: class_embed.bias"),
+    (lambda s: s.update({"transformer.decoder.norm.gain": s.pop("transformer.decoder.norm.weight")}),
+     "1 missing: transformer.decoder.norm.weight; 1 unexpected: transformer.decoder.norm.gain"),
+    (lambda s: s.update({"answer_type_head.weight": torch.zeros(5, 32)}), "1 unexpected: answer_type_head.weight"),
+    (lambda s: s.update({"token_head.bias": torch.zeros(256)}), "1 unexpected: token_head.bias"),  # ours, not theirs
+    (lambda s: s.update({"query_embed.weight": torch.zeros(25, 32)}),
+     r"1 of another shape: query_embed.weight \(25, 32\) instead of \(12, 32\)"),
+    (lambda s: [s.update({f"detr.{key}": s.pop(key)}) for key in list(s)], r"\d+ missing: .*, \.\.\.; \d+ unexpected"),
+])
+def test_what_does_not_fit_is_named_and_changes_nothing(pair, change, message):
+    one, other = pair
+    state = {key: value + 1 for key, value in official_state(one).items()}
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        load_official(other, state)
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+
+
+def test_the_layers_of_efficientnet_keep_their_activation():
+    """Freezing must not swallow the activation that timm keeps in the same module; the eps is the authors' 1e-5."""
+    torch.manual_seed(0)
+    body = Backbone("tf_efficientnet_b0").eval()
+    first, pixels = body.body.bn1, torch.randn(1, 3, 64, 64)
+    first.running_var.fill_(3e-5)
+    with torch.no_grad():
+        before = body.body.conv_stem(pixels)
+        expected = torch.nn.functional.silu(before / (3e-5 + 1e-5) ** 0.5)
+        assert torch.allclose(first(before.clone()), expected, rtol=1e-4)
+    with pytest.raises(ValueError, match="backbone: expected a ResNet"):
+        Backbone("vit_base_patch16_224")
+
+
+# -- files
+
+def save(path, content):
+    torch.save(content, path)
+    return path
+
+
+def test_the_average_is_taken_from_a_file_of_the_authors_form(tmp_path):
+    """Their files hold both weights, the optimizer and the command line, with a path in it."""
+    args = argparse.Namespace(backbone="resnet101", lr=1e-4, output_dir=Path("/experiments/%j"), masks=False)
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    content = {"model": {"a": torch.zeros(1)}, "model_ema": {"a": torch.ones(1)}, "optimizer": optimizer.state_dict(),
+               "epoch": 39, "args": args}
+    path = save(tmp_path / "c.pth", content)
+    assert read_mdetr_state(path)["a"] == 1 and read_mdetr_state(path, average=False)["a"] == 0
+    assert read_mdetr_state(save(tmp_path / "n.pth", {**content, "model_ema": None}))["a"] == 0
+    assert read_mdetr_state(save(tmp_path / "p.pth", {"a": torch.ones(1)}))["a"] == 1
+    save_file({"a": torch.ones(1)}, tmp_path / "s.safetensors")
+    assert read_mdetr_state(tmp_path / "s.safetensors")["a"] == 1
+
+
+class Stranger:
+    def __reduce__(self):
+        return (open, ("stranger-was-here", "w"))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_files_that_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    strange = save(tmp_path / "strange.pth", {"model": {"a": torch.ones(1)}, "args": Stranger()})
+    bare = tmp_path / "bare.pth"
+    bare.write_bytes(pickle.dumps({"a": Stranger()}))
+    half = tmp_path / "half.pth"
+    half.write_bytes(save(tmp_path / "whole.pth", {"a": torch.ones(1000)}).read_bytes()[:1500])
+    for path in (strange, bare, half):
+        with pytest.raises(ValueError, match=f"weights: {path.name} is damaged or holds more"):
+            read_mdetr_state(path)
+    assert not (tmp_path / "stranger-was-here").exists()
+    for content in ({}, {"model": {"a": "text"}}, {"epoch": 3}, [torch.ones(1)]):
+        with pytest.raises(ValueError, match="no table of tensors"):
+            read_mdetr_state(save(tmp_path / "none.pth", content))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_mdetr_state(tmp_path / "absent.pth")
+
+
+def test_from_a_file_by_name(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "words")
+    config = replace(TINY, text_words=len(tokenizer), backbone="tf_efficientnet_b0")
+    model = Mdetr(config).eval()
+    zeros = {key: torch.zeros_like(value) for key, value in official_state(model).items()}
+    path = save(tmp_path / "own.pth", {"model": zeros, "model_ema": official_state(model)})
+    found = load_model("mdetr-r101", path, vocab=tmp_path / "words", config=config, token_score="sum")
+    assert all(torch.equal(a, b) for a, b in zip(found.model.state_dict().values(), model.state_dict().values()))
+    card = found.card
+    assert (card["name"], card["weights"], card["average"], card["ignored_keys"]) == ("mdetr-r101", "own.pth", True, 3)
+    assert card["licence"].startswith("unknown") and len(card["sha256"]) == 64 and card["token_score"] == "sum"
+    with pytest.raises(ValueError, match="the weights know 301 pieces, the tokenizer 283"):
+        load_model("mdetr-r101", path, vocab=tmp_path / "words", config=replace(config, text_words=301))
+    with pytest.raises(FileNotFoundError, match="vocab: expected a folder"):
+        load_model("mdetr-r101", path, vocab=tmp_path, config=config)
+    with pytest.raises(ValueError, match="token_score: expected one of"):
+        load_model("mdetr-r101", path, vocab=tmp_path / "words", config=config, token_score="product")
+
+
+def test_official_weights_without_a_network_say_where_to_put_them(tmp_path, monkeypatch):
+    def unreachable(*args, **options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="pretrained_EB5_checkpoint.pth, or pass its path") as error:
+        official_mdetr(MODELS["mdetr-enb5"])
+    assert str(tmp_path) in str(error.value) and "zenodo.org/record/4721981" in str(error.value)
+    there = save(tmp_path / "checkpoints" / "pretrained_resnet101_checkpoint.pth", {})
+    assert official_mdetr(MODELS["mdetr-r101"]) == there
+    monkeypatch.setattr("transformers.RobertaTokenizerFast.from_pretrained", unreachable)
+    with pytest.raises(FileNotFoundError, match="Pass vocab=FOLDER"):
+        roberta_tokenizer()
+    with pytest.raises(ValueError, match="config: the official weights"):
+        load_mdetr("mdetr-enb5", "official", config=TINY)
+    with pytest.raises(ValueError, match="has no mini model"):
+        load_model("mdetr-enb5")
+
+
+# -- the picture
+
+@pytest.mark.parametrize("size, seen", [((640, 480), (800, 1066)), ((480, 640), (1066, 800)), ((500, 500), (800, 800)),
+                                        ((2000, 500), (333, 1332)), ((500, 2000), (1332, 333)),
+                                        ((30, 20), (800, 1200)), ((1000, 800), (800, 1000)),
+                                        ((1333, 800), (800, 1333)), ((333, 500), (1201, 800))])
+def test_sizes_as_the_authors_code_gives_them(size, seen):
+    assert mdetr_size(*size) == seen
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_a_size_keeps_within_its_bounds_and_turns_with_the_picture(width, height):
+    rows, columns = mdetr_size(width, height)
+    assert 1 <= min(rows, columns) <= 800 and mdetr_size(height, width) == (columns, rows)
+    ratio = max(width, height) / min(width, height)
+    if ratio < 20:
+        assert max(rows, columns) <= 1333 + ratio / 2  # the shorter side was rounded to the nearest
+        assert rows / columns == pytest.approx(height / width, rel=0.02)
+
+
+def test_a_box_is_found_where_it_is_at_every_shape():
+    """The network's shares of a resized picture are the same shares of the original: an edge stays on its edge."""
+    for width, height in ((640, 480), (300, 900), (77, 77), (1999, 201)):
+        truth = np.array([[width * 0.25, height * 0.5, width * 0.75, height * 0.9]])
+        rows, columns = mdetr_size(width, height)
+        seen = truth * np.array([columns / width, rows / height] * 2)
+        centre, size = (seen[:, :2] + seen[:, 2:]) / 2, seen[:, 2:] - seen[:, :2]
+        shares = np.concatenate([centre, size], 1) / np.array([columns, rows, columns, rows])
+        assert np.allclose(to_pixels(shares, width, height), truth, atol=1e-9)
+
+
+def test_boxes_follow_the_size_of_the_picture_as_given(detector):
+    """The same picture, stored at twice the size, is the same input; its boxes are twice as large."""
+    once = picture(0, 64, 64)
+    twice = once.resize((128, 128), Image.Resampling.NEAREST)
+    a, b = (detector.detect(image, CAPTION, [DOG]) for image in (once, twice))
+    assert np.allclose(2 * a.boxes, b.boxes, atol=0.5) and a.boxes.max() > 1
+    tall = detector.detect(picture(0, 50, 200), CAPTION, [DOG]).boxes
+    centres = (tall[:, :2] + tall[:, 2:]) / 2
+    assert (centres >= 0).all() and (centres <= [50, 200]).all() and centres[:, 1].max() > 50
+
+
+# -- words, spans and scores
+
+def test_spans_find_their_tokens_with_the_authors_fallback(tokenizer):
+    encoding = tokenizer([CAPTION])
+    words = tokenizer.convert_ids_to_tokens(encoding.input_ids[0])
+    text = [CAPTION[slice(*span)] for span in encoding.encodings[0].offsets]
+    expected = [k for k, (start, end) in enumerate(encoding.encodings[0].offsets) if start >= 2 and 2 < end <= 11]
+    assert token_positions(encoding, 0, DOG) == expected and "".join(text[k] for k in expected) == "smalldog"
+    assert token_positions(encoding, 0, [(1, 11)]) == expected      # starts on a space: one further
+    assert token_positions(encoding, 0, [(2, 13)]) == expected      # ends on two spaces: two back
+    assert token_positions(encoding, 0, [(11, 13)]) == []           # nothing but spaces
+    both = token_positions(encoding, 0, [*ZEBRAS, *DOG])
+    assert both == sorted({*expected, *token_positions(encoding, 0, ZEBRAS)}) and words[0] == "<s>" and 0 not in both
+    assert token_positions(encoding, 0, DOG, last=expected[0]) == []
+    assert token_positions(tokenizer(["x", CAPTION]), 1, DOG) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text("abcé漢🙂 ", min_size=1, max_size=20), st.data())
+def test_a_phrase_of_any_script_gets_tokens_that_cover_it(tokenizer, text, data):
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start + 1, len(text)))
+    encoding = tokenizer([text])
+    found = token_positions(encoding, 0, [(start, end)])
+    if " " not in (text[start], text[end - 1]):
+        assert found and found == list(range(found[0], found[-1] + 1))
+        offsets = [encoding.encodings[0].offsets[position] for position in found]
+        assert offsets[0][0] <= start and offsets[-1][1] >= end
+    elif not text[start:end].strip():
+        assert found == []
+
+
+def test_scores_are_shares_of_the_caption():
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]))
+    for name, expected in (("max", [[0.2, 0.7], [0.3, 0.1]]), ("mean", [[0.15, 0.4], [0.3, 0.1]]),
+                           ("sum", [[0.3, 0.8], [0.3, 0.1]])):
+        assert torch.allclose(phrase_scores(logits, [[0, 1], [2]], name), torch.tensor(expected))
+
+
+@given(st.lists(st.floats(-30, 30), min_size=6, max_size=6))
+def test_phrases_share_one_unit_with_no_object(values):
+    logits = torch.tensor([values])
+    scores, silent = phrase_scores(logits, [[0, 1], [2, 3, 4]], "sum"), logits.softmax(1)[0, -1]
+    assert float(scores.sum() + silent) == pytest.approx(1, abs=1e-5)
+    largest, mean = (phrase_scores(logits, [[0, 1], [2, 3, 4]], name) for name in ("max", "mean"))
+    assert (mean <= largest + 1e-7).all() and (largest <= scores + 1e-7).all()
+
+
+# -- the detector
+
+def test_every_query_for_every_phrase(detector):
+    assert isinstance(detector, Detector)
+    found = detector.detect(picture(1, 90, 60), CAPTION, [DOG, ZEBRAS, DOG])
+    assert found.phrases.tolist() == [0] * 12 + [1] * 12 + [2] * 12
+    assert np.array_equal(found.boxes[:12], found.boxes[12:24]) and np.array_equal(found.scores[:12], found.scores[24:])
+    assert len(np.unique(found.scores[:12])) == 12 and len(np.unique(found.boxes[:12], axis=0)) == 12
+    assert (found.scores > 0).all() and (found.scores < 1).all()
+    other = detector.detect(picture(2, 90, 60), CAPTION, [DOG])
+    assert not np.allclose(other.scores, found.scores[:12], atol=1e-6)
+    elsewhere = detector.detect(picture(1, 90, 60), CAPTION.replace("dog", "cat"), [DOG])
+    assert not np.allclose(elsewhere.scores, found.scores[:12], atol=1e-6)
+
+
+def test_a_batch_equals_one_by_one(detector, tmp_path):
+    picture(1, 90, 60).save(tmp_path / "a.png")
+    same = picture(2, 40, 100)
+    images = [tmp_path / "a.png", same, same, str(tmp_path / "a.png"), picture(3, 64, 64), same]
+    captions = [CAPTION, "a dog", "two zebras and a small dog behind a fence", CAPTION, "dog", ""]
+    phrases = [[DOG, ZEBRAS], [[(0, 5)]], [[(0, 10)], [(15, 26), (34, 41)]], [], [[(0, 3)]], []]
+    together = detector.detect_batch(images, captions, phrases)
+    assert [len(found) for found in together] == [24, 12, 24, 0, 12, 0]
+    for found, *one in zip(together, images, captions, phrases):
+        alone = detector.detect(*one)
+        assert np.allclose(found.scores, alone.scores, atol=1e-6) and np.allclose(found.boxes, alone.boxes, atol=1e-3)
+    with pytest.raises(ValueError, match="as many of each, got 2, 1 and 2"):
+        detector.detect_batch(images[:2], captions[:1], phrases[:2])
+
+
+def test_equal_pictures_are_encoded_once(detector, monkeypatch):
+    calls, encode = [], detector.model.encode_image
+    monkeypatch.setattr(detector.model, "encode_image", lambda pixels: calls.append(1) or encode(pixels))
+    same = picture(1, 64, 64)
+    detector.detect_batch([same, picture(2, 64, 64), same], ["a dog"] * 3, [[[(2, 5)]]] * 3)
+    assert len(calls) == 2
+
+
+def test_random_weights_come_from_the_seed_alone():
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, two, other = (load_model("mdetr-r101", "random", config=TINY, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    a, b, c = (each.detect(picture(0, 64, 64), CAPTION, [DOG]) for each in (one, two, other))
+    assert np.array_equal(a.scores, b.scores) and np.array_equal(a.boxes, b.boxes)
+    assert not np.allclose(a.scores, c.scores)
+    assert (one.card["weights"], one.card["seed"], one.card["licence"]) == ("random", 1, "none (untrained)")
+    assert "mdetr-r101" in repr(one)
+
+
+def test_bad_questions(detector, tokenizer):
+    image = picture(0, 64, 64)
+    for caption, phrases, message in (("a dog", [[(0, 6)]], "within the caption's 5 characters"),
+                                      ("a dog", [[]], "spans"),
+                                      ("a dog", [[(1, 2)]], "' ' of 'a dog' has no token"),
+                                      ("dog " * 200, [[(0, 3)]], "caption: .* tokens, and RoBERTa reads at most 128")):
+        with pytest.raises(ValueError, match=message):
+            detector.detect(image, caption, phrases)
+    with pytest.raises(TypeError, match="image: expected a PIL image"):
+        detector.detect(np.zeros((4, 4, 3)), "a dog", [[(0, 5)]])
+    with pytest.raises(ValueError, match="the picture is missing|missing"):
+        detector.detect("absent.png", "a dog", [[(0, 5)]])
+    with pytest.raises(ValueError, match="vocab: expected RoBERTa's, at most 280 pieces"):
+        MdetrDetector(Mdetr(replace(TINY, text_words=280)), tokenizer)
+    with pytest.raises(ValueError, match="batch_pairs"):
+        MdetrDetector(detector.model, tokenizer, batch_pairs=0)
+
+
+def test_a_phrase_beyond_the_last_position_is_refused_not_scored_as_no_object(tokenizer):
+    short = MdetrDetector(Mdetr(replace(TINY, positions=8)), tokenizer)
+    caption = "a dog and a dog and a dog and a small dog"
+    assert len(short.detect(picture(0, 64, 64), caption, [[(0, 5)]])) == 12
+    with pytest.raises(ValueError, match="has no token among the first 7"):
+        short.detect(picture(0, 64, 64), caption, [[(30, 41)]])
+
+
+# -- the network
+
+def literal(model, image, ids):
+    """MDETR for one pair, written out with plain matrix products: the reference for layers, masks and places."""
+    def attend(part, asked, kept, carried):
+        heads, width = part.num_heads, part.embed_dim
+        weights = zip((asked, kept, carried), part.in_proj_weight.chunk(3), part.in_proj_bias.chunk(3))
+        q, k, v = ((x @ w.T + b).view(len(x), heads, width // heads).transpose(0, 1) for x, w, b in weights)
+        mixed = ((q @ k.mT) / (width // heads) ** 0.5).softmax(-1) @ v
+        return mixed.transpose(0, 1).reshape(len(asked), width) @ part.out_proj.weight.T + part.out_proj.bias
+
+    words = model.text_proj(model.text_encoder(ids).last_hidden_state[0])
+    memory = torch.cat([image.patches, words])
+    places = torch.cat([image.places, torch.zeros_like(words)])
+    for layer in model.encoder:
+        memory = layer.norm1(memory + attend(layer.self_attn, memory + places, memory + places, memory))
+        memory = layer.norm2(memory + layer.feedforward(memory))
+    states = torch.zeros_like(model.queries)
+    for layer in model.decoder:
+        asking = states + model.queries
+        states = layer.norm1(states + attend(layer.self_attn, asking, asking, states))
+        states = layer.norm2(states + attend(layer.cross_attn, states + model.queries, memory + places, memory))
+        states = layer.norm3(states + layer.feedforward(states))
+    states = model.decoder_norm(states)
+    return model.token_head(states), model.box_head(states).sigmoid()
+
+
+@torch.no_grad()
+def test_the_network_equals_its_definition_written_out(detector):
+    model = detector.model
+    images = [model.encode_image(torch.randn(3, *size)) for size in ((64, 96), (96, 64), (160, 64))]
+    ids = torch.tensor([[0, 9, 8, 7, 6, 2], [0, 20, 2, 1, 1, 1], [0, 30, 31, 32, 2, 1]])
+    found = model(images, ids, (ids != 1).long())
+    for k, image in enumerate(images):
+        logits, boxes = literal(model, image, ids[k:k + 1, :int((ids[k] != 1).sum())])
+        assert torch.allclose(found.logits[k], logits, atol=2e-5) and torch.allclose(found.boxes[k], boxes, atol=1e-5)
+    assert torch.allclose(found.query_vectors.norm(dim=-1), torch.ones(3, 12))
+    assert torch.allclose(found.token_vectors.norm(dim=-1), torch.ones(3, 6))
+
+
+@torch.no_grad()
+def test_the_order_of_patches_lies_in_their_places_alone(detector):
+    image = detector.model.encode_image(torch.randn(3, 96, 96))
+    order, ids = torch.randperm(9, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 9, 8, 2]])
+    moved = ImagePatches(image.patches[order], image.places[order])
+    swapped = ImagePatches(image.patches[order], image.places)
+    one, two, three = (detector.model([each], ids, torch.ones_like(ids)).boxes for each in (image, moved, swapped))
+    assert torch.allclose(one, two, atol=1e-5) and not torch.allclose(one, three, atol=1e-5)
+
+
+def test_places_of_a_hand_sized_grid():
+    """Two rows, one column, width 4: one wave a side; the row's angles are half a turn and a whole one."""
+    half, whole = np.pi, 2 * np.pi
+    expected = [[np.sin(half), np.cos(half), np.sin(whole), np.cos(whole)],
+                [np.sin(whole), np.cos(whole), np.sin(whole), np.cos(whole)]]
+    assert np.allclose(sine_places(2, 1, 4), expected, atol=1e-5)
+    fast, slow = sine_places(1, 3, 8)[:, 4:6], sine_places(1, 3, 8)[:, 6:8]
+    assert np.allclose(slow[:, 0], np.sin(np.array([1, 2, 3]) / 3 * whole / 100), atol=1e-5)
+    assert np.allclose(fast[:, 0], np.sin(np.array([1, 2, 3]) / 3 * whole), atol=1e-5)
