@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ZooModel', 'load_zoo', 'zoo_table', 'card_markdown', 'write_card']
 
-# %% ../../nbs/lib/23_zoo.ipynb #9db7fa4b
+# %% ../../nbs/lib/23_zoo.ipynb #924666c1
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 
 from .checkpoints import read_card, read_state, zoo_folder
 
-# %% ../../nbs/lib/23_zoo.ipynb #8de467c3
+# %% ../../nbs/lib/23_zoo.ipynb #5ed217f6
 @dataclass(frozen=True)
 class ZooModel:
     """An entry of the zoo, its checksums verified. folder; card: what is known of it; config: its sizes; vocab: path
@@ -54,21 +55,32 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
         folder, card, json.loads((folder / "config.json").read_text(encoding="utf-8")), folder / "vocab.txt"
     )
 
-# %% ../../nbs/lib/23_zoo.ipynb #dec015b4
+# %% ../../nbs/lib/23_zoo.ipynb #f7ca54d6
 def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
-    """One row an entry: name, class, parameters, steps, seconds, block, tokens, and Pointing Game accuracy on unseen
-    test scenes with its interval.
+    """One row an entry: name, role, class, parameters, steps, seconds, block, tokens, and its score on unseen test
+    scenes with its interval: Pointing Game accuracy of an explainer, AP (all pairs of TRICD) of a detector; the other
+    one is NaN.
     """
     rows = []
     for path in sorted(Path(zoo or zoo_folder()).glob("*/card.json")):
         card = json.loads(path.read_text(encoding="utf-8"))
-        scores = _scores(card)
-        pg = scores[(scores.model == "trained") & (scores.metric == "pg_hit")].iloc[-1]
+        role = card.get("role", "explainer")
+        main = {"explainer": "pg_hit", "detector": "AP"}[role]
+        best = _main_scores(card, main).iloc[-1]
         rows.append(
-            {key: card.get(key) for key in ("name", "class", "parameters", "steps", "seconds", "block", "tokens")}
-            | {"pg_hit": pg.value, "ci_low": pg.ci_low, "ci_high": pg.ci_high, "n": pg.n}
+            {"name": card["name"], "role": role}
+            | {key: card.get(key) for key in ("class", "parameters", "steps", "seconds", "block", "tokens")}
+            | {"pg_hit": math.nan, "AP": math.nan, main: best.value}
+            | {"ci_low": best.ci_low, "ci_high": best.ci_high, "n": best.n}
         )
     return pd.DataFrame(rows)
+
+
+def _main_scores(card: Mapping, metric: str) -> pd.DataFrame:
+    """The trained model's values of a metric over all examples, by limit."""
+    scores = _scores(card)
+    everything = scores.subset == "all" if "subset" in scores else True
+    return scores[(scores.model == "trained") & (scores.metric == metric) & everything]
 
 
 def _scores(card: Mapping) -> pd.DataFrame:
@@ -77,25 +89,17 @@ def _scores(card: Mapping) -> pd.DataFrame:
         [pd.DataFrame(rows).assign(examples=limit) for limit, rows in card["scores_on_test"].items()], ignore_index=True
     )
 
-# %% ../../nbs/lib/23_zoo.ipynb #e5ebb781
+# %% ../../nbs/lib/23_zoo.ipynb #c854980b
 def card_markdown(card: Mapping) -> str:
-    """A model card as Markdown: what it is, scores beside the baselines, the choice of block, data, recipe, limits."""
-    scores, choice = _scores(card), []
-    explained = card.get("explained", f"GradCAM of text layer {card['block']}, tokens `{card['tokens']}`")
-    if card["choice_on_val"]:
-        table = _table(pd.DataFrame(card["choice_on_val"]), "block tokens pg_hit ci_low ci_high n")
-        choice = ["## Choice of layer and tokens, on validation scenes", table]
+    """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits."""
+    scores = _detector_scores(card) if card.get("role") == "detector" else _explainer_scores(card)
     parts = [
         f"# {card['name']}",
         f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
         f"{card['limits']}",
         f"*Supervision:* {card['supervision']}. *Licence:* {card['licence']}. "
         f"*Parameters:* {card['parameters']:,}, float16.",
-        "## Pointing Game accuracy on unseen test scenes (miniworld)",
-        _table(scores[scores.metric == "pg_hit"], "examples model value ci_low ci_high n n_groups"),
-        f"95 % intervals, bootstrapped over pictures (n_groups). Protocol `{card['protocol']}`, {explained}. "
-        "The stored float16 weights were scored.",
-        *choice,
+        *scores,
         "## Data",
         _list(card["data"]),
         "## Recipe",
@@ -104,6 +108,41 @@ def card_markdown(card: Mapping) -> str:
         _list(card["recipe"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _explainer_scores(card: Mapping) -> list[str]:
+    """The card's parts about the scores of an explainer."""
+    scores, choice = _scores(card), []
+    explained = card.get("explained", f"GradCAM of text layer {card['block']}, tokens `{card['tokens']}`")
+    if card["choice_on_val"]:
+        table = _table(pd.DataFrame(card["choice_on_val"]), "block tokens pg_hit ci_low ci_high n")
+        choice = ["## Choice of layer and tokens, on validation scenes", table]
+    return [
+        "## Pointing Game accuracy on unseen test scenes (miniworld)",
+        _table(scores[scores.metric == "pg_hit"], "examples model value ci_low ci_high n n_groups"),
+        f"95 % intervals, bootstrapped over pictures (n_groups). Protocol `{card['protocol']}`, {explained}. "
+        "The stored float16 weights were scored.",
+        *choice,
+    ]
+
+
+_DETECTION = ("AP", "AP50", "AP75", "recall@1", "group_recall@1", "recall@5", "group_recall@5", "upper_bound")
+
+
+def _detector_scores(card: Mapping) -> list[str]:
+    """The card's parts about the scores of a detector."""
+    scores, choice = _scores(card), []
+    if card["choice_on_val"]:
+        chosen = pd.DataFrame(card["choice_on_val"])
+        choice = ["## Choice on validation pairs", _table(chosen, " ".join(chosen.columns))]
+    return [
+        "## Contextual phrase detection on unseen test pairs (miniworld TRICD)",
+        _table(scores[scores.metric.isin(_DETECTION)], "model subset metric value ci_low ci_high n n_groups"),
+        "95 % intervals, bootstrapped over groups of four pairs (n_groups); n counts pairs for AP, phrases of true "
+        "captions for recall. `qgcam_lib.phrase_detection.evaluate` defines the metrics. The stored float16 weights "
+        "were scored.",
+        *choice,
+    ]
 
 
 def _list(values: Mapping) -> str:
