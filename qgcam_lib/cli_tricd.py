@@ -130,7 +130,7 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
     if n_bootstrap:
         typer.echo(f"intervals: {n_bootstrap} bootstrap replicates over groups")
 
-# %% ../nbs/lib/43a_cli_tricd.ipynb #3c5b4b9f
+# %% ../nbs/lib/43a_cli_tricd.ipynb #44700111
 @tricd_app.command()
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  ".json, .csv, .parquet or .pth: TRICD's form, GLIP's, FIBER's, Detic's, COCO results, a table"))],
@@ -157,8 +157,9 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     """
     from qgcam_lib import phrase_detection
     from qgcam_lib.data.tricd import load_tricd
-    from qgcam_lib.prediction_files import read_predictions
+    from qgcam_lib.prediction_files import predictions_source, read_predictions
 
+    predictions = predictions_source(str(predictions)) or predictions  # that spelling is fine here too
     ranks, names = _ranks(recall_at), _words(metrics)
     how = {"images": _mapping(images, "--images", ("pair", "file")),
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}

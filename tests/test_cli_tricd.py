@@ -71,7 +71,7 @@ def test_the_table_for_people(qgcam):
     assert [line.split()[0] for line in lines[1:6]] == ["AP", "AP50", "AP75", "group_recall@1", "group_recall@5"]
     assert {line.split()[1] for line in lines[1:11]} == {"all", "coco_obj"} and " to " in lines[1]
     assert "32 pairs in 8 groups of a.json" in out and "from p.json (form tricd)" in out and "20 bootstrap" in out
-    code, out, _ = qgcam("tricd evaluate p.json --annotations a.json --bootstrap 0")
+    code, out, _ = qgcam("tricd evaluate predictions:p.json --annotations a.json --bootstrap 0")
     assert code == 0 and "interval" not in out and "none of winoground" in out and "nan" not in out.lower()
     code, out, _ = qgcam("tricd evaluate p.json --annotations a.json --bootstrap 0 --subsets-90 5 --metrics AP")
     assert code == 0 and "sd of 90 %" in out

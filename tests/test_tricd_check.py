@@ -128,9 +128,9 @@ def test_plain_recall_is_the_evaluators(data):
     predictions = synthetic_predictions(data, 2, alarms=3.0)
     table = evaluate(data, predictions, recall_at=(1, 3)).set_index(["metric", "subset"]).value
     for k in (1, 3):
-        for name, group in ((f"recall@{k}", False), (f"group_recall@{k}", True)):
-            for subset, value in plain_recall(data, predictions, k, group=group).items():
-                assert value == table[name, subset]
+        for name, kind in (("recall", {}), ("group_recall", {"group": True}), ("merged_recall", {"merged": True})):
+            for subset, value in plain_recall(data, predictions, k, **kind).items():
+                assert value == table[f"{name}@{k}", subset]
 
 
 def test_a_written_file_reads_back(data, tmp_path):
