@@ -92,7 +92,7 @@ def _link(d: Dice, predicate: str) -> str:
     loose = [w for w in LINKS[predicate][0] if w not in ("with",) and (predicate, w) not in (("riding", "on"),)]
     return d.pick(loose)
 
-# %% ../../nbs/lib/16e_miniworld_plans.ipynb #5c13f1d4
+# %% ../../nbs/lib/16e_miniworld_plans.ipynb #df0c8a0b
 def neighbours(d: Dice) -> Plan:
     "'dog' and 'sheep', in the same place and where possible of the same colour."
     a, b = _pick_pair(d, _NEIGHBOURS)
@@ -148,6 +148,7 @@ def how_many(d: Dice) -> Plan:
     "'two dogs' and 'two cats', with one of the other kind in each picture; or 'dogs' and 'cats' alone; or three."
     a, b = _pick_pair(d, _SMALL + (("sheep", "dog"), ("chair", "bench"), ("car", "truck"), ("horse", "cow")))
     ends, alone, count = d.shuffled(("left", "right")), d.chance(0.6), d.pick((2, 3))
+    alone &= "sheep" not in (a, b)  # "sheep" alone could be one or many
     colour = _shared_colour(d, a, b)
     looks = _tinted(a, colour) | _tinted(b, colour) if colour and d.chance(0.5) else {}
     acts = tuple(

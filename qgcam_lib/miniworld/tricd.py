@@ -87,7 +87,7 @@ def _annotation(number: int, pair: int, phrase: int, box: tuple) -> dict:
     return {"id": number, "image_id": pair, "phrase_id": phrase, "category_id": 1, "bbox": bbox, "area": _AREA,
             "iscrowd": 0}  # fmt: skip
 
-# %% ../../nbs/lib/17c_miniworld_tricd.ipynb #6d5670cc
+# %% ../../nbs/lib/17c_miniworld_tricd.ipynb #b1e558a8
 def grounding(groups: list[Group], split: str) -> dict:
     "The content of TRICD_grounding_<split>.json."
     images, annotations, phrases = [], [], 1
@@ -101,7 +101,8 @@ def grounding(groups: list[Group], split: str) -> dict:
             annotations.append(a | {"id": start + a["id"], "image_id": first + a["image_id"],
                                     "phrase_id": phrases + a["phrase_id"]})  # fmt: skip
         phrases += sum(len(p["phrases"]) for p in pairs)
-    return {"categories": [{"id": 1, "name": "object"}], "images": images, "annotations": annotations}
+    category = {"id": 1, "name": "object", "supercategory": "object"}
+    return {"categories": [category], "images": images, "annotations": annotations}
 
 
 def questions(groups: list[Group], split: str) -> dict:
@@ -117,9 +118,9 @@ def questions(groups: list[Group], split: str) -> dict:
                             "coco_type": p["coco_type"]})  # fmt: skip
     return {"questions": asked, "annotations": answers}
 
-# %% ../../nbs/lib/17c_miniworld_tricd.ipynb #3e00c3b5
+# %% ../../nbs/lib/17c_miniworld_tricd.ipynb #2b5ac930
 VERSION = 1
-TRICD_CHECKSUM = "7b21c50e771ea26dda6b2b32a4a76179087e94d147166cdbe28401fb9fdf30a2"
+TRICD_CHECKSUM = "3510cba2d9b18e1541340efd8e0120b7859e547166b98514903905b0160631e2"
 
 
 def tricd_checksum(count: int = 15, *, seed: int = SEED) -> str:
