@@ -32,7 +32,7 @@ def _faults() -> Iterator[None]:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
-# %% ../nbs/lib/43a_cli_tricd.ipynb #e713b62f
+# %% ../nbs/lib/43a_cli_tricd.ipynb #87d52931
 def find_annotations(split: str | None = None, kind: str = "grounding", root: Path | None = None) -> Path:
     """The file TRICD_{kind}_{split}.json under raw/tricd in the data root.
 
@@ -52,6 +52,25 @@ def find_annotations(split: str | None = None, kind: str = "grounding", root: Pa
             return found[0]
     raise FileNotFoundError(f"no annotations: looked for {' and '.join(names)} in {folder} and below. Name the file "
                             "(--annotations, --questions), or get it: qgcam data fetch tricd")
+
+
+def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
+    """The file that an option names: a file, a folder, "tricd" or "miniworld-tricd"; None looks under the data root."""
+    from qgcam_lib.data.tricd_files import tricd_files, tricd_folder, tricd_splits
+
+    if text is None:
+        return find_annotations(split, kind)
+    if Path(text).is_file():
+        return Path(text)
+    if not (Path(text).is_dir() or text in ("tricd", "miniworld-tricd")):
+        raise FileNotFoundError(f"{text}: no such file of annotations, and no folder, 'tricd' or 'miniworld-tricd'")
+    with _faults():
+        folder = tricd_folder(text)
+        files = tricd_files(folder, split or tricd_splits(folder)[0])
+    found = files.grounding if kind == "grounding" else files.questions
+    if found is None:
+        raise FileNotFoundError(f"{folder}: no TRICD_{kind}_{files.split}.json there")
+    return found
 
 
 def _shown(path: Path | str) -> str:
@@ -130,11 +149,12 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
     if n_bootstrap:
         typer.echo(f"intervals: {n_bootstrap} bootstrap replicates over groups")
 
-# %% ../nbs/lib/43a_cli_tricd.ipynb #44700111
+# %% ../nbs/lib/43a_cli_tricd.ipynb #b465ca7c
 @tricd_app.command()
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  ".json, .csv, .parquet or .pth: TRICD's form, GLIP's, FIBER's, Detic's, COCO results, a table"))],
-             annotations: Annotated[Path | None, typer.Option(help="TRICD's grounding file; else looked for")] = None,
+             annotations: Annotated[str | None, typer.Option(help=(
+                 "TRICD's grounding file, its folder, tricd or miniworld-tricd; else looked for"))] = None,
              split: Annotated[str | None, typer.Option(help="test or val, where the file is looked for")] = None,
              subset: Annotated[str | None, typer.Option(help="all, coco_obj, coco_rel, winoground, or several")] = None,
              by: Annotated[str, typer.Option(help="subset, or contradiction where the file names them")] = "subset",
@@ -163,9 +183,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     ranks, names = _ranks(recall_at), _words(metrics)
     how = {"images": _mapping(images, "--images", ("pair", "file")),
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}
-    path = annotations or find_annotations(split)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file of annotations")
+    path = _annotations(annotations, split)
     with _faults():
         data = load_tricd(path)
         found = read_predictions(predictions, data, **how)
@@ -182,10 +200,11 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     else:
         _echo_scores(table, data, found, bootstrap, level)
 
-# %% ../nbs/lib/43a_cli_tricd.ipynb #f4f57521
+# %% ../nbs/lib/43a_cli_tricd.ipynb #1c36eb41
 @tricd_app.command()
 def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: answer}, answers 0, 1 or in words")],
-              asked: Annotated[Path | None, typer.Option("--questions", help="TRICD's VQA file; else found")] = None,
+              asked: Annotated[str | None, typer.Option("--questions", help=(
+                  "TRICD's VQA file, its folder, tricd or miniworld-tricd; else looked for"))] = None,
               split: Annotated[str | None, typer.Option(help="test or val, where the file is looked for")] = None,
               annotations: Annotated[Path | None, typer.Option(help="grounding file, for the groups of the interval")
                                      ] = None,
@@ -204,7 +223,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
         raise typer.BadParameter(f"`--missing {missing}`: expected error or count.")
     if bootstrap == 1:
         raise typer.BadParameter("`--bootstrap 1`: expected 0, or at least 2 replicates.")
-    path = asked or find_annotations(split, "VQA")
+    path = _annotations(asked, split, "VQA")
     if not answers.is_file():
         raise FileNotFoundError(f"{answers}: no such file of answers")
     with _faults():
@@ -231,9 +250,11 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
     typer.echo(shown.assign(n=rows["n"]).to_string(index=False))
     typer.echo(f"\n{len(frame)} questions of {_shown(path)}, answers from {_shown(answers)}")
 
-# %% ../nbs/lib/43a_cli_tricd.ipynb #1aeeb100
+# %% ../nbs/lib/43a_cli_tricd.ipynb #d50b2aac
 @tricd_app.command()
-def check(annotations: Annotated[Path | None, typer.Argument(help="a TRICD grounding file; without: generated")] = None,
+def check(annotations: Annotated[str | None, typer.Argument(help=(
+              "a TRICD grounding file, its folder, tricd or miniworld-tricd; without: generated"))] = None,
+          split: Annotated[str | None, typer.Option(help="test or val, for a folder")] = None,
           predictions: Annotated[Path | None, typer.Option(help="predictions for it; without: generated")] = None,
           expected: Annotated[Path | None, typer.Option(help="JSON {metric: {subset: value}} for them")] = None,
           official: Annotated[Path | None, typer.Option(help="a clone of github.com/ashkamath/TRICD to run")] = None,
@@ -245,11 +266,12 @@ def check(annotations: Annotated[Path | None, typer.Argument(help="a TRICD groun
     """
     from qgcam_lib.tricd_check import check_tricd
 
-    for path in (annotations, predictions, expected, official):
+    for path in (predictions, expected, official):
         if path is not None and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder")
+    file = None if annotations is None else _annotations(annotations, split)
     with _faults():
-        table = check_tricd(annotations, predictions, expected=expected, official=official, seed=seed)
+        table = check_tricd(file, predictions, expected=expected, official=official, seed=seed)
     failed = int(table["ok"].eq(False).sum())
     if as_json:
         typer.echo(table.to_json(orient="records", indent=1))

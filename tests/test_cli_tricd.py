@@ -189,6 +189,21 @@ def test_the_found_file_is_said(folder):
     assert done.returncode == 2 and "looked for TRICD_grounding_test.json" in done.stderr
 
 
+def test_a_folder_or_a_name_is_enough(folder, qgcam):
+    place = folder / "world"
+    place.mkdir()
+    (place / "TRICD_grounding_val.json").write_text((folder / "a.json").read_text())
+    code, out, _ = qgcam("tricd evaluate p.json --annotations world --bootstrap 0 --metrics AP")
+    assert code == 0 and "of world/TRICD_grounding_val.json" in out
+    assert qgcam("tricd check world --predictions p.json")[0] == 0
+    code, out, err = qgcam("tricd evaluate p.json --annotations world --split test")
+    assert code == 1 and "no annotations of the split 'test'" in err
+    code, out, err = qgcam("tricd questions said.json --questions world")
+    assert code == 2 and "TRICD_VQA_val.json" in err
+    (place / "TRICD_VQA_val.json").write_text((folder / "vqa.json").read_text())
+    assert qgcam("tricd questions said.json --questions world --bootstrap 0")[0] == 0
+
+
 # --- questions and checks --------------------------------------------------------------------------------------------
 
 def test_questions(folder, qgcam):
