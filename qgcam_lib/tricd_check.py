@@ -284,7 +284,7 @@ def _known(case: tuple[Tricd, Mapping, dict]) -> tuple[str, str, bool]:
     ranks = sorted({int(metric.split("@")[1]) for metric, _ in expected if "@" in metric} | {1})
     return _compare(expected, _values(evaluate(data, predictions, recall_at=ranks)), 1e-6)
 
-# %% ../nbs/lib/39c_tricd_check.ipynb #70eb9a9b
+# %% ../nbs/lib/39c_tricd_check.ipynb #5b616ce0
 _DRIVER = """
 import contextlib, io, json, sys, types
 folder, annotations, predictions = sys.argv[1:]
@@ -322,6 +322,15 @@ def tricd_content(data: Tricd) -> dict[str, list]:
         for n, (image, phrase, b) in enumerate(boxes, 1)]}
 
 
+def _for_official(data: Tricd) -> dict[str, list]:
+    "The annotations with the only two sources that the authors' evaluator knows, and groups by number."
+    content = tricd_content(data)
+    for image, pair, group in zip(content["images"], data.pairs, data.group_codes):
+        image["source"] = "winoground" if pair.subset == "winoground" else "coco_test2017"
+        image["original_id"] = f"{group}_{pair.side}"
+    return content
+
+
 def official_scores(data: Tricd, predictions: Mapping, checkout: str | Path) -> dict[tuple[str, str], float]:
     """AP, recall@1 and 5 and group_recall@1 and 5 of each subset by the authors' evaluator, in another process.
 
@@ -341,7 +350,7 @@ def official_scores(data: Tricd, predictions: Mapping, checkout: str | Path) -> 
               for id, entry in fill_silent(data, predictions, score=low - 1).items()}
     with tempfile.TemporaryDirectory() as temporary:
         paths = [Path(temporary) / name for name in ("annotations.json", "predictions.json")]
-        for path, content in zip(paths, (tricd_content(data), filled)):
+        for path, content in zip(paths, (_for_official(data), filled)):
             path.write_text(json.dumps(content))
         done = subprocess.run([sys.executable, "-c", _DRIVER, str(folder.resolve()), *map(str, paths)], text=True,
                               capture_output=True, check=False, cwd=temporary)
