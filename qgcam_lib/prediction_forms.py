@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['Packed', 'pack']
 
-# %% ../nbs/lib/12g_prediction_forms.ipynb #3754a2e7
+# %% ../nbs/lib/12g_prediction_forms.ipynb #66c71807
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from .data.tricd import Tricd
 from .phrase_matching import find_phrases
 from .records import ExampleError
 
-# %% ../nbs/lib/12g_prediction_forms.ipynb #f420b4aa
+# %% ../nbs/lib/12g_prediction_forms.ipynb #05f1b70a
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
@@ -44,15 +45,24 @@ def _unknown_pair(data: Tricd, name: str) -> ExampleError:
                         "Are predictions and annotations of the same split?")
 
 
+def _has_bool(values: Any, depth: int) -> bool:
+    "Is a True or False among the numbers of a list, or of a list of lists? NumPy would read it as 1 or 0."
+    if not isinstance(values, list | tuple):
+        return False
+    return bool in set(map(type, chain.from_iterable(values) if depth == 2 else values))
+
+
 def _numbers(values: Any, name: str, kinds: str, example: str) -> np.ndarray:
     "A list as an array of numbers of the given kinds (NumPy's letters); empty lists fit every kind."
     try:
         array = np.asarray(values)
     except (ValueError, TypeError) as error:
         raise ExampleError(f"{name}: expected numbers in equal rows: {error}", example) from error
+    what = "whole numbers" if "f" not in kinds else "numbers"
     if array.size and array.dtype.kind not in kinds:
-        what = "whole numbers" if "f" not in kinds else "numbers"
         raise ExampleError(f"{name}: expected {what}, got {array.dtype} such as {array.flat[0]!r:.40}", example)
+    if _has_bool(values, array.ndim):
+        raise ExampleError(f"{name}: expected {what}, got True or False among them", example)
     return array
 
 # %% ../nbs/lib/12g_prediction_forms.ipynb #c1de7503
@@ -131,20 +141,21 @@ def _from_mapping(data: Tricd, predictions: Mapping[Any, Any]) -> Packed:
     return _checked(data, pair, _column(ids, np.zeros(0, np.int64)), _column(scores, np.zeros(0)),
                     _column(boxes, np.zeros((0, 4))), name)
 
-# %% ../nbs/lib/12g_prediction_forms.ipynb #4879522d
+# %% ../nbs/lib/12g_prediction_forms.ipynb #6e46c29e
 def _number_column(values: Sequence[Any], key: str, whole: bool, name: Callable[[int], str]) -> np.ndarray:
     "One value a record as int64 (whole) or float64 [N]."
     try:
         array = np.asarray(values) if len(values) else np.zeros(0, np.int64)
     except ValueError:
         array = np.zeros((0, 0))
-    if array.ndim == 1 and array.dtype.kind in ("i" if whole else "iuf"):
+    if array.ndim == 1 and array.dtype.kind in ("i" if whole else "iuf") and not _has_bool(values, 1):
         return array.astype(np.int64 if whole else np.float64, copy=False)
     what = "a whole number" if whole else "a number"
     misfits = [at for at, value in enumerate(values) if not _is_number(value, whole)]
-    missing = [at for at in misfits if pd.isna(values[at]) is True]
-    for at in missing or misfits:
-        raise ExampleError(f"{key}: expected {what}, got {values[at]!r:.60}", name(at))
+    worst = [at for at in misfits if not (_is_number(values[at], False) and values[at] == np.floor(values[at]))]
+    for at in worst or misfits:
+        value = values[at].item() if isinstance(values[at], np.generic) else values[at]
+        raise ExampleError(f"{key}: expected {what}, got {value!r:.60}", name(at))
     raise ExampleError(f"{key}: expected {what} of at most 63 bits", name(int(np.argmax(array))))
 
 
@@ -154,7 +165,7 @@ def _box_column(values: Sequence[Any], key: str, name: Callable[[int], str]) -> 
         array = np.asarray(values if len(values) else np.zeros((0, 4)))
     except (ValueError, TypeError):
         array = np.zeros(0)
-    if array.ndim == 2 and array.shape[1] == 4 and array.dtype.kind in "iuf":
+    if array.ndim == 2 and array.shape[1] == 4 and array.dtype.kind in "iuf" and not _has_bool(values, 2):
         return array.astype(np.float64, copy=False)
     for at, value in enumerate(values):
         good = isinstance(value, list | tuple | np.ndarray) and len(value) == 4

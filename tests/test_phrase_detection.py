@@ -117,12 +117,19 @@ def test_the_real_file():
     assert first.phrases[0].text == "zebras" and first.phrases[0].boxes[0] == pytest.approx((365, 200, 483, 400))
 
 
-# --- oracle 1: pycocotools, every phrase an image of its own ---------------------------------------------------------
+# --- oracle 1: pycocotools and faster-coco-eval, every phrase an image of its own ----------------------------------
 
-def coco_ap(data, predictions):
-    """AP of pycocotools with one category and one image for each phrase of each pair, after the cut to 100 a pair."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
+def coco_ap(data, predictions, library="pycocotools"):
+    """AP of a COCO evaluator with one category and one image for each phrase of each pair, after the cut to 100 a pair.
+
+    library: "pycocotools", or "faster_coco_eval", another implementation (in C++) of the same protocol.
+    """
+    if library == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    else:
+        from faster_coco_eval import COCO
+        from faster_coco_eval import COCOeval_faster as COCOeval
 
     names = zip(data.pair_ids[data.phrase_pairs].tolist(), data.phrase_ids.tolist())
     index = {name: q for q, name in enumerate(names, 1)}
@@ -147,7 +154,7 @@ def coco_ap(data, predictions):
         found.dataset = {**coco.dataset,
                          "annotations": [{**record(n, q, box), "score": s} for n, (q, box, s) in enumerate(boxes, 1)]}
         found.createIndex()
-        oracle = COCOeval(coco, found, "bbox")
+        oracle = COCOeval(coco, found, iouType="bbox")
         oracle.params.maxDets = [100]
         oracle.params.areaRng, oracle.params.areaRngLbl = [[0, 1e10]], ["all"]
         oracle.evaluate()
@@ -156,23 +163,25 @@ def coco_ap(data, predictions):
     return precision.mean(), precision[0].mean(), precision[5].mean()
 
 
+@pytest.mark.parametrize("library", ["pycocotools", "faster_coco_eval"])
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_to_pycocotools(folder, seed):
+def test_equal_to_coco_evaluators(folder, seed, library):
     content, predictions = made(np.random.default_rng(seed), n_groups=9, max_boxes=150)
     data = loaded(folder, content)
     assert match_predictions(data, predictions).n_cut > 0
     found = values(evaluate(data, predictions))
-    known = coco_ap(data, predictions)
+    known = coco_ap(data, predictions, library)
     assert [found[name, "all"] for name in ("AP", "AP50", "AP75")] == pytest.approx(known, abs=1e-9)
     assert 0.01 < known[0] < 0.99
 
 
 @needs_real
-def test_equal_to_pycocotools_on_the_real_file():
+@pytest.mark.parametrize("library", ["pycocotools", "faster_coco_eval"])
+def test_equal_to_coco_evaluators_on_the_real_file(library):
     predictions = json.loads((REAL / "synthetic_predictions_seed0.json").read_text())
     data = load_tricd(REAL / "TRICD_grounding_val.json")
     found = values(evaluate(data, predictions))
-    known = coco_ap(data, predictions)
+    known = coco_ap(data, predictions, library)
     assert [found[name, "all"] for name in ("AP", "AP50", "AP75")] == pytest.approx(known, abs=1e-9)
 
 
@@ -484,6 +493,9 @@ def one(**change):
     (one(scores=["0.5"]), "image 3.*scores: expected numbers"),
     (one(scores=[None]), "image 3.*scores: expected numbers"),
     (one(scores=[True]), "image 3.*scores: expected numbers"),
+    (one(scores=[0.5, True]), "image 3.*scores: expected numbers.*True"),
+    (one(phrase_ids=[100, True]), "image 3.*phrase_ids: expected whole numbers.*True"),
+    (one(boxes=[[0, 0, 5, True]]), "image 3.*boxes: expected numbers.*True"),
     (one(scores=[0.5, 0.6]), "image 3.*equally many, got 2 scores, 1 boxes and 1 phrase_ids"),
     (one(scores=0.5), "image 3.*shapes"),
     (one(scores=[[0.5]]), "image 3.*shapes"),
