@@ -122,6 +122,34 @@ _register(*(ModelEntry(f"mdetr-{name}", checkpoint=_ZENODO.format(file), licence
                        loader="qgcam_lib.models.mdetr_loading:load_mdetr", role="detector")
             for name, file in (("enb5", "EB5"), ("enb3", "EB3"), ("r101", "resnet101"))))
 
+# %% ../../nbs/lib/20_models.ipynb #f38d3573
+_FACE = "https://huggingface.co/"
+_register(*(ModelEntry(name, checkpoint=_FACE + place, licence="Apache-2.0", loader=f"qgcam_lib.models.{loader}",
+                       role="detector")
+            for name, place, loader in (
+                ("owl-vit-b32", "google/owlvit-base-patch32", "owl:load_owl"),
+                ("owl-vit-l14", "google/owlvit-large-patch14", "owl:load_owl"),
+                ("owlv2-b16", "google/owlv2-base-patch16-ensemble", "owl:load_owl"),
+                ("grounding-dino-tiny", "IDEA-Research/grounding-dino-tiny", "grounding_dino:load_grounding_dino"),
+                ("grounding-dino-base", "IDEA-Research/grounding-dino-base", "grounding_dino:load_grounding_dino"),
+                ("omdet-turbo", "omlab/omdet-turbo-swin-tiny-hf", "omdet:load_omdet"))))
+
+# %% ../../nbs/lib/20_models.ipynb #2fa18c73
+_LAVIS = "https://storage.googleapis.com/sfr-vision-language-research/"
+_register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_lib.models.{loader}", mini=mini,
+                       role="answerer")
+            for name, place, licence, loader, mini in (
+                ("blip-vqa", f"{_LAVIS}BLIP/models/model_base_vqa_capfilt_large.pth", "BSD-3-Clause",
+                 "blip_vqa:load_blip_vqa", ""),
+                ("albef-vqa", f"{_LAVIS}LAVIS/models/ALBEF/albef_vqav2_lavis.pt", "BSD-3-Clause",
+                 "albef_vqa:load_albef_vqa", ""),
+                ("vilt-vqa", "https://huggingface.co/dandelin/vilt-b32-finetuned-vqa", "Apache-2.0",
+                 "vilt_vqa:load_vilt_vqa", ""),
+                ("prompted", "https://huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct", "Apache-2.0",
+                 "prompted:load_prompted", ""),
+                ("blip-base-as-answerer", MODELS["blip-base"].checkpoint, "BSD-3-Clause",
+                 "matching_answerer:load_matching_answerer", "blip-mini"))))
+
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
     """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""
