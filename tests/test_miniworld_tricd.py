@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -18,11 +19,24 @@ from PIL import Image
 from qgcam_lib.data.tricd import load_tricd
 from qgcam_lib.data.tricd_files import tricd_files, tricd_folder, tricd_splits
 from qgcam_lib.data.tricd_statistics import STATISTICS, tricd_statistics
-from qgcam_lib.miniworld import ensure_tricd, make_picture, make_tricd, read_card, tricd_checksum, vocabulary
+from qgcam_lib.miniworld import (
+    Relation,
+    Thing,
+    ensure_tricd,
+    make_picture,
+    make_tricd,
+    read_card,
+    tricd_checksum,
+    vocabulary,
+)
+from qgcam_lib.miniworld import (
+    tricd_steps as steps,
+)
 from qgcam_lib.miniworld.claims import Caption, Noun, certainly_false, certainly_true, denoted, question
 from qgcam_lib.miniworld.contradictions import PLANS, Loaded, holds, make_group
 from qgcam_lib.miniworld.dice import Dice
 from qgcam_lib.miniworld.draw import COLOURS
+from qgcam_lib.miniworld.scene import KINDS
 from qgcam_lib.miniworld.tricd import (
     SPLITS,
     TRICD_CHECKSUM,
@@ -296,6 +310,78 @@ def test_loaded_dice_are_ordinary_without_a_wish():
 def test_a_bad_argument_is_named(call, word):
     with pytest.raises(ValueError, match=word):
         call()
+
+
+# ---------------------------------------------------------------- the five steps of the paper
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return [make_picture(k) for k in range(120)]
+
+
+def test_habits_count_what_happens():
+    scenes = [make_picture(k, "train").scene for k in range(5)]
+    habits = steps.count_habits(scenes)
+    assert habits.nouns.total() == sum(len(s.top_level()) for s in scenes)
+    a = Relation(0, "on", 1)
+    two = replace(make_picture(0).scene, background="road", relations=(a, a, replace(a, predicate="left of")),
+                  things=(Thing(0, "cat", "animals", "black"), Thing(1, "chair", "furniture", "red")))  # fmt: skip
+    habits = steps.count_habits([two])
+    assert habits.triples == {("cat", "on", "chair"): 2} and habits.nouns == {("cat", "road"): 1, ("chair", "road"): 1}
+    kinds = len(KINDS)
+    assert habits.of_noun("cat", "road") == pytest.approx(-np.log2(2 / (2 + kinds)))
+    assert habits.of_noun("cat", "snow") == pytest.approx(np.log2(kinds))
+    assert habits.of_triple("cat", "on", "chair") == pytest.approx(-np.log2(3 / (2 + 5 * kinds * kinds)))
+
+
+def test_what_is_usual_is_not_spotted(pool):
+    habits = steps.training_habits(600)
+    spots = steps.spot(pool, habits, share=0.1)
+    assert Counter(s.kind for s in spots) == {"object": 12, "relation": 12}
+    assert all(denoted(pool[s.picture], s.caption, kindly=True) is not None for s in spots)
+    every = [s for s in steps.spot(pool, habits, share=1.0) if s.kind == "object"]
+    assert [s.bits for s in every] == sorted((s.bits for s in every), reverse=True) and len(every) == len(pool)
+    with pytest.raises(ValueError, match="share"):
+        steps.spot(pool, habits, share=0)
+
+
+def test_verification_gives_its_reason(pool):
+    verdicts = Counter()
+    for k, picture in enumerate(pool):
+        for noun in {t.noun for t in picture.scene.top_level()}:
+            verdict = steps.verify_spot(steps.Spot(k, "object", 1.0, steps._caption(noun)), pool)
+            alike = [t for t in picture.scene.top_level() if t.noun == noun]
+            assert verdict or (len(alike) == 1 and picture.visible(alike[0].id) >= 0.5)
+            assert (verdict == "ambiguous") <= (len(alike) > 1)
+            verdicts[verdict] += 1
+    assert {"", "ambiguous", "hidden"} <= set(verdicts)
+
+
+def test_retrieval_sees_pixels_only(pool):
+    features = np.stack([steps.image_features(p.image) for p in pool])
+    assert features.dtype == np.int64 and features.shape == (len(pool), 9 * 72) and (features >= 0).all()
+    colours = features.reshape(len(pool), 9, 72)[..., :64]
+    assert (colours.sum(axis=(1, 2)) == 96 * 96).all()
+    order = steps.nearest(features, 3)
+    gaps = [int(np.abs(features[3] - features[j]).sum()) for j in order]
+    assert 3 not in order and gaps == sorted(gaps) and len(set(order)) == 60
+    twice = np.stack([*features, features[3]])
+    assert steps.nearest(twice, 3, 1) == [len(pool)]
+
+
+def test_found_groups_hold_and_differ_in_one_element(pool):
+    found, counts = steps.find_groups(pool, steps.training_habits(600), share=0.2)
+    assert len(found) == sum(c["built"] for c in counts.values()) > 10
+    for step in counts.values():
+        assert step["spotted"] >= step["verified"] >= step["built"]
+    for g in found:
+        assert holds(g) and g.recipe == "found"
+        for k in (0, 1):
+            assert find(g.pictures[k], g.captions[k].text, true_link) == [sorted(b) for b in g.boxes(k)]
+            assert find(g.pictures[1 - k], g.captions[k].text, possible_link) is None
+        a, b = (c.text.split() for c in g.captions)
+        assert g.contradiction == "object" or len(a) != len(b) or sum(x != y for x, y in zip(a, b)) in (1, 2)
 
 
 # ---------------------------------------------------------------- the official form
