@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
+from qgcam_lib.data.tricd import load_tricd
 from qgcam_lib.models import load_model
 from qgcam_lib.models.mdetr import MDETR_CONFIGS, Backbone, ImagePatches, Mdetr, MdetrConfig, sine_places
 from qgcam_lib.models.mdetr_detector import (
@@ -36,6 +37,7 @@ from qgcam_lib.models.mdetr_loading import (
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Detector
 
+REAL = Path(__file__).parents[2] / "shared" / "realdata" / "tricd" / "TRICD_grounding_val.json"
 TINY = MdetrConfig("resnet18", width=32, heads=4, encoder_layers=2, decoder_layers=2, feedforward=64, queries=12,
                    align_width=8, text_words=300, text_width=32, text_layers=2, text_heads=4, text_feedforward=64,
                    text_positions=130, shorter=64, longest=100)
@@ -305,6 +307,18 @@ def test_a_phrase_of_any_script_gets_tokens_that_cover_it(tokenizer, text, data)
         assert offsets[0][0] <= start and offsets[-1][1] >= end
     elif not text[start:end].strip():
         assert found == []
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="no real TRICD files (../shared/realdata/tricd)")
+def test_the_tokens_of_every_real_phrase_spell_it():
+    data = load_tricd(REAL)
+    tokenizer = byte_tokenizer(sorted({pair.caption for pair in data.pairs}))
+    for pair in data.pairs:
+        encoding = tokenizer([pair.caption])
+        for phrase in pair.phrases:
+            offsets = [encoding.encodings[0].offsets[k] for k in token_positions(encoding, 0, phrase.spans)]
+            found, asked = ("".join(pair.caption[start:end] for start, end in part) for part in (offsets, phrase.spans))
+            assert found.replace(" ", "") == asked.replace(" ", ""), (pair.id, phrase.id)
 
 
 def test_scores_are_shares_of_the_caption():
