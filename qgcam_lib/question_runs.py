@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STYLES', 'put_question', 'take_question_groups', 'answer_questions', 'answers_of', 'read_answers', 'answers_for']
 
-# %% ../nbs/lib/38a_answer_questions.ipynb #b897a93c
+# %% ../nbs/lib/38a_answer_questions.ipynb #894df921
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from .models.matching_answerer import BASELINES, BaselineAnswerer
 from .models.registry import MODELS, find_model, load_model
 from .models.roles import Answerer
 from .picture_runs import Asked, PictureRun, choose_groups
@@ -155,15 +156,16 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
         asked=questions["question"], answer=pd.Series([said.get(id) for id in ids], dtype=object, index=ids.index),
         yes_score=np.nan, error=pd.Series(errors, dtype=object, index=ids.index))
 
-# %% ../nbs/lib/38a_answer_questions.ipynb #1b326b6f
+# %% ../nbs/lib/38a_answer_questions.ipynb #6fe46d26
 def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Sequence[str | Path] | None = None, *,
                 weights: str | Path = "official", device: str = "cpu", limit: int | None = None, seed: int = 0,
                 model_options: Mapping[str, Any] | None = None, **run_options: Any) -> pd.DataFrame:
     """The answers of an answerer in the registry, or of a file, in the form of `answer_questions`.
 
-    source: an answerer's name, or predictions:PATH (see `read_answers`). questions: of the whole split. images: folder
-    or folders of the pictures; not needed for a file. weights, device, model_options: see `load_model`; seed is also
-    that of random weights. run_options: see `answer_questions`; a file needs none of them.
+    source: an answerer's name, one of `matching_answerer.BASELINES`, or predictions:PATH (see `read_answers`).
+    questions: of the whole split. images: folder or folders of the pictures; not needed for a file. weights, device,
+    model_options: see `load_model`; seed is also that of random weights and of the coin. run_options: see
+    `answer_questions`; a file needs none of them.
     Errors: those of the two; ValueError for a model that is no answerer, or one without `images`.
     """
     path = predictions_source(source)
@@ -173,12 +175,13 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
         frame = frame.reset_index(drop=True)
         frame.attrs = {"model": {"name": f"predictions:{path.name}"}, "limit": limit, "seed": seed, "seconds": None}
         return frame
-    entry = find_model(source)
-    if entry.role != "answerer":
-        known = sorted(other.name for other in MODELS.values() if other.role == "answerer")
+    entry = None if source in BASELINES else find_model(source)
+    if entry and entry.role != "answerer":
+        known = [*BASELINES, *sorted(other.name for other in MODELS.values() if other.role == "answerer")]
         raise ValueError(f"source: expected an answerer ({', '.join(known)}) or predictions:PATH, got {source!r}, "
                          f"which is listed as {entry.role}")
     if images is None:
         raise ValueError(f"images: expected the folder of the pictures for the answerer {source!r}, got None")
-    answerer = load_model(source, weights, device, seed=seed, **(model_options or {}))
+    answerer = (load_model(source, weights, device, seed=seed, **(model_options or {})) if entry else
+                BaselineAnswerer(source, seed))
     return answer_questions(answerer, questions, images, limit=limit, seed=seed, **run_options)
