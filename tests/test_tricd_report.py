@@ -9,8 +9,13 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
+from qgcam_lib.data.tricd import load_tricd
+from qgcam_lib.miniworld import make_tricd
+from qgcam_lib.phrase_analysis import false_alarms
 from qgcam_lib.phrase_detection import evaluate, match_predictions, summarize_matches
+from qgcam_lib.prediction_files import read_predictions, write_predictions
 from qgcam_lib.report.papers import published
 from qgcam_lib.report.tricd import (
     SUBSET_NAMES,
@@ -23,14 +28,29 @@ from qgcam_lib.report.tricd import (
     tricd_paper_table,
     tricd_table,
 )
-from qgcam_lib.report.tricd_claims import TRICD_CLAIMS, check_tricd_claims, claim_tables
+from qgcam_lib.report.tricd_claims import PAPER_ROLES as ROLES
+from qgcam_lib.report.tricd_claims import TRICD_CLAIMS, check_tricd_claims, claim_tables, printed_tables
 from qgcam_lib.report.tricd_figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
+from qgcam_lib.report.tricd_gallery import (
+    ALARM_ROLES,
+    alarm_gallery,
+    choose_alarms,
+    choose_questions,
+    question_panel,
+)
+from qgcam_lib.report.tricd_runs import (
+    match_all,
+    per_model,
+    plan_sources,
+    tricd_cautions,
+    why_not_tricd,
+)
 from qgcam_lib.runs import run_notebook
 from qgcam_lib.settings import ROOT
 from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
 
-NOTEBOOKS = ("tricd_audit",)
-ROLES = {"without": "mdetr", "with_negatives": "glip-t", "detector": "owl-vit"}
+NOTEBOOKS = ("tricd_audit", "tricd_detection", "tricd_vqa")
+MARKED = "This is the miniworld"
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +72,7 @@ def summary(matches):
 
 @pytest.fixture(scope="module")
 def printed():
-    return {metric: published(f"tricd_table{k}").set_index("model")[list(SUBSET_NAMES)]
-            for metric, k in (("AP", 3), ("recall@1", 5), ("group_recall@1", 6))}
+    return printed_tables()
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -102,9 +121,10 @@ def test_verdicts_are_drawn_only_for_the_same_model_on_the_same_data(summary):
 
 
 def test_the_statistics_stand_side_by_side():
-    ours = pd.DataFrame({"all": {"pairs": 10.0, "something of ours": 1.0}})
+    ours = pd.DataFrame({"all": {"image-caption pairs": 10.0, "something of ours": 1.0}})
     side = statistics_beside(ours, published("tricd_table1")).set_index("statistic")
-    assert side.loc["pairs", "all, paper"] == 2672 and side.loc["pairs", "all, ours"] == 10
+    assert side.loc["image-caption pairs", "all, paper"] == 2672
+    assert side.loc["image-caption pairs", "all, ours"] == 10
     assert np.isnan(side.loc["boxes", "all, ours"]) and np.isnan(side.loc["something of ours", "all, paper"])
 
 
@@ -149,7 +169,7 @@ def test_a_sentence_can_fail_and_can_have_nobody_to_ask(printed):
     assert other.iloc[0] == "does not hold"
     nobody = check_tricd_claims(printed, {})
     asked = np.array([not claim.needs for claim in TRICD_CLAIMS])
-    assert nobody["result"][~asked].str.startswith("not asked: no model").all()
+    assert nobody["result"][~asked].str.startswith("not asked: no model for").all()
     assert nobody["result"][asked].eq("holds").all()
     without = {metric: table.drop(columns="coco_obj") for metric, table in printed.items()}
     assert check_tricd_claims(without, ROLES)["result"].iloc[0] == "not asked: no coco_obj"
@@ -183,6 +203,78 @@ def test_figures_show_every_box_and_row(made, summary):
     plt.close("all")
 
 
+# --- the gallery and the runs ----------------------------------------------------------------------------------------
+
+def test_the_gallery_is_chosen_by_its_rules(made, matches):
+    alarms = false_alarms(matches["poor"])
+    chosen = choose_alarms(alarms, tuple(ALARM_ROLES)).set_index("role")
+    heard = alarms[np.isfinite(alarms["margin"])]
+    assert chosen["group"].is_unique and chosen.loc["misled", "margin"] == heard["margin"].min()
+    assert chosen["rule"].tolist() == [ALARM_ROLES[role] for role in chosen.index]
+    assert choose_alarms(alarms[:0]).empty
+    only = choose_alarms(alarms, ("misled",), subset="coco_obj")
+    assert set(only["subset"]) == {"coco_obj"}
+    with pytest.raises(ValueError, match="roles"):
+        choose_alarms(alarms, ("nicest",))
+
+
+def test_the_gallery_draws_truth_dashed_and_predictions_solid(made):
+    picture = Image.fromarray(np.zeros((480, 640, 3), np.uint8))
+    predictions = synthetic_predictions(made, seed=3, find=0.4)
+    alarms = false_alarms(match_predictions(made, predictions))
+    chosen = choose_alarms(alarms, ("misled",))
+    figure = alarm_gallery(made, lambda name: picture, predictions, chosen, title="t")
+    by_id = {pair.id: pair for pair in made.pairs}
+    for ax, id, true in zip(figure.axes, (chosen["rival_image_id"][0], chosen["image_id"][0]), (True, False)):
+        dashed = [p for p in ax.patches if p.get_linestyle() not in ("-", "solid")]
+        n_truth = sum(len(phrase.boxes) for phrase in by_id[id].phrases)
+        assert len(dashed) == n_truth and bool(n_truth) == true
+        told = set(predictions[id]["phrase_ids"])
+        assert len(ax.patches) - len(dashed) == sum(phrase.id in told for phrase in by_id[id].phrases)
+    assert len(alarm_gallery(made, lambda name: picture, predictions, chosen[:0]).axes) == 2
+    plt.close("all")
+
+
+def test_hard_questions_are_those_most_models_get_wrong():
+    asked = pd.DataFrame({"image_id": [1, 2, 3, 4], "answer": [True, False, True, False], "group": list("aabb"),
+                          "question": ["q"] * 4, "file_name": ["x.png"] * 4})
+    said = {"a": {1: "yes", 2: "yes", 3: "no", 4: "no"}, "b": {1: "yes", 2: "yes", 3: "no", 4: "hm"}}
+    hard = choose_questions(asked, said, 2)
+    assert hard[["image_id", "n_wrong"]].to_numpy().tolist() == [[2, 2], [3, 2]]
+    picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    text = " ".join(t.get_text() for ax in question_panel(hard, lambda name: picture, said).axes for t in ax.texts)
+    assert text.count("✗") == 4 and "truth: no" in text
+    plt.close("all")
+
+
+def test_sources_that_cannot_run_say_why(tmp_path):
+    (tmp_path / "mine.json").write_text("{}")
+    run, why = plan_sources([f"predictions:{tmp_path}/mine.json", f"predictions:{tmp_path}/gone.json", "mdetr-enb3"])
+    assert run == {"mine": f"predictions:{tmp_path}/mine.json"}
+    assert why == {"gone": "no such file: gone.json", "mdetr-enb3": "it has no mini weights"}
+    with pytest.raises(ValueError, match="mdetr-enb5"):
+        plan_sources(["no-such-model"])
+    with pytest.raises(ValueError, match="twice"):
+        plan_sources(["predictions:a/x.json", "predictions:b/x.json"])
+
+
+def test_why_a_run_is_not_the_papers():
+    assert why_not_tricd(is_miniworld=True, weights="official", n_pairs=2672, official=None) == "miniworld"
+    assert why_not_tricd(is_miniworld=False, weights="mini", n_pairs=2672, official=2672) == "mini weights"
+    assert why_not_tricd(is_miniworld=False, weights="official", n_pairs=40, official=2672) == "40 of 2672 pairs"
+    assert why_not_tricd(is_miniworld=False, weights="official", n_pairs=2672, official=2672) == ""
+    notes = tricd_cautions(is_miniworld=False, weights="official", n_groups=3, n_split=5, official=204, n_pairs=100)
+    assert len(notes) == 2 and "3 of 5" in notes[0] and "204" in notes[1]
+
+
+def test_the_reference_without_a_model_covers_the_picture(made):
+    whole = match_all({}, made)["whole image"]
+    assert len(whole.score) == len(made.phrases) and len(np.unique(whole.score)) == len(whole.score)
+    assert per_model({"x": whole}, "price")["model"].eq("x").all()
+    with pytest.raises(ValueError, match="what"):
+        per_model({"x": whole}, "everything")
+
+
 # --- the notebooks ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -200,6 +292,17 @@ def test_the_notebooks_define_nothing_and_store_nothing(name):
 
 def table(run, name):
     return pd.read_parquet(run.folder / "tables" / f"{name}.parquet")
+
+
+def texts(run):
+    """All text a reader of the executed notebook sees: Markdown cells and text outputs."""
+    cells = nbformat.read(run.folder / "run.ipynb", 4).cells
+    shown = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            shown += [str(data.get(kind, "")) for kind in ("text/markdown", "text/html", "text/plain")]
+    return "\n".join(shown)
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +328,68 @@ def test_the_audit_finds_what_must_be_found(audit):
     silence = table(audit, "silence").set_index("model")
     assert silence.loc["perfect", "accepted"] == "no" and silence.loc["perfect", "AP, ours"] == 1
     assert table(audit, "questions").set_index("part").loc["coco_obj"].str.startswith("ValueError").all()
+
+
+@pytest.fixture(scope="module")
+def small_world(tmp_path_factory):
+    """A few groups of the miniworld's TRICD, predictions and answers for them."""
+    folder = make_tricd(tmp_path_factory.mktemp("tricd"), n_test=8, n_val=2, progress=False)
+    data = load_tricd(folder / "TRICD_grounding_test.json")
+    for name, how in {"mine": {}, "other": {"find": 0.3}}.items():
+        write_predictions(folder.parent / f"{name}.json", synthetic_predictions(data, 1, **how))
+    said = {str(pair.id): ("yes" if pair.id % 3 else "hm") for pair in data.pairs}
+    (folder.parent / "said.json").write_text(json.dumps(said))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def detection(small_world, tmp_path_factory):
+    mine, other, lost = (f"predictions:{small_world.parent / name}.json" for name in ("mine", "other", "lost"))
+    parameters = {"data": str(small_world), "models": [mine, other, lost, "mdetr-enb5"], "n_bootstrap": 20,
+                  "n_subsets": 10}
+    return run_notebook(ROOT / "nbs" / "papers" / "tricd_detection.ipynb", parameters,
+                        outputs=tmp_path_factory.mktemp("outputs"))
+
+
+def test_detection_runs_and_says_what_did_not(detection):
+    assert detection.status == "ok" and MARKED in texts(detection)
+    names = {path.stem for path in (detection.folder / "tables").glob("*.parquet")}
+    assert names >= {"data_card", "statistics", "models", "summary", "ap", "recall", "group_recall", "price",
+                     "calibration", "presence", "discrimination", "paired_differences", "printed_gaps",
+                     "paper_vs_ours", "claims", "by_contradiction", "gallery_mine", "false_wins", "failed"}
+    figures = {path.stem for path in (detection.folder / "figures").iterdir()}
+    assert figures == {"boxes_where", "boxes_per_phrase", "scores", "precision_recall", "calibration",
+                       "discrimination", "gallery_mine", "gallery_other"}
+    shown = table(detection, "ap").set_index("model")
+    assert shown.loc["lost", "n"] == "not run (no such file: lost.json)"
+    assert shown.loc["mdetr-enb5", "n"] == "not run (it has no mini weights)"
+    record = json.loads((detection.folder / "run.json").read_text())
+    captions = [item["caption"] for item in record["outputs"] if item["kind"] == "figure"]
+    assert captions and all("miniworld" in caption for caption in captions)
+
+
+def test_the_numbers_of_the_page_are_the_evaluators(detection, small_world):
+    data = load_tricd(small_world / "TRICD_grounding_test.json")
+    summary = table(detection, "summary").set_index(["model", "metric", "subset"])["value"]
+    predictions = read_predictions(small_world.parent / "mine.json", data)
+    for row in evaluate(data, predictions, recall_at=(1,)).itertuples():
+        found = summary["mine", row.metric, row.subset]
+        assert found == pytest.approx(row.value, nan_ok=True)
+    assert set(table(detection, "paper_vs_ours")["verdict"].str.split(":").str[0]) == {"not comparable", "not run"}
+    claims = table(detection, "claims").set_index("claim")["result"]
+    assert claims.iloc[0].startswith("not asked") and claims["group recall@1 is lower than recall@1"] != ""
+
+
+def test_questions_run_and_count_what_cannot_be_read(small_world, tmp_path_factory):
+    parameters = {"data": str(small_world), "models": [f"predictions:{small_world.parent / 'said.json'}"],
+                  "n_bootstrap": 20}
+    run = run_notebook(ROOT / "nbs" / "papers" / "tricd_vqa.ipynb", parameters,
+                       outputs=tmp_path_factory.mktemp("outputs"))
+    assert run.status == "ok" and MARKED in texts(run)
+    counts = table(run, "counts").query("subset == 'all'").set_index("model")
+    ids = [pair.id for pair in load_tricd(small_world / "TRICD_grounding_test.json").pairs]
+    assert counts.loc["said", "n_unparsable"] == sum(id % 3 == 0 for id in ids) and counts.loc["said", "n"] == len(ids)
+    assert table(run, "question_agreement")["share"].eq(1).all()  # the rule wrote them
+    accuracy = table(run, "summary").query("metric == 'accuracy' and subset == 'all'").set_index("model")["value"]
+    assert accuracy["always yes"] == accuracy["always no"] == 0.5
+    assert {path.stem for path in (run.folder / "figures").iterdir()} == {"scores", "questions"}

@@ -36,7 +36,7 @@ def tricd_paper_table(published: pd.DataFrame, caption: str = "") -> MarkedTable
     cells = values.map(lambda v: f"{v:.1f}" if np.isfinite(v) else "–")
     return MarkedTable(cells, values.apply(rank_marks, higher_is_better=True), caption)
 
-# %% ../../nbs/lib/41h_report_tricd.ipynb #c954908d
+# %% ../../nbs/lib/41h_report_tricd.ipynb #e1b211c1
 def _cell(row: pd.Series | None) -> str:
     "Value and interval in percent, or a dash."
     if row is None or not np.isfinite(row["value"]):
@@ -46,11 +46,12 @@ def _cell(row: pd.Series | None) -> str:
 
 
 def tricd_table(summary: pd.DataFrame, metric: str = "AP", *, not_run: Mapping[str, str] | None = None,
-                caption: str = "") -> MarkedTable:
+                reference: tuple[str, ...] = (), caption: str = "") -> MarkedTable:
     """Our numbers in the shape of the paper's tables: a line a model, a column a subset that has any, in percent.
 
     summary: rows of `evaluate` or `evaluate_answers` with a column `model`; the 95 % interval stands under the value
-    where there is one. not_run: model -> why it has no numbers. The last column is n over the whole set.
+    where there is one. not_run: model -> why it has no numbers. reference: models that are shown and not ranked. The
+    last column is n over the whole set.
     ValueError where the summary has no such metric.
     """
     rows = summary[summary["metric"] == metric]
@@ -64,8 +65,8 @@ def tricd_table(summary: pd.DataFrame, metric: str = "AP", *, not_run: Mapping[s
     for subset in subsets:
         name = SUBSET_NAMES[subset]
         cells[name] = [_cell(by_key.get((model, subset))) for model in models]
-        values = pd.Series([by_key[model, subset]["value"] if (model, subset) in by_key else np.nan
-                            for model in models], dtype=float)
+        values = pd.Series([by_key[model, subset]["value"] if (model, subset) in by_key and model not in reference
+                            else np.nan for model in models], dtype=float)
         marks[name] = rank_marks(values, higher_is_better=True).tolist()
     cells["n"] = [str(by_key[m, "all"]["n"]) if (m, "all") in by_key else f"not run ({not_run[m]})" for m in models]
     marks["n"] = [""] * len(models)
@@ -163,13 +164,13 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = 100
     return pd.DataFrame(rows, columns=["better", "worse", "gap", "sd_90", "by_paper", "ci_low", "ci_high",
                                        "by_bootstrap"])
 
-# %% ../../nbs/lib/41h_report_tricd.ipynb #5b6094bd
+# %% ../../nbs/lib/41h_report_tricd.ipynb #515fb6bc
 def statistics_beside(ours: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """The counts of Table 1 or 7 beside those of our file: statistic, then for each subset "paper" and "ours".
 
-    ours: statistic as index, subsets as columns; published: `published("tricd_table1")` or 7.
+    ours: from `data.tricd_statistics`; published: `published("tricd_table1")` or 7.
     """
-    paper = published.set_index("statistic")
+    paper = published.set_index(published["statistic"].str.replace("_", " ").replace("pairs", "image-caption pairs"))
     frame = pd.DataFrame(index=pd.Index([*paper.index, *(s for s in ours.index if s not in paper.index)],
                                         name="statistic"))
     for subset, name in SUBSET_NAMES.items():
