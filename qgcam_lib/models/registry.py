@@ -49,17 +49,18 @@ class Matcher(Protocol):
         """Scores [I, T] float32 of every image with every text; higher fits better."""
         ...
 
-# %% ../../nbs/lib/20_models.ipynb #792035f5
+# %% ../../nbs/lib/20_models.ipynb #5de164dc
 @dataclass(frozen=True)
 class ModelEntry:
     """What is known of a model before it is loaded.
 
     name: what users type; explainer: how its maps are made; grid: rows and columns of the published size, as text
     where they follow the image; block, tokens: the defaults of its maps, block being a layer's number or name;
-    checkpoint: address of the published weights; licence: theirs; loader: "module:function", called as
-    loader(entry, weights, device=..., seed=..., **options); mini: folder under data/zoo, or ""; file: name of the
-    checkpoint in torch's cache where the address does not end in it; role: what it is listed as, "explainer",
-    "detector" or "answerer". Detectors and answerers make no maps: explainer, grid, block and tokens stay "".
+    checkpoint: address of the published weights, "" where there are none; licence: theirs, else the mini's; loader:
+    "module:function", called as loader(entry, weights, device=..., seed=..., **options); mini: folder under data/zoo,
+    or ""; file: name of the checkpoint in torch's cache where the address does not end in it; role: what it is listed
+    as, "explainer", "detector" or "answerer". Detectors and answerers make no maps: explainer, grid, block and tokens
+    stay "".
     """
 
     name: str
@@ -122,6 +123,10 @@ _register(*(ModelEntry(f"mdetr-{name}", checkpoint=_ZENODO.format(file), licence
                        loader="qgcam_lib.models.mdetr_loading:load_mdetr", role="detector")
             for name, file in (("enb5", "EB5"), ("enb3", "EB3"), ("r101", "resnet101"))))
 
+# %% ../../nbs/lib/20_models.ipynb #ca473e5a
+_register(*(ModelEntry(f"{kind}-like", licence="Apache-2.0", role="detector", mini=f"{kind}-like-mini",
+                       loader="qgcam_lib.models.dense_grounding_loading:load_dense") for kind in ("mdetr", "glip")))
+
 # %% ../../nbs/lib/20_models.ipynb #f38d3573
 _FACE = "https://huggingface.co/"
 _register(*(ModelEntry(name, checkpoint=_FACE + place, licence="Apache-2.0", loader=f"qgcam_lib.models.{loader}",
@@ -181,7 +186,7 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     module, function = entry.loader.split(":")
     return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
 
-# %% ../../nbs/lib/20_models.ipynb #3147adb3
+# %% ../../nbs/lib/20_models.ipynb #e8da226a
 _HUB = "https://huggingface.co/"
 
 
@@ -202,7 +207,8 @@ def _available(entry: ModelEntry) -> str:
     """Which weights an entry can be loaded with on this machine, as text."""
     fetched = "by hand" if entry.checkpoint.startswith("https://drive.google.com/") else "download"
     found = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
-    return ", ".join([*found, "random", f"official ({'cached' if _is_cached(entry) else fetched})"])
+    official = [f"official ({'cached' if _is_cached(entry) else fetched})"] if entry.checkpoint else []
+    return ", ".join([*found, "random", *official])
 
 
 def list_models() -> pd.DataFrame:

@@ -1,0 +1,233 @@
+"""The dense grounding net: which tokens a phrase has, where boxes lie, and the detector made of it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from qgcam_lib.models import Detector, load_model
+from qgcam_lib.models.dense_grounding import (
+    DenseConfig,
+    DenseDetector,
+    cell_boxes,
+    cell_centres,
+    encode_captions,
+)
+from qgcam_lib.models.dense_grounding_loading import build_dense_grounding
+from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer
+
+TINY = DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(build_vocabulary(), lavis_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Random weights, larger than drawn, so that cells and phrases differ clearly."""
+    model = build_dense_grounding(TINY, seed=1)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.startswith(("box", "cell_align", "word_align")):
+                value.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def detector(model):
+    return DenseDetector(model, nms_overlap=1.0, card={"name": "tiny"})
+
+
+def picture(size, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8))
+
+
+def words_of(tokenizer, caption, phrase):
+    text = encode_captions(tokenizer, [caption], [[phrase]], 400)
+    return tokenizer.convert_ids_to_tokens(text.ids[0][text.tokens[0]].tolist())
+
+
+CAPTION = "A Red-striped cat, left of (two) zebrafish."
+
+
+def test_a_phrase_has_the_tokens_of_its_characters(tokenizer):
+    def span(words):
+        return [(CAPTION.index(words), CAPTION.index(words) + len(words))]
+
+    assert words_of(tokenizer, CAPTION, span("A Red-striped cat")) == ["a", "red", "-", "striped", "cat"]
+    assert words_of(tokenizer, CAPTION, span("cat, ")) == ["cat", ","]
+    assert words_of(tokenizer, CAPTION, span("(two)")) == ["two"]  # brackets are blanks, as BLIP has it
+    pieces = words_of(tokenizer, CAPTION, span("zebrafish."))
+    assert len(pieces) > 1 and "".join(piece.removeprefix("##") for piece in pieces) == "zebrafish"
+
+
+def test_a_phrase_of_several_spans_has_the_tokens_of_all(tokenizer):
+    caption = "a cat and a dog on a bench"
+    assert words_of(tokenizer, caption, [(0, 5), (10, 15)]) == ["a", "cat", "a", "dog"]
+    assert words_of(tokenizer, caption, [(3, 4)]) == ["cat"]  # a token counts as soon as one character does
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("a red cat two zebrafish t-shirt unknownword on".split()), min_size=1, max_size=8),
+       st.data())
+def test_tokens_are_those_that_share_a_character_with_the_span(tokenizer, words, data):
+    caption = " ".join(words)
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first, len(words) - 1))
+    start = len(" ".join(words[:first])) + bool(first)
+    stop = start + len(" ".join(words[first : last + 1]))
+    alone = tokenizer.tokenize(caption[start:stop])
+    assert words_of(tokenizer, caption, [(start, stop)]) == alone
+
+
+def test_padding_and_owner(tokenizer):
+    captions = ["a cat", "a big red bus and a small dog"]
+    text = encode_captions(tokenizer, captions, [[[(2, 5)]], [[(0, 1)], [(26, 29)]]], 40)
+    assert text.owner.tolist() == [0, 1, 1] and text.tokens.shape == (3, text.ids.shape[1])
+    assert not text.tokens[0, 4:].any() and text.mask.sum(1).tolist() == [4, 10]
+    none = encode_captions(tokenizer, captions, [[], []], 40)
+    assert none.tokens.shape[0] == 0 and len(none.owner) == 0
+
+
+def test_bad_captions_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="at most 8 tokens, got 9"):
+        encode_captions(tokenizer, ["a " * 9], [[]], 10)
+    with pytest.raises(ValueError, match="no word in phrase 0"):
+        encode_captions(tokenizer, ["a cat ."], [[[(6, 7)]]], 40)
+    with pytest.raises(ValueError, match="within the caption"):
+        encode_captions(tokenizer, ["a cat"], [[[(2, 9)]]], 40)
+    with pytest.raises(ValueError, match="within the caption"):
+        encode_captions(tokenizer, ["a cat"], [[[]]], 40)
+
+
+def test_cells_lie_row_by_row():
+    assert cell_centres((2, 4)).tolist() == [[x, y] for y in (0.25, 0.75) for x in (0.125, 0.375, 0.625, 0.875)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-50, 50), min_size=4, max_size=4), st.integers(0, 11))
+def test_boxes_of_cells(raw, cell):
+    numbers = torch.zeros(12, 4, dtype=torch.float64)
+    numbers[cell] = torch.tensor(raw)
+    x0, y0, x1, y1 = cell_boxes(numbers, (3, 4))[cell].tolist()
+    row, column = divmod(cell, 4)
+    assert x1 > x0 and y1 > y0
+    assert np.isclose((x0 + x1) / 2 * 4, column + 0.5 + raw[0], atol=1e-6)
+    assert np.isclose((y0 + y1) / 2 * 3, row + 0.5 + raw[1], atol=1e-6)
+    wanted = [3 * np.exp(np.clip(r, -2.7, 3)) for r in raw[2:]]
+    assert np.allclose([(x1 - x0) * 4, (y1 - y0) * 3], wanted)
+
+
+def test_the_detector_plays_its_role(detector):
+    assert isinstance(detector, Detector)
+    assert detector.card["grid"] == (4, 4) and detector.card["parameters"] > 0
+
+
+PHRASES = [[(0, 5)], [(10, 15)]]
+
+
+def test_boxes_come_back_in_pixels_of_the_picture_as_given(detector, model):
+    """The same square, stretched by whole factors, gives the same boxes, stretched."""
+    square = picture((32, 32))
+    wide = square.resize((96, 64), Image.Resampling.NEAREST)
+    back = wide.resize((32, 32), Image.Resampling.BICUBIC)
+    small, large = (detector.detect(image, "a cat and a dog", PHRASES) for image in (back, wide))
+    np.testing.assert_allclose(large.boxes, small.boxes * [3, 2, 3, 2], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(large.scores, small.scores, rtol=1e-5)
+    assert large.boxes.min() >= 0 and (large.boxes <= [96, 64, 96, 64]).all()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (7, 300), (640, 427), (1, 1)])
+def test_any_size_is_squashed_and_undone(detector, model, size):
+    """Against the net's own output: fractions of the sides, times the sides."""
+    from qgcam_lib.models.blip_explainer import prepare_image
+
+    image = picture(size, 3)
+    text = encode_captions(model.tokenizer, ["a cat and a dog"], [PHRASES], 40)
+    with torch.no_grad():
+        found = model(prepare_image(image, 32)[None], text.ids, text.mask, text.tokens, text.owner)
+    wanted = found.boxes.double().clamp(0, 1) * torch.tensor([*size, *size])
+    score = found.logits.sigmoid() * found.quality.sigmoid().sqrt()
+    given = detector.detect(image, "a cat and a dog", PHRASES)
+    for phrase in (0, 1):
+        own = given.phrases == phrase
+        order = score[phrase].argsort(descending=True, stable=True)
+        np.testing.assert_allclose(given.scores[own], score[phrase][order].numpy(), rtol=1e-5)
+        np.testing.assert_allclose(given.boxes[own], wanted[phrase][order].numpy(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_path_is_as_good_as_a_picture(detector, tmp_path):
+    image = picture((50, 40))
+    image.save(tmp_path / "a.png")
+    one, other = (detector.detect(x, "a cat", [[(2, 5)]]) for x in (image, tmp_path / "a.png"))
+    np.testing.assert_array_equal(one.boxes, other.boxes)
+
+
+def test_batches_equal_one_by_one(model):
+    images = [picture((32, 32), 1), picture((60, 30), 2), picture((32, 32), 3)]
+    captions = ["a cat", "a woman in a red shirt and a man with a dog on a bench", "two dogs"]
+    phrases = [[[(2, 5)]], [[(0, 7)], [(11, 22)], [(0, 7), (27, 32)]], []]
+    for batch in (1, 2, 32):
+        detector = DenseDetector(model, batch=batch)
+        together = detector.detect_batch(images, captions, phrases)
+        for alone, one in zip(map(detector.detect, images, captions, phrases), together, strict=True):
+            assert alone.phrases.tolist() == one.phrases.tolist()
+            np.testing.assert_allclose(one.scores, alone.scores, rtol=1e-4)
+            np.testing.assert_allclose(one.boxes, alone.boxes, rtol=1e-4, atol=1e-3)
+    assert len(together[2]) == 0 and detector.detect_batch([], [], []) == []
+
+
+def test_suppression_leaves_no_two_boxes_that_overlap_more(model):
+    from qgcam_lib.boxes import box_iou
+
+    everything = DenseDetector(model, nms_overlap=1.0).detect(picture((32, 32)), "a cat and a dog", PHRASES)
+    assert len(everything) == 2 * 16
+    some = DenseDetector(model, nms_overlap=0.3).detect(picture((32, 32)), "a cat and a dog", PHRASES)
+    assert 0 < len(some) < len(everything)
+    for phrase in (0, 1):
+        boxes = some.boxes[some.phrases == phrase]
+        overlap = box_iou(boxes, boxes)
+        assert (overlap[~np.eye(len(boxes), dtype=bool)] <= 0.3 + 1e-6).all()
+        assert (np.diff(some.scores[some.phrases == phrase]) <= 0).all()
+        assert some.scores[some.phrases == phrase].max() == everything.scores[everything.phrases == phrase].max()
+    few = DenseDetector(model, nms_overlap=1.0, max_boxes=5).detect(picture((32, 32)), "a cat and a dog", PHRASES)
+    assert np.bincount(few.phrases).tolist() == [5, 5]
+
+
+def test_the_word_context_of_a_phrase_counts(detector):
+    """The same phrase in another caption scores otherwise: the whole caption is read."""
+    image = picture((32, 32))
+    one = detector.detect(image, "a cat on a dog", [[(0, 5)]])
+    other = detector.detect(image, "a cat by a car", [[(0, 5)]])
+    assert not np.allclose(np.sort(one.scores), np.sort(other.scores), rtol=1e-4)
+
+
+def test_options_are_checked(model):
+    for bad in (dict(nms_overlap=0.0), dict(max_boxes=0), dict(quality_power=-1), dict(batch=0)):
+        with pytest.raises(ValueError, match="nms_overlap"):
+            DenseDetector(model, **bad)
+    with pytest.raises(ValueError, match="one an image"):
+        DenseDetector(model).detect_batch([picture((8, 8))], [], [])
+
+
+def test_random_weights_follow_the_seed_and_nobody_has_official_ones():
+    config = dict(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
+    one, same, other = (load_model("glip-like", "random", seed=seed, config=config) for seed in (0, 0, 1))
+    found = [d.detect(picture((32, 32)), "a cat", [[(2, 5)]]).scores for d in (one, same, other)]
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    assert one.card["weights"] == "random" and one.card["name"] == "glip-like"
+    for name in ("glip-like", "mdetr-like"):
+        with pytest.raises(ValueError, match="no official weights"):
+            load_model(name, "official")
