@@ -1,0 +1,227 @@
+"""The training of the mini OWL-ViT: what is true where, which patch answers, losses, the start, and repeatability."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.ops import box_iou, generalized_box_iou, sigmoid_focal_loss
+
+from qgcam_lib.finetune.amc import Boxes
+from qgcam_lib.finetune.batches import load_training_set
+from qgcam_lib.finetune.clip import token_ids
+from qgcam_lib.finetune.itm import train_step
+from qgcam_lib.finetune.owl import (
+    assign,
+    focal,
+    owl_losses,
+    owl_outputs,
+    pair_overlap,
+    start_owl,
+    take_tower,
+    train_owl,
+)
+from qgcam_lib.finetune.owl_batches import MINI_OWL, OwlRecipe, draw_owl_batch, thing_fits
+from qgcam_lib.finetune.pairs import Truths
+from qgcam_lib.finetune.texts import ImageText, mirrored
+from qgcam_lib.miniworld import ensure
+from qgcam_lib.models.checkpoints import zoo_folder
+from qgcam_lib.models.owl import OwlDetector, OwlModel
+from qgcam_lib.models.zoo import load_zoo
+
+SMALL = OwlRecipe(batch=6, texts=6, steps=6, warmup=1, log_every=2, images=40)
+START = zoo_folder() / "blip-mini"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("owl")
+    root = ensure(folder / "world", "train", n_train=40, progress=False)
+    return root, load_training_set(root, 96, cache=folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def batch(world):
+    root, data = world
+    return draw_owl_batch(data, Truths(data.maker), Boxes(root, 96), SMALL, step=3)
+
+
+@pytest.fixture(scope="module")
+def training(world):
+    root, data = world
+    return start_owl(data, SMALL, MINI_OWL, root=root, folder=START)
+
+
+def test_fits_are_those_of_one_entity_alone(world):
+    _, data = world
+    truths, phrases = Truths(data.maker), sorted({m.words for text in data.maker.texts[:8] for m in text.mentions})
+    for row in range(6):
+        text = data.maker.texts[row]
+        found = thing_fits(truths, row, phrases)
+        for number, entity in enumerate(text.entities):
+            alone = ImageText(text.id, text.sentences, tuple(m for m in text.mentions if m.entity == entity))
+            assert found[number].tolist() == [data.maker.may_be_true(words, alone) for words in phrases]
+
+
+def test_labels_say_what_the_annotations_say(world, batch):
+    root, data = world
+    rng = np.random.default_rng([SMALL.seed, 3])
+    rows = np.sort(rng.choice(len(data.pixels), SMALL.batch, replace=False))
+    flipped, boxes = rng.random(len(rows)) < 0.5, Boxes(root, 96)
+    assert flipped.any() and not flipped.all()
+    for number, (row, flip) in enumerate(zip(rows, flipped)):
+        text, things, labels = data.maker.texts[row], batch.boxes[number].numpy() * 96, batch.labels[number]
+        assert ((things[:, :2] < things[:, 2:]).all() and things.min() >= 0 and things.max() <= 96)
+        known = boxes.read(text.id)
+        drawn = [[96 - b[2], b[1], 96 - b[0], b[3]] if flip else b.tolist() for e in text.entities
+                 for b in known.get(e, ())]  # fmt: skip
+        assert {tuple(np.round(b, 3)) for b in drawn} == {tuple(np.round(b, 3)) for b in things.tolist()}
+        said = [(mirrored(m.words) if flip else m.words, m.entity) for m in text.mentions]
+        for column, words in enumerate(batch.texts):
+            true = labels[:, column] == 1
+            for thing in things[true.numpy()]:  # some mention of these words has this box
+                thing = [96 - thing[2], thing[1], 96 - thing[0], thing[3]] if flip else thing
+                assert any(own == words and np.abs(known[entity] - thing).max(1).min() < 1e-3
+                           for own, entity in said if entity in known)  # fmt: skip
+            plain = mirrored(words) if flip else words
+            if not data.maker.may_be_true(plain, text) and not true.any():
+                assert batch.known[number, column] and (labels[:, column] == 0).all()
+    assert all((labels == 1).any() for labels in batch.labels)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=25)
+def test_overlap_and_focal_loss_are_the_librarys(seed):
+    make = torch.Generator().manual_seed(seed)
+    low, size = torch.rand(2, 5, 2, generator=make), torch.rand(2, 5, 2, generator=make) + 0.01
+    a, b = torch.cat([low, low + size], -1)
+    torch.testing.assert_close(pair_overlap(a, b), generalized_box_iou(a, b), atol=1e-5, rtol=1e-5)
+    logits, target = torch.randn(4, 6, generator=make) * 5, (torch.rand(4, 6, generator=make) > 0.5).float()
+    torch.testing.assert_close(focal(logits, target), sigmoid_focal_loss(logits, target), atol=1e-6, rtol=1e-4)
+
+
+def test_the_assignment_is_the_cheapest():
+    make = torch.Generator().manual_seed(0)
+    for n in (1, 2, 3):
+        low = torch.rand(5 + n, 2, generator=make) / 2
+        boxes = torch.cat([low, low + 0.3], 1)
+        things, boxes = boxes[5:], boxes[:5]
+        logits, labels = torch.randn(5, 4, generator=make), (torch.rand(n, 4, generator=make) > 0.5).to(torch.int8)
+        labels[:, 0] = 1
+        patches, which = assign(logits, boxes, things, labels, SMALL, 1)
+
+        def cost(patch, thing, logits=logits, boxes=boxes, things=things, labels=labels):
+            true = labels[thing] == 1
+            sides = (boxes[patch] - things[thing]).abs().sum()
+            overlap = generalized_box_iou(boxes[patch][None], things[thing][None])[0, 0]
+            chance = torch.sigmoid(logits[patch])[true].mean()
+            return float(2 * (1 - chance) + SMALL.box_weight * sides - SMALL.overlap_weight * overlap)
+
+        best = min(sum(cost(p, t) for t, p in enumerate(order)) for order in permutations(range(5), n))
+        assert sum(cost(int(p), int(t)) for p, t in zip(patches, which)) == pytest.approx(best, abs=1e-5)
+    patches, which = assign(logits, boxes, things[:0], labels[:0], SMALL, 4)
+    assert len(patches) == len(which) == 0
+    assert (SMALL.taken(0), SMALL.taken(SMALL.steps - 1)) == (4, 1)
+
+
+def test_losses_are_those_of_a_loop(training, batch):
+    ids = token_ids(training.table(), batch.texts)
+    training.model.eval()
+    with torch.no_grad():
+        found = owl_losses(training.model, batch, ids, SMALL, taken=2)
+        logits, boxes = owl_outputs(training.model, batch.pixels, ids)
+    phrases = sides = overlap = 0.0
+    positives, chosen, hits = 0, 0, []
+    for k, (things, labels) in enumerate(zip(batch.boxes, batch.labels)):
+        patches, which = (each.tolist() for each in assign(logits[k], boxes[k], things, labels, SMALL, 2))
+        pairs = dict(zip(patches, which))
+        chosen += len(pairs)
+        for patch in range(64):
+            for phrase in range(len(batch.texts)):
+                truth = int(labels[pairs[patch], phrase]) if patch in pairs else 0
+                if truth < 0 or (patch not in pairs and not batch.known[k, phrase]):
+                    continue
+                chance = torch.sigmoid(logits[k, patch, phrase]).item()
+                right, weight = (chance, 0.25) if truth else (1 - chance, 0.75)
+                phrases -= weight * (1 - right) ** 2 * np.log(max(right, 1e-12))
+                positives += truth
+        for patch, thing in pairs.items():
+            sides += (boxes[k, patch] - things[thing]).abs().sum().item()
+            overlap += 1 - generalized_box_iou(boxes[k, patch][None], things[thing][None]).item()
+        for phrase in (labels == 1).any(0).nonzero()[:, 0].tolist():
+            best = boxes[k, logits[k, :, phrase].argmax()][None]
+            hits.append(bool((box_iou(best, things[labels[:, phrase] == 1]) >= 0.5).any()))
+    assert found["phrases"].item() == pytest.approx(phrases / positives, rel=1e-3)
+    assert found["sides"].item() == pytest.approx(sides / chosen, rel=1e-4)
+    assert found["overlap"].item() == pytest.approx(overlap / chosen, rel=1e-4)
+    assert found["found"].item() == pytest.approx(np.mean(hits))
+
+
+def test_the_training_sees_what_the_detector_sees(training, batch):
+    owl = OwlModel(training.model, training.model.tokenizer, MINI_OWL.model)
+    with torch.no_grad():
+        logits, boxes = owl_outputs(training.model.eval(), batch.pixels, token_ids(training.table(), batch.texts))
+        again = training.model(input_ids=training.table()([" ".join(words) for words in batch.texts]),
+                               pixel_values=batch.pixels[:1])  # fmt: skip
+    torch.testing.assert_close(logits[:1], again.logits, atol=1e-4, rtol=1e-4)
+    centre, size = again.pred_boxes[0].split(2, -1)
+    torch.testing.assert_close(boxes[0], torch.cat([centre - size / 2, centre + size / 2], -1), atol=1e-5, rtol=1e-5)
+    assert OwlDetector(owl).card["boxes"] == 64
+    training.model.requires_grad_(True)
+
+
+def test_the_tower_of_the_mini_blip_is_taken_over(training, batch):
+    stored = load_zoo("blip-mini").state()
+    state = {name.removeprefix("visual_encoder."): value.float() for name, value in stored.items()}
+    kept = take_tower(training.model, stored, batch.pixels)
+    assert 0.8 < kept <= 1
+    tower, sizes = training.model.owlvit.vision_model, MINI_OWL.model["vision_config"]
+    heads, normalise = sizes["num_attention_heads"], tower.pre_layernorm
+    tower.pre_layernorm = torch.nn.Identity()  # all that the two towers do not share
+    # A vision transformer, literally, from the stored tensors.
+    x = F.conv2d(batch.pixels, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=12)
+    x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x.flatten(2).mT], 1) + state["pos_embed"]
+
+    def norm(values, name):
+        return F.layer_norm(values, values.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
+
+    def linear(values, name):
+        return F.linear(values, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    for i in range(sizes["num_hidden_layers"]):
+        parts = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv").unflatten(-1, (3, heads, -1))
+        q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
+        seen = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + linear(seen, f"blocks.{i}.attn.proj")
+        x = x + linear(F.gelu(linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1")), f"blocks.{i}.mlp.fc2")
+    with torch.no_grad():
+        found = tower(batch.pixels).last_hidden_state
+    tower.pre_layernorm = normalise
+    torch.testing.assert_close(found, x, atol=1e-3, rtol=1e-3)
+
+
+def test_a_few_steps_help_and_repeat(world, tmp_path):
+    root, data = world
+    one = train_owl(root, START, tmp_path / "one", recipe=SMALL, progress=False)
+    half = train_owl(root, START, tmp_path / "two", recipe=SMALL, stop_at=3, progress=False)
+    assert half.step == 3
+    two = train_owl(root, START, tmp_path / "two", recipe=SMALL, progress=False)
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, two.model.state_dict()[name]), name
+    assert one.log.step.tolist() == [2, 4, 6] and one.log.notna().all().all()
+    assert "from" in one.fingerprint
+    with pytest.raises(ValueError, match="another training"):
+        train_owl(root, START, tmp_path / "two", recipe=OwlRecipe(**{**vars(SMALL), "texts": 4}), progress=False)
+
+
+def test_one_batch_can_be_learned(training, batch):
+    ids, losses = token_ids(training.table(), batch.texts), []
+    training.model.requires_grad_(True)
+    training.step = 0
+    training.recipe = OwlRecipe(**{**vars(SMALL), "steps": 100})
+    for _ in range(12):
+        losses.append(train_step(training, (batch, ids)))
+    assert losses[-1]["total"] < 0.8 * losses[0]["total"]
