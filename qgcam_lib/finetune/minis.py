@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MINIS', 'Mini', 'main']
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #f8865e53
+# %% ../../nbs/lib/36_finetune_minis.ipynb #a257e6bf
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +16,7 @@ from .albef import AlbefRecipe, train_albef
 from .amc import AmcRecipe, train_amc
 from .batches import ItmRecipe
 from .clip import ClipRecipe
+from .detector import DetectorRecipe
 from .itm import MINI, train_itm
 from .mini import make_entry
 from ..miniworld import ensure
@@ -25,7 +26,7 @@ from ..models.checkpoints import zoo_folder
 from ..models.zoo import load_zoo
 from ..settings import settings
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #833f7e37
+# %% ../../nbs/lib/36_finetune_minis.ipynb #15d3d8ef
 @dataclass(frozen=True)
 class Mini:
     """How an entry of the zoo is made. recipe: its numbers; make: called with root (the data), work (folder of the
@@ -55,6 +56,12 @@ def _make_clip(root: Path, work: Path, out: Path, recipe: ClipRecipe, name: str)
     return train_and_store_clip(out, root, work, recipe=recipe, name=name)
 
 
+def _make_detector(root: Path, work: Path, out: Path, recipe: DetectorRecipe, name: str) -> Path:
+    from qgcam_lib.finetune.detector_mini import train_and_store_detector
+
+    return train_and_store_detector(out, root, work, recipe=recipe, name=name)
+
+
 def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, start: str = "albef-mini") -> Path:
     """Fine-tune the mini ALBEF of the zoo `out`, else the project's; its scores before stand beside those after."""
     entry = load_zoo(start, out if (out / start).is_dir() else zoo_folder())
@@ -67,7 +74,7 @@ def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, s
     before = {"before AMC": load_albef("albef-amc", entry.folder)}
     return make_entry(training, root, out, name=name, about=about, beside=before)
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #396ef352
+# %% ../../nbs/lib/36_finetune_minis.ipynb #dd7ef102
 MINIS: dict[str, Mini] = {
     "blip-mini": Mini(ItmRecipe(), partial(_make_blip, MINI)),
     "blip-large-mini": Mini(
@@ -76,6 +83,8 @@ MINIS: dict[str, Mini] = {
     "albef-mini": Mini(AlbefRecipe(), _make_albef),
     "albef-amc-mini": Mini(AmcRecipe(), _make_amc, needs="albef-mini"),
     "clip-rn-mini": Mini(ClipRecipe(steps=1900), _make_clip),
+    "mdetr-like-mini": Mini(DetectorRecipe(), _make_detector),
+    "glip-like-mini": Mini(DetectorRecipe(false=0.5), _make_detector),
 }
 
 # %% ../../nbs/lib/36_finetune_minis.ipynb #dd624ca8
