@@ -6,25 +6,20 @@
 __all__ = ['precision_recall', 'price_of_false_captions', 'false_alarms', 'false_alarm_rates', 'calibration', 'presence',
            'presence_curve', 'best_threshold']
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #867d39bd
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #ded2069a
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from .phrase_detection import Matches, Part, part_names, parts
-from .phrase_matching import RECALL_POINTS, THRESHOLDS, average_precisions, positions_of
+from .phrase_detection import Matches, overlap_aps
+from .phrase_matching import THRESHOLDS
+from .phrase_parts import Part, part_names, parts, ratio
 from .phrase_presence import best_threshold, presence, presence_curve
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #8778b6b1
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #af961d89
 _all_ = ["presence", "presence_curve", "best_threshold"]  # also offered here
-
-
-def _truth_counts(matches: Matches) -> np.ndarray:
-    "Truth boxes of each pair, [P]."
-    data = matches.data
-    return np.bincount(data.phrase_pairs, np.diff(data.truth_starts), minlength=len(data))
 
 
 def _part(matches: Matches, subset: str, by: str) -> Part:
@@ -47,7 +42,8 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
         raise ValueError(f"iou: expected some of .50, .55, ..., .95, got {tuple(iou)!r}")
     part, tables = _part(matches, subset, by), []
     inside = part.inside[matches.pair]
-    total = _truth_counts(matches)[part.inside].sum()
+    data = matches.data
+    total = np.diff(data.truth_starts)[part.inside[data.phrase_pairs]].sum()
     for t in np.concatenate(at):
         hit = matches.hits[t, inside]
         found = np.cumsum(hit)
@@ -58,30 +54,7 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
             "envelope": np.maximum.accumulate(precision[::-1])[::-1]}))
     return pd.concat(tables, ignore_index=True)
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #c89319bc
-def _average_precision(matches: Matches, part: Part, chosen: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    "AP [R] of the part under its weights, from the boxes `chosen` (bool [N]), in another order if one is given."
-    inside = chosen & part.inside[matches.pair]
-    at = np.flatnonzero(inside) if order is None else order[inside[order]]
-    totals = part.weights @ np.bincount(part.codes[part.inside], _truth_counts(matches)[part.inside],
-                                        minlength=part.weights.shape[1])
-    return average_precisions(*positions_of(matches.hits[:, at]), part.codes[matches.pair[at]], part.weights, totals,
-                              RECALL_POINTS).mean(1)
-
-
-def _group_sums(values: np.ndarray, part: Part, pairs: np.ndarray) -> np.ndarray:
-    "values [n, m] of things in `pairs` [n], summed over the part under each of its weights. float64 [R, m]."
-    inside = part.inside[pairs]
-    sums = np.zeros((part.weights.shape[1], values.shape[1]))
-    np.add.at(sums, part.codes[pairs[inside]], values[inside])
-    return part.weights @ sums
-
-
-def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    "a / b, NaN where b is 0."
-    return np.divide(a, b, out=np.full(np.shape(b), np.nan), where=b != 0)
-
-
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #b243d0d6
 def price_of_false_captions(matches: Matches, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
     """AP of all pairs and of the true pairs alone, and how many boxes stand on false captions.
 
@@ -96,10 +69,10 @@ def price_of_false_captions(matches: Matches, n_bootstrap: int = 0, **options: A
     boxes = np.column_stack([~true, ~true & miss, miss]).astype(np.float64)
     names, tables = ["AP", "AP_true_pairs", "price", "false_caption_boxes", "false_caption_errors"], []
     for part in parts(matches.data, n_bootstrap, **options):
-        everything, alone = (_average_precision(matches, part, chosen) for chosen in (np.ones(len(true), bool), true))
-        sums = _group_sums(np.column_stack([boxes, np.ones(len(true))]), part, matches.pair)
-        values = np.column_stack([everything, alone, alone - everything, _ratio(sums[:, 0], sums[:, 3]),
-                                  _ratio(sums[:, 1], sums[:, 2])])
+        everything, alone = (overlap_aps(matches, part, chosen).mean(1) for chosen in (None, true))
+        sums = part.sums(np.column_stack([boxes, np.ones(len(true))]), matches.pair)
+        values = np.column_stack([everything, alone, alone - everything, ratio(sums[:, 0], sums[:, 3]),
+                                  ratio(sums[:, 1], sums[:, 2])])
         inside = part.inside[matches.pair]
         n = [part.inside.sum(), (part.inside & matches.data.positive).sum(), part.inside.sum(), inside.sum(),
              (inside & miss).sum()]
@@ -144,7 +117,7 @@ def false_alarms(matches: Matches) -> pd.DataFrame:
         "rival_phrase_id": of_rival(data.phrase_ids, -1).astype(np.int64), "rival": of_rival(best, np.nan),
         "rival_hit": hit, "margin": margin, "false_wins": there & (best[q] > hit)})
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #c692c872
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #de2ac84b
 def _at_recall(hit: np.ndarray, alarm: np.ndarray, weights: tuple[np.ndarray, np.ndarray], recall: float) -> np.ndarray:
     """False-alarm rate at the highest threshold with which at least `recall` of the true phrases are hit.
 
@@ -186,14 +159,14 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
         weights = tuple(part.weights[:, part.codes[data.phrase_pairs[q]]] for q in mine)
         scores, values = (best_hit[mine[0]], best[mine[1]]), []
         for t in thresholds:
-            values += [_ratio(w @ (s >= t).astype(np.float64), w.sum(1)) for w, s in zip(weights, scores)]
+            values += [ratio(w @ (s >= t).astype(np.float64), w.sum(1)) for w, s in zip(weights, scores)]
         values += [_at_recall(*scores, weights, r) for r in recalls]
         n = np.array([len(mine[0]), len(mine[1])] * len(thresholds) + [len(mine[1])] * len(recalls))
         tables.append(part.rows(names, np.column_stack(values), n, np.zeros(len(names), int),
                                 why="undefined: no such phrases, or recall out of reach"))
     return pd.concat(tables, ignore_index=True)
 
-# %% ../nbs/lib/37a_phrase_analysis.ipynb #579e2434
+# %% ../nbs/lib/37a_phrase_analysis.ipynb #c14f5850
 def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray) -> np.ndarray:
     "Chance that a positive outranks a negative, ties half; one weight [R, n] for both of each i. -> [R]."
     _, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
@@ -237,10 +210,9 @@ def calibration(matches: Matches, n_bootstrap: int = 0, **options: Any) -> pd.Da
     for part in parts(data, n_bootstrap, **options):
         mine = asked[part.inside[data.phrase_pairs[asked]]]
         weights = part.weights[:, part.codes[data.phrase_pairs[mine]]]
-        within = _ratio(weights @ wins[mine], weights.sum(1))
+        within = ratio(weights @ wins[mine], weights.sum(1))
         across = _pooled_auc(best_hit[mine], alarm[mine], weights)
-        chosen = np.ones(len(matches.pair), bool)
-        ap, other = (_average_precision(matches, part, chosen, o) for o in (None, order))
+        ap, other = (overlap_aps(matches, part, order=ranking).mean(1) for ranking in (None, order))
         lost = (part.inside[data.phrase_pairs] & data.positive[data.phrase_pairs]).sum() - len(mine)
         n = np.repeat([len(mine), part.inside.sum()], 3)
         tables.append(part.rows(names, np.column_stack([within, across, within - across, ap, other, other - ap]), n,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NAMES', 'presence_curve', 'best_threshold', 'presence']
 
-# %% ../nbs/lib/37c_phrase_presence.ipynb #29adaea9
+# %% ../nbs/lib/37c_phrase_presence.ipynb #66181ed8
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import pandas as pd
 from scipy.optimize import linear_sum_assignment
 
 from .boxes import box_iou
-from .phrase_detection import Matches, Part, parts
+from .phrase_detection import Matches
 from .phrase_matching import THRESHOLDS, match
+from .phrase_parts import parts, ratio
 
-# %% ../nbs/lib/37c_phrase_presence.ipynb #da06da05
+# %% ../nbs/lib/37c_phrase_presence.ipynb #ad8e5e04
 def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
     "Pairs of an optimal assignment that reach each of THRESHOLDS. boxes [n, 4], truth [m, 4], neither empty. -> [10]."
     overlap = box_iou(boxes, truth)
@@ -39,35 +40,22 @@ def _counts(matches: Matches, threshold: float) -> np.ndarray:
     fp = np.where(there[:, None], n_boxes[:, None] - tp, 0)
     return np.column_stack([there & said, ~there & said, ~there & ~said, there & ~said, tp, fp, n_truth[:, None] - tp])
 
-
-def _summed(values: np.ndarray, part: Part, pairs: np.ndarray) -> np.ndarray:
-    "values [Q, m] of phrases of `pairs` [Q], summed over the part under each of its weights. -> float64 [R, m]."
-    inside = part.inside[pairs]
-    sums = np.zeros((part.weights.shape[1], values.shape[1]))
-    np.add.at(sums, part.codes[pairs[inside]], values[inside])
-    return part.weights @ sums
-
-# %% ../nbs/lib/37c_phrase_presence.ipynb #c15b29ae
+# %% ../nbs/lib/37c_phrase_presence.ipynb #3e1c9092
 NAMES = ("IL_MCC", "IL_precision", "IL_recall", "IL_FPR", "pmF1", "pmF1@0.5", "pmF1@0.75", "cgF1", "cgF1@0.5",
          "cgF1@0.75")
-
-
-def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    "a / b, NaN where b is 0."
-    return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=b != 0)
 
 
 def _scores(sums: np.ndarray) -> np.ndarray:
     "The scores of NAMES from summed counts [R, 34]. -> float64 [R, 10]."
     tp, fp, tn, fn = sums[:, :4].T
-    mcc = _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+    mcc = ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     hits, extra, missed = sums[:, 4:14], sums[:, 14:24], sums[:, 24:34]
-    f1 = _divided(2 * hits, 2 * hits + extra + missed)
+    f1 = ratio(2 * hits, 2 * hits + extra + missed)
     boxes = np.column_stack([f1.mean(1), f1[:, 0], f1[:, 5]])
-    return np.column_stack([mcc, _divided(tp, tp + fp), _divided(tp, tp + fn), _divided(fp, fp + tn), boxes,
+    return np.column_stack([mcc, ratio(tp, tp + fp), ratio(tp, tp + fn), ratio(fp, fp + tn), boxes,
                             boxes * mcc[:, None]])
 
-# %% ../nbs/lib/37c_phrase_presence.ipynb #85e20d93
+# %% ../nbs/lib/37c_phrase_presence.ipynb #7ee653eb
 def presence_curve(matches: Matches) -> pd.DataFrame:
     """IL_MCC, pmF1 and cgF1 of all pairs at every threshold that changes anything.
 
@@ -81,16 +69,16 @@ def presence_curve(matches: Matches) -> pd.DataFrame:
     there = np.diff(data.truth_starts) > 0
     owner = there[packed.phrase[order]]
     tp = match(packed.boxes[order], packed.phrase[order], data.truth, data.truth_starts, THRESHOLDS).cumsum(1)[:, last]
-    f1 = _divided(2.0 * tp, (np.cumsum(owner)[last] + len(data.truth)) * np.ones((len(THRESHOLDS), 1))).mean(0)
+    f1 = ratio(2.0 * tp, (np.cumsum(owner)[last] + len(data.truth)) * np.ones((len(THRESHOLDS), 1))).mean(0)
     _, top = np.unique(packed.phrase[order], return_index=True)  # the best box of each phrase
     newly = np.zeros((2, len(order)))
     newly[0, top], newly[1, top] = owner[top], ~owner[top]
     said, wrong = newly.cumsum(1)[:, last]
     missed, quiet = there.sum() - said, (~there).sum() - wrong
-    mcc = _divided(said * quiet - wrong * missed,
+    mcc = ratio(said * quiet - wrong * missed,
                    np.sqrt((said + wrong) * there.sum() * (quiet + wrong) * (quiet + missed)))
-    return pd.DataFrame({"threshold": score[last], "IL_MCC": mcc, "IL_recall": _divided(said, said + missed),
-                         "IL_FPR": _divided(wrong, wrong + quiet), "pmF1": f1, "cgF1": f1 * mcc})
+    return pd.DataFrame({"threshold": score[last], "IL_MCC": mcc, "IL_recall": ratio(said, said + missed),
+                         "IL_FPR": ratio(wrong, wrong + quiet), "pmF1": f1, "cgF1": f1 * mcc})
 
 
 def best_threshold(matches: Matches, score: str = "cgF1") -> float:
@@ -103,7 +91,7 @@ def best_threshold(matches: Matches, score: str = "cgF1") -> float:
     curve = presence_curve(matches).dropna(subset=score).reset_index()
     return float(curve["threshold"][curve[score].idxmax()]) if len(curve) else np.nan
 
-# %% ../nbs/lib/37c_phrase_presence.ipynb #e5fbee58
+# %% ../nbs/lib/37c_phrase_presence.ipynb #61e8c92c
 def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
     """The scores of SA-Co: is a phrase predicted where it is present, and are its boxes right?
 
@@ -128,7 +116,7 @@ def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 
     for part in parts(data, n_bootstrap, **options):
         inside = part.inside[pairs]
         n = np.repeat([inside.sum(), (inside & there).sum()], [4, 6])
-        tables.append(part.rows(NAMES, _scores(_summed(counts, part, pairs)), n, np.zeros(len(NAMES), int),
+        tables.append(part.rows(NAMES, _scores(part.sums(counts, pairs)), n, np.zeros(len(NAMES), int),
                                 why="undefined: nothing to tell apart"))
     table = pd.concat(tables, ignore_index=True)
     if best:

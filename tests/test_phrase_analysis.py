@@ -18,8 +18,9 @@ from qgcam_lib.phrase_analysis import (
     precision_recall,
     price_of_false_captions,
 )
-from qgcam_lib.phrase_detection import evaluate, match_predictions, parts
+from qgcam_lib.phrase_detection import evaluate, match_predictions
 from qgcam_lib.phrase_matching import RECALL_POINTS, THRESHOLDS
+from qgcam_lib.phrase_parts import parts
 from qgcam_lib.tricd_synthetic import synthetic_predictions
 
 AP = {"metrics": ("AP",)}

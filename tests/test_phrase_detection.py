@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,16 @@ from hypothesis import strategies as st
 
 from qgcam_lib.boxes import box_iou
 from qgcam_lib.data.tricd import SUBSETS, load_tricd
-from qgcam_lib.phrase_detection import evaluate, group_weights, match_predictions, pack, summarize_matches
+from qgcam_lib.phrase_detection import (
+    evaluate,
+    group_weights,
+    match_predictions,
+    overlap_aps,
+    pack,
+    summarize_matches,
+)
 from qgcam_lib.phrase_matching import THRESHOLDS, best_of_each
+from qgcam_lib.phrase_parts import parts
 from qgcam_lib.records import ExampleError
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
@@ -424,12 +433,10 @@ def drawn_content(content, predictions, weights, names):
 def test_a_replicate_is_the_score_of_the_drawn_data(folder, example):
     content, data, predictions = example
     matches = match_predictions(data, predictions)
-    from qgcam_lib import phrase_detection
-
-    rng = np.random.default_rng(5)
-    inside = np.ones(len(data), bool)
-    for weights in group_weights(len(data.group_names), 3, 1, rng):
-        fast = phrase_detection._curves(matches, inside, data.group_codes, weights[None])[0]
+    whole = parts(data, subsets=("all",))[0]
+    for weights in group_weights(len(data.group_names), 3, 1, np.random.default_rng(5)):
+        aps = overlap_aps(matches, replace(whole, weights=weights[None]))[0]
+        fast = [aps.mean(), aps[0], aps[5]]
         again, new = drawn_content(content, predictions, weights, data.group_names)
         found = values(evaluate(loaded(folder, again), new))
         assert fast == pytest.approx([found[name, "all"] for name in ("AP", "AP50", "AP75")], abs=1e-12)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib import phrase_detection
+from qgcam_lib import phrase_parts
 from qgcam_lib.boxes import box_iou
 from qgcam_lib.data.tricd import SUBSETS, Tricd
 from qgcam_lib.phrase_detection import match_predictions
@@ -41,7 +41,7 @@ def drawn(data, predictions, weights):
 
 def under(monkeypatch, weights):
     """Let the bootstrap draw these weights of all groups, twice."""
-    monkeypatch.setattr(phrase_detection, "group_weights", lambda n, *rest: np.stack([np.ones(n), weights, weights]))
+    monkeypatch.setattr(phrase_parts, "group_weights", lambda n, *rest: np.stack([np.ones(n), weights, weights]))
 
 
 def values(table):
