@@ -19,6 +19,7 @@ from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
+from qgcam_lib.data.tricd_files import tricd_splits
 from qgcam_lib.parameters import read_parameters
 from qgcam_lib.report.table1 import SPLITS, TABLE1_MODELS, table1_runs, why_not_runnable
 from qgcam_lib.runs import plan_run
@@ -43,12 +44,21 @@ for name, given in GRID.items():
     if given["model"] == "albef-amc" and GIVEN.get("weights") == "official" and given["split"] in ("testA", "testB"):
         given["checkpoint"] = "best-refcoco"  # the paper's section 6: best-flickr for phrases, best-refcoco for RefCOCO+
 
+# TRICD: the splits that the data folder has; the published detectors and answerers where those weights are asked for.
+TRICD = {split: {"data": DATA, "split": split} for split in (tricd_splits(DATA) if DATA else ["test"])}
+PUBLISHED = GIVEN.get("weights") == "official"
+DETECTORS = {"models": ["mdetr-enb5", "owl-vit-l14", "owlv2-b16", "grounding-dino-base"]} if PUBLISHED else {}
+ANSWERERS = {"models": ["blip-vqa", "albef-vqa", "vilt-vqa"]} if PUBLISHED else {}
+
 # notebook in nbs/papers -> name of the run -> parameters that differ from the notebook's own defaults. One line a notebook.
 RUNS = {
     "q_groundcam": GRID,
     "q_groundcam_table1": {"all": {"data": DATA, "models": list(WANTED.get("models", TABLE1_MODELS))}},
     "q_groundcam_audit": {"test": {"dataset": next(iter(table1_runs(DATA).values()))["dataset"]}},
     "amc_recipe": {} if DATA else {"miniworld": {}},
+    "tricd_audit": {"drawn": {}},
+    "tricd_detection": {split: given | DETECTORS for split, given in TRICD.items()},
+    "tricd_vqa": {split: given | ANSWERERS for split, given in TRICD.items()},
 }
 # notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`
 GATHERS = {"q_groundcam_table1": "q_groundcam"}

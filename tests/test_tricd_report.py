@@ -171,6 +171,8 @@ def test_a_sentence_can_fail_and_can_have_nobody_to_ask(printed):
     asked = np.array([not claim.needs for claim in TRICD_CLAIMS])
     assert nobody["result"][~asked].str.startswith("not asked: no model for").all()
     assert nobody["result"][asked].eq("holds").all()
+    alone = check_tricd_claims({metric: table.loc[["mdetr"]] for metric, table in printed.items()}, ROLES)["result"]
+    assert alone.iloc[0] == alone.iloc[-1] == "not asked: fewer than two models"
     without = {metric: table.drop(columns="coco_obj") for metric, table in printed.items()}
     assert check_tricd_claims(without, ROLES)["result"].iloc[0] == "not asked: no coco_obj"
 
@@ -232,6 +234,8 @@ def test_the_gallery_draws_truth_dashed_and_predictions_solid(made):
         told = set(predictions[id]["phrase_ids"])
         assert len(ax.patches) - len(dashed) == sum(phrase.id in told for phrase in by_id[id].phrases)
     assert len(alarm_gallery(made, lambda name: picture, predictions, chosen[:0]).axes) == 2
+    absent = alarm_gallery(made, lambda name: f"nowhere/{name}", predictions, chosen)
+    assert all("no such picture here" in ax.get_xlabel() for ax in absent.axes)
     plt.close("all")
 
 

@@ -96,8 +96,20 @@ def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) 
     ax.add_artist(AnchoredOffsetbox("lower left", child=box, frameon=False, bbox_to_anchor=(0, 1.01), pad=0.1,
                                     bbox_transform=ax.transAxes, borderpad=0))
 
-# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #a4d1d0b3
+# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #ab2d9cce
 _EDGE = [withStroke(linewidth=3.5, foreground="white")]
+
+
+def _picture(source: str | Path | Image.Image, size: tuple[int, int] | None = None) -> Image.Image:
+    "The picture; where its file is not there, a grey field of `size` (height, width)."
+    if isinstance(source, Image.Image) or Path(source).is_file():
+        return open_picture(source)
+    height, width = size or (96, 128)
+    return Image.new("RGB", (width, height), (225, 225, 225))
+
+
+def _is_missing(source: str | Path | Image.Image) -> bool:
+    return not isinstance(source, Image.Image) and not Path(source).is_file()
 
 
 def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[str, Any], *, boxes: int = 1) -> None:
@@ -144,8 +156,9 @@ def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image
     for row, one in zip(axes, chosen.itertuples()):
         for ax, id, what in zip(row, (one.rival_image_id, one.image_id), ("the caption is true", "it is not")):
             pair = by_id[id]
-            draw_pair(ax, pair, open_picture(picture(pair.file_name)), predictions.get(id, {}), boxes=boxes)
-            ax.set_xlabel(what, fontsize="small")
+            source = picture(pair.file_name)
+            draw_pair(ax, pair, _picture(source, pair.size), predictions.get(id, {}), boxes=boxes)
+            ax.set_xlabel(what + " (no such picture here)" * _is_missing(source), fontsize="small")
         line = f"{one.role}: “{one.text}”, best hit {_two(one.rival_hit)}, false alarm {_two(one.alarm)}"
         draw_caption(row[0], by_id[one.rival_image_id], role=line, width=60)
     figure.suptitle(title, x=0.01, y=1 - 0.08 / high, va="top", ha="left", weight="bold")
@@ -155,7 +168,7 @@ def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image
 def _two(score: float) -> str:
     return f"{score:.2f}" if np.isfinite(score) else "none"
 
-# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #fe2a20d8
+# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
     """Questions that most models get wrong: `n` rows with n_wrong, false ones (a no is right) first.
 
@@ -185,8 +198,10 @@ def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | I
     for ax in axes.ravel():
         ax.set_axis_off()
     for ax, row in zip(axes.ravel(), chosen.itertuples()):
-        ax.imshow(open_picture(picture(row.file_name)))
-        lines = ["\n".join(textwrap.wrap(f"{row.question}?", 42)), f"truth: {'yes' if row.answer else 'no'}"]
+        source = picture(row.file_name)
+        ax.imshow(_picture(source))
+        lines = ["(no such picture here)"] if _is_missing(source) else []
+        lines += ["\n".join(textwrap.wrap(f"{row.question}?", 42)), f"truth: {'yes' if row.answer else 'no'}"]
         for name, said in answers.items():
             text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
             mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
