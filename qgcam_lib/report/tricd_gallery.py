@@ -96,7 +96,7 @@ def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) 
     ax.add_artist(AnchoredOffsetbox("lower left", child=box, frameon=False, bbox_to_anchor=(0, 1.01), pad=0.1,
                                     bbox_transform=ax.transAxes, borderpad=0))
 
-# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #a3e8eb23
+# %% ../../nbs/lib/41j_report_tricd_gallery.ipynb #1c7b7e2b
 _EDGE = [withStroke(linewidth=3.5, foreground="white")]
 
 
@@ -131,7 +131,8 @@ def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[st
                                    path_effects=_EDGE))
             at, side = (x0, "left") if k % 2 == 0 else (x1, "right")  # so that the marks of two phrases seldom meet
             ax.text(np.clip(at, 0, picture.width), np.clip(y0, 0, picture.height), f"{scores[n]:.2f}", color="white",
-                    fontsize=8, va="top", ha=side, bbox={"facecolor": colour, "edgecolor": "none", "pad": 1}, clip_on=True)
+                    fontsize=8, va="top", ha=side, clip_on=True,
+                    bbox={"facecolor": colour, "edgecolor": "none", "pad": 1})
     ax.set(xticks=[], yticks=[], xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
     sns.despine(ax=ax, left=True, bottom=True)
 
