@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 from transformers import GroundingDinoImageProcessor, GroundingDinoProcessor
@@ -94,6 +94,7 @@ def test_the_pictures_are_those_of_transformers(tiny, shape):
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000))
+@settings(deadline=None)
 def test_sizes_keep_their_limits_and_their_shape(width, height):
     from transformers.models.grounding_dino.image_processing_grounding_dino import get_size_with_aspect_ratio
 
@@ -119,6 +120,7 @@ def test_a_drawn_box_is_found_again_where_it_was_drawn(tiny, shape):
 
 @pytest.mark.parametrize("aggregate", ["mean", "max"])
 @given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
 def test_phrase_scores_are_those_of_a_loop(aggregate, seed):
     rng = np.random.default_rng(seed)
     boxes, tokens, phrases = rng.integers(1, 6, 3)

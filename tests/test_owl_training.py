@@ -3,13 +3,16 @@
 from itertools import permutations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.ops import box_iou, generalized_box_iou, sigmoid_focal_loss
 
+from qgcam_lib.finetune import owl_mini
 from qgcam_lib.finetune.amc import Boxes
 from qgcam_lib.finetune.batches import load_training_set
 from qgcam_lib.finetune.clip import token_ids
@@ -28,8 +31,10 @@ from qgcam_lib.finetune.owl_batches import MINI_OWL, OwlRecipe, draw_owl_batch, 
 from qgcam_lib.finetune.pairs import Truths
 from qgcam_lib.finetune.texts import ImageText, mirrored
 from qgcam_lib.miniworld import ensure
+from qgcam_lib.miniworld.flickr30k import annotated
 from qgcam_lib.models.checkpoints import zoo_folder
-from qgcam_lib.models.owl import OwlDetector, OwlModel
+from qgcam_lib.models.owl import OwlDetector, OwlModel, build_owl
+from qgcam_lib.models.registry import load_model
 from qgcam_lib.models.zoo import load_zoo
 
 SMALL = OwlRecipe(batch=6, texts=6, steps=6, warmup=1, log_every=2, images=40)
@@ -225,3 +230,37 @@ def test_one_batch_can_be_learned(training, batch):
     for _ in range(12):
         losses.append(train_step(training, (batch, ids)))
     assert losses[-1]["total"] < 0.8 * losses[0]["total"]
+
+
+def test_the_mini_finds_what_an_untrained_net_does_not():
+    trained = load_model("owl-vit-b32", "mini", max_boxes=None)
+    assert trained.card["recipe"] == vars(OwlRecipe()) and trained.card["role"] == "detector"
+    owl = build_owl(trained.owl.config, load_zoo("owl-vit-mini").vocab, seed=1)
+    hits = {"trained": [], "untrained": []}
+    for index in range(40):
+        scene, sentences, entities = annotated(index, "test")
+        drawn = {thing.id: thing.box for thing in scene.scene.things}
+        boxes = {entity.id: np.array([drawn[k] for k in entity.things]) for entity in entities}
+        for phrase in sentences[0].phrases:
+            if len(boxes.get(phrase.entity, ())):
+                for name, detector in (("trained", trained), ("untrained", OwlDetector(owl))):
+                    found = detector.detect(Image.fromarray(scene.image), phrase.words, [[(0, len(phrase.words))]])
+                    true = torch.from_numpy(boxes[phrase.entity].astype(float))
+                    overlap = box_iou(torch.from_numpy(found.boxes[:1]), true)
+                    hits[name].append(bool(overlap.max() >= 0.5))
+    assert len(hits["trained"]) > 60
+    assert np.mean(hits["trained"]) > 0.4 > 0.1 > np.mean(hits["untrained"])
+
+
+def test_a_small_entry_is_written_and_loads(training, world, tmp_path, monkeypatch):
+    """Everything of an entry but its scores, which take minutes: these stand in as one row."""
+    row = {"model": "trained", "subset": "all", "metric": "AP", "value": 0.5, "n": 4, "n_groups": 1, "ci_low": None,
+           "ci_high": None}  # fmt: skip
+    monkeypatch.setattr(owl_mini, "score_detectors", lambda models, *_, **__: pd.DataFrame([row] * len(models)))
+    root, _ = world
+    folder = owl_mini.make_owl_entry(training, root, tmp_path, pairs=tmp_path, progress=False)
+    card = load_zoo("owl-vit-mini", tmp_path).card
+    assert card["starts_from"]["sha256"] == load_zoo("blip-mini").card["files"]["model.safetensors"]
+    assert card["data"]["training_images"] == 40 and "blip-mini" in (folder / "README.md").read_text()
+    detector = load_model("owl-vit-b32", folder, max_boxes=3)
+    assert len(detector.detect(Image.new("RGB", (50, 40)), "a dog", [[(0, 5)]])) == 3

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MINIS', 'Mini', 'main']
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #a257e6bf
+# %% ../../nbs/lib/36_finetune_minis.ipynb #758b44b3
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +19,7 @@ from .clip import ClipRecipe
 from .detector import DetectorRecipe
 from .itm import MINI, train_itm
 from .mini import make_entry
+from .owl_batches import OwlRecipe
 from ..miniworld import ensure
 from ..models.albef_loading import load_albef
 from ..models.blip import BlipConfig
@@ -26,7 +27,7 @@ from ..models.checkpoints import zoo_folder
 from ..models.zoo import load_zoo
 from ..settings import settings
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #15d3d8ef
+# %% ../../nbs/lib/36_finetune_minis.ipynb #895de758
 @dataclass(frozen=True)
 class Mini:
     """How an entry of the zoo is made. recipe: its numbers; make: called with root (the data), work (folder of the
@@ -62,6 +63,12 @@ def _make_detector(root: Path, work: Path, out: Path, recipe: DetectorRecipe, na
     return train_and_store_detector(out, root, work, recipe=recipe, name=name)
 
 
+def _make_owl(root: Path, work: Path, out: Path, recipe: OwlRecipe, name: str) -> Path:
+    from qgcam_lib.finetune.owl_mini import train_and_store_owl
+
+    return train_and_store_owl(out, root, work, recipe=recipe, name=name)
+
+
 def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, start: str = "albef-mini") -> Path:
     """Fine-tune the mini ALBEF of the zoo `out`, else the project's; its scores before stand beside those after."""
     entry = load_zoo(start, out if (out / start).is_dir() else zoo_folder())
@@ -74,7 +81,7 @@ def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, s
     before = {"before AMC": load_albef("albef-amc", entry.folder)}
     return make_entry(training, root, out, name=name, about=about, beside=before)
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #dd7ef102
+# %% ../../nbs/lib/36_finetune_minis.ipynb #747ef4a7
 MINIS: dict[str, Mini] = {
     "blip-mini": Mini(ItmRecipe(), partial(_make_blip, MINI)),
     "blip-large-mini": Mini(
@@ -85,6 +92,7 @@ MINIS: dict[str, Mini] = {
     "clip-rn-mini": Mini(ClipRecipe(steps=1900), _make_clip),
     "mdetr-like-mini": Mini(DetectorRecipe(), _make_detector),
     "glip-like-mini": Mini(DetectorRecipe(false=0.5), _make_detector),
+    "owl-vit-mini": Mini(OwlRecipe(), _make_owl, needs="blip-mini"),
 }
 
 # %% ../../nbs/lib/36_finetune_minis.ipynb #dd624ca8

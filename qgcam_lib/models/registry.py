@@ -127,10 +127,10 @@ _register(*(ModelEntry(f"mdetr-{name}", checkpoint=_ZENODO.format(file), licence
 _register(*(ModelEntry(f"{kind}-like", licence="Apache-2.0", role="detector", mini=f"{kind}-like-mini",
                        loader="qgcam_lib.models.dense_grounding_loading:load_dense") for kind in ("mdetr", "glip")))
 
-# %% ../../nbs/lib/20_models.ipynb #f38d3573
+# %% ../../nbs/lib/20_models.ipynb #9792233f
 _FACE = "https://huggingface.co/"
 _register(*(ModelEntry(name, checkpoint=_FACE + place, licence="Apache-2.0", loader=f"qgcam_lib.models.{loader}",
-                       role="detector")
+                       role="detector", mini="owl-vit-mini" if name == "owl-vit-b32" else "")
             for name, place, loader in (
                 ("owl-vit-b32", "google/owlvit-base-patch32", "owl:load_owl"),
                 ("owl-vit-l14", "google/owlvit-large-patch14", "owl:load_owl"),
@@ -138,6 +138,9 @@ _register(*(ModelEntry(name, checkpoint=_FACE + place, licence="Apache-2.0", loa
                 ("grounding-dino-tiny", "IDEA-Research/grounding-dino-tiny", "grounding_dino:load_grounding_dino"),
                 ("grounding-dino-base", "IDEA-Research/grounding-dino-base", "grounding_dino:load_grounding_dino"),
                 ("omdet-turbo", "omlab/omdet-turbo-swin-tiny-hf", "omdet:load_omdet"))))
+_register(ModelEntry("clip-proposals", checkpoint=MODELS["clip-rn50x16-gscorecam"].checkpoint, licence="MIT",
+                     loader="qgcam_lib.models.clip_proposals:load_clip_proposals", mini="clip-rn-mini",
+                     role="detector"))
 
 # %% ../../nbs/lib/20_models.ipynb #2fa18c73
 _LAVIS = "https://storage.googleapis.com/sfr-vision-language-research/"
