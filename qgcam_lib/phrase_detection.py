@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TIES', 'METRICS', 'Matches', 'match_predictions', 'overlap_aps', 'summarize_matches', 'evaluate', 'load_tricd',
-           'Packed', 'pack', 'group_weights']
+           'Packed', 'pack', 'group_weights', 'parts']
 
 # %% ../nbs/lib/37_phrase_detection.ipynb #78245f67
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ from qgcam_lib.phrase_matching import (
 from .phrase_parts import Part, group_weights, parts, ratio
 from .prediction_forms import Packed, pack
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #6e806509
-_all_ = ["load_tricd", "Packed", "pack", "group_weights"]  # also offered here, beside `evaluate`
+# %% ../nbs/lib/37_phrase_detection.ipynb #006bb1ec
+_all_ = ["load_tricd", "Packed", "pack", "group_weights", "parts"]  # also offered here, beside `evaluate`
 
 # %% ../nbs/lib/37_phrase_detection.ipynb #78bb53b1
 TIES = ("stable", "pessimistic")
