@@ -20,7 +20,7 @@ from qgcam_lib.models.matching_answerer import (
 )
 from qgcam_lib.models.prompted import PROMPT, fill_prompt
 from qgcam_lib.models.roles import Answerer
-from qgcam_lib.phrase_questions import caption_to_question, evaluate_answers, load_tricd_vqa
+from qgcam_lib.phrase_questions import caption_to_question, evaluate_answers, load_tricd_vqa, parse_answer
 from qgcam_lib.question_runs import answer_questions, answers_for, answers_of
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
@@ -319,8 +319,19 @@ def test_the_mini_matcher_answers_through_the_registry():
     score = answerer.yes_score(PICTURES[0], "is there a dog")
     assert score == pytest.approx(float(load_model("blip-base").score([PICTURES[0]], ["a dog"])[0, 0]), abs=1e-6)
     assert answerer.answer(PICTURES[0], "is there a dog") == ("yes" if score >= 0.5 else "no")
-    with pytest.raises(ValueError, match="are no probabilities"):
-        load_model("blip-base-as-answerer", matcher="clip-rn50x16-gscorecam")
+
+
+def test_a_matcher_without_a_threshold_gives_scores_and_no_opinion():
+    answerer = load_model("clip-rn50x16-as-answerer")
+    assert answerer.card["name"] == "clip-rn50x16-as-answerer" and answerer.card["threshold"] is None
+    said = answerer.answer(PICTURES[0], "is there a dog")
+    assert said == "undecided" and parse_answer(said) is None
+    score = answerer.yes_score(PICTURES[0], "is there a dog")
+    matcher = load_model("clip-rn50x16-gscorecam")
+    assert score == pytest.approx(float(matcher.score([PICTURES[0]], ["a dog"])[0, 0]), abs=1e-5)
+    for threshold, answer in ((score - 0.01, "yes"), (score + 0.01, "no")):
+        told = load_model("clip-rn50x16-as-answerer", threshold=threshold)
+        assert told.answer(PICTURES[0], "is there a dog") == answer
 
 
 # --------------------------------------------------------------------------------------------------------- baselines

@@ -142,7 +142,7 @@ _register(ModelEntry("clip-proposals", checkpoint=MODELS["clip-rn50x16-gscorecam
                      loader="qgcam_lib.models.clip_proposals:load_clip_proposals", mini="clip-rn-mini",
                      role="detector"))
 
-# %% ../../nbs/lib/20_models.ipynb #2fa18c73
+# %% ../../nbs/lib/20_models.ipynb #ae968945
 _LAVIS = "https://storage.googleapis.com/sfr-vision-language-research/"
 _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_lib.models.{loader}", mini=mini,
                        role="answerer")
@@ -156,7 +156,9 @@ _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_l
                 ("prompted", "https://huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct", "Apache-2.0",
                  "prompted:load_prompted", ""),
                 ("blip-base-as-answerer", MODELS["blip-base"].checkpoint, "BSD-3-Clause",
-                 "matching_answerer:load_matching_answerer", "blip-mini"))))
+                 "matching_answerer:load_matching_answerer", "blip-mini"),
+                ("clip-rn50x16-as-answerer", MODELS["clip-rn50x16-gscorecam"].checkpoint, "MIT",
+                 "matching_answerer:load_matching_answerer", "clip-rn-mini"))))
 
 # %% ../../nbs/lib/20_models.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:
