@@ -287,7 +287,7 @@ def test_the_captions_of_tricd_come_back_but_for_the_article():
     assert np.mean([a == bare(b) for a, b in zip(back, questions.caption)]) > 0.9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=20))
 def test_no_threshold_is_better_than_the_chosen_one(rows):
     scores, truth = np.array([a for a, _ in rows]) / 2, np.array([b for _, b in rows])
