@@ -1,4 +1,4 @@
-"""The authors' own evaluator beside ours, for anyone who has it: TRICD_REPO=PATH of a checkout of ashkamath/TRICD.
+"""The authors' own evaluator beside ours, for anyone who has it: TRICD_CHECKOUT=PATH of a checkout of ashkamath/TRICD.
 
 It is not part of this repository and is not fetched. Its recall module imports prettytable only to print; where that
 package is missing, a stand-in that prints nothing is used.
@@ -19,10 +19,10 @@ from qgcam_lib.data.tricd import SUBSETS, load_tricd
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
 
-REPO = Path(os.environ.get("TRICD_REPO") or "no-checkout")
+REPO = Path(os.environ.get("TRICD_CHECKOUT") or "no-checkout")
 CODE = REPO / "grounding" / "evaluation"
 pytestmark = pytest.mark.skipif(not (CODE / "grounding_AP.py").is_file(), reason="no checkout of ashkamath/TRICD: set "
-                                "TRICD_REPO to its folder (it must hold grounding/evaluation/grounding_AP.py)")
+                                "TRICD_CHECKOUT to its folder (it must hold grounding/evaluation/grounding_AP.py)")
 
 
 @pytest.fixture
