@@ -207,7 +207,7 @@ def test_vocabulary_and_registry():
 def test_mistakes_are_named(tiny):
     assert isinstance(tiny(), Detector)
     for options, message in (({"aggregate": "sum"}, "aggregate"), ({"prompt": "both"}, "prompt"),
-                             ({"max_boxes": -1}, "max_boxes")):  # fmt: skip
+                             ({"max_boxes": -1}, "max_boxes"), ({"precision": "bfloat16"}, "precision")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             load_grounding_dino(ENTRY, "random", config=TINY, vocab=VOCABULARY, **options)
     with pytest.raises(ValueError, match="spans"):

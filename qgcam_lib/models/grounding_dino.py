@@ -78,7 +78,7 @@ def dino_size(width: int, height: int, *, shorter: int = 800, longer: int = 1333
     other = max(int(exact * most / least), 1)
     return (other, max(shorter, 1)) if width < height else (max(shorter, 1), other)
 
-# %% ../../nbs/lib/28a_grounding_dino.ipynb #d0e9a608
+# %% ../../nbs/lib/28a_grounding_dino.ipynb #02ec035a
 PUBLISHED: dict[str, dict[str, Any]] = {
     "grounding-dino-tiny": {
         "backbone_config": {"model_type": "swin", "embed_dim": 96, "depths": [2, 2, 6, 2],
@@ -108,6 +108,8 @@ class GroundingDinoDetector(BoxDetector):
                                      ("prompt", prompt, ("caption", "phrase"))):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
+        if options.get("precision", "float32") != "float32":
+            raise ValueError("precision: transformers' Grounding DINO computes places in float32, so only that works.")
         super().__init__(model, **options)
         self.tokenizer, self.aggregate, self.prompt = tokenizer, aggregate, prompt
         self.size = {"shorter": shorter, "longer": longer}
