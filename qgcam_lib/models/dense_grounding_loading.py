@@ -19,10 +19,10 @@ from .dense_grounding import DenseConfig, DenseDetector, DenseGrounding
 from .registry import ModelEntry, find_model
 from .vocabulary import build_vocabulary, make_tokenizer
 
-# %% ../../nbs/lib/27a_dense_grounding_loading.ipynb #21063ea1
+# %% ../../nbs/lib/27a_dense_grounding_loading.ipynb #2cb0b35e
 def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0
                           ) -> DenseGrounding:
-    """The net with weights drawn from a seed. vocab: words (see `make_tokenizer`), None for the common caption words."""
+    """The net with weights drawn from a seed. vocab: words (see `make_tokenizer`), None for common caption words."""
     tokenizer = make_tokenizer(build_vocabulary() if vocab is None else vocab, lavis_tokens=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
