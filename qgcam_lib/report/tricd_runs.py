@@ -156,7 +156,7 @@ def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: A
         table.insert(0, "model", name)
     return pd.concat(tables, ignore_index=True)
 
-# %% ../../nbs/lib/41l_report_tricd_runs.ipynb #92657139
+# %% ../../nbs/lib/41l_report_tricd_runs.ipynb #b330bb1d
 def answer_baselines(questions: pd.DataFrame, seed: int = 0) -> dict[str, dict[Any, str]]:
     """Answers without a model: "always yes", "always no" and "coin" (seeded), each {image_id: answer}."""
     ids = questions["image_id"].tolist()
@@ -179,7 +179,9 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, *, limit: int 
     if val.questions is None:
         return {}
     questions = load_tricd_vqa(val.questions, val.grounding)
-    found = answer_all(matchers, questions, val.images, limit=limit, seed=seed, folder=folder, scores=True, **options)
+    any_will_do = dict.fromkeys(matchers, 0.0)  # scores do not depend on it
+    found = answer_all(matchers, questions, val.images, limit=limit, seed=seed, folder=folder, scores=True,
+                       thresholds=any_will_do, **options)
     truth = questions.set_index("image_id")["answer"]
     return {name: choose_threshold(*(part["yes_score"], truth[part["image_id"]]))
             for name, part in ((name, frame[frame["yes_score"].notna()]) for name, frame in found.items())}
