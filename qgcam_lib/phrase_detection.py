@@ -100,7 +100,7 @@ class Matches:
     def group_rank(self) -> np.ndarray:
         return _group_ranks(self)
 
-# %% ../nbs/lib/37_phrase_detection.ipynb #c2fafc86
+# %% ../nbs/lib/37_phrase_detection.ipynb #8210c60e
 def _group_ranks(matches: Matches) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes on both images of its group."
     data, packed, order = matches.data, matches.packed, matches.order
@@ -114,16 +114,16 @@ def _group_ranks(matches: Matches) -> np.ndarray:
 def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable") -> Matches:
     """Match predictions (see `pack` for their three forms) with the truth, once for all scores.
 
-    ties: what group recall does with equal scores on the two images of a group: "stable" ranks the true pair first, as
-    the authors' code, "pessimistic" the false one. Errors: see `pack`; ValueError for an unknown `ties` or for data
-    that `load_tricd` did not make.
+    ties: what stands first at equal scores. "stable", as in the authors' code: in group recall the true pair, in AP the
+    pair with the lower id. "pessimistic": in both, the boxes of false captions. Errors: see `pack`; ValueError for an
+    unknown `ties` or for data that `load_tricd` did not make.
     """
     if not isinstance(data, Tricd):
         raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
     packed = pack(data, predictions)
-    order = descending(packed.score)
+    order = descending(packed.score, data.positive[packed.pair] if ties == "pessimistic" else None)
     kept = best_of_each(order, packed.pair, len(data), MAX_BOXES)
     hits = match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, THRESHOLDS)
     return Matches(data, packed, order, kept, hits, ties)

@@ -354,7 +354,14 @@ def test_ties(folder):
                 for pair in data.pairs}
     stable, last = (values(evaluate(data, constant, ties=ties)) for ties in ("stable", "pessimistic"))
     assert stable["group_recall@1", "all"] == 1 and last["group_recall@1", "all"] == 0
-    assert stable["AP", "all"] == last["AP", "all"] and stable["recall@1", "all"] == last["recall@1", "all"] == 1
+    assert stable["recall@1", "all"] == last["recall@1", "all"] == 1
+    # the same predictions with scores that put the boxes of false captions first, or last
+    told = {pair.id: {**constant[pair.id], "scores": [0.5 + 1e-9 * pair.positive] * len(pair.phrases)}
+            for pair in data.pairs}
+    assert last["AP", "all"] < stable["AP", "all"] <= values(evaluate(data, told))["AP", "all"]
+    for pair in data.pairs:
+        told[pair.id]["scores"] = [0.5 - 1e-9 * pair.positive] * len(pair.phrases)
+    assert last["AP", "all"] == values(evaluate(data, told))["AP", "all"]
 
 
 def test_a_pair_keeps_its_hundred_best(folder):
