@@ -81,7 +81,7 @@ def _make_amc(root: Path, work: Path, out: Path, recipe: AmcRecipe, name: str, s
     before = {"before AMC": load_albef("albef-amc", entry.folder)}
     return make_entry(training, root, out, name=name, about=about, beside=before)
 
-# %% ../../nbs/lib/36_finetune_minis.ipynb #747ef4a7
+# %% ../../nbs/lib/36_finetune_minis.ipynb #4434be81
 MINIS: dict[str, Mini] = {
     "blip-mini": Mini(ItmRecipe(), partial(_make_blip, MINI)),
     "blip-large-mini": Mini(
@@ -91,7 +91,7 @@ MINIS: dict[str, Mini] = {
     "albef-amc-mini": Mini(AmcRecipe(), _make_amc, needs="albef-mini"),
     "clip-rn-mini": Mini(ClipRecipe(steps=1900), _make_clip),
     "mdetr-like-mini": Mini(DetectorRecipe(), _make_detector),
-    "glip-like-mini": Mini(DetectorRecipe(false=0.5), _make_detector),
+    "glip-like-mini": Mini(DetectorRecipe(texts=3, false=1 / 3), _make_detector),
     "owl-vit-mini": Mini(OwlRecipe(), _make_owl, needs="blip-mini"),
 }
 
