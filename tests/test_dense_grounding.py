@@ -265,7 +265,8 @@ def test_the_zoo_has_what_the_cards_say(entry):
 
 def test_one_recipe_but_for_the_negatives():
     one, other = (load_zoo(f"{name}-mini").card for name in NAMES)
-    assert {**one["recipe"], "false": 0.5} == other["recipe"] and one["recipe"]["false"] == 0.0
+    assert {**one["recipe"], "false": 1 / 3, "texts": 3} == other["recipe"] and one["recipe"]["false"] == 0.0
+    assert one["recipe"]["texts"] == round(other["recipe"]["texts"] * (1 - other["recipe"]["false"]))  # true ones
     assert one["data"]["training_sha256"] == other["data"]["training_sha256"]
     assert one["nms_overlap"] == other["nms_overlap"] == 0.6
     assert (zoo_folder() / "glip-like-mini" / "config.json").read_bytes() == (
