@@ -13,7 +13,7 @@ from qgcam_lib.cli_tricd import find_annotations
 from qgcam_lib.data.tricd import SUBSETS, load_tricd
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.prediction_files import write_predictions
-from qgcam_lib.tricd_check import tricd_content
+from qgcam_lib.tricd_oracles import tricd_content
 from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
 
 ROOT = Path(__file__).parents[1]

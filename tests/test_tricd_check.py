@@ -12,16 +12,9 @@ import pytest
 from qgcam_lib import tricd_check
 from qgcam_lib.data.tricd import SUBSETS, Tricd, load_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.tricd_check import (
-    BACKENDS,
-    check_tricd,
-    known_case,
-    official_scores,
-    plain_recall,
-    pseudo_image_ap,
-    tricd_content,
-)
+from qgcam_lib.tricd_check import check_tricd, known_case
 from qgcam_lib.tricd_defects import after_group_recall
+from qgcam_lib.tricd_oracles import BACKENDS, official_scores, plain_recall, pseudo_image_ap, tricd_content
 from qgcam_lib.tricd_synthetic import break_ties, synthetic_predictions, synthetic_tricd
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
