@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['caption_to_question', 'parse_answer', 'parse_answers']
 
-# %% ../nbs/lib/37d_question_texts.ipynb #5bc78b0a
+# %% ../nbs/lib/37d_question_texts.ipynb #1ba5b1f5
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def _head(words: list[str]) -> str:
     nouns = [word for word in taken if not (len(word) > 4 and word.endswith("ed"))]
     return (nouns or taken)[-1]
 
-# %% ../nbs/lib/37d_question_texts.ipynb #1ec4e30c
+# %% ../nbs/lib/37d_question_texts.ipynb #37f4a444
 _ONE = frozenset("a an one another each every someone somebody something this that 1".split())
 _MANY = frozenset(
     "two three four five six seven eight nine ten eleven twelve many several few both various multiple numerous these "
@@ -65,31 +66,69 @@ _ASKS = frozenset("is are was were do does did has have can".split())
 _COPULA = re.compile(r"((?:(?!\b(?:who|which|that|while|when|where|is|are)\b).)+?)\s+(is|are|was|were)\s+(.+)", re.I)
 
 
-def _opening(words: list[str]) -> str:
-    "The words that go before a noun phrase: is there, is there a, is there an, are there."
-    first, head = words[0], _head(words)
+def _opening(words: list[str], noun: tuple[str, bool] | None = None) -> str:
+    """The words that go before a noun phrase: is there, is there a, is there an, are there.
+
+    noun: its head and whether that is a plural, None: by `_head` and `_is_plural`.
+    """
+    first, head = words[0], noun[0] if noun else _head(words)
     if first in _ONE:
         return "is there"
     if first in _MANY or first.isdecimal():
         return "are there"
-    number = "are there" if _is_plural(head) else "is there"
+    number = "are there" if (noun[1] if noun else _is_plural(head)) else "is there"
     if first in _OPEN or number == "are there" or head in _MASS:
         return number
     return f"is there {_article(first)}"
 
-# %% ../nbs/lib/37d_question_texts.ipynb #db00ee7a
-def caption_to_question(caption: str, *, style: str = "shipped") -> str:
+# %% ../nbs/lib/37d_question_texts.ipynb #9b655645
+@cache
+def _english() -> Any:
+    "spaCy's small English pipeline, which is installed by hand."
+    import spacy
+
+    try:
+        return spacy.load("en_core_web_sm")
+    except OSError as error:
+        raise ValueError("tagger: spaCy's model en_core_web_sm is not installed. Install it (python -m spacy download "
+                         "en_core_web_sm), or use tagger='rule'") from error
+
+
+def _pipeline(tagger: Any) -> Any:
+    "The pipeline that is meant, None for the rule."
+    if tagger in ("rule", "spacy"):
+        return _english() if tagger == "spacy" else None
+    if not callable(tagger):
+        raise ValueError(f"tagger: expected 'rule', 'spacy' or a loaded pipeline of spaCy, got {tagger!r:.40}")
+    return tagger
+
+
+def _tagged_noun(text: str, pipeline: Any) -> tuple[str, bool] | None:
+    "The last noun of the first run of nouns and whether it is a plural, by Penn Treebank's tags; None without a noun."
+    tokens = [(token.text.lower(), token.tag_) for token in pipeline(text)]
+    if not any(tag for _, tag in tokens):
+        raise ValueError("tagger: the pipeline gives no tags; it needs a tagger")
+    for (word, tag), (_, after) in zip(tokens, [*tokens[1:], ("", "")]):
+        if tag.startswith("NN") and not after.startswith("NN"):
+            return word, tag.endswith("S")
+    return None
+
+# %% ../nbs/lib/37d_question_texts.ipynb #b3fd65f1
+def caption_to_question(caption: str, *, style: str = "shipped", tagger: Any = "rule") -> str:
     """A yes/no question that asks whether the caption is true of the picture.
 
     style: "shipped" (no capital, no question mark, as in TRICD's files) or "sentence" ("Is there a vase?", for models
-    that expect a sentence). Spaces are collapsed, a final stop is dropped.
+    that expect a sentence). Spaces are collapsed, a final stop is dropped. tagger: how the first noun and its number
+    are found: "rule" (word endings), "spacy" (the tags of spaCy's en_core_web_sm, which must be installed), or a
+    loaded pipeline of spaCy with a tagger; the rule where it finds no noun.
     The form is that of TRICD, appendix C.2; we take the number from the head of the first noun phrase by its ending,
     where the authors tag the first word and correct by hand. Not handled: a sentence whose verb is not a form of
     "be" ("the dog chases the cat" gives "is there the dog chases the cat").
-    Errors: ValueError for a caption without a word, or an unknown style.
+    Errors: ValueError for a caption without a word, an unknown style, or a tagger that is not there or gives no tags.
     """
     if style not in ("shipped", "sentence"):
         raise ValueError(f"style: expected 'shipped' or 'sentence', got {style!r}")
+    pipeline = _pipeline(tagger)
     text = " ".join(caption.split()).strip(" .?!") if isinstance(caption, str) else ""
     words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", text.lower())
     if not words:
@@ -100,7 +139,9 @@ def caption_to_question(caption: str, *, style: str = "shipped") -> str:
         text = (swapped[1] or "is") + " there" + (swapped[2] or swapped[4] or "")
     elif words[0] not in _ASKS:
         inverted = _COPULA.fullmatch(text)
-        text = f"{inverted[2]} {inverted[1]} {inverted[3]}" if inverted else f"{_opening(words)} {text}"
+        if not inverted:
+            noun = _tagged_noun(text, pipeline) if pipeline else None
+        text = f"{inverted[2]} {inverted[1]} {inverted[3]}" if inverted else f"{_opening(words, noun)} {text}"
     return text if style == "shipped" else text[0].upper() + text[1:] + "?"
 
 # %% ../nbs/lib/37d_question_texts.ipynb #e39fb4bb

@@ -120,6 +120,28 @@ def test_any_text_gives_one_clean_line_or_a_clear_error(caption):
     assert question == " ".join(question.split()) and len(question) >= 2
 
 
+@pytest.mark.parametrize(("words", "tags", "question"), [
+    ("three deer", "CD NNS", "are there three deer"), ("deer in snow", "NNS IN NN", "are there deer in snow"),
+    ("teddy bears at war", "NN NNS IN NN", "are there teddy bears at war"), ("exhaust", "NN", "is there an exhaust"),
+    ("news stand", "NN NN", "is there a news stand"), ("the lens", "DT NN", "is there the lens"),
+    ("running", "VBG", "is there a running"), ("cats is here", "NNS VBZ RB", "is cats here")])
+def test_tags_decide_the_number(words, tags, question):
+    spacy = pytest.importorskip("spacy")
+    doc = spacy.tokens.Doc(spacy.blank("en").vocab, words=words.split(), tags=tags.split())
+    assert caption_to_question(words, tagger=lambda text: doc) == question
+
+
+def test_taggers_that_cannot_be_used():
+    spacy = pytest.importorskip("spacy")
+    with pytest.raises(ValueError, match="gives no tags"):
+        caption_to_question("a dog", tagger=spacy.blank("en"))
+    with pytest.raises(ValueError, match="expected 'rule', 'spacy' or a loaded pipeline"):
+        caption_to_question("a dog", tagger="nltk")
+    if not spacy.util.is_package("en_core_web_sm"):
+        with pytest.raises(ValueError, match="spacy download en_core_web_sm"):
+            caption_to_question("a dog", tagger="spacy")
+
+
 @needs_tricd
 def test_share_of_the_shipped_questions():
     data = load_tricd_vqa(TRICD / "TRICD_VQA_val.json", TRICD / "TRICD_grounding_val.json")
