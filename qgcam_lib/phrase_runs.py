@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['take_groups', 'asked_checksum', 'FoundPhrases', 'detect_phrases', 'predictions_for']
 
-# %% ../nbs/lib/37b_detect_phrases.ipynb #7d681947
+# %% ../nbs/lib/37b_detect_phrases.ipynb #59f94859
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +19,7 @@ from PIL import Image
 from .data.tricd import Tricd, TricdPair
 from .models.registry import MODELS, find_model, load_model
 from .models.roles import Detections, Detector
+from .phrase_matching import best_of_each, descending
 from .picture_runs import Asked, PictureRun, choose_groups
 from .prediction_files import Predictions, predictions_source, read_predictions
 from .store import RecordStore
@@ -58,7 +59,7 @@ def asked_checksum(data: Tricd) -> str:
         total.update(repr((pair.id, pair.file_name, pair.size, pair.caption, spans)).encode())
     return total.hexdigest()
 
-# %% ../nbs/lib/37b_detect_phrases.ipynb #ad224bfe
+# %% ../nbs/lib/37b_detect_phrases.ipynb #1d60a48b
 class FoundPhrases(Predictions):
     """Predictions with their story: {pair id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids": [n]}}.
 
@@ -77,9 +78,9 @@ def _about(data: Tricd) -> dict[str, Any]:
 
 
 def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.ndarray]:
-    best = found.best(max_boxes)
+    kept = best_of_each(descending(found.scores), found.phrases, len(pair.phrases), max_boxes)
     ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
-    return {"scores": best.scores, "boxes": best.boxes.ravel(), "phrase_ids": ids[best.phrases]}
+    return {"scores": found.scores[kept], "boxes": found.boxes[kept].ravel(), "phrase_ids": ids[found.phrases[kept]]}
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -87,10 +88,10 @@ def _entry(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {"scores": np.array(row["scores"], np.float64), "boxes": boxes,
             "phrase_ids": np.array(row["phrase_ids"], np.int64)}
 
-# %% ../nbs/lib/37b_detect_phrases.ipynb #52ea1e54
+# %% ../nbs/lib/37b_detect_phrases.ipynb #45152e1b
 def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequence[str | Path], *,
                    store: str | Path | RecordStore | None = None, limit: int | None = None, seed: int = 0,
-                   on_error: str = "raise", batch_images: int = 4, max_boxes: int = 300,
+                   on_error: str = "raise", batch_images: int = 4, max_boxes: int = 100,
                    progress: bool = True) -> FoundPhrases:
     """Ask a detector for the phrases of every pair of a picture and a caption.
 
@@ -99,7 +100,7 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
     earlier run. limit: so many whole groups of pairs (None or 0: all), see `take_groups`, which gives the data to
     score these predictions on. on_error: "raise", or "skip" to go on without a pair whose picture or detection fails.
     batch_images: pictures opened at once, all their captions in one `detect_batch`, and the most that a killed run
-    loses. max_boxes: the best boxes kept of a pair, over all its phrases.
+    loses. max_boxes: the best boxes kept of each phrase of a pair.
     Returns `FoundPhrases`, one entry a pair in ascending order of the ids: scores, boxes in pixels, phrase_ids.
     Errors: ExampleError naming pair and picture; StoreError where the store holds other settings or a picture was
     exchanged; ValueError for an option out of range or a detector that answers about phrases it was not asked.

@@ -34,8 +34,8 @@ def imagenet_pixels(image: Image.Image, rows: int, columns: int) -> torch.Tensor
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float() / 255
     return (pixels - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None]
 
-# %% ../../nbs/lib/27b_transformers_detectors.ipynb #45202b74
-def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = 300) -> Detections:
+# %% ../../nbs/lib/27b_transformers_detectors.ipynb #1730973f
+def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = None) -> Detections:
     """The best pairs of box and phrase, best first; at equal scores the earlier box, then the earlier phrase.
 
     scores: [N, P] of N boxes and P phrases, finite; boxes: [N, 4], corners in pixels of the picture; max_boxes: pairs
@@ -46,7 +46,7 @@ def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None 
     box, phrase = np.unravel_index(order, flat.shape)
     return Detections(flat[box, phrase], boxes.detach().double().cpu().numpy()[box], phrase)
 
-# %% ../../nbs/lib/27b_transformers_detectors.ipynb #5452ecf8
+# %% ../../nbs/lib/27b_transformers_detectors.ipynb #328d4c2a
 class BoxDetector:
     """A detector around a transformers model; a family fills in `_texts` and `_pairs`.
 
@@ -54,7 +54,7 @@ class BoxDetector:
     best, None for all; precision: "float32" or "bfloat16" (meant for GPUs); card: what is known of the weights.
     """
 
-    def __init__(self, model: torch.nn.Module, *, device: str = "cpu", max_boxes: int | None = 300,
+    def __init__(self, model: torch.nn.Module, *, device: str = "cpu", max_boxes: int | None = None,
                  precision: str = "float32", card: Mapping[str, Any] | None = None):
         if max_boxes is not None and (isinstance(max_boxes, bool) or not isinstance(max_boxes, int) or max_boxes < 1):
             raise ValueError(f"max_boxes: expected a whole number above 0, or None for all, got {max_boxes!r}.")
