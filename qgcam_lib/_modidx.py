@@ -746,8 +746,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'qgcam_lib/finetune/detector.py')},
             'qgcam_lib.finetune.detector_mini': { 'qgcam_lib.finetune.detector_mini.choose_power': ( 'lib/finetune_detector_mini.html#choose_power',
                                                                                                      'qgcam_lib/finetune/detector_mini.py'),
-                                                  'qgcam_lib.finetune.detector_mini.find_phrases': ( 'lib/finetune_detector_mini.html#find_phrases',
-                                                                                                     'qgcam_lib/finetune/detector_mini.py'),
                                                   'qgcam_lib.finetune.detector_mini.make_detector_entry': ( 'lib/finetune_detector_mini.html#make_detector_entry',
                                                                                                             'qgcam_lib/finetune/detector_mini.py'),
                                                   'qgcam_lib.finetune.detector_mini.score_detectors': ( 'lib/finetune_detector_mini.html#score_detectors',

@@ -280,15 +280,15 @@ def test_the_chosen_power_is_the_best_on_validation_pairs(entry):
 
 def test_fresh_pairs_score_as_the_card_says(entry, tmp_path):
     """Twenty groups made here: the phrases found first lie in a wide interval around the card's share."""
-    from qgcam_lib.finetune.detector_mini import find_phrases
     from qgcam_lib.miniworld.tricd import ensure_tricd
     from qgcam_lib.phrase_detection import evaluate, load_tricd
+    from qgcam_lib.phrase_runs import detect_phrases
 
     root = ensure_tricd(tmp_path / "pairs", n_test=20, n_val=0, progress=False)
     data = load_tricd(root / "TRICD_grounding_test.json")
     detector = load_model(entry.card["name"].removesuffix("-mini"))
     assert detector.card["weights"] == "mini" and detector.quality_power == entry.card["quality_power"]
-    found = evaluate(data, find_phrases(detector, data, root / "images", progress=False))
+    found = evaluate(data, detect_phrases(detector, data, root / "images", progress=False))
     value = found[(found.metric == "recall@1") & (found.subset == "all")].value.iloc[0]
     assert abs(value - score(entry.card, "recall@1").value) < 0.15
 
