@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.golden import numbers
+from golden import numbers
 
 KEPT = json.loads(numbers.FILE.read_text(encoding="utf-8"))
 
