@@ -19,10 +19,10 @@ from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
-from qgcam_lib.data.tricd_files import tricd_splits
-from qgcam_lib.parameters import read_parameters
-from qgcam_lib.report.table1 import SPLITS, TABLE1_MODELS, table1_runs, why_not_runnable
-from qgcam_lib.runs import plan_run
+from qgcam_lib.data.tricd.files import tricd_splits
+from qgcam_lib.runs.parameters import read_parameters
+from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs, why_not_runnable
+from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import settings
 
 DATA = str(Path(config["data"]).expanduser().resolve()) if config.get("data") else ""  # "": the miniworld
@@ -102,7 +102,7 @@ def needed(wildcards):
 
 def about(wildcards, path):
     """Caption of a result and the run it came from, as reStructuredText; used by profiles/report/*.rst."""
-    from qgcam_lib.gather import run_line
+    from qgcam_lib.runs.gather import run_line
 
     record = json.loads(Path(FOLDER.format(**dict(wildcards.items())), "run.json").read_text())
     caption = next((item["caption"] for item in record["outputs"] if item["path"] == path), "")

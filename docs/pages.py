@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from qgcam_lib.run_record import find_runs
+from qgcam_lib.runs.record import find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"

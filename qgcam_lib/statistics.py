@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from .metrics import SCORE_COLUMNS
+from .metrics.score import SCORE_COLUMNS
 
 # %% ../nbs/lib/04_statistics.ipynb #1b0e99e2
 def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> list[str]:

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
-from qgcam_lib.models.albef import AlbefConfig
-from qgcam_lib.models.blip import BlipConfig
+from qgcam_lib.models.albef.network import AlbefConfig
+from qgcam_lib.models.blip.network import BlipConfig
+from qgcam_lib.models.common.vocabulary import build_vocabulary, write_vocabulary
 from qgcam_lib.models.registry import MODELS
-from qgcam_lib.models.vocabulary import build_vocabulary, write_vocabulary
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]
 _LAVIS = {"image_size": 48, "patch_size": 12, "vision_width": 36, "vision_depth": 1, "vision_heads": 3,

@@ -13,12 +13,12 @@ from PIL import Image
 
 from qgcam_lib.explain.gradcam import Tokens, attention_gradients, image_keys_values
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
-from qgcam_lib.models import albef_loading as loading
-from qgcam_lib.models.albef import ALBEF_CONFIGS, AlbefConfig, build_albef
-from qgcam_lib.models.albef_explainer import AlbefExplainer, clean_caption
-from qgcam_lib.models.blip_explainer import prepare_image
-from qgcam_lib.models.checkpoints import save_model, zoo_folder
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
+from qgcam_lib.models.albef import loading as loading
+from qgcam_lib.models.albef.explainer import AlbefExplainer, clean_caption
+from qgcam_lib.models.albef.network import ALBEF_CONFIGS, AlbefConfig, build_albef
+from qgcam_lib.models.blip.explainer import prepare_image
+from qgcam_lib.models.common.checkpoints import save_model, zoo_folder
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]
 TYPES = "text_encoder.bert.embeddings.token_type_embeddings.weight"

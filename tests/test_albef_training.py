@@ -22,10 +22,10 @@ from qgcam_lib.finetune.mini import make_entry
 from qgcam_lib.finetune.minis import MINIS, main
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model
-from qgcam_lib.models.albef import AlbefConfig, build_albef, inference_state
-from qgcam_lib.models.checkpoints import load_state, zoo_folder
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer
-from qgcam_lib.models.zoo import load_zoo
+from qgcam_lib.models.albef.network import AlbefConfig, build_albef, inference_state
+from qgcam_lib.models.common.checkpoints import load_state, zoo_folder
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.common.zoo import load_zoo
 
 TINY = replace(
     ALBEF_MINI,
@@ -193,7 +193,7 @@ def test_an_entry_of_the_zoo_gives_the_maps_that_were_scored(training, root, tmp
     assert card["class"] == "lavis AlbefPretrain" and card["block"] in (2, 3) and loaded.block == card["block"]
     assert {row["block"] for row in card["choice_on_val"]} == {2, 3}
     assert loaded.cleaning == "blip" and loaded.tokens == card["tokens"]
-    from qgcam_lib.data.flickr30k import Flickr30kEntities
+    from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
     from qgcam_lib.finetune.mini import mini_explainer
 
     example = next(iter(Flickr30kEntities(root, "test")))

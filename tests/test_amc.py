@@ -25,8 +25,8 @@ from qgcam_lib.finetune.amc import (
 from qgcam_lib.finetune.batches import TokenTable, load_training_set
 from qgcam_lib.finetune.texts import mirrored
 from qgcam_lib.miniworld import ensure
-from qgcam_lib.models.checkpoints import save_model
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.common.checkpoints import save_model
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 
 TINY = replace(
     ALBEF_MINI,

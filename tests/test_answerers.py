@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.albef import AlbefConfig
-from qgcam_lib.models.blip import BlipConfig
-from qgcam_lib.models.blip_explainer import prepare_image
-from qgcam_lib.models.blip_vqa import VQA_CONFIGS, clean_question
+from qgcam_lib.models.albef.network import AlbefConfig
+from qgcam_lib.models.blip.explainer import prepare_image
+from qgcam_lib.models.blip.network import BlipConfig
+from qgcam_lib.models.blip.vqa import VQA_CONFIGS, clean_question
+from qgcam_lib.models.common.vocabulary import build_vocabulary
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Answerer
-from qgcam_lib.models.vocabulary import build_vocabulary
 
 _LAVIS = {
     "image_size": 48,
@@ -220,7 +220,7 @@ def test_the_published_sizes_and_addresses_are_those_of_lavis():
         from lavis.models.blip_models.blip_vqa import BlipVQA
         from omegaconf import OmegaConf
 
-    from qgcam_lib.models.albef_vqa import ALBEF_VQA_CONFIGS
+    from qgcam_lib.models.albef.vqa import ALBEF_VQA_CONFIGS
 
     for name, model, ours in (
         ("blip-vqa", BlipVQA, VQA_CONFIGS["blip-vqa"]),
@@ -354,7 +354,7 @@ def test_checkpoints_come_back_with_every_key_checked(name, form, tmp_path):
 
 
 def _vocabulary(folder):
-    from qgcam_lib.models.vocabulary import write_vocabulary
+    from qgcam_lib.models.common.vocabulary import write_vocabulary
 
     return write_vocabulary(build_vocabulary(), folder / "vocab.txt")
 

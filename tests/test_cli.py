@@ -11,11 +11,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from qgcam_lib.cli import join_pairs, main
+from qgcam_lib.cli.main import join_pairs, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PHOTOS = ROOT.parent / "shared" / "realdata" / "photos"
-CELLS = """from qgcam_lib.runs import current_run
+CELLS = """from qgcam_lib.runs.runner import current_run
 import pandas as pd
 run = current_run()
 if limit < 0: raise ValueError("limit is negative")
@@ -71,7 +71,7 @@ def test_wrong_calls_are_one_line_and_exit_code_2(line, words, project, monkeypa
 
 
 def test_a_broken_settings_value_is_named(project):
-    code = "import sys; from qgcam_lib.cli import main; sys.exit(main(['table']))"
+    code = "import sys; from qgcam_lib.cli.main import main; sys.exit(main(['table']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True,
                           env=os.environ | {"QGCAM_BATCHSIZE": "3", "PYTHONPATH": str(ROOT)})
     assert done.returncode == 2 and "QGCAM_BATCH_SIZE" in done.stderr and "Traceback" not in done.stderr
@@ -102,7 +102,7 @@ def test_a_failed_run_is_exit_code_1(project, monkeypatch, capsys):
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
-    code = ("import sys; from qgcam_lib.cli import main; main(['--help']); "
+    code = ("import sys; from qgcam_lib.cli.main import main; main(['--help']); "
             "print({'torch', 'pandas', 'numpy', 'papermill', 'pydantic', 'snakemake'} & set(sys.modules))")
     shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert shown.splitlines()[-1] == "set()" and "verify" not in shown

@@ -12,13 +12,13 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from qgcam_lib.box_files import read_boxes
-from qgcam_lib.cli import main
-from qgcam_lib.map_files import FileFault, open_maps
-from qgcam_lib.map_store import MapStore
+from qgcam_lib.cli.main import main
+from qgcam_lib.grounding.box_files import read_boxes
+from qgcam_lib.grounding.map_files import FileFault, open_maps
+from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
-from qgcam_lib.own_maps import score_files
 from qgcam_lib.statistics import summarize
+from qgcam_lib.storage.maps import MapStore
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)
@@ -330,7 +330,7 @@ def test_an_old_result_stays_until_the_new_one_is_whole(files):
 
 
 def test_the_command_needs_no_model_library(files):
-    code = ("import sys; from qgcam_lib.cli import main; code = main(['score', 'maps.npz', 'boxes.csv']); "
+    code = ("import sys; from qgcam_lib.cli.main import main; code = main(['score', 'maps.npz', 'boxes.csv']); "
             "print(code, {'torch', 'lavis', 'transformers'} & set(sys.modules))")
     shown = subprocess.check_output([sys.executable, "-c", code], cwd=files, text=True, env={"PYTHONPATH": str(ROOT)})
     assert shown.splitlines()[-1] == "0 set()"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from qgcam_lib.cli import main
-from qgcam_lib.cli_tricd import find_annotations
-from qgcam_lib.data.tricd import SUBSETS, load_tricd
+from qgcam_lib.cli.main import main
+from qgcam_lib.cli.tricd import find_annotations
+from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.prediction_files import write_predictions
-from qgcam_lib.tricd_oracles import tricd_content
-from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.oracles import tricd_content
+from qgcam_lib.phrase_detection.prediction_files import write_predictions
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / ".." / "shared" / "realdata" / "tricd"
@@ -178,7 +178,7 @@ def test_the_found_file_is_said(folder):
     place = folder / "root" / "raw" / "tricd"
     place.mkdir(parents=True, exist_ok=True)
     (place / "TRICD_grounding_val.json").write_text((folder / "a.json").read_text())
-    start = "import sys; from qgcam_lib.cli import main; sys.exit(main())"
+    start = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "tricd", "evaluate", "p.json", "--bootstrap", "0", "--metrics", "AP"]
     environ = {"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder), "QGCAM_DATA_ROOT": str(folder / "root")}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)

@@ -10,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.models import clip_loading, load_model
-from qgcam_lib.models.checkpoints import save_model
-from qgcam_lib.models.clip import bpe_tokenizer, build_clip, cell_size, clip_config, word_tokenizer, word_vocabulary
-from qgcam_lib.models.clip_loading import load_clip, read_clip_state
+from qgcam_lib.models import load_model
+from qgcam_lib.models.clip import loading as clip_loading
+from qgcam_lib.models.clip.loading import load_clip, read_clip_state
+from qgcam_lib.models.clip.network import (
+    bpe_tokenizer,
+    build_clip,
+    cell_size,
+    clip_config,
+    word_tokenizer,
+    word_vocabulary,
+)
+from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.registry import Explainer, Matcher, find_model
 
 NAME = "clip-rn50x16-gscorecam"

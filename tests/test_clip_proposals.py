@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.models.clip_proposals import ClipProposals, load_clip_proposals, sliding_windows
+from qgcam_lib.models.clip.proposals import ClipProposals, load_clip_proposals, sliding_windows
 from qgcam_lib.models.registry import MODELS, ModelEntry, load_model
 from qgcam_lib.models.roles import Detector
 

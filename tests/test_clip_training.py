@@ -20,7 +20,7 @@ from qgcam_lib.finetune.clip import (
 )
 from qgcam_lib.finetune.pairs import Truths, draw_pairs
 from qgcam_lib.miniworld import ensure
-from qgcam_lib.models.clip import build_clip, word_vocabulary
+from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
 TINY = ClipSize({
     **MINI_CLIP.model,

@@ -5,7 +5,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from qgcam_lib.explain.clip_vit import (
+from qgcam_lib.miniworld import make_picture
+from qgcam_lib.models import load_model
+from qgcam_lib.models.clip.network import build_clip, word_vocabulary
+from qgcam_lib.models.clip.vit import (
     ClipVitGradCam,
     ClipVitGradEclip,
     attention_gradcam,
@@ -13,9 +16,6 @@ from qgcam_lib.explain.clip_vit import (
     read_class_token,
     vit_states,
 )
-from qgcam_lib.miniworld import make_picture
-from qgcam_lib.models import load_model
-from qgcam_lib.models.clip import build_clip, word_vocabulary
 
 WORDS = word_vocabulary(["a red ball", "the dog on the left"])
 SIZES = {"embed_dim": 24, "quick_gelu": True,

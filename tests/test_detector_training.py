@@ -28,7 +28,7 @@ from qgcam_lib.finetune.detector import (
 from qgcam_lib.finetune.itm import train_step
 from qgcam_lib.finetune.texts import ImageText, Mention, TextMaker, mirrored
 from qgcam_lib.miniworld import ensure
-from qgcam_lib.models.dense_grounding import DenseConfig, DenseDetector, Grounded
+from qgcam_lib.models.dense.network import DenseConfig, DenseDetector, Grounded
 
 TINY = DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
 SHORT = DetectorRecipe(steps=6, batch=4, warmup=2, log_every=2, images=20, false=0.5)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.flickr30k import OFFICIAL_SPLITS, Flickr30kEntities
-from qgcam_lib.data.flickr30k_format import (
+from qgcam_lib.data.flickr30k.entities import OFFICIAL_SPLITS, Flickr30kEntities
+from qgcam_lib.data.flickr30k.format import (
     FormatError,
     Phrase,
     mark_sentence,
@@ -21,7 +21,7 @@ from qgcam_lib.data.flickr30k_format import (
     read_split,
     read_unrelated,
 )
-from qgcam_lib.records import Dataset, ExampleError, open_image
+from qgcam_lib.data.records import Dataset, ExampleError, open_image
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata"
 ENTITIES, PHOTOS = SHARED / "flickr30k_entities", SHARED / "photos"
@@ -439,7 +439,7 @@ def test_fingerprint_follows_content_not_place(root, tmp_path):
 
 def test_files_are_read_when_they_are_needed(tmp_path, monkeypatch):
     """The first example waits for its own files only; counting reads each annotation once, and no picture."""
-    from qgcam_lib.data import flickr30k
+    from qgcam_lib.data.flickr30k import entities as flickr30k
 
     texts = (("Sentences", "txt", "\n".join(LINES)), ("Annotations", "xml", GOOD), ("images", "jpg", "not a picture"))
     for folder, suffix, text in texts:

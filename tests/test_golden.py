@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-
 from golden import numbers
 
 KEPT = json.loads(numbers.FILE.read_text(encoding="utf-8"))

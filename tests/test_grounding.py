@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from qgcam_lib.data.catalog import load_dataset
-from qgcam_lib.data.flickr30k import Flickr30kEntities
-from qgcam_lib.explain.baselines import CentreGuess, RandomMap, UniformMap
+from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
+from qgcam_lib.data.records import ExampleError, GroundingExample
 from qgcam_lib.grounding import ground
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
-from qgcam_lib.records import ExampleError, GroundingExample
-from qgcam_lib.store import RecordStore, StoreError
+from qgcam_lib.models.baselines import CentreGuess, RandomMap, UniformMap
+from qgcam_lib.storage.rows import RecordStore, StoreError
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"
@@ -177,8 +177,8 @@ def test_a_store_of_other_settings_is_refused(root, tmp_path, change):
 
 WORKER = """
 import sys, time
-from qgcam_lib.data.flickr30k import Flickr30kEntities
-from qgcam_lib.explain.baselines import RandomMap
+from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
+from qgcam_lib.models.baselines import RandomMap
 from qgcam_lib.grounding import ground
 class Slow(RandomMap):
     def maps_batch(self, images, phrases):

@@ -11,16 +11,10 @@ from transformers.models.grounding_dino.modeling_grounding_dino import (
     generate_masks_with_special_tokens_and_transfer_map,
 )
 
-from qgcam_lib.models.grounding_dino import (
-    bert_places,
-    dino_size,
-    load_grounding_dino,
-    phrase_scores,
-    phrase_tokens,
-)
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.grounding_dino import bert_places, dino_size, load_grounding_dino, phrase_scores, phrase_tokens
 from qgcam_lib.models.registry import MODELS, ModelEntry
 from qgcam_lib.models.roles import Detector
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer
 
 TINY = {
     "d_model": 64, "num_queries": 12, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32,

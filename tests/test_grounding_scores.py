@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import MetricCollection
 
-from qgcam_lib.grounding_scores import GroundingScores
 from qgcam_lib.metrics import METRICS, SCORE_COLUMNS, score_maps
+from qgcam_lib.metrics.torchmetric import GroundingScores
 from qgcam_lib.statistics import summarize
 
 ROOT = Path(__file__).parents[1]
@@ -193,7 +193,7 @@ def test_two_processes_give_the_digits_of_one(tmp_path):
 
 
 def test_scores_without_torch_stay_without_it():
-    code = ("import sys, qgcam_lib.metrics, qgcam_lib.statistics, qgcam_lib.map_store; "
+    code = ("import sys, qgcam_lib.metrics, qgcam_lib.statistics, qgcam_lib.storage.maps; "
             "print({'torch', 'torchmetrics'} & set(sys.modules))")
     shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert shown.strip() == "set()"

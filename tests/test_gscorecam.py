@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qgcam_lib.explain import gscorecam as module
 from qgcam_lib.explain.gscorecam import gscorecam, gscorecam_literal, importances, layer4, masked_pixels, pool
-from qgcam_lib.models.clip import build_clip, word_vocabulary
+from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
 WORDS = word_vocabulary(["a red ball"])
 

@@ -22,7 +22,7 @@ from qgcam_lib.finetune.itm import (
 )
 from qgcam_lib.finetune.texts import TextMaker, head_and_attributes, mirrored, read_texts, singular
 from qgcam_lib.miniworld import ensure
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 
 TINY = replace(
     MINI,

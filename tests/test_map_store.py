@@ -17,12 +17,13 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 from safetensors.numpy import load_file
 
-from qgcam_lib.explain.baselines import CentreGuess, RandomMap
-from qgcam_lib.grounding import ground, score_store
-from qgcam_lib.map_store import MapStore
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.grounding import ground
+from qgcam_lib.grounding.run import score_store
 from qgcam_lib.metrics import SCORE_COLUMNS
-from qgcam_lib.records import GroundingExample
-from qgcam_lib.store import RecordStore, StoreError
+from qgcam_lib.models.baselines import CentreGuess, RandomMap
+from qgcam_lib.storage.maps import MapStore
+from qgcam_lib.storage.rows import RecordStore, StoreError
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)
@@ -169,7 +170,7 @@ def test_an_interrupted_compact_loses_nothing(store, monkeypatch):
 
 
 def test_killed_while_writing(tmp_path):
-    code = ("import sys, numpy as np\nfrom qgcam_lib.map_store import MapStore\n"
+    code = ("import sys, numpy as np\nfrom qgcam_lib.storage.maps import MapStore\n"
             "store = MapStore(sys.argv[1])\n"
             "for k in range(10**6):\n    store.append([f'{k}/{n}' for n in range(5)], [np.full((9, 9), k)] * 5)\n")
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "maps")], env=os.environ | {

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from qgcam_lib.data.tricd import load_tricd
+from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.models import load_model
-from qgcam_lib.models.mdetr import MDETR_CONFIGS, Backbone, ImagePatches, Mdetr, MdetrConfig, sine_places
-from qgcam_lib.models.mdetr_detector import (
+from qgcam_lib.models.mdetr.detector import (
     MdetrDetector,
     byte_tokenizer,
     mdetr_size,
@@ -26,7 +25,7 @@ from qgcam_lib.models.mdetr_detector import (
     to_pixels,
     token_positions,
 )
-from qgcam_lib.models.mdetr_loading import (
+from qgcam_lib.models.mdetr.loading import (
     SPARE_NAMES,
     load_mdetr,
     load_official,
@@ -34,6 +33,7 @@ from qgcam_lib.models.mdetr_loading import (
     official_names,
     read_mdetr_state,
 )
+from qgcam_lib.models.mdetr.network import MDETR_CONFIGS, Backbone, ImagePatches, Mdetr, MdetrConfig, sine_places
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Detector
 

@@ -21,14 +21,14 @@ from qgcam_lib.miniworld import (
     make_picture,
     make_scene,
     read_card,
-    render,
     vocabulary,
 )
-from qgcam_lib.miniworld.flickr30k import annotated, annotation_xml, image_id, sentences_text
-from qgcam_lib.miniworld.render import mask_box
-from qgcam_lib.miniworld.sampler import draft_scene
-from qgcam_lib.miniworld.scene import KINDS
-from qgcam_lib.miniworld.words import FITS, plural
+from qgcam_lib.miniworld.scenes import render
+from qgcam_lib.miniworld.scenes.render import mask_box
+from qgcam_lib.miniworld.scenes.sampler import draft_scene
+from qgcam_lib.miniworld.scenes.scene import KINDS
+from qgcam_lib.miniworld.words.words import FITS, plural
+from qgcam_lib.miniworld.writers.flickr30k import annotated, annotation_xml, image_id, sentences_text
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "realdata"
 TYPES = {"people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual"}

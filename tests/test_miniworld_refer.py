@@ -14,12 +14,19 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from qgcam_lib.miniworld import ensure_refer, make_refer, read_card, vocabulary
-from qgcam_lib.miniworld.crowd import SPLITS, make_crowd, rivals
-from qgcam_lib.miniworld.dice import Dice
-from qgcam_lib.miniworld.expressions import MANNERS, expressions, identifies
-from qgcam_lib.miniworld.files import open_folder, write_bytes
-from qgcam_lib.miniworld.refer import CHECKSUM, annotated_things, instances, rectangles, refer_checksum, references
-from qgcam_lib.miniworld.words import FITS
+from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.scenes.crowd import SPLITS, make_crowd, rivals
+from qgcam_lib.miniworld.words.expressions import MANNERS, expressions, identifies
+from qgcam_lib.miniworld.words.words import FITS
+from qgcam_lib.miniworld.writers.files import open_folder, write_bytes
+from qgcam_lib.miniworld.writers.refer import (
+    CHECKSUM,
+    annotated_things,
+    instances,
+    rectangles,
+    refer_checksum,
+    references,
+)
 
 LISTS = {"refcoco": ["refs(unc).p"], "refcoco+": ["refs(unc).p"], "refcocog": ["refs(umd).p", "refs(google).p"]}
 FORBIDDEN = set(
@@ -407,7 +414,7 @@ def test_another_version_is_made_anew(tmp_path):
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path, monkeypatch):
     small = dict(names="refcoco", n_test=2, n_train=0, n_val=0, progress=False)
-    from qgcam_lib.miniworld import refer
+    from qgcam_lib.miniworld.writers import refer
 
     def stop(*_):
         raise KeyboardInterrupt

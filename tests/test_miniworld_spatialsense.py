@@ -22,10 +22,10 @@ from qgcam_lib.miniworld import (
     refer_checksum,
     vocabulary,
 )
-from qgcam_lib.miniworld.dice import Dice
-from qgcam_lib.miniworld.spatial_truth import PREDICATES9, is_false, is_true
-from qgcam_lib.miniworld.spatialsense import SPATIALSENSE_CHECKSUM, record, spatialsense_checksum
-from qgcam_lib.miniworld.strange import FAULTS, PLACES_FLICKR, PLACES_NYU, RARE, make_strange, paint_place, spoil
+from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.scenes.spatial_truth import PREDICATES9, is_false, is_true
+from qgcam_lib.miniworld.scenes.strange import FAULTS, PLACES_FLICKR, PLACES_NYU, RARE, make_strange, paint_place, spoil
+from qgcam_lib.miniworld.writers.spatialsense import SPATIALSENSE_CHECKSUM, record, spatialsense_checksum
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "realdata" / "spatialsense"
 OPPOSITE = {

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.data.tricd import load_tricd
-from qgcam_lib.data.tricd_files import tricd_files, tricd_folder, tricd_splits
-from qgcam_lib.data.tricd_statistics import STATISTICS, tricd_statistics
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.data.tricd.counts import STATISTICS, tricd_statistics
+from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
+from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.miniworld import (
     Relation,
     Thing,
@@ -29,15 +30,14 @@ from qgcam_lib.miniworld import (
     tricd_checksum,
     vocabulary,
 )
-from qgcam_lib.miniworld import (
-    tricd_steps as steps,
-)
-from qgcam_lib.miniworld.claims import Caption, Noun, certainly_false, certainly_true, denoted, question
-from qgcam_lib.miniworld.contradictions import PLANS, Loaded, holds, make_group
-from qgcam_lib.miniworld.dice import Dice
-from qgcam_lib.miniworld.draw import COLOURS
-from qgcam_lib.miniworld.scene import KINDS
-from qgcam_lib.miniworld.tricd import (
+from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.art.draw import COLOURS
+from qgcam_lib.miniworld.pairs import tricd_steps as steps
+from qgcam_lib.miniworld.pairs.contradictions import PLANS, Loaded, holds, make_group
+from qgcam_lib.miniworld.scenes.scene import KINDS
+from qgcam_lib.miniworld.words.claims import Caption, Noun, certainly_false, certainly_true, denoted, question
+from qgcam_lib.miniworld.words.words import LINKS, NAMES, SETTINGS, plural
+from qgcam_lib.miniworld.writers.tricd import (
     SPLITS,
     TRICD_CHECKSUM,
     contradiction_of,
@@ -47,9 +47,7 @@ from qgcam_lib.miniworld.tricd import (
     questions,
     records,
 )
-from qgcam_lib.miniworld.words import LINKS, NAMES, SETTINGS, plural
-from qgcam_lib.phrase_questions import caption_to_question, load_tricd_vqa
-from qgcam_lib.records import ExampleError
+from qgcam_lib.phrase_detection.questions import caption_to_question, load_tricd_vqa
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "realdata" / "tricd"
 SMALL = dict(n_test=15, n_val=5, progress=False)
@@ -546,7 +544,7 @@ def test_bad_folders_and_counts_are_named(tmp_path, root):
 def test_the_empty_name_is_the_miniworld(tmp_path, monkeypatch):
     from qgcam_lib import miniworld
     from qgcam_lib.data import catalog
-    from qgcam_lib.data import tricd_files as module
+    from qgcam_lib.data.tricd import files as module
 
     few = miniworld.ensure_tricd
     monkeypatch.setattr(miniworld, "ensure_tricd", lambda folder: few(folder, n_test=1, n_val=1, progress=False))

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
-from qgcam_lib.models import blip_loading as loading
-from qgcam_lib.models.blip import CONFIGS, BlipConfig, build_blip_itm
-from qgcam_lib.models.blip_explainer import BlipExplainer, clean_phrase, prepare_image
-from qgcam_lib.models.checkpoints import load_state, read_card, read_state, resize_positions, save_model
+from qgcam_lib.models.blip import loading as loading
+from qgcam_lib.models.blip.explainer import BlipExplainer, clean_phrase, prepare_image
+from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
+from qgcam_lib.models.common.checkpoints import load_state, read_card, read_state, resize_positions, save_model
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 from qgcam_lib.models.registry import MODELS, find_model
-from qgcam_lib.models.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 
 SMALL = BlipConfig(image_size=64, patch_size=16, vision_width=48, vision_depth=1, vision_heads=3, text_width=32,
                    text_depth=2, text_heads=2, text_mlp_width=64, vocab_size=700, embed_dim=16)

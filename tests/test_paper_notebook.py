@@ -11,10 +11,10 @@ import pytest
 from qgcam_lib.finetune.itm import MINI
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model
-from qgcam_lib.models.checkpoints import save_model
-from qgcam_lib.models.vocabulary import build_vocabulary
-from qgcam_lib.parameters import read_parameters
-from qgcam_lib.runs import run_notebook
+from qgcam_lib.models.common.checkpoints import save_model
+from qgcam_lib.models.common.vocabulary import build_vocabulary
+from qgcam_lib.runs.parameters import read_parameters
+from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "q_groundcam.ipynb"

@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from test_phrase_presence import case, drawn, under, values
 
 from qgcam_lib.boxes import box_iou
-from qgcam_lib.data.tricd import SUBSETS, Tricd
-from qgcam_lib.phrase_analysis import (
+from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
+from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.analysis import (
     calibration,
     false_alarm_rates,
     false_alarms,
     precision_recall,
     price_of_false_captions,
 )
-from qgcam_lib.phrase_detection import evaluate, match_predictions
-from qgcam_lib.phrase_matching import RECALL_POINTS, THRESHOLDS
-from qgcam_lib.phrase_parts import parts
-from qgcam_lib.tricd_synthetic import synthetic_predictions
+from qgcam_lib.phrase_detection.matching import RECALL_POINTS, THRESHOLDS
+from qgcam_lib.phrase_detection.parts import parts
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions
 
 AP = {"metrics": ("AP",)}
 

@@ -14,18 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.boxes import box_iou
-from qgcam_lib.data.tricd import SUBSETS, load_tricd
-from qgcam_lib.phrase_detection import (
-    evaluate,
-    group_weights,
-    match_predictions,
-    overlap_aps,
-    pack,
-    summarize_matches,
-)
-from qgcam_lib.phrase_matching import THRESHOLDS, best_of_each
-from qgcam_lib.phrase_parts import parts
-from qgcam_lib.records import ExampleError
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd
+from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.matching import THRESHOLDS, best_of_each
+from qgcam_lib.phrase_detection.parts import parts
+from qgcam_lib.phrase_detection.score import group_weights, match_predictions, overlap_aps, pack, summarize_matches
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib.data.tricd import SUBSETS, Tricd
-from qgcam_lib.phrase_detection import evaluate, match_predictions
-from qgcam_lib.phrase_matching import descending, find_phrases
-from qgcam_lib.prediction_forms import pack
-from qgcam_lib.records import ExampleError
-from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
+from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.matching import descending, find_phrases
+from qgcam_lib.phrase_detection.prediction_forms import pack
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 CORNERS = ["x0", "y0", "x1", "y1"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qgcam_lib.data.tricd import SUBSETS, load_tricd
+from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 REPO = Path(os.environ.get("TRICD_CHECKOUT") or "no-checkout")
 CODE = REPO / "grounding" / "evaluation"

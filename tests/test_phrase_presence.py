@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib import phrase_parts
 from qgcam_lib.boxes import box_iou
-from qgcam_lib.data.tricd import SUBSETS, Tricd
-from qgcam_lib.phrase_detection import match_predictions
-from qgcam_lib.phrase_matching import THRESHOLDS
-from qgcam_lib.phrase_presence import NAMES, best_threshold, presence, presence_curve
-from qgcam_lib.tricd_synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
+from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
+from qgcam_lib.phrase_detection import parts as phrase_parts
+from qgcam_lib.phrase_detection.matching import THRESHOLDS
+from qgcam_lib.phrase_detection.presence import NAMES, best_threshold, presence, presence_curve
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 
 
 def case(seed, behaviour="uneven", n_groups=8):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from qgcam_lib.phrase_questions import (
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.phrase_detection.questions import (
     SUBSETS,
     caption_to_question,
     evaluate_answers,
@@ -18,7 +19,6 @@ from qgcam_lib.phrase_questions import (
     parse_answer,
     parse_answers,
 )
-from qgcam_lib.records import ExampleError
 from qgcam_lib.statistics import summarize
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qgcam_lib.data.tricd import load_tricd
+from qgcam_lib.data.picture_loop import PictureRun, choose_groups
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.models.roles import Detections
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_runs import FoundPhrases, asked_checksum, detect_phrases, predictions_for, take_groups
-from qgcam_lib.picture_runs import PictureRun, choose_groups
-from qgcam_lib.prediction_files import Predictions, write_predictions
-from qgcam_lib.records import ExampleError
-from qgcam_lib.store import RecordStore, StoreError
+from qgcam_lib.phrase_detection.prediction_files import Predictions, write_predictions
+from qgcam_lib.phrase_detection.run import FoundPhrases, asked_checksum, detect_phrases, predictions_for, take_groups
+from qgcam_lib.storage.rows import RecordStore, StoreError
 
 ROOT = Path(__file__).parents[1]
 N_GROUPS = 5
@@ -184,8 +184,8 @@ WORKER = """
 import sys, time
 sys.path.insert(0, "tests")
 from test_phrase_runs import Hashing
-from qgcam_lib.data.tricd import load_tricd
-from qgcam_lib.phrase_runs import detect_phrases
+from qgcam_lib.data.tricd.pairs import load_tricd
+from qgcam_lib.phrase_detection.run import detect_phrases
 class Slow(Hashing):
     def detect(self, *asked):
         time.sleep(0.2)
@@ -387,8 +387,8 @@ def test_a_file_gives_what_the_run_gave(root, data, tmp_path):
 
 
 def test_a_name_loads_a_detector_and_nothing_else(root, data, monkeypatch):
-    from qgcam_lib import phrase_runs
     from qgcam_lib.models.registry import MODELS, ModelEntry
+    from qgcam_lib.phrase_detection import run as phrase_runs
 
     monkeypatch.setitem(MODELS, "hashing", ModelEntry("hashing", role="detector"))
     asked = []

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.metrics import f1_score
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.matching_answerer import (
+from qgcam_lib.models.matching import (
     BASELINES,
     BaselineAnswerer,
     MatchingAnswerer,
@@ -20,8 +20,8 @@ from qgcam_lib.models.matching_answerer import (
 )
 from qgcam_lib.models.prompted import PROMPT, fill_prompt
 from qgcam_lib.models.roles import Answerer
-from qgcam_lib.phrase_questions import caption_to_question, evaluate_answers, load_tricd_vqa, parse_answer
-from qgcam_lib.question_runs import answer_questions, answers_for, answers_of
+from qgcam_lib.phrase_detection.question_run import answer_questions, answers_for, answers_of
+from qgcam_lib.phrase_detection.questions import caption_to_question, evaluate_answers, load_tricd_vqa, parse_answer
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_tricd = pytest.mark.skipif(not TRICD.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from qgcam_lib.report.papers import cite, list_published, published
+from qgcam_lib.report.published import cite, list_published, published
 
 N_EXAMPLES = {
     ("Flickr30K Entities", "test"): 14481,
@@ -167,7 +167,7 @@ def test_tricds_sentences_agree_with_its_tables():
 
 @pytest.mark.skipif(not VAL.exists(), reason="no real TRICD files (../shared/realdata/tricd)")
 def test_table_7_describes_the_real_validation_file():
-    from qgcam_lib.data.tricd import load_tricd
+    from qgcam_lib.data.tricd.pairs import load_tricd
 
     data, table = load_tricd(VAL), tricd(7)
     for name in ("coco_obj", "coco_rel", "all"):

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from qgcam_lib.phrase_questions import evaluate_answers, load_tricd_vqa
-from qgcam_lib.question_runs import (
+from qgcam_lib.data.records import ExampleError
+from qgcam_lib.phrase_detection.question_run import (
     answer_questions,
     answers_for,
     answers_of,
@@ -21,8 +21,8 @@ from qgcam_lib.question_runs import (
     read_answers,
     take_question_groups,
 )
-from qgcam_lib.records import ExampleError
-from qgcam_lib.store import RecordStore, StoreError
+from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
+from qgcam_lib.storage.rows import RecordStore, StoreError
 
 ROOT = Path(__file__).parents[1]
 N_GROUPS = 4
@@ -163,8 +163,8 @@ WORKER = """
 import sys, time
 sys.path.insert(0, "tests")
 from test_question_runs import Hashing
-from qgcam_lib.phrase_questions import load_tricd_vqa
-from qgcam_lib.question_runs import answer_questions
+from qgcam_lib.phrase_detection.questions import load_tricd_vqa
+from qgcam_lib.phrase_detection.question_run import answer_questions
 class Slow(Hashing):
     def answer(self, *asked):
         time.sleep(0.2)
@@ -292,8 +292,8 @@ def test_bad_files_of_answers_are_named(questions, tmp_path, content, text):
 
 
 def test_a_name_loads_an_answerer_and_nothing_else(root, questions, monkeypatch):
-    from qgcam_lib import question_runs
     from qgcam_lib.models.registry import MODELS, ModelEntry
+    from qgcam_lib.phrase_detection import question_run as question_runs
 
     monkeypatch.setitem(MODELS, "hashing", ModelEntry("hashing", role="answerer"))
     asked = []

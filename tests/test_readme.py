@@ -57,7 +57,7 @@ def test_commands_exist():
     for notebook in re.findall(r"qgcam run (\S+)", README):
         assert (ROOT / notebook).exists()
     given = set(re.findall(r"-p (\w+) ", README))
-    from qgcam_lib.parameters import read_parameters
+    from qgcam_lib.runs.parameters import read_parameters
 
     assert given <= set(read_parameters(Path(ROOT / "nbs/papers/q_groundcam.ipynb")))
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from qgcam_lib.records import (
+from qgcam_lib.data.records import (
     MAX_PIXELS,
     Dataset,
     ExampleError,

@@ -10,30 +10,31 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from qgcam_lib.data.records import ExampleError, GroundingExample
 from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import score_maps
-from qgcam_lib.records import ExampleError, GroundingExample
-from qgcam_lib.report import (
-    cautions,
+from qgcam_lib.report.beside import cautions, comparison_view, coverage, paper_vs_ours, verdict, why_not_comparable
+from qgcam_lib.report.figures import (
+    PALETTE,
     choose_examples,
-    comparison_view,
-    coverage,
     example_maps,
     panel,
     panels,
-    paper_table,
-    paper_vs_ours,
-    published,
     score_histograms,
     score_intervals,
+    score_lines,
+    use_style,
+)
+from qgcam_lib.report.published import published
+from qgcam_lib.report.tables import (
+    TABLE1,
+    format_interval,
+    format_score,
+    paper_table,
+    rank_marks,
     score_summary,
     score_table,
-    use_style,
-    verdict,
-    why_not_comparable,
 )
-from qgcam_lib.report.figures import PALETTE, score_lines
-from qgcam_lib.report.tables import TABLE1, format_interval, format_score, rank_marks
 
 NAMES = {"dataset": "Flickr30K Entities", "split": "test", "model": "blip-base"}
 

@@ -17,14 +17,15 @@ import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from qgcam_lib import fingerprints, runs
-from qgcam_lib.parameters import ParameterError, coerce, read_parameters, resolve_parameters
-from qgcam_lib.run_record import Run, current_run, find_runs, read_run, update_run, whole_file
-from qgcam_lib.runs import RunError, lock_run, notebook_sha256, plan_run, run_notebook
-from qgcam_lib.store import RecordStore
+from qgcam_lib.runs import runner as runs
+from qgcam_lib.runs.parameters import ParameterError, coerce, read_parameters, resolve_parameters
+from qgcam_lib.runs.record import Run, current_run, find_runs, read_run, update_run, whole_file
+from qgcam_lib.runs.runner import RunError, lock_run, notebook_sha256, plan_run, run_notebook
+from qgcam_lib.storage import fingerprints
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
-START = "from qgcam_lib.runs import current_run\nrun = current_run()"
+START = "from qgcam_lib.runs.runner import current_run\nrun = current_run()"
 
 
 def write_notebook(path, *sources, parameters="limit: int = 3", tags=("parameters",)):
@@ -115,7 +116,7 @@ MISFITS = [
 
 @pytest.mark.parametrize("annotation, given, expected", FITS, ids=str)
 def test_values_that_fit_their_annotation(annotation, given, expected):
-    from qgcam_lib.parameters import Parameter
+    from qgcam_lib.runs.parameters import Parameter
 
     found = coerce(Parameter("p", annotation, None), given)
     assert found == expected and type(found) is type(expected)
@@ -124,7 +125,7 @@ def test_values_that_fit_their_annotation(annotation, given, expected):
 
 @pytest.mark.parametrize("annotation, given", MISFITS, ids=str)
 def test_values_that_do_not_fit_are_named(annotation, given):
-    from qgcam_lib.parameters import Parameter
+    from qgcam_lib.runs.parameters import Parameter
 
     with pytest.raises(ParameterError, match="parameter `p`: expected .*given .*"):
         coerce(Parameter("p", annotation, None), given)
@@ -370,7 +371,8 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
     path = write_notebook(tmp_path / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.25")
     monkeypatch.setattr(runs, "library_fingerprint", lambda: "same")  # so that an edit meanwhile does not matter
     plan = plan_run(path, outputs=tmp_path / "out")
-    code = ("import sys, qgcam_lib.runs as runs, qgcam_lib.cli as cli; runs.library_fingerprint = lambda: 'same';"
+    code = ("import sys, qgcam_lib.runs.runner as runs, qgcam_lib.cli.main as cli; "
+            "runs.library_fingerprint = lambda: 'same';"
             f"sys.exit(cli.main(['run', {str(path)!r}, '--quiet', '--outputs', 'out']))")
     env = dict(os.environ, PYTHONPATH=str(ROOT))
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as runner:

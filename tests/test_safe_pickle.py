@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib.data.safe_pickle import (
-    BrokenPickle,
-    PickleError,
-    RefusedPickle,
-    read_plain_bytes,
-    read_plain_pickle,
-)
+from qgcam_lib.data.safe_pickle import BrokenPickle, PickleError, RefusedPickle, read_plain_bytes, read_plain_pickle
 
 # -- attacks: each would make the canary file if it ran
 

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from skimage.feature import peak_local_max
 
 from qgcam_lib.boxes import box_mask
-from qgcam_lib.explain.baselines import RandomMap
-from qgcam_lib.maps import PROTOCOLS, prepare_map
-from qgcam_lib.metrics import score_maps
-from qgcam_lib.report.sensitivity import dice_arithmetic, movement_table, ranking_changes, tornado, wdp_arithmetic
-from qgcam_lib.sensitivity import (
+from qgcam_lib.grounding.audit import (
     RULES,
     TABLE1_COLUMNS,
     Choice,
@@ -30,6 +26,10 @@ from qgcam_lib.sensitivity import (
     tie_rates,
     wdp_distance,
 )
+from qgcam_lib.maps import PROTOCOLS, prepare_map
+from qgcam_lib.metrics import score_maps
+from qgcam_lib.models.baselines import RandomMap
+from qgcam_lib.papers.q_groundcam.audit import dice_arithmetic, movement_table, ranking_changes, tornado, wdp_arithmetic
 
 PAPER = PROTOCOLS["paper"]
 

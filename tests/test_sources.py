@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from qgcam_lib.cli import main
+from qgcam_lib.cli.main import main
 from qgcam_lib.data import sources as module
 from qgcam_lib.data.catalog import NAMES
 from qgcam_lib.data.sources import (

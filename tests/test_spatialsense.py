@@ -9,9 +9,9 @@ from PIL import Image
 
 from qgcam_lib.data import catalog
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
+from qgcam_lib.data.records import Dataset, ExampleError
 from qgcam_lib.data.spatialsense import SpatialSense, image_place
 from qgcam_lib.grounding import ground
-from qgcam_lib.records import Dataset, ExampleError
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "spatialsense"
 needs_real = pytest.mark.skipif(not SHARED.is_dir(), reason="no real SpatialSense files (../shared/realdata)")

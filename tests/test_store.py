@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from qgcam_lib.store import MARKER, RecordStore, StoreError, write_atomically
+from qgcam_lib.storage.rows import MARKER, RecordStore, StoreError, write_atomically
 
 ROOT = Path(__file__).parents[1]
 
@@ -272,7 +272,7 @@ def test_a_compact_that_was_killed_reads_the_same(store, monkeypatch):
 WORKER = """
 import sys, time
 import pandas as pd
-from qgcam_lib.store import RecordStore
+from qgcam_lib.storage.rows import RecordStore
 folder, pause = sys.argv[1], float(sys.argv[2])
 store = RecordStore(folder, config={"model": "a"})
 done = store.done()

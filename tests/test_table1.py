@@ -3,21 +3,21 @@
 import pandas as pd
 import pytest
 
-from qgcam_lib.report import (
+from qgcam_lib.papers.q_groundcam.claims import check_claims, correlate, setting_means
+from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
+from qgcam_lib.papers.q_groundcam.splits import (
     SPLITS,
     TABLE1_MODELS,
     find_split,
     find_table1_runs,
     paper_model,
-    published,
     published_summary,
     table1_comparison,
     table1_runs,
     table1_table,
     why_not_runnable,
 )
-from qgcam_lib.report.claims import check_claims, correlate, setting_means
-from qgcam_lib.report.gallery import choose_cases, choose_gallery
+from qgcam_lib.report.published import published
 from qgcam_lib.report.tables import TABLE1, column_label
 
 KEYS = ["dataset", "split", "model"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qgcam_lib.metrics import score_maps
-from qgcam_lib.teach import EXPLORER_SCORES, explore_scores
+from qgcam_lib.teach.map_scores import EXPLORER_SCORES, explore_scores
 
 TIED = np.zeros((6, 8))
 TIED[1:4, 1:4] = [[0.9, 0.6, 0.2], [1.0, 0.6, 0.2], [0.3, 0.2, 0.0]]

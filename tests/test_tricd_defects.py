@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qgcam_lib.data.tricd import SUBSETS, Tricd, TricdPair, TricdPhrase, load_tricd
-from qgcam_lib.phrase_detection import evaluate, match_predictions
-from qgcam_lib.phrase_questions import load_tricd_vqa
-from qgcam_lib.tricd_defects import (
+from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd, TricdPair, TricdPhrase, load_tricd
+from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.audit import (
     DEFECTS,
     after_group_recall,
     ap_with_cut,
@@ -24,7 +23,15 @@ from qgcam_lib.tricd_defects import (
     subset_spread,
     tie_effect,
 )
-from qgcam_lib.tricd_synthetic import BEHAVIOURS, break_ties, coarse_scores, synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.questions import load_tricd_vqa
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import (
+    BEHAVIOURS,
+    break_ties,
+    coarse_scores,
+    synthetic_predictions,
+    synthetic_tricd,
+)
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

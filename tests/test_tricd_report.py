@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from qgcam_lib.data.tricd import load_tricd
+from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.miniworld import make_tricd
-from qgcam_lib.phrase_analysis import false_alarms
-from qgcam_lib.phrase_detection import evaluate, match_predictions, summarize_matches
-from qgcam_lib.prediction_files import read_predictions, write_predictions
-from qgcam_lib.report.papers import published
-from qgcam_lib.report.tricd import (
+from qgcam_lib.papers.tricd.claims import PAPER_ROLES as ROLES
+from qgcam_lib.papers.tricd.claims import TRICD_CLAIMS, check_tricd_claims, claim_tables, printed_tables
+from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
+from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, alarm_gallery, choose_alarms, choose_questions, question_panel
+from qgcam_lib.papers.tricd.runs import match_all, per_model, plan_sources, tricd_cautions, why_not_tricd
+from qgcam_lib.papers.tricd.tables import (
     SUBSET_NAMES,
     discrimination,
     paired_differences,
@@ -28,26 +29,14 @@ from qgcam_lib.report.tricd import (
     tricd_paper_table,
     tricd_table,
 )
-from qgcam_lib.report.tricd_claims import PAPER_ROLES as ROLES
-from qgcam_lib.report.tricd_claims import TRICD_CLAIMS, check_tricd_claims, claim_tables, printed_tables
-from qgcam_lib.report.tricd_figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
-from qgcam_lib.report.tricd_gallery import (
-    ALARM_ROLES,
-    alarm_gallery,
-    choose_alarms,
-    choose_questions,
-    question_panel,
-)
-from qgcam_lib.report.tricd_runs import (
-    match_all,
-    per_model,
-    plan_sources,
-    tricd_cautions,
-    why_not_tricd,
-)
-from qgcam_lib.runs import run_notebook
+from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.analysis import false_alarms
+from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
+from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.report.published import published
+from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
-from qgcam_lib.tricd_synthetic import synthetic_predictions, synthetic_tricd
 
 NOTEBOOKS = ("tricd_audit", "tricd_detection", "tricd_vqa")
 MARKED = "This is the miniworld"

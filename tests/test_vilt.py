@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.vilt import vilt_size
+from qgcam_lib.models.vilt.explainer import vilt_size
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 64,
          "patch_size": 16, "vocab_size": 700, "initializer_range": 0.2}

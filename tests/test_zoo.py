@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.checkpoints import file_sha256, zoo_folder
-from qgcam_lib.models.zoo import card_markdown, load_zoo, write_card, zoo_table
+from qgcam_lib.models.common.checkpoints import file_sha256, zoo_folder
+from qgcam_lib.models.common.zoo import card_markdown, load_zoo, write_card, zoo_table
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_card_for_readers_says_what_the_json_says(mini, copy):
 
 def test_fresh_scenes_score_as_the_card_says(mini, tmp_path):
     """Sixty test scenes, scored here: the share of hits lies in a wide interval around the card's."""
-    from qgcam_lib.data.flickr30k import Flickr30kEntities
+    from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
     from qgcam_lib.grounding import ground
     from qgcam_lib.miniworld import ensure
 

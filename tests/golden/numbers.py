@@ -1,7 +1,7 @@
 """The numbers that a rebuilding of the library must leave alone: `python -m tests.golden.numbers` writes them again.
 
-Scores of the first phrases of each split for each mini, the summary and the answers of some groups of TRICD, an audit of
-some phrases, and checksums of drawn scenes. All on the miniworld. tests/test_golden.py takes them again and compares.
+Scores of some phrases of each split for each mini, the summary and the answers of some groups of TRICD, an audit of some
+phrases, and checksums of drawn scenes. All on the miniworld. tests/test_golden.py takes them again and compares.
 """
 
 import hashlib
@@ -51,10 +51,10 @@ def cells(summary) -> dict:
 
 def detection(model: str) -> dict:
     """TRICD's scores of one mini detector on forty groups, with intervals."""
-    from qgcam_lib.data.tricd import load_tricd
-    from qgcam_lib.data.tricd_files import tricd_files
+    from qgcam_lib.data.tricd.files import tricd_files
+    from qgcam_lib.data.tricd.pairs import load_tricd
     from qgcam_lib.phrase_detection import evaluate
-    from qgcam_lib.phrase_runs import predictions_for, take_groups
+    from qgcam_lib.phrase_detection.run import predictions_for, take_groups
 
     files = tricd_files("", "test")
     part = take_groups(load_tricd(files.grounding), GROUPS, 0)
@@ -64,9 +64,9 @@ def detection(model: str) -> dict:
 
 def answers(model: str) -> dict:
     """Macro-F1 and its kin of one answering mini on the questions of forty groups, and a checksum of what it said."""
-    from qgcam_lib.data.tricd_files import tricd_files
-    from qgcam_lib.phrase_questions import evaluate_answers, load_tricd_vqa
-    from qgcam_lib.question_runs import answers_for, answers_of, take_question_groups
+    from qgcam_lib.data.tricd.files import tricd_files
+    from qgcam_lib.phrase_detection.question_run import answers_for, answers_of, take_question_groups
+    from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
 
     files = tricd_files("", "test")
     part = take_question_groups(load_tricd_vqa(files.questions, files.grounding), GROUPS, 0)
@@ -80,17 +80,17 @@ def audit(folder: Path) -> dict:
     from functools import partial
 
     from qgcam_lib.data.catalog import load_dataset
+    from qgcam_lib.grounding.audit import make_maps, open_choices, other_readings, remaker, sensitivity
     from qgcam_lib.models import load_model
-    from qgcam_lib.sensitivity import make_maps, open_choices, other_readings, remaker, sensitivity
 
     data, explainer = load_dataset("miniworld", split="test"), load_model("blip-base")
     maps = make_maps(explainer, data, folder / "base", limit=AUDITED, seed=0)
     choices = open_choices(explainer.card, boxes="list", **other_readings(explainer))
-    found = sensitivity(maps, choices, other_boxes=maps.with_boxes(load_dataset("miniworld", split="test", boxes="list")),
-                        explain=remaker(partial(load_model, "blip-base"), data, folder, limit=AUDITED, seed=0),
-                        n_bootstrap=BOOTSTRAP)
-    return {f"{row.question} | {row.answer} | {row.metric}": [number(row.value), number(row.ci_low), number(row.ci_high)]
-            for row in found.itertuples()}
+    swapped = maps.with_boxes(load_dataset("miniworld", split="test", boxes="list"))
+    remake = remaker(partial(load_model, "blip-base"), data, folder, limit=AUDITED, seed=0)
+    found = sensitivity(maps, choices, other_boxes=swapped, explain=remake, n_bootstrap=BOOTSTRAP)
+    return {f"{r.question} | {r.answer} | {r.metric}": [number(r.value), number(r.ci_low), number(r.ci_high)]
+            for r in found.itertuples()}
 
 
 def scenes() -> dict:

@@ -1,0 +1,1 @@
+"""Flickr30k Entities: its files, and its examples."""

@@ -1,0 +1,1 @@
+"""TRICD: pairs of picture and caption, its files, its counts."""

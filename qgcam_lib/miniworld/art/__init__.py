@@ -1,0 +1,1 @@
+"""Pixels: dice, shapes, creatures, objects, backgrounds."""

@@ -1,0 +1,1 @@
+"""What is there: things and their relations, how a scene is drawn at random, and its picture."""

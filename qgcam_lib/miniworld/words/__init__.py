@@ -1,0 +1,1 @@
+"""What is said of a scene: words, sentences, expressions, claims."""

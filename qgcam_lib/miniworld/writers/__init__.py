@@ -1,0 +1,1 @@
+"""The official files of each data set, written from scenes."""

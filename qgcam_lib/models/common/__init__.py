@@ -1,0 +1,1 @@
+"""What the model families share: vocabulary, checkpoints, the zoo, Hugging Face folders, detectors."""

@@ -1,0 +1,1 @@
+"""Dense grounding: the minis after MDETR and GLIP."""

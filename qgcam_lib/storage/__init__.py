@@ -1,0 +1,1 @@
+"""What is written and how: files, fingerprints, rows of a run, maps."""

@@ -1,0 +1,1 @@
+"""Explorers for lessons."""
