@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from qgcam_lib.cli.main import main
+from qgcam_lib.errors import FileFault
 from qgcam_lib.grounding.box_files import read_boxes
-from qgcam_lib.grounding.map_files import FileFault, open_maps
+from qgcam_lib.grounding.map_files import open_maps
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.statistics import summarize

@@ -12,7 +12,6 @@ from PIL import Image
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
 from qgcam_lib.data.flickr30k.entities import OFFICIAL_SPLITS, Flickr30kEntities
 from qgcam_lib.data.flickr30k.format import (
-    FormatError,
     Phrase,
     mark_sentence,
     parse_annotation,
@@ -21,7 +20,8 @@ from qgcam_lib.data.flickr30k.format import (
     read_split,
     read_unrelated,
 )
-from qgcam_lib.data.records import Dataset, ExampleError, open_image
+from qgcam_lib.data.records import Dataset, open_image
+from qgcam_lib.errors import ExampleError, FormatError
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata"
 ENTITIES, PHOTOS = SHARED / "flickr30k_entities", SHARED / "photos"

@@ -141,7 +141,8 @@ def test_settings_shipped_values_are_the_defaults_and_documented():
     ("keyword", r"keyword: unknown setting batchsize\. Did you mean batch_size\?"),
 ])
 def test_settings_unknown_key(ini, source, expected):
-    from qgcam_lib.settings import SettingsError, load_settings
+    from qgcam_lib.errors import SettingsError
+    from qgcam_lib.settings import load_settings
 
     path = ini("batchsize = 4" if source == "file" else "seed = 1")
     environ = {"QGCAM_BATCHSIZE": "4"} if source == "environment" else {}
@@ -156,7 +157,8 @@ def test_settings_unknown_key(ini, source, expected):
 ])
 @pytest.mark.parametrize("source", ["file", "environment", "keyword"])
 def test_settings_wrong_type(ini, key, value, source):
-    from qgcam_lib.settings import SettingsError, load_settings
+    from qgcam_lib.errors import SettingsError
+    from qgcam_lib.settings import load_settings
 
     path = ini(f"{key} = {value}" if source == "file" else "")
     environ = {f"QGCAM_{key.upper()}": value} if source == "environment" else {}
@@ -166,7 +168,8 @@ def test_settings_wrong_type(ini, key, value, source):
 
 
 def test_settings_truth_value_is_no_number(ini):
-    from qgcam_lib.settings import SettingsError, load_settings
+    from qgcam_lib.errors import SettingsError
+    from qgcam_lib.settings import load_settings
 
     with pytest.raises(SettingsError, match="setting batch_size"):
         load_settings(ini(""), environ={}, batch_size=True)
@@ -177,7 +180,8 @@ def test_settings_truth_value_is_no_number(ini):
     ("[DEFAULT]", "seed = 1"),
 ])
 def test_settings_broken_file(ini, head, line):
-    from qgcam_lib.settings import SettingsError, load_settings
+    from qgcam_lib.errors import SettingsError
+    from qgcam_lib.settings import load_settings
 
     with pytest.raises(SettingsError, match=r"settings\.ini"):
         load_settings(ini(line, head=head), environ={})

@@ -14,11 +14,12 @@ from PIL import Image
 
 from qgcam_lib.data.catalog import load_dataset
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
-from qgcam_lib.data.records import ExampleError, GroundingExample
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models.baselines import CentreGuess, RandomMap, UniformMap
-from qgcam_lib.storage.rows import RecordStore, StoreError
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"

@@ -18,12 +18,13 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.errors import StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.grounding.run import score_store
 from qgcam_lib.metrics import SCORE_COLUMNS
 from qgcam_lib.models.baselines import CentreGuess, RandomMap
 from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import RecordStore, StoreError
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.data.records import ExampleError
 from qgcam_lib.data.tricd.counts import STATISTICS, tricd_statistics
 from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
 from qgcam_lib.data.tricd.pairs import load_tricd
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import (
     Relation,
     Thing,

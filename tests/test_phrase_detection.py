@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.boxes import box_iou
-from qgcam_lib.data.records import ExampleError
 from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import THRESHOLDS, best_of_each
 from qgcam_lib.phrase_detection.parts import parts

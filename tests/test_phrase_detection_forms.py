@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib.data.records import ExampleError
 from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import descending, find_phrases
 from qgcam_lib.phrase_detection.prediction_forms import pack

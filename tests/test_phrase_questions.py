@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from qgcam_lib.data.records import ExampleError
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection.questions import (
     SUBSETS,
     caption_to_question,

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from qgcam_lib.data.picture_loop import PictureRun, choose_groups
-from qgcam_lib.data.records import ExampleError
 from qgcam_lib.data.tricd.pairs import load_tricd
+from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.models.roles import Detections
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.prediction_files import Predictions, write_predictions
 from qgcam_lib.phrase_detection.run import FoundPhrases, asked_checksum, detect_phrases, predictions_for, take_groups
-from qgcam_lib.storage.rows import RecordStore, StoreError
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
 N_GROUPS = 5

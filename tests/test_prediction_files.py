@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib.data.records import ExampleError
 from qgcam_lib.data.tricd.pairs import load_tricd
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions, write_predictions
 from qgcam_lib.phrase_detection.prediction_layouts import FORMS

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from qgcam_lib.data.records import ExampleError
+from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.phrase_detection.question_run import (
     answer_questions,
     answers_for,
@@ -22,7 +22,7 @@ from qgcam_lib.phrase_detection.question_run import (
     take_question_groups,
 )
 from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
-from qgcam_lib.storage.rows import RecordStore, StoreError
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
 N_GROUPS = 4

@@ -14,7 +14,6 @@ from PIL import Image, ImageFile
 from qgcam_lib.data.records import (
     MAX_PIXELS,
     Dataset,
-    ExampleError,
     ExampleList,
     GroundingExample,
     Problem,
@@ -24,6 +23,7 @@ from qgcam_lib.data.records import (
     open_image,
     problem_frame,
 )
+from qgcam_lib.errors import ExampleError
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "photos"
 

@@ -14,8 +14,9 @@ from PIL import Image
 from qgcam_lib.boxes import box_iou, xywh_to_xyxy
 from qgcam_lib.data import catalog
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.records import Dataset, ExampleError
+from qgcam_lib.data.records import Dataset
 from qgcam_lib.data.refer import REFER_COUNTS, Refer, in_split
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.grounding import ground
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata"

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from qgcam_lib.data.records import ExampleError, GroundingExample
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.report.beside import cautions, comparison_view, coverage, paper_vs_ours, verdict, why_not_comparable

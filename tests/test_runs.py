@@ -17,10 +17,11 @@ import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from qgcam_lib.errors import ParameterError, RunError
 from qgcam_lib.runs import runner as runs
-from qgcam_lib.runs.parameters import ParameterError, coerce, read_parameters, resolve_parameters
+from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
 from qgcam_lib.runs.record import Run, current_run, find_runs, read_run, update_run, whole_file
-from qgcam_lib.runs.runner import RunError, lock_run, notebook_sha256, plan_run, run_notebook
+from qgcam_lib.runs.runner import lock_run, notebook_sha256, plan_run, run_notebook
 from qgcam_lib.storage import fingerprints
 from qgcam_lib.storage.rows import RecordStore
 

@@ -14,16 +14,8 @@ import pytest
 from qgcam_lib.cli.main import main
 from qgcam_lib.data import sources as module
 from qgcam_lib.data.catalog import NAMES
-from qgcam_lib.data.sources import (
-    Source,
-    SourceError,
-    fetch,
-    fetch_file,
-    manual_steps,
-    read_fetched,
-    read_sources,
-    unpack,
-)
+from qgcam_lib.data.sources import Source, fetch, fetch_file, manual_steps, read_fetched, read_sources, unpack
+from qgcam_lib.errors import SourceError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 

@@ -9,8 +9,9 @@ from PIL import Image
 
 from qgcam_lib.data import catalog
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.records import Dataset, ExampleError
+from qgcam_lib.data.records import Dataset
 from qgcam_lib.data.spatialsense import SpatialSense, image_place
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.grounding import ground
 
 SHARED = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "spatialsense"

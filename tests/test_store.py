@@ -12,7 +12,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from qgcam_lib.storage.rows import MARKER, RecordStore, StoreError, write_atomically
+from qgcam_lib.errors import StoreError
+from qgcam_lib.storage.rows import MARKER, RecordStore, write_atomically
 
 ROOT = Path(__file__).parents[1]
 

@@ -207,7 +207,8 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
     import json
     import warnings
 
-    from qgcam_lib.grounding.own_maps import FileFault, score_files
+    from qgcam_lib.errors import FileFault
+    from qgcam_lib.grounding.own_maps import score_files
     from qgcam_lib.statistics import summarize
 
     try:
@@ -278,7 +279,8 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after it was unpacked")] = False,
                quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False) -> None:
     """Fetch a data set: resumed, checked, unpacked safely. Exit code 1: it failed; 3: only a person can do it."""
-    from qgcam_lib.data.sources import SourceError, fetch, manual_steps, read_sources
+    from qgcam_lib.data.sources import fetch, manual_steps, read_sources
+    from qgcam_lib.errors import SourceError
     from qgcam_lib.settings import settings
 
     sources, root = read_sources(), data_root or settings.data_root

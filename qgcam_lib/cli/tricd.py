@@ -22,7 +22,7 @@ tricd_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=(
 @contextmanager
 def _faults() -> Iterator[None]:
     """A file at fault ends with one line and exit code 1; an option that the library refuses, with 2."""
-    from qgcam_lib.data.records import ExampleError
+    from qgcam_lib.errors import ExampleError
 
     try:
         yield
@@ -216,7 +216,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
 
     Exit code: 0 scored, 1 a file or a record in it is at fault (its name is said), 2 called wrongly.
     """
-    from qgcam_lib.data.records import ExampleError
+    from qgcam_lib.errors import ExampleError
     from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
 
     if missing not in ("error", "count"):

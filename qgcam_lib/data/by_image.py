@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import clip_boxes
-from .records import ExampleError, GroundingExample, Problem, box_share, image_problems, problem_frame
+from ..errors import ExampleError
+from .records import GroundingExample, Problem, box_share, image_problems, problem_frame
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #d44c9597
 @dataclass

@@ -16,7 +16,8 @@ from .flickr30k.entities import Flickr30kEntities
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
-from .records import Dataset, ExampleError
+from ..errors import ExampleError
+from .records import Dataset
 from ..settings import settings
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2

@@ -18,8 +18,10 @@ from tqdm import tqdm
 
 from .. import __version__
 from .by_image import picture_path
-from .records import ExampleError, open_image
-from ..storage.rows import RecordStore, StoreError
+from ..errors import ExampleError
+from .records import open_image
+from ..errors import StoreError
+from ..storage.rows import RecordStore
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #26c6b435
 def choose_groups(names: Iterable[str], limit: int | None = None, seed: int = 0) -> list[str]:

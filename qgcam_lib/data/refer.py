@@ -18,7 +18,8 @@ from typing import Any
 from ..boxes import xywh_to_xyxy
 from .by_image import MINIWORLD_MARKER, ByImage, ImageRead, check_options, fitted, picture_path
 from .safe_pickle import PickleError, read_plain_pickle
-from .records import ExampleError, GroundingExample
+from ..errors import ExampleError
+from .records import GroundingExample
 
 # %% ../../nbs/lib/data/04_refer.ipynb #ad1491a8
 @dataclass

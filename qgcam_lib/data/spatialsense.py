@@ -13,7 +13,8 @@ from typing import Any
 
 from ..boxes import yyxx_to_xyxy
 from .by_image import ByImage, ImageRead, check_options, fitted, picture_path
-from .records import ExampleError, GroundingExample
+from ..errors import ExampleError
+from .records import GroundingExample
 
 # %% ../../nbs/lib/data/05_spatialsense.ipynb #ab261d3e
 SPLITS = ("triplets", "subjects", "objects")

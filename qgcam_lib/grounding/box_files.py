@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import as_boxes, xywh_to_xyxy, yyxx_to_xyxy
-from .map_files import FileFault
+from ..errors import FileFault
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f541a015
 BOX_FORMATS = ("xyxy", "xywh", "yyxx")

@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import clip_boxes
+from ..errors import FileFault
 from .box_files import BoxRecord, read_boxes
-from .map_files import FileFault, MapFile, open_maps
+from .map_files import MapFile, open_maps
 from ..maps import MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.rows import write_atomically

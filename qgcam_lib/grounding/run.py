@@ -18,11 +18,12 @@ from PIL import Image
 from tqdm import tqdm
 
 from .. import __version__
-from ..data.records import Dataset, ExampleError, ExampleList, GroundingExample, Problem, box_share, open_image
+from ..data.records import Dataset, ExampleList, GroundingExample, Problem, box_share, open_image
+from ..errors import ExampleError, StoreError
 from ..maps import MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.maps import MapStore
-from ..storage.rows import RecordStore, StoreError
+from ..storage.rows import RecordStore
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #d53368c9
 def _chosen(dataset: Dataset, limit: int | None, seed: int) -> list[tuple[str, int | None]]:

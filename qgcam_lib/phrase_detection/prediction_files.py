@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data.records import ExampleError
 from ..data.tricd.pairs import Tricd, TricdPair
+from ..errors import ExampleError
 from qgcam_lib.phrase_detection.prediction_layouts import (
     FORMS,
     Columns,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.records import ExampleError
 from ..data.tricd.pairs import Tricd
+from ..errors import ExampleError
 from .matching import find_phrases
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_forms.ipynb #05f1b70a

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..boxes import xywh_to_xyxy
-from ..data.records import ExampleError
+from ..errors import ExampleError
 
 # %% ../../nbs/lib/phrase_detection/04_prediction_layouts.ipynb #33e624a5
 FORMS = {

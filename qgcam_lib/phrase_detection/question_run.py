@@ -18,7 +18,7 @@ import pandas as pd
 from PIL import Image
 
 from ..data.picture_loop import Asked, PictureRun, choose_groups
-from ..data.records import ExampleError
+from ..errors import ExampleError
 from ..models.matching import BASELINES, BaselineAnswerer
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Answerer

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.records import ExampleError
+from ..errors import ExampleError
 from .question_texts import caption_to_question, parse_answer, parse_answers
 from ..statistics import _draws, _group_codes, _interval
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.records import ExampleError
 from ..data.tricd.pairs import SUBSETS, Tricd, load_tricd
+from ..errors import ExampleError
 from .oracles import BACKENDS, official_scores, plain_recall, pseudo_image_ap, read_expected
 from .prediction_files import read_predictions
 from .score import METRICS, evaluate

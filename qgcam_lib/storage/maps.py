@@ -19,8 +19,9 @@ import pandas as pd
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ..errors import StoreError
 from ..maps import as_map_array
-from .rows import MARKER, RecordStore, StoreError, write_atomically
+from .rows import MARKER, RecordStore, write_atomically
 
 # %% ../../nbs/lib/storage/04_maps.ipynb #bff52026
 DTYPES = ("float32", "float16")

@@ -1,6 +1,6 @@
 """The numbers that a rebuilding of the library must leave alone: `python -m tests.golden.numbers` writes them again.
 
-Scores of some phrases of each split for each mini, the summary and the answers of some groups of TRICD, an audit of some
+Scores of some phrases of each split for each mini, the summary and answers of some groups of TRICD, an audit of some
 phrases, and checksums of drawn scenes. All on the miniworld. tests/test_golden.py takes them again and compares.
 """
 

@@ -15,10 +15,10 @@ import pandas as pd
 
 from ...boxes import union_box
 from ..by_image import ByImage, ImageRead, check_options
+from ...errors import FormatError
 from qgcam_lib.data.flickr30k.format import (
     Annotation,
     EntitiesFolder,
-    FormatError,
     Phrase,
     parse_annotation,
     parse_sentence,
@@ -26,7 +26,8 @@ from qgcam_lib.data.flickr30k.format import (
     read_split,
     read_unrelated,
 )
-from ..records import ExampleError, GroundingExample, Problem, box_share, image_problems, problem_frame
+from ...errors import ExampleError
+from ..records import GroundingExample, Problem, box_share, image_problems, problem_frame
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #383c99ee
 def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:

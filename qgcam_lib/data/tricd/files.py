@@ -14,7 +14,8 @@ import pandas as pd
 
 from ..by_image import MINIWORLD_MARKER, picture_path
 from .pairs import load_tricd
-from ..records import ExampleError, Problem, image_problems, problem_frame
+from ...errors import ExampleError
+from ..records import Problem, image_problems, problem_frame
 from ...settings import settings
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #7f4319c6

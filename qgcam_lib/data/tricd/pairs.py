@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...boxes import xywh_to_xyxy
-from ..records import ExampleError
+from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #db3ee620
 SUBSETS = ("coco_obj", "coco_rel", "winoground")
