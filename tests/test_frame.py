@@ -327,21 +327,7 @@ def test_ci_calls_the_readmes_commands():
     subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
 
 
-# --- floors ----------------------------------------------------------------------------------------------------------
-
-def test_every_module_has_a_floor_and_the_order_is_the_designs():
-    contract = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
-    assert contract["type"] == "layers" and contract["exhaustive"] and contract["containers"] == ["qgcam_lib"]
-    floors = [set(re.findall(r"\w+", layer)) for layer in reversed(contract["layers"])]
-    expected = [{"boxes", "maps", "fused", "metrics", "statistics"},
-                {"settings", "records", "store", "data", "miniworld"},
-                {"models", "explain"}, {"grounding", "finetune"}, {"runs", "report", "teach", "cli"}]
-    assert len(floors) == len(expected)
-    assert all(names <= floor for names, floor in zip(expected, floors))
-    modules = {path.stem for path in (ROOT / "qgcam_lib").iterdir()
-               if path.suffix == ".py" or (path / "__init__.py").exists()} - {"__init__", "_modidx"}
-    assert modules <= set().union(*floors)
-
+# --- habits ---------------------------------------------------------------------------------------------------------
 
 def test_no_import_star_in_the_package():
     for path in (ROOT / "qgcam_lib").rglob("*.py"):
@@ -411,12 +397,3 @@ def test_sources_are_complete_and_agree_with_the_models():
     for name, model in MODELS.items():
         if model.checkpoint:
             assert (sources[name]["address"], sources[name]["licence"]) == (model.checkpoint, model.licence), name
-
-
-def test_contributing_names_the_floors_as_they_are():
-    table = re.findall(r"^\| (\d) \| (.+) \|$", read("CONTRIBUTING.md"), re.M)
-    contract = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
-    for number, row in table:
-        floor = set(re.findall(r"\((\w+)\)", contract["layers"][4 - int(number)]))
-        assert set(re.findall(r"`(\w+)`", row)) == floor, f"floor {number}"
-    assert [number for number, _ in table] == ["4", "3", "2", "1", "0"]

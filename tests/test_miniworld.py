@@ -21,9 +21,9 @@ from qgcam_lib.miniworld import (
     make_picture,
     make_scene,
     read_card,
+    render,
     vocabulary,
 )
-from qgcam_lib.miniworld.scenes import render
 from qgcam_lib.miniworld.scenes.render import mask_box
 from qgcam_lib.miniworld.scenes.sampler import draft_scene
 from qgcam_lib.miniworld.scenes.scene import KINDS

@@ -148,17 +148,17 @@ _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_l
                        role="answerer")
             for name, place, licence, loader, mini in (
                 ("blip-vqa", f"{_LAVIS}BLIP/models/model_base_vqa_capfilt_large.pth", "BSD-3-Clause",
-                 "blip_vqa:load_blip_vqa", ""),
+                 "blip.vqa:load_blip_vqa", ""),
                 ("albef-vqa", f"{_LAVIS}LAVIS/models/ALBEF/albef_vqav2_lavis.pt", "BSD-3-Clause",
-                 "albef_vqa:load_albef_vqa", ""),
+                 "albef.vqa:load_albef_vqa", ""),
                 ("vilt-vqa", "https://huggingface.co/dandelin/vilt-b32-finetuned-vqa", "Apache-2.0",
-                 "vilt_vqa:load_vilt_vqa", ""),
+                 "vilt.vqa:load_vilt_vqa", ""),
                 ("prompted", "https://huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct", "Apache-2.0",
                  "prompted:load_prompted", ""),
                 ("blip-base-as-answerer", MODELS["blip-base"].checkpoint, "BSD-3-Clause",
-                 "matching_answerer:load_matching_answerer", "blip-mini"),
+                 "matching:load_matching_answerer", "blip-mini"),
                 ("clip-rn50x16-as-answerer", MODELS["clip-rn50x16-gscorecam"].checkpoint, "MIT",
-                 "matching_answerer:load_matching_answerer", "clip-rn-mini"))))
+                 "matching:load_matching_answerer", "clip-rn-mini"))))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: str) -> ModelEntry:

@@ -48,7 +48,7 @@ _NEEDED = ("image_id", "question_id", "question", "file_name", "group")
 
 
 def take_question_groups(questions: pd.DataFrame, limit: int | None = None, seed: int = 0) -> pd.DataFrame:
-    """The questions of `limit` whole groups (None or 0: all), in the frame's order; see `picture_runs.choose_groups`.
+    """The questions of `limit` whole groups (None or 0: all), in the frame's order; see `picture_loop.choose_groups`.
 
     Errors: ValueError for a frame that lacks a column or has an image_id twice.
     """
@@ -162,7 +162,7 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
                 model_options: Mapping[str, Any] | None = None, **run_options: Any) -> pd.DataFrame:
     """The answers of an answerer in the registry, or of a file, in the form of `answer_questions`.
 
-    source: an answerer's name, one of `matching_answerer.BASELINES`, or predictions:PATH (see `read_answers`).
+    source: an answerer's name, one of `matching.BASELINES`, or predictions:PATH (see `read_answers`).
     questions: of the whole split. images: folder or folders of the pictures; not needed for a file. weights, device,
     model_options: see `load_model`; seed is also that of random weights and of the coin. run_options: see
     `answer_questions`; a file needs none of them.

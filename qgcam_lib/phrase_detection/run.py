@@ -26,7 +26,7 @@ from ..storage.rows import RecordStore
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #084ea1f3
 def take_groups(data: Tricd, limit: int | None = None, seed: int = 0) -> Tricd:
-    """The pairs of `limit` whole groups (None or 0: the data as they are); see `picture_runs.choose_groups`."""
+    """The pairs of `limit` whole groups (None or 0: the data as they are); see `picture_loop.choose_groups`."""
     chosen = set(choose_groups(data.group_names, limit, seed))
     return replace(data, pairs=tuple(pair for pair in data.pairs if pair.group in chosen))
 
