@@ -16,7 +16,7 @@ from scipy import ndimage
 from qgcam_lib.boxes import box_mask, flip_boxes
 from qgcam_lib.maps import PROTOCOLS, MapProtocol, prepare_map
 from qgcam_lib.metrics import METRICS, SCORE_COLUMNS, score_maps
-from qgcam_lib.metrics.fused import distance_map, find_peaks, score_map_literal
+from qgcam_lib.metrics.formulas import distance_map, find_peaks, score_map_literal
 
 TEN = [
     "iou_soft",

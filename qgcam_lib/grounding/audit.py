@@ -21,7 +21,7 @@ from ..boxes import box_mask, resize_boxes
 from ..data.records import Dataset
 from .run import ground
 from ..maps import MapProtocol, get_protocol, prepare_map
-from ..metrics.fused import find_peaks
+from ..metrics.formulas import find_peaks
 from ..metrics.score import score_maps
 from ..statistics import compare
 from ..storage.maps import MapStore

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..boxes import box_mask
 from ..maps import MapProtocol, axis_operator
-from .fused import distance_map
+from .formulas import ScoreOptions, distance_map, tie_rule
 
 # %% ../../nbs/lib/metrics/02_reference.ipynb #535edde3
 def torch_prepare(a: Any, size: tuple[int, int], p: MapProtocol) -> Any:
@@ -56,26 +56,35 @@ def _torch_uncertain(a: Any, inside: Any, tau: float, delta: float) -> bool:
         at = at[((at - at[0]) ** 2).sum(1) > delta**2]
     return len(sides) == 2
 
+# %% ../../nbs/lib/metrics/02_reference.ipynb #e155c3e6
+def _overlaps(x: Any, inside: Any, kind: str, options: ScoreOptions) -> dict[str, Any]:
+    "IoU and Dice of a map [H, W], smoothed as published."
+    inter, total, s = (x * inside).sum(), x.sum() + inside.sum(), 1e-3
+    dice = 2 * (inter + s) / (total + s)
+    return {f"iou_{kind}": (inter + s) / (total - inter + s),
+            f"dice_{kind}": dice.clamp(max=1) if options.clip_dice else dice}
+
+# %% ../../nbs/lib/metrics/02_reference.ipynb #c7f323c0
+def _penalties(x: Any, d: Any, kind: str) -> dict[str, Any]:
+    "WDP of a map [H, W] with distances d in pixels, and with distances over the diagonal."
+    found = {}
+    for name, unit in ((f"wdp_{kind}", 1), (f"wdp_{kind}_rel", float(np.hypot(*x.shape)))):
+        r = (x * d / unit).sum() / (x.sum() + 1e-6)
+        found[name] = r / (1 + r) if x.sum() > 0 else np.nan
+    return found
+
 # %% ../../nbs/lib/metrics/02_reference.ipynb #f202fc44
-def torch_scores(
-    a: Any, boxes: np.ndarray, tau: float, delta: float, ties: str, symmetric: bool, clip_dice: bool
-) -> dict[str, float]:
-    "The twelve scores of one prepared map [H, W], tensor on any device; boxes [k, 4] on its grid."
+def torch_scores(a: Any, boxes: np.ndarray, options: ScoreOptions) -> dict[str, float]:
+    """The twelve scores of one prepared map [H, W], tensor on any device; boxes [k, 4] on its grid."""
     import torch
 
     inside = torch.tensor(box_mask(boxes, tuple(a.shape)), device=a.device)
-    d = torch.tensor(distance_map(boxes, tuple(a.shape), symmetric=symmetric), device=a.device)
-    diagonal, s, nan = float(np.hypot(*a.shape)), 1e-3, float("nan")
-    out = {}
-    for kind, x in (("soft", a.double()), ("binary", (a > 0.5).double())):
-        inter, total = (x * inside).sum(), x.sum() + inside.sum()
-        out[f"iou_{kind}"], dice = (inter + s) / (total - inter + s), 2 * (inter + s) / (total + s)
-        out[f"dice_{kind}"] = dice.clamp(max=1) if clip_dice else dice
-        for name, unit in ((f"wdp_{kind}", 1), (f"wdp_{kind}_rel", diagonal)):
-            r = (x * d / unit).sum() / (x.sum() + 1e-6)
-            out[name] = r / (1 + r) if x.sum() > 0 else nan
-    mass, hits = a.double().sum(), inside[a == a.max()].double()
-    out["io_ratio"] = (a.double() * inside).sum() / mass if mass > 0 else nan
-    out["pg_hit"] = {"expected": hits.mean(), "first": hits[0], "any": hits.max(), "all": hits.min()}[ties]
-    out["pg_ties"], out["pg_uncertain"] = len(hits), _torch_uncertain(a, inside, tau, delta)
-    return {name: float(value) for name, value in out.items()}
+    d = distance_map(boxes, tuple(a.shape), symmetric=options.distance == "symmetric")
+    d, soft, binary = torch.tensor(d, device=a.device), a.double(), (a > 0.5).double()
+    hits = inside[a == a.max()].double()
+    found = _overlaps(soft, inside, "soft", options) | _overlaps(binary, inside, "binary", options)
+    found |= _penalties(soft, d, "soft") | _penalties(binary, d, "binary")
+    found["io_ratio"] = (soft * inside).sum() / soft.sum() if soft.sum() > 0 else np.nan
+    found["pg_hit"] = tie_rule(options.ties, float(hits.mean()), float(hits[0]))
+    found["pg_ties"], found["pg_uncertain"] = len(hits), _torch_uncertain(a, inside, options.tau, options.delta)
+    return {name: float(value) for name, value in found.items()}

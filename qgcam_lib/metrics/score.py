@@ -7,7 +7,7 @@ __all__ = ['METRICS', 'SCORE_COLUMNS', 'Metric', 'score_maps']
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #270f6326
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from ..maps import MapProtocol, as_map_array, get_protocol
+from .formulas import ScoreOptions, tie_rule
 from .fused import score_parts
-from .kernels import PARTS
+from .kernels import PARTS, STATUS
 from .reference import torch_prepare, torch_scores
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #329d6785
@@ -35,112 +36,34 @@ class Metric:
     source: str
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #42cad5b5
+_OVERLAP = "section 2 and its reference 19"
 _WDP = "WDP, equation 2 in closed form R / (1 + R)"
-METRICS: dict[str, Metric] = {
-    m.name: m
-    for m in (
-        Metric(
-            "iou_soft",
-            r"$IoU_{soft}$",
-            "overlap of the map with the box, both as sums",
-            (0, 1),
-            True,
-            "never",
-            "section 2 and its reference 19",
-        ),
-        Metric(
-            "iou_binary",
-            r"$IoU_{binary}$",
-            "overlap of the pixels above .5 with the box",
-            (0, 1),
-            True,
-            "never",
-            "section 2 and its reference 19",
-        ),
-        Metric(
-            "dice_soft",
-            r"$Dice_{soft}$",
-            "as the soft IoU, with the overlap counted twice",
-            (0, 1),
-            True,
-            "never",
-            "section 2 and its reference 19",
-        ),
-        Metric(
-            "dice_binary",
-            r"$Dice_{binary}$",
-            "as the binary IoU, with the overlap counted twice",
-            (0, 1),
-            True,
-            "never",
-            "section 2 and its reference 19",
-        ),
-        Metric(
-            "wdp_soft",
-            r"$WDP_{soft}$",
-            "how far outside the box the mass lies, in pixels, squashed to 0..1",
-            (0, 1),
-            False,
-            "the map has no mass",
-            _WDP,
-        ),
-        Metric(
-            "wdp_binary",
-            r"$WDP_{binary}$",
-            "the same for the pixels above .5",
-            (0, 1),
-            False,
-            "no pixel is above .5",
-            _WDP,
-        ),
-        Metric(
-            "io_ratio",
-            r"$IO_{ratio}$",
-            "share of the mass inside the box",
-            (0, 1),
-            True,
-            "the map has no mass",
-            "equation 5 in closed form S_in / (S_in + S_out)",
-        ),
-        Metric(
-            "pg_hit",
-            r"$PG$",
-            "is the maximum inside the box (the share, when several pixels tie)",
-            (0, 1),
-            True,
-            "never",
-            "Pointing Game, section 1",
-        ),
-        Metric("pg_ties", r"$PG_{ties}$", "number of pixels equal to the maximum", (1, np.inf), None, "never", "ours"),
-        Metric(
-            "pg_uncertain",
-            r"$PG_{uncertainty}$",
-            "do equally high peaks lie both inside and outside",
-            (0, 1),
-            False,
-            "never",
-            "Pointing Game Uncertainty Analysis, section 2",
-        ),
-        Metric(
-            "wdp_soft_rel",
-            r"$WDP_{soft}^{rel}$",
-            "wdp_soft with distances over the image diagonal",
-            (0, 0.5),
-            False,
-            "the map has no mass",
-            "ours: WDP without the image size",
-        ),
-        Metric(
-            "wdp_binary_rel",
-            r"$WDP_{binary}^{rel}$",
-            "wdp_binary with distances over the image diagonal",
-            (0, 0.5),
-            False,
-            "no pixel is above .5",
-            "ours: WDP without the image size",
-        ),
-    )
-}
+_OURS = "ours: WDP without the image size"
+METRICS: dict[str, Metric] = {m.name: m for m in (
+    Metric("iou_soft", r"$IoU_{soft}$", "overlap of the map with the box, both as sums", (0, 1), True, "never",
+           _OVERLAP),
+    Metric("iou_binary", r"$IoU_{binary}$", "overlap of the pixels above .5 with the box", (0, 1), True, "never",
+           _OVERLAP),
+    Metric("dice_soft", r"$Dice_{soft}$", "as the soft IoU, with the overlap counted twice", (0, 1), True, "never",
+           _OVERLAP),
+    Metric("dice_binary", r"$Dice_{binary}$", "as the binary IoU, with the overlap counted twice", (0, 1), True,
+           "never", _OVERLAP),
+    Metric("wdp_soft", r"$WDP_{soft}$", "how far outside the box the mass lies, in pixels, squashed to 0..1", (0, 1),
+           False, "the map has no mass", _WDP),
+    Metric("wdp_binary", r"$WDP_{binary}$", "the same for the pixels above .5", (0, 1), False, "no pixel is above .5",
+           _WDP),
+    Metric("io_ratio", r"$IO_{ratio}$", "share of the mass inside the box", (0, 1), True, "the map has no mass",
+           "equation 5 in closed form S_in / (S_in + S_out)"),
+    Metric("pg_hit", r"$PG$", "is the maximum inside the box (the share, when several pixels tie)", (0, 1), True,
+           "never", "Pointing Game, section 1"),
+    Metric("pg_ties", r"$PG_{ties}$", "number of pixels equal to the maximum", (1, np.inf), None, "never", "ours"),
+    Metric("pg_uncertain", r"$PG_{uncertainty}$", "do equally high peaks lie both inside and outside", (0, 1), False,
+           "never", "Pointing Game Uncertainty Analysis, section 2"),
+    Metric("wdp_soft_rel", r"$WDP_{soft}^{rel}$", "wdp_soft with distances over the image diagonal", (0, 0.5), False,
+           "the map has no mass", _OURS),
+    Metric("wdp_binary_rel", r"$WDP_{binary}^{rel}$", "wdp_binary with distances over the image diagonal", (0, 0.5),
+           False, "no pixel is above .5", _OURS),
+)}
 SCORE_COLUMNS: tuple[str, ...] = tuple(METRICS)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #940a577a
@@ -149,22 +72,20 @@ def _share(top: np.ndarray, bottom: np.ndarray, defined: np.ndarray) -> np.ndarr
     return np.divide(top, bottom, out=np.full(len(top), np.nan), where=defined)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #52facfe8
-def _scores_from_parts(
-    p: dict[str, np.ndarray], diagonal: np.ndarray, ties: str, clip_dice: bool
-) -> dict[str, np.ndarray]:
+def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, options: ScoreOptions) -> dict[str, np.ndarray]:
     "The twelve columns from the sums of `score_parts`."
     s, out = 1e-3, {}
     for kind, a, a_in in (("soft", p["mass"], p["mass_in"]), ("binary", p["on"], p["on_in"])):
         out[f"iou_{kind}"] = (a_in + s) / (a + p["mask"] - a_in + s)
         dice = 2 * (a_in + s) / (a + p["mask"] + s)
-        out[f"dice_{kind}"] = np.minimum(dice, 1) if clip_dice else dice
+        out[f"dice_{kind}"] = np.minimum(dice, 1) if options.clip_dice else dice
     for kind, a, a_distance in (("soft", p["mass"], p["mass_distance"]), ("binary", p["on"], p["on_distance"])):
         for name, unit in ((f"wdp_{kind}", 1.0), (f"wdp_{kind}_rel", diagonal)):
             r = a_distance / unit / (a + 1e-6)
             out[name] = _share(r, 1 + r, a > 0)
     out["io_ratio"] = _share(p["mass_in"], p["mass"], p["mass"] > 0)
     share = p["ties_in"] / np.maximum(p["ties"], 1)
-    out["pg_hit"] = {"expected": share, "first": p["first_in"], "any": share > 0, "all": share == 1}[ties].astype(float)
+    out["pg_hit"] = tie_rule(options.ties, share, p["first_in"])
     out["pg_ties"], out["pg_uncertain"] = p["ties"].astype(np.int64), p["uncertain"].astype(bool)
     return {name: out[name] for name in SCORE_COLUMNS}
 
@@ -282,54 +203,84 @@ def _refuse(status: np.ndarray, rows: np.ndarray, protocol: str) -> None:
             "clamp the raw map at 0, or choose a protocol with a min-max"
         )
 
+# %% ../../nbs/lib/metrics/05_score.ipynb #bc235652
+@dataclass(frozen=True)
+class _Work:
+    "All maps of a call; boxes [K, 4] on the scored grids, those of map n in rows starts[n] to starts[n + 1] - 1."
+
+    maps: Sequence[np.ndarray]
+    boxes: np.ndarray
+    starts: np.ndarray
+    protocol: MapProtocol
+    options: ScoreOptions
+
+    @property
+    def keeps_type(self) -> bool:
+        "Does the protocol leave a map as it is, so that float64 may stay float64?"
+        return self.protocol.grid == "native" and self.protocol.before == self.protocol.after == "none"
+
 # %% ../../nbs/lib/metrics/05_score.ipynb #5f6f774f
-def _numba_group(maps, rows, boxes, starts, size, p, options) -> dict[str, np.ndarray]:
+def _numba_group(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
     "Scores of maps of one shape on one grid, by the compiled pass, some 64 MB of maps at a time."
-    tau, delta, ties, symmetric, clip_dice = options
-    step = max(1, 2**26 // maps[rows[0]].nbytes)
-    parts = []
+    maps, starts, options = work.maps, work.starts, work.options
+    step, parts = max(1, 2**26 // maps[rows[0]].nbytes), []
     for k in range(0, len(rows), step):
-        part = rows[k : k + step]
-        stack = (
-            maps[part[0] : part[-1] + 1]
-            if isinstance(maps, np.ndarray) and part[-1] - part[0] + 1 == len(part)
-            else np.stack([maps[n] for n in part])
-        )
+        part = rows[k:k + step]
+        neighbours = isinstance(maps, np.ndarray) and part[-1] - part[0] + 1 == len(part)
+        stack = maps[part[0]:part[-1] + 1] if neighbours else np.stack([maps[n] for n in part])
+        stack = stack if work.keeps_type else stack.astype(np.float32, copy=False)
         picked = np.concatenate([np.arange(starts[n], starts[n + 1]) for n in part])
         own = np.concatenate([[0], np.cumsum(starts[part + 1] - starts[part])])
-        stack = stack if p.grid == "native" and p.before == p.after == "none" else stack.astype(np.float32, copy=False)
-        parts.append(score_parts(stack, boxes[picked], own, size, p, tau=tau, delta=delta, symmetric=symmetric))
-        _refuse(parts[-1][:, 0], part, p.name)
-    named = dict(zip(PARTS, np.concatenate(parts).T))
-    return _scores_from_parts(named, np.hypot(*size), ties, clip_dice)
+        parts.append(score_parts(stack, work.boxes[picked], own, size, work.protocol, tau=options.tau,
+                                 delta=options.delta, symmetric=options.distance == "symmetric"))
+        _refuse(parts[-1][:, STATUS], part, work.protocol.name)
+    return _scores_from_parts(dict(zip(PARTS, np.concatenate(parts).T)), np.hypot(*size), options)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #9b003d56
-def _torch_group(maps, rows, boxes, starts, size, p, options, device) -> dict[str, np.ndarray]:
+def _torch_group(work: _Work, rows: np.ndarray, size: tuple[int, int], device: str) -> dict[str, np.ndarray]:
     "The same by the reference, one map after the other."
     import torch
 
     scores = []
     for n in rows:
-        a = torch.as_tensor(maps[n], device=device)
-        a = a if p.grid == "native" and p.before == p.after == "none" else a.float()
-        ready = torch_prepare(a, size, p)
+        a = torch.as_tensor(work.maps[n], device=device)
+        ready = torch_prepare(a if work.keeps_type else a.float(), size, work.protocol)
         bad = 1 if not bool(a.isfinite().all()) else 2 if bool((ready < 0).any()) else 0
-        _refuse(np.array([bad]), np.array([n]), p.name)
-        scores.append(torch_scores(ready, boxes[starts[n]:starts[n + 1]], *options))
+        _refuse(np.array([bad]), np.array([n]), work.protocol.name)
+        scores.append(torch_scores(ready, work.boxes[work.starts[n]:work.starts[n + 1]], work.options))
     return {name: np.array([s[name] for s in scores]) for name in SCORE_COLUMNS}
 
-# %% ../../nbs/lib/metrics/05_score.ipynb #80b2a48d
-def _check_options(ties: str, backend: str, distance: str, tau: float, delta: float) -> None:
-    "Refuse unknown option values."
-    for name, value, allowed in (
-        ("ties", ties, ("expected", "first", "any", "all")),
-        ("backend", backend, ("auto", "numba", "torch")),
-        ("distance", distance, ("paper", "symmetric")),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
-    if not (np.isfinite(tau) and delta >= 0):
-        raise ValueError(f"tau, delta: expected a finite threshold and a distance >= 0, got {tau!r}, {delta!r}")
+# %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
+def _bring_together(maps: Any, boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions
+                    ) -> tuple[_Work, np.ndarray]:
+    "The work of a call and the grid (height, width) of each of its maps, int64 [N, 2]."
+    arrays = _as_map_list(maps)
+    map_sizes = np.array([a.shape for a in arrays], dtype=np.int64).reshape(-1, 2)
+    sizes = _as_sizes(image_sizes, map_sizes)
+    flat, example = _as_flat_boxes(boxes, len(arrays))
+    flat = _check_boxes(flat, example, sizes)
+    grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
+    flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
+    return _Work(arrays, flat, starts, p, options), grids
+
+# %% ../../nbs/lib/metrics/05_score.ipynb #0531d3aa
+def _groups(work: _Work, grids: np.ndarray) -> Iterator[np.ndarray]:
+    "Rows of the maps that share a shape, a grid and a number format."
+    shapes = np.array([a.shape for a in work.maps], dtype=np.int64).reshape(-1, 2)
+    kinds = np.array([np.dtype(a.dtype).itemsize for a in work.maps], dtype=np.int64)
+    _, group = np.unique(np.column_stack([shapes, grids, kinds]), axis=0, return_inverse=True)
+    for g in range(group.max(initial=-1) + 1):
+        yield np.flatnonzero(group.ravel() == g)
+
+# %% ../../nbs/lib/metrics/05_score.ipynb #528538d8
+def _torch_device(maps: Any, backend: str) -> str | None:
+    "The device on which the reference is to score these maps; None for the compiled pass."
+    if backend not in ("auto", "numba", "torch"):
+        raise ValueError(f"backend: expected one of ('auto', 'numba', 'torch'), got {backend!r}")
+    sample = maps[0] if isinstance(maps, (list, tuple)) and len(maps) else maps
+    device = str(getattr(sample, "device", "cpu")) if hasattr(sample, "detach") else "cpu"
+    return device if backend == "torch" or (backend == "auto" and device != "cpu") else None
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #e377c68d
 def score_maps(
@@ -364,27 +315,15 @@ def score_maps(
     inverted or outlying box, numbers that do not match. A box that sticks out is clipped and counted in one warning.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
-    p = get_protocol(protocol)
-    _check_options(ties, backend, distance, tau, delta)
-    sample = maps[0] if isinstance(maps, (list, tuple)) and len(maps) else maps
-    device = str(getattr(sample, "device", "cpu")) if hasattr(sample, "detach") else "cpu"
-    use_torch = backend == "torch" or (backend == "auto" and device != "cpu")
-    arrays = _as_map_list(maps)
-    map_sizes = np.array([a.shape for a in arrays], dtype=np.int64).reshape(-1, 2)
-    sizes = _as_sizes(image_sizes, map_sizes)
-    flat, example = _as_flat_boxes(boxes, len(arrays))
-    flat = _check_boxes(flat, example, sizes)
-    grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
-    flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
-    options = (tau, delta, ties, distance == "symmetric", clip_dice)
-    columns = {name: np.full(len(arrays), np.nan) for name in SCORE_COLUMNS}
-    kinds = np.array([np.dtype(a.dtype).itemsize for a in arrays], dtype=np.int64)
-    _, group = np.unique(np.column_stack([map_sizes, grids, kinds]), axis=0, return_inverse=True)
+    p, options = get_protocol(protocol), ScoreOptions(tau, delta, ties, distance, clip_dice)
+    device = _torch_device(maps, backend)
+    work, grids = _bring_together(maps, boxes, image_sizes, p, options)
+    columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}
     with _numba_threads(threads):
-        for rows in (np.flatnonzero(group.ravel() == g) for g in range(group.max(initial=-1) + 1)):
-            args = (arrays, rows, flat, starts, tuple(int(v) for v in grids[rows[0]]), p, options)
-            for name, values in (_torch_group(*args, device) if use_torch else _numba_group(*args)).items():
+        for rows in _groups(work, grids):
+            size = tuple(int(v) for v in grids[rows[0]])
+            found = _torch_group(work, rows, size, device) if device else _numba_group(work, rows, size)
+            for name, values in found.items():
                 columns[name][rows] = values
     frame = pd.DataFrame(columns).astype({"pg_ties": np.int64, "pg_uncertain": bool})
     frame.attrs.update(protocol=p.as_dict(), tau=tau, delta=delta, ties=ties, distance=distance)

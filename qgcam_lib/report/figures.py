@@ -23,7 +23,7 @@ from PIL import Image
 from ..boxes import box_mask, resize_boxes
 from ..data.records import open_image
 from ..maps import prepare_maps
-from ..metrics.fused import find_peaks
+from ..metrics.formulas import find_peaks
 from .tables import TABLE1, column_label
 
 # %% ../../nbs/lib/report/04_figures.ipynb #bd3fc6c0
