@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from qgcam_lib.papers.q_groundcam.claims import check_claims, correlate, setting_means
+from qgcam_lib.papers.q_groundcam.claims import check_claims, setting_means
 from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
 from qgcam_lib.papers.q_groundcam.splits import (
     SPLITS,
@@ -19,6 +19,7 @@ from qgcam_lib.papers.q_groundcam.splits import (
 )
 from qgcam_lib.report.published import published
 from qgcam_lib.report.tables import TABLE1, column_label
+from qgcam_lib.statistics import correlate
 
 KEYS = ["dataset", "split", "model"]
 

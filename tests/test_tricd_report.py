@@ -17,11 +17,10 @@ from qgcam_lib.papers.tricd.claims import PAPER_ROLES as ROLES
 from qgcam_lib.papers.tricd.claims import TRICD_CLAIMS, check_tricd_claims, claim_tables, printed_tables
 from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
 from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, alarm_gallery, choose_alarms, choose_questions, question_panel
-from qgcam_lib.papers.tricd.runs import match_all, per_model, plan_sources, tricd_cautions, why_not_tricd
+from qgcam_lib.papers.tricd.runs import plan_sources, tricd_cautions, why_not_tricd
 from qgcam_lib.papers.tricd.tables import (
     SUBSET_NAMES,
     discrimination,
-    paired_differences,
     printed_gaps,
     question_agreement,
     statistics_beside,
@@ -31,6 +30,7 @@ from qgcam_lib.papers.tricd.tables import (
 )
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.analysis import false_alarms
+from qgcam_lib.phrase_detection.compare import match_all, paired_differences, per_model
 from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
 from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
 from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd

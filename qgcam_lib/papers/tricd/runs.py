@@ -4,29 +4,14 @@
 
 # %% auto #0
 __all__ = ['PAPER_MODELS', 'NO_RUN', 'REFERENCES', 'CLAIM_ROLES', 'source_name', 'plan_sources', 'claim_roles', 'tricd_cautions',
-           'why_not_tricd', 'whole_image', 'detect_all', 'match_all', 'per_model', 'answer_baselines', 'val_thresholds',
-           'answer_all', 'score_answers']
+           'why_not_tricd']
 
 # %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #82155993
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-import pandas as pd
-
-from ...data.tricd.files import TricdFiles, tricd_files, tricd_splits
-from ...data.tricd.pairs import Tricd
 from ...models.common.checkpoints import zoo_folder
-from ...models.matching import choose_threshold
 from ...models.registry import MODELS
-from ...phrase_detection.analysis import calibration, precision_recall, presence, price_of_false_captions
 from ...phrase_detection.prediction_files import predictions_source
-from ...phrase_detection.question_run import answers_for, take_question_groups
-from ...phrase_detection.questions import evaluate_answers, load_tricd_vqa
-from ...phrase_detection.run import predictions_for, take_groups
-from ...phrase_detection.score import Matches, match_predictions, summarize_matches
-from ...phrase_detection.synthetic import break_ties
 
 # %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #12b9a778
 PAPER_MODELS = {"mdetr-enb5": "mdetr", "owl-vit-l14": "owl-vit"}  # ours -> the paper's, where they are the same network
@@ -111,108 +96,3 @@ def why_not_tricd(*, is_miniworld: bool, weights: str, n_pairs: int, official: i
     if weights in ("mini", "random"):
         return f"{weights} weights"
     return "" if n_pairs == official else f"{n_pairs} of {official} pairs"
-
-# %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #a53c5ac4
-def whole_image(data: Tricd) -> dict[int, dict[str, Any]]:
-    """Predictions without a model: for every phrase one box over the whole picture, score 1."""
-    return {pair.id: {"scores": np.ones(len(pair.phrases)), "phrase_ids": np.array([q.id for q in pair.phrases]),
-                      "boxes": np.tile([0.0, 0.0, pair.size[1], pair.size[0]], (len(pair.phrases), 1))}
-            for pair in data.pairs}
-
-
-def detect_all(sources: Mapping[str, str], data: Tricd, images: Any, *, limit: int = 0, seed: int = 0,
-               weights: str = "mini", folder: str | Path | None = None, **options: Any) -> dict[str, Any]:
-    """Predictions of every source on one part of the data: {name: FoundPhrases}.
-
-    sources: from `plan_sources`; images: folder or folders of the pictures; limit, seed: groups, as in `take_groups`;
-    folder: where finished pictures are kept, one folder a model; options go to `predictions_for`.
-    """
-    return {name: predictions_for(source, data, images, weights=weights, limit=limit, seed=seed,
-                                  **({"store": Path(folder) / name} if folder and not predictions_source(source)
-                                     else {}), **options)
-            for name, source in sources.items()}
-
-
-def match_all(predictions: Mapping[str, Any], data: Tricd, *, limit: int = 0, seed: int = 0) -> dict[str, Matches]:
-    """`match_predictions` of every model on the chosen part, the whole-image reference last, ranked at random."""
-    part = take_groups(data, limit, seed)
-    found = {name: match_predictions(part, {id: one[id] for id in part.pair_ids.tolist() if id in one})
-             for name, one in predictions.items()}
-    return found | {"whole image": match_predictions(part, break_ties(whole_image(part), seed))}
-
-
-def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: Any) -> pd.DataFrame:
-    """One analysis for every model, with a column `model` first.
-
-    what: "scores" (`summarize_matches`), "price", "calibration", "presence" or "curve" (of `phrase_analysis`); options
-    go there. ValueError for another name.
-    """
-    kinds = {"scores": summarize_matches, "price": price_of_false_captions, "calibration": calibration,
-             "presence": presence, "curve": precision_recall}
-    if what not in kinds:
-        raise ValueError(f"what: expected one of {sorted(kinds)}, got {what!r}")
-    tables = [kinds[what](one, **options) for one in matches.values()]
-    for name, table in zip(matches, tables):
-        table.insert(0, "model", name)
-    return pd.concat(tables, ignore_index=True)
-
-# %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #b330bb1d
-def answer_baselines(questions: pd.DataFrame, seed: int = 0) -> dict[str, dict[Any, str]]:
-    """Answers without a model: "always yes", "always no" and "coin" (seeded), each {image_id: answer}."""
-    ids = questions["image_id"].tolist()
-    coin = np.random.default_rng(seed).random(len(ids)) < 0.5
-    return {"always yes": dict.fromkeys(ids, "yes"), "always no": dict.fromkeys(ids, "no"),
-            "coin": {id: "yes" if heads else "no" for id, heads in zip(ids, coin)}}
-
-
-def val_thresholds(sources: Mapping[str, str], files: TricdFiles, *, limit: int = 0, seed: int = 0,
-                   folder: str | Path | None = None, **options: Any) -> dict[str, float]:
-    """The threshold of every matcher among the sources (named *-as-answerer), the best by macro-F1 on the val split.
-
-    files: of another split of the same folder; empty for the val split itself, or without questions of it. limit, seed:
-    groups of the val split; the rest as in `answer_all`.
-    """
-    matchers = {name: source for name, source in sources.items() if source.endswith("-as-answerer")}
-    if not matchers or files.split == "val" or "val" not in tricd_splits(files.folder):
-        return {}
-    val = tricd_files(files.folder, "val")
-    if val.questions is None:
-        return {}
-    questions = load_tricd_vqa(val.questions, val.grounding)
-    any_will_do = dict.fromkeys(matchers, 0.0)  # scores do not depend on it
-    found = answer_all(matchers, questions, val.images, limit=limit, seed=seed, folder=folder, scores=True,
-                       thresholds=any_will_do, **options)
-    truth = questions.set_index("image_id")["answer"]
-    return {name: choose_threshold(*(part["yes_score"], truth[part["image_id"]]))
-            for name, part in ((name, frame[frame["yes_score"].notna()]) for name, frame in found.items())}
-
-
-def answer_all(sources: Mapping[str, str], questions: pd.DataFrame, images: Any, *, limit: int = 0, seed: int = 0,
-               weights: str = "mini", folder: str | Path | None = None, thresholds: Mapping[str, float] | None = None,
-               **options: Any) -> dict[str, pd.DataFrame]:
-    """Answers of every source on one part of the questions: {name: frame of `answer_questions`}.
-
-    sources: from `plan_sources`; thresholds: from `val_thresholds`, for matchers; the rest as in `detect_all`; options
-    go to `answers_for`.
-    """
-    found = {}
-    for name, source in sources.items():
-        own = {"store": Path(folder) / name} if folder and not predictions_source(source) else {}
-        if name in (thresholds or {}):
-            own["model_options"] = {"threshold": thresholds[name]}
-        found[name] = answers_for(source, questions, images, weights=weights, limit=limit, seed=seed, **own, **options)
-    return found
-
-
-def score_answers(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFrame, *, limit: int = 0, seed: int = 0,
-                  **options: Any) -> pd.DataFrame:
-    """`evaluate_answers` of every model on the chosen part, with a column `model` first; a missing answer is counted.
-
-    answers: model -> {image_id: answer}; options go to `evaluate_answers`.
-    """
-    part = take_question_groups(questions, limit, seed)
-    tables = [evaluate_answers(part, {id: said[id] for id in part["image_id"] if id in said}, on_missing="count",
-                               **options) for said in answers.values()]
-    for name, table in zip(answers, tables):
-        table.insert(0, "model", name)
-    return pd.concat(tables, ignore_index=True)

@@ -4,19 +4,16 @@
 
 # %% auto #0
 __all__ = ['SUBSET_NAMES', 'tricd_paper_table', 'tricd_table', 'tricd_beside', 'discrimination', 'printed_gaps',
-           'paired_differences', 'statistics_beside', 'question_agreement']
+           'statistics_beside', 'question_agreement']
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #155c3cf9
 from collections.abc import Mapping
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
 from ...data.tricd.pairs import SUBSETS
-from ...phrase_detection.matching import RECALL_POINTS, average_precisions, positions_of
 from ...phrase_detection.questions import caption_to_question
-from ...phrase_detection.score import Matches, group_weights
 from ...report.beside import verdict
 from ...report.tables import MarkedTable, rank_marks
 
@@ -129,40 +126,6 @@ def printed_gaps(published: pd.DataFrame, *, sd: float = 0.5, factor: float = 3.
     gap = -order[column].diff().iloc[1:].to_numpy()
     return pd.DataFrame({"better": order["model"].iloc[:-1].to_numpy(), "worse": order["model"].iloc[1:].to_numpy(),
                          "gap": gap.round(6), "above_sd": gap > sd, "above_corrected": gap > factor * sd})
-
-# %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #c0e20500
-def _replicates(matches: Matches, weights: np.ndarray) -> np.ndarray:
-    "AP of the whole set under each row of weights [R, groups]."
-    data = matches.data
-    n_truth = np.bincount(data.group_codes[data.phrase_pairs], np.diff(data.truth_starts),
-                          minlength=len(data.group_names))
-    owner = data.group_codes[matches.pair]
-    return average_precisions(*positions_of(matches.hits), owner, weights, weights @ n_truth, RECALL_POINTS).mean(1)
-
-
-def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = 1000, n_subsets: int = 100,
-                       seed: int = 0) -> pd.DataFrame:
-    """Which models the set tells apart, by AP of the whole set: one row a pair of models, in points.
-
-    matches: model -> `match_predictions` on the same annotations. Columns: better, worse, gap, sd_90 (the larger
-    deviation of the two over parts of 90 %), by_paper (gap > sd_90, section 5.3), ci_low, ci_high (95 %, of the
-    difference, groups resampled together), by_bootstrap (0 outside the interval). ValueError for other annotations.
-    """
-    if len({id(m.data) for m in matches.values()}) > 1:
-        raise ValueError("matches: expected all on the same annotations; load those once for all models")
-    groups = next((m.data.group_names for m in matches.values()), ("",))
-    weights = group_weights(len(groups), n_bootstrap, n_subsets, np.random.default_rng(seed))
-    ap = {name: 100 * _replicates(m, weights) for name, m in matches.items()}
-    rows = []
-    for pair in combinations(sorted(ap, key=lambda name: -ap[name][0]), 2):
-        better, worse = (ap[name] for name in pair)
-        difference, parts = better - worse, slice(1 + n_bootstrap, None)
-        sd = max(np.nanstd(v[parts], ddof=1) for v in (better, worse)) if n_subsets > 1 else np.nan
-        low, high = (np.nanquantile(difference[1 : 1 + n_bootstrap], [0.025, 0.975]) if n_bootstrap > 1
-                     else (np.nan, np.nan))
-        rows.append((*pair, difference[0], sd, difference[0] > sd, low, high, bool(low > 0 or high < 0)))
-    return pd.DataFrame(rows, columns=["better", "worse", "gap", "sd_90", "by_paper", "ci_low", "ci_high",
-                                       "by_bootstrap"])
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #515fb6bc
 def statistics_beside(ours: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
