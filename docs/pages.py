@@ -1,5 +1,8 @@
 """Turn the notebooks of nbs/ into pages under docs/generated/, in the same folders: `python docs/pages.py`.
 
+The library's contents are written from nbs/lib/contents.toml: one page lists the rooms with a sentence each, and a page
+a room lists its notebooks in the order of reading.
+
 A page is its notebook without what only the machinery needs (nbdev's directives, hidden cells, the set-up of links to
 files that are not pages). Stored outputs are kept. For a paper notebook the newest finished run under outputs/ is shown
 where there is one, because the committed notebook stores none; the page says which run it is.
@@ -10,6 +13,7 @@ import shutil
 from pathlib import Path
 
 import nbformat
+from contents import LIB, rooms
 
 from qgcam_lib.runs.record import find_runs
 
@@ -64,6 +68,31 @@ def page(notebook: nbformat.NotebookNode, source: Path, run: Path | None) -> nbf
     return notebook
 
 
+def room_page(room: dict) -> str:
+    """The page of a room: its sentence and its notebooks in the order of reading."""
+    pages = "\n".join(f"../lib/{path.relative_to(LIB).with_suffix('').as_posix()}" for path in room["notebooks"])
+    folder = "" if room["path"] == "." else f" (`nbs/lib/{room['path']}`)"
+    return f"# {room['title']}\n\n{room['about']}{folder}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+
+
+def library_page(found: list[tuple[str, dict]]) -> str:
+    """The contents of the library: a sentence a room, in the order of reading."""
+    lines = "\n".join(f"* [{room['title']}](rooms/{name}.md): {room['about']}" for name, room in found)
+    pages = "\n".join(f"rooms/{name}" for name, _ in found)
+    return (f"# The rooms of the library\n\nEach uses only those above it. [The tour](lib/00_tour.ipynb) walks from "
+            f"one picture to one verdict, with a link into each room.\n\n{lines}\n\n"
+            f"```{{toctree}}\n:hidden:\n:maxdepth: 2\n\n{pages}\n```\n")
+
+
+def write_contents() -> None:
+    """The contents of the library under docs/generated."""
+    found = [(f"{k:02d}_{room['path'].strip('.') or 'ground'}", room) for k, room in enumerate(rooms())]
+    (TARGET / "rooms").mkdir(parents=True, exist_ok=True)
+    for name, room in found:
+        (TARGET / "rooms" / f"{name}.md").write_text(room_page(room), encoding="utf-8")
+    (TARGET / "library.md").write_text(library_page(found), encoding="utf-8")
+
+
 def main() -> None:
     """Write every page afresh."""
     shutil.rmtree(TARGET, ignore_errors=True)
@@ -75,6 +104,7 @@ def main() -> None:
         target = TARGET / source.relative_to(ROOT / "nbs")
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(made, target)
+    write_contents()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,172 @@
+"""The house: rooms by idea, who may import whom, the order of reading, and no private name across modules."""
+
+import ast
+import re
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "qgcam_lib"
+sys.path.insert(0, str(ROOT / "docs"))
+
+from contents import LIB, rooms  # noqa: E402
+
+NOTEBOOKS = [path for room in rooms() for path in room["notebooks"]]
+
+
+def module_of(path):
+    """qgcam_lib/a/b.py -> a.b; a package's face is the package."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_of(path): path for path in PACKAGE.rglob("*.py") if path.name not in ("_modidx.py", "__main__.py")}
+
+
+def imported(source, package=""):
+    """(module, name) of everything that code takes from qgcam_lib; `package` is where relative imports start."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("qgcam_lib."):
+                    yield alias.name.removeprefix("qgcam_lib."), ""
+        elif isinstance(node, ast.ImportFrom):
+            home = node.module or ""
+            if node.level:
+                up = package.split(".") if package else []
+                home = ".".join([*up[:len(up) - node.level + 1], *home.split(".")]).strip(".")
+            elif home == "qgcam_lib" or home.startswith("qgcam_lib."):
+                home = home.removeprefix("qgcam_lib").strip(".")
+            else:
+                continue
+            for alias in node.names:
+                inner = f"{home}.{alias.name}".strip(".")
+                yield (inner, "") if inner in SOURCES else (home, alias.name)
+
+
+def package_of(module):
+    return module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+@cache
+def needs(module):
+    """The modules that a module imports, at the top and inside functions."""
+    found = imported(SOURCES[module].read_text(encoding="utf-8"), package_of(module))
+    return {home for home, _ in found if home in SOURCES} - {module}
+
+
+def contract(name):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return next(one for one in project["tool"]["importlinter"]["contracts"] if one["id"] == name)
+
+
+def test_every_room_has_a_line_in_the_contract():
+    house = contract("house")
+    assert house["type"] == "layers" and house["exhaustive"] and house["containers"] == ["qgcam_lib"]
+    named = re.findall(r"\((\w+)\)", " ".join(house["layers"]))
+    assert sorted(named) == sorted({module.split(".")[0] for module in SOURCES if module})
+    assert {contract(name)["type"] for name in ("no-cycle", "scores-are-light")} == {"acyclic_siblings", "forbidden"}
+    assert "ignore_imports" not in contract("no-cycle")
+
+
+def test_tasks_know_nothing_of_each_other():
+    tasks = next(line for line in contract("house")["layers"] if "(grounding)" in line)
+    assert " | " in tasks and " : " not in tasks
+
+
+def test_the_house_is_small_enough_to_draw():
+    """At most 24 rooms, and at most 8 floors when each room stands one floor above the highest it imports from."""
+    arrows = {}
+    for module in SOURCES:
+        room = module.split(".")[0]
+        arrows.setdefault(room, set()).update(home.split(".")[0] for home in needs(module))
+    arrows.pop("")
+    assert len(arrows) <= 24
+
+    @cache
+    def floor(room, above=()):
+        assert room not in above, f"cycle: {' -> '.join([*above, room])}"
+        return 1 + max((floor(one, (*above, room)) for one in arrows[room] - {room, ""}), default=0)
+
+    assert max(floor(room) for room in arrows) <= 8
+
+
+def test_no_private_name_leaves_its_module():
+    found = [f"{module} takes {home}.{name}" for module, path in SOURCES.items()
+             for home, name in imported(path.read_text(encoding="utf-8"), package_of(module))
+             if name.startswith("_") and not name.startswith("__")]
+    assert not found, f"{len(found)}: {found[:5]}"
+
+
+def test_faces_load_nothing_heavy_and_open_no_second_path():
+    for module, path in SOURCES.items():
+        if path.name == "__init__.py" and module not in ("", "miniworld"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+            assert len(names) <= 8, f"the face of {module} hands on {len(names)} names"
+
+
+# --- the order of reading ---------------------------------------------------------------------------------------------
+
+def code_of(path):
+    """Source of each code cell without directives and magics."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            yield "\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!")))
+
+
+def test_contents_name_every_notebook_once():
+    assert sorted(NOTEBOOKS) == sorted(path for path in LIB.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+    assert all(room["about"].endswith(".") and room["title"] for room in rooms())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.relative_to(LIB).as_posix())
+def test_a_notebook_is_named_as_its_module(path):
+    exported = [line.split()[-1] for cell in code_of(path) for line in cell.splitlines() if "#| default_exp" in line]
+    if path.name == "00_tour.ipynb":
+        assert not exported
+        return
+    number, _, name = path.stem.partition("_")
+    place = ".".join([*path.parent.relative_to(LIB).parts, name])
+    assert exported == [place] and re.fullmatch(r"\d\d", number)
+
+
+def test_numbers_start_anew_in_each_folder_and_leave_no_gap():
+    for folder in {path.parent for path in NOTEBOOKS}:
+        numbers = sorted(int(path.stem[:2]) for path in folder.glob("*.ipynb"))
+        first = 0 if folder == LIB else 1
+        assert numbers == list(range(first, first + len(numbers))), folder.relative_to(LIB).as_posix()
+
+
+def test_no_notebook_uses_what_a_later_one_defines():
+    known, wrong = set(), []
+    for path in NOTEBOOKS:
+        if path.name == "00_tour.ipynb":
+            continue
+        own = ".".join([*path.parent.relative_to(LIB).parts, path.stem.partition("_")[2]])
+        known.add(own)
+        for cell in code_of(path):
+            for home, _ in imported(cell):
+                homes = needs(home) if home in SOURCES and SOURCES[home].name == "__init__.py" else {home}
+                wrong += [f"{path.relative_to(LIB).as_posix()} uses {one}" for one in homes
+                          if one in SOURCES and one not in known and SOURCES[one].name != "__init__.py"]
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(dict.fromkeys(wrong))
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+
+def test_an_export_cell_is_no_longer_than_sixty_lines_or_says_why():
+    """A longer one has its reason in the prose just before it, with the word "longer"."""
+    long = []
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        for before, cell in zip([None, *cells], cells):
+            if cell.cell_type == "code" and "#| export" in cell.source and cell.source.count("\n") > 60:
+                if before is None or before.cell_type != "markdown" or "longer" not in before.source:
+                    long.append(f"{path.relative_to(LIB).as_posix()}: {cell.source.count(chr(10))} lines")
+    assert not long, "\n".join(long)
