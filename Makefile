@@ -63,9 +63,9 @@ reproduce: env  ## run the paper notebooks, print the score table and where the 
 	snakemake --report "$$report" --quiet all; \
 	qgcam table q_groundcam_table1
 
-test: env lint generated notebooks pytest  ## every check: style, floors, exports, library notebooks, pytest
+test: env lint generated notebooks pytest  ## every check: style, who imports whom, exports, library notebooks, pytest
 
-lint: env  ## ruff, and the floors
+lint: env  ## ruff, and who imports whom
 	@ruff check .
 	@lint-imports --no-logo
 
