@@ -15,7 +15,10 @@ def folder(tmp_path_factory):
 
 
 def differences(kept, made, where=""):
-    """Places where two nested results differ: numbers by more than one part in a million, the rest at all."""
+    """Places where two nested results differ: numbers by more than one part in a million or 1e-7, the rest at all.
+
+    Networks run in float32, whose sums depend on the number of threads; that moves a score by some 1e-9.
+    """
     if isinstance(kept, dict) and isinstance(made, dict):
         if kept.keys() != made.keys():
             return [f"{where}: {sorted(kept.keys() ^ made.keys())[:5]} on one side only"]
@@ -23,7 +26,7 @@ def differences(kept, made, where=""):
     if isinstance(kept, list) and isinstance(made, list) and len(kept) == len(made):
         return [found for k, pair in enumerate(zip(kept, made)) for found in differences(*pair, f"{where}[{k}]")]
     if isinstance(kept, float) and isinstance(made, (int, float)):
-        return [] if math.isclose(kept, made, rel_tol=1e-6, abs_tol=1e-9) else [f"{where}: {kept} became {made}"]
+        return [] if math.isclose(kept, made, rel_tol=1e-6, abs_tol=1e-7) else [f"{where}: {kept} became {made}"]
     return [] if kept == made else [f"{where}: {kept} became {made}"]
 
 
