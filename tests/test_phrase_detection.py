@@ -480,39 +480,39 @@ def one(**change):
 
 
 @pytest.mark.parametrize("wrong, text", [
-    ({4: one()[3]}, "image 4.*annotations do not have"),
-    ({"x": one()[3]}, "whole numbers as image ids, got 'x'"),
-    ({3.0: one()[3]}, "whole numbers as image ids"),
-    ({True: one()[3]}, "whole numbers as image ids"),
-    ({2**80: one()[3]}, "annotations do not have"),
+    ({4: one()[3]}, "image 4.*not among the 24 pairs"),
+    ({"x": one()[3]}, "image x.*image_id: expected a whole number, got 'x'"),
+    ({3.0: one()[3]}, "image_id: expected a whole number or a text, got 3.0"),
+    ({True: one()[3]}, "image_id: expected a whole number or a text, got True"),
+    ({2**80: one()[3]}, "image 1208925819614629174706176.*not among"),
     ({3: one()[3], "3": one()[3]}, "image 3.*twice"),
     ({3: [1, 2]}, "image 3.*got list"),
-    ({3: {"scores": []}}, "image 3.*boxes, phrase_ids missing"),
-    ([1], "record 0.*got int"),
-    ("predictions.json", "list of records; got str"),
-    (None, "got NoneType"),
-    (one(phrase_ids=[102]), "image 3.*phrases of this image, got 102"),
-    (one(phrase_ids=[-1]), "image 3.*phrases of this image"),
-    (one(phrase_ids=[2**63]), "image 3.*phrases of this image"),
-    (one(phrase_ids=[100.0]), "image 3.*phrase_ids: expected whole numbers"),
-    (one(phrase_ids=["100"]), "image 3.*phrase_ids: expected whole numbers"),
-    (one(scores=[float("nan")]), "image 3.*finite numbers, got nan"),
-    (one(scores=[float("inf")]), "image 3.*finite numbers, got inf"),
-    (one(scores=["0.5"]), "image 3.*scores: expected numbers"),
-    (one(scores=[None]), "image 3.*scores: expected numbers"),
-    (one(scores=[True]), "image 3.*scores: expected numbers"),
-    (one(scores=[0.5, True]), "image 3.*scores: expected numbers.*True"),
-    (one(phrase_ids=[100, True]), "image 3.*phrase_ids: expected whole numbers.*True"),
-    (one(boxes=[[0, 0, 5, True]]), "image 3.*boxes: expected numbers.*True"),
-    (one(scores=[0.5, 0.6]), "image 3.*equally many, got 2 scores, 1 boxes and 1 phrase_ids"),
-    (one(scores=0.5), "image 3.*shapes"),
-    (one(scores=[[0.5]]), "image 3.*shapes"),
-    (one(boxes=[[0, 0, 5]]), "image 3.*shapes"),
-    (one(boxes=[0, 0, 5, 5]), "image 3.*shapes"),
-    (one(boxes=[[0, 0, 5, 5], [0, 0, 5]]), "image 3.*equal rows"),
-    (one(boxes=[["0", "0", "5", "5"]]), "image 3.*boxes: expected numbers"),
-    (one(boxes=[[5, 0, 0, 5]]), r"image 3.*x0 <= x1 and y0 <= y1.*number 0 of the list"),
-    (one(boxes=[[0, 0, 5, float("nan")]]), "image 3.*boxes: expected finite"),
+    ({3: {"scores": []}}, "image 3.*phrase_ids, boxes are missing"),
+    ([1], "no known form of predictions: a list of 1"),
+    ("predictions.json", "no known form of predictions: str.*Known"),
+    (None, "no known form of predictions: NoneType"),
+    (one(phrase_ids=[102]), "image 3, box 0.*id 102 is not a phrase of pair 3, which has"),
+    (one(phrase_ids=[-1]), "image 3.*id -1 is not a phrase"),
+    (one(phrase_ids=[2**63]), "image 3.*expected a whole number of at most 63 bits"),
+    (one(phrase_ids=[100.0]), "image 3.*phrase_ids: expected a whole number"),
+    (one(phrase_ids=["100"]), "image 3.*phrase_ids: expected a whole number"),
+    (one(scores=[float("nan")]), "image 3.*scores: expected a finite number, got nan"),
+    (one(scores=[float("inf")]), "image 3.*scores: expected a finite number, got inf"),
+    (one(scores=["0.5"]), "image 3.*scores: expected a finite number"),
+    (one(scores=[None]), "image 3.*scores: expected a finite number"),
+    (one(scores=[True]), "image 3.*scores: expected a finite number"),
+    (one(scores=[0.5, True], boxes=[[0] * 4] * 2, phrase_ids=[100] * 2), "image 3, box 1.*scores: .*got True"),
+    (one(phrase_ids=[True]), "image 3.*phrase_ids: expected a whole number, got True"),
+    (one(boxes=[[0, 0, 5, True]]), "image 3.*boxes: expected four finite numbers.*True"),
+    (one(scores=[0.5, 0.6]), "image 3.*equally many, got 1 phrase_ids, 2 scores, 1 boxes"),
+    (one(scores=0.5), "image 3.*scores: expected a list, got float"),
+    (one(scores=[[0.5]]), r"image 3.*scores: expected a finite number, got \[0.5\]"),
+    (one(boxes=[[0, 0, 5]]), r"image 3.*boxes: expected four finite numbers, got \[0, 0, 5\]"),
+    (one(boxes=[0, 0, 5, 5]), "image 3.*equally many, got 1 phrase_ids, 1 scores, 4 boxes"),
+    (one(scores=[0.5] * 2, phrase_ids=[100] * 2, boxes=[[0, 0, 5, 5], [0, 0, 5]]), "image 3, box 1.*four finite"),
+    (one(boxes=[["0", "0", "5", "5"]]), "image 3.*boxes: expected four finite numbers"),
+    (one(boxes=[[5, 0, 0, 5]]), r"image 3.*x0 <= x1 and y0 <= y1.*got"),
+    (one(boxes=[[0, 0, 5, float("nan")]]), "image 3.*boxes: expected four finite numbers, got .0, 0, 5, nan"),
 ])
 def test_bad_predictions(example, wrong, text):
     with pytest.raises(ExampleError, match=text):
@@ -522,7 +522,7 @@ def test_bad_predictions(example, wrong, text):
 def test_the_message_names_the_place(example):
     wrong = one(scores=[0.1, 0.2, float("nan")], boxes=[[0, 0, 5, 5]] * 3, phrase_ids=[100] * 3)
     before = {id: entry for id, entry in example[2].items() if id != 3}
-    with pytest.raises(ExampleError, match="image 3.*number 2 of the list"):
+    with pytest.raises(ExampleError, match="image 3, box 2"):
         pack(example[1], {**before, **wrong})
 
 

@@ -13,7 +13,7 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import descending, find_phrases
-from qgcam_lib.phrase_detection.prediction_forms import pack
+from qgcam_lib.phrase_detection.predictions import pack
 from qgcam_lib.phrase_detection.score import match_predictions
 from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
@@ -111,19 +111,19 @@ def broken_table(table, column, value, row=3):
 
 
 @pytest.mark.parametrize("column, value, text", [
-    ("image_id", 999, "row 3, image 999.*do not have"), ("image_id", -1, "row 3, image -1.*do not have"),
+    ("image_id", 999, "row 3, image 999.*not among the 36 pairs"), ("image_id", -1, "row 3, image -1.*not among"),
     ("image_id", "x", "row 3.*image_id: expected a whole number, got 'x'"),
     ("image_id", 1.5, "row 3.*image_id: expected a whole number, got 1.5"),
     ("image_id", None, "row 3.*image_id: expected a whole number"),
     ("image_id", 2**70, "row 3.*image_id: expected a whole number of at most 63 bits"),
-    ("phrase_id", 999, "row 3, image.*phrases of this image, got 999"),
+    ("phrase_id", 999, "row 3, image.*id 999 is not a phrase of pair"),
     ("phrase_id", "7", "row 3.*phrase_id: expected a whole number, got '7'"),
     ("phrase_id", True, "row 3.*phrase_id: expected a whole number, got True"),
-    ("score", "0.5", "row 3.*score: expected a number, got '0.5'"),
-    ("score", float("nan"), "row 3.*score"), ("score", pd.NA, "row 3.*score: expected a number, got <NA>"),
-    ("score", float("inf"), "row 3.*score"), ("score", [0.5], r"row 3.*score: expected a number, got \[0.5\]"),
-    ("x0", 1e6, "row 3, image.*x0 <= x1"), ("y1", float("nan"), "row 3.*(y1|boxes): expected"),
-    ("x1", "12", "row 3.*x1: expected a number, got '12'"),
+    ("score", "0.5", "row 3.*score: expected a finite number, got '0.5'"),
+    ("score", float("nan"), "row 3.*score"), ("score", pd.NA, "row 3.*score: expected a finite number, got <NA>"),
+    ("score", float("inf"), "row 3.*score"), ("score", [0.5], r"row 3.*score: expected a finite number, got \[0.5\]"),
+    ("x0", 1e6, "row 3, image.*x0 <= x1"), ("y1", float("nan"), "row 3.*y1: expected"),
+    ("x1", "12", "row 3.*x0, y0, x1, y1: expected four finite numbers.*'12'"),
 ])
 def test_bad_tables(example, column, value, text):
     data, predictions = example
@@ -132,8 +132,10 @@ def test_bad_tables(example, column, value, text):
 
 
 @pytest.mark.parametrize("box, text", [
-    ([0, 0, 5], r"row 3.*box: expected four numbers, got \[0, 0, 5\]"), (None, "row 3.*four numbers, got None"),
-    ("0 0 5 5", "row 3.*four numbers"), ([0, 0, 5, "5"], "row 3.*four numbers"), ([0, 0, 5, True], "row 3.*four num"),
+    ([0, 0, 5], r"row 3.*box: expected four finite numbers, got \[0, 0, 5\]"),
+    (None, "row 3.*four finite numbers, got None"),
+    ("0 0 5 5", "row 3.*four finite numbers"), ([0, 0, 5, "5"], "row 3.*four finite numbers"),
+    ([0, 0, 5, True], "row 3.*four finite"),
     ([9, 0, 5, 5], "row 3, image.*x0 <= x1"), ([0, 0, 5, float("nan")], "row 3, image.*finite"),
 ])
 def test_bad_boxes_in_one_column(example, box, text):
@@ -170,18 +172,19 @@ def test_missing_columns_and_empty_tables(example):
         assert (evaluate(data, nothing).value == 0).all()
     empty = Tricd(())
     assert evaluate(empty, table.iloc[:0]).value.isna().all()
-    with pytest.raises(ExampleError, match="row 0, image.*do not have"):
+    with pytest.raises(ExampleError, match="row 0, image.*not among the 0 pairs"):
         evaluate(empty, table)
 
 
 @pytest.mark.parametrize("change, text", [
-    (3, "record 2.*got int"), ({"image_id": 999}, "record 2, image 999.*do not have"),
+    (3, "record 2.*got int"), ({"image_id": 999}, "record 2, image 999.*not among"),
     ({"image_id": None}, "record 2.*image_id: expected a whole number, got None"),
-    ({"phrase_id": -5}, "record 2, image.*phrases of this image"), ({"phrase_id": "3"}, "record 2.*phrase_id.*'3'"),
-    ({"score": "0.5"}, "record 2.*score: expected a number, got '0.5'"), ({"score": True}, "record 2.*score.*True"),
+    ({"phrase_id": -5}, "record 2, image.*id -5 is not a phrase"), ({"phrase_id": "3"}, "record 2.*phrase_id.*'3'"),
+    ({"score": "0.5"}, "record 2.*score: expected a finite number, got '0.5'"),
+    ({"score": True}, "record 2.*score.*True"),
     ({"score": float("nan")}, "record 2, image.*finite"), ({"score": None}, "record 2.*score"),
-    ({"bbox": [1, 2, 3]}, r"record 2.*bbox: expected four numbers, got \[1, 2, 3\]"),
-    ({"bbox": [0, 0, -1, 5]}, "record 2, image.*width, height"), ({"bbox": "0 0 1 1"}, "record 2.*bbox"),
+    ({"bbox": [1, 2, 3]}, r"record 2.*bbox: expected four finite numbers, got \[1, 2, 3\]"),
+    ({"bbox": [0, 0, -1, 5]}, "record 2, image.*width and height"), ({"bbox": "0 0 1 1"}, "record 2.*bbox"),
     ({"bbox": [0, 0, 5, float("nan")]}, "record 2, image.*finite"), ({"bbox": [0, 0, 5, "5"]}, "record 2.*bbox"),
 ])
 def test_bad_records(example, change, text):
@@ -219,7 +222,7 @@ def test_a_million_boxes_in_one_pair(example):
     assert found.note["AP", "all"].startswith("999900 boxes beyond the 100 best")
     for wrong in (np.nan, np.inf):
         entry["scores"][-1] = wrong
-        with pytest.raises(ExampleError, match="number 999999 of the list"):
+        with pytest.raises(ExampleError, match="image .*, box 999999"):
             evaluate(data, {pair.id: entry})
 
 

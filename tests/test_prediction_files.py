@@ -13,7 +13,7 @@ from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions, write_predictions
-from qgcam_lib.phrase_detection.prediction_layouts import FORMS
+from qgcam_lib.phrase_detection.prediction_rows import FORMS
 
 CAPTIONS = [("a cat on a table", [(2, 5), (11, 16)]), ("a dog", [(2, 5)])]
 
@@ -181,29 +181,29 @@ FLICKR = {"image_id": 11, "sentence_id": 0, "boxes": [[[0, 0, 9, 9]], []], "scor
     ({"99": ENTRY}, {}, "image 99.*not among the 8 pairs"),
     ({"x": ENTRY}, {}, "image x.*whole number"),
     ({"11": {**ENTRY, "phrase_ids": [110, 120]}}, {}, r"image 11, box 1.*120 is not a phrase of pair 11"),
-    ({"11": {**ENTRY, "scores": [0.5, float("nan")]}}, {}, "image 11, box 1.*score: expected a finite number"),
+    ({"11": {**ENTRY, "scores": [0.5, float("nan")]}}, {}, "image 11, box 1.*scores: expected a finite number"),
     ({"11": {**ENTRY, "scores": [0.5, "0.4"]}}, {}, "image 11, box 1.*got '0.4'"),
     ({"11": {**ENTRY, "scores": [0.5, True]}}, {}, "image 11, box 1.*got True"),
-    ({"11": {**ENTRY, "scores": [0.5]}}, {}, "image 11.*1 scores, 2 boxes and 2 phrases"),
+    ({"11": {**ENTRY, "scores": [0.5]}}, {}, "image 11.*2 phrase_ids, 1 scores, 2 boxes"),
     ({"11": {**ENTRY, "boxes": [[0, 0, 9, 9], [5, 5, 2, 8]]}}, {}, "image 11, box 1.*x0 <= x1"),
-    ({"11": {**ENTRY, "boxes": [[0, 0, 9, 9], [5, 5, 2]]}}, {}, "image 11, box 1.*4 finite numbers"),
+    ({"11": {**ENTRY, "boxes": [[0, 0, 9, 9], [5, 5, 2]]}}, {}, "image 11, box 1.*four finite numbers"),
     ({"11": {**ENTRY, "boxes": [[0, 0, 9, 9], [5, 5, 2, 10**400]]}}, {}, "image 11, box 1|usable"),
-    ({"11": {"scores": [], "boxes": []}}, {}, "image 11.*phrase_ids missing"),
+    ({"11": {"scores": [], "boxes": []}}, {}, "image 11.*phrase_ids is missing"),
     ({"11": {**ENTRY, "scores": 3}}, {}, "image 11.*scores: expected a list, got int"),
     ({"11": ENTRY, "011": ENTRY}, {}, "image 011.*stands twice"),
     ({"11": [1]}, {}, "image 11.*expected an object"),
-    ([RECORD, {**RECORD, "bbox": [0, 0, -1, 9]}], {}, r"record 1 \(image 11\).*width and height at least 0"),
-    ([RECORD, {**RECORD, "score": None}], {}, r"record 1 \(image 11\).*got None"),
-    ([RECORD, {"image_id": 11}], {}, "record 1.*bbox, score missing"),
+    ([RECORD, {**RECORD, "bbox": [0, 0, -1, 9]}], {}, r"record 1, image 11.*width and height of at least 0"),
+    ([RECORD, {**RECORD, "score": None}], {}, r"record 1, image 11.*got None"),
+    ([RECORD, {"image_id": 11}], {}, "record 1.*phrase_id, score, bbox are missing"),
     ([RECORD, 7], {}, "record 1.*expected an object"),
     ([{**RECORD, "image_id": 10**9}], {}, "image 1000000000.*images='file'"),
     ([detic(1)], {}, "category ids.*Say what"),
-    ([detic(2)], {"phrases": 0}, "record 0.*number 2"),
-    ([detic(0)], {"phrases": 1}, "record 0.*number 0"),
+    ([detic(2)], {"phrases": 0}, "record 0, image 11.*number 2 .counted from 0. is not a phrase of pair 11"),
+    ([detic(0)], {"phrases": 1}, "record 0, image 11.*number 0 .counted from 1. is not"),
     ([detic(2)], {"phrases": ["a"]}, "record 0.*vocabulary"),
     ([detic(0)], {"phrases": ["a"]}, "none of the 1 boxes"),
     ([RECORD], {"images": {5: 11}}, "image 11.*the mapping has none"),
-    ([{k: v for k, v in FLICKR.items() if k != "scores"}], {}, r"entry 0 \(image 11\).*no scores, as MDETR"),
+    ([{k: v for k, v in FLICKR.items() if k != "scores"}], {}, r"entry 0, image 11.*no scores, as MDETR"),
     ([FLICKR, FLICKR], {}, "entry 1.*stand twice"),
     ([{**FLICKR, "boxes": [[[0, 0, 9, 9]]], "scores": [[0.5]]}], {}, "image .*1 phrases, but pair 11 has 2"),
     ([{**FLICKR, "scores": [[0.5, 0.4], []]}], {}, r"phrase 0.*2 scores, 1 boxes"),
@@ -219,7 +219,7 @@ def test_faults_are_named(folder, data, content, options, said):
 
 @pytest.mark.parametrize(("name", "content", "said"), [
     ("cut.json", b'{"11": {"scores": [0.1', "usable JSON"), ("two.json", b'{"11": {}, "11": {}}', "'11' stands twice"),
-    ("deep.json", b"[" * 100_000, "usable JSON"), ("bad.csv", b"image_id,score\n11,0.5\n", "phrase_id.*missing"),
+    ("deep.json", b"[" * 100_000, "usable JSON"), ("bad.csv", b"image_id,score\n11,0.5\n", "without phrase_id"),
     ("empty.csv", b"", "usable table"), ("bad.parquet", b"PAR1", "usable table"), ("bad.pth", b"nonsense", "bad.pth"),
     ("bin.json", b"\x80\x04", "usable JSON"),
 ])

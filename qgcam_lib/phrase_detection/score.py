@@ -30,7 +30,7 @@ from qgcam_lib.phrase_detection.matching import (
     positions_of,
 )
 from .parts import Part, group_weights, parts, ratio
-from .prediction_forms import Packed, pack
+from .predictions import Packed, pack
 
 # %% ../../nbs/lib/phrase_detection/06_score.ipynb #006bb1ec
 _all_ = ["load_tricd", "Packed", "pack", "group_weights", "parts"]  # also offered here, beside `evaluate`
@@ -112,7 +112,7 @@ def _group_ranks(matches: Matches) -> np.ndarray:
 
 
 def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable") -> Matches:
-    """Match predictions (see `pack` for their three forms) with the truth, once for all scores.
+    """Match predictions (see `pack` for their forms) with the truth, once for all scores.
 
     ties: what stands first at equal scores. "stable", as in the authors' code: in group recall the true pair, in AP the
     pair with the lower id. "pessimistic": in both, the boxes of false captions. Errors: see `pack`; ValueError for an
