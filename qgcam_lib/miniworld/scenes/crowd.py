@@ -10,92 +10,79 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..art.creatures import hand_of
 from ..art.dice import Dice
 from .draft import Draft
 from .render import Picture, mask_box, settle
-from .scene import BACKGROUNDS, KINDS, Scene
+from .sampler import FAR, FLYERS, HELD, NEAR, hand_over
+from .scene import ANIMALS, BACKGROUNDS, KINDS, PEOPLE, Scene, Thing
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #b7c38229
-_PEOPLE = ("man", "woman", "boy", "girl")
-_ANIMALS = tuple(n for n, kind in KINDS.items() if kind.category == "animals")
-_FLYERS = ("kite", "balloon", "plane")
-_THINGS = tuple(n for n in KINDS if n not in _PEOPLE + _ANIMALS + _FLYERS)
-_HELD = ("ball", "umbrella", "kite", "cup", "book", "balloon", "flower", "bottle", "guitar")
-_GRIPS = {"umbrella": 0.18, "kite": 0.05, "balloon": 0.04, "guitar": 0.70, "flower": 0.22, "bottle": 0.55}
-_FAR = ("tree", "house", "giraffe", "lamp", "boat", "bus", "truck", "elephant")
-_NEAR = ("ball", "book", "cup", "rabbit", "cat", "drum", "flower", "suitcase", "box", "bird", "dog")
+_THINGS = tuple(n for n in KINDS if n not in PEOPLE + ANIMALS + FLYERS)
+_MANY_PEOPLE = 0.6  # chance that a crowd of creatures is one of people
 SPLITS = {"train": 100_000, "val": 200_000, "testA": 300_000, "testB": 400_000}
 
 
-def _members(s: Draft, part: str) -> list:
-    "The nouns of a crowd: people of any sort, or several of one animal or thing."
-    d = s.dice
-    count = d.pick((2, 3, 4), (4, 4, 1))
-    if part == "testA" and d.chance(0.6):
-        first = d.pick(_PEOPLE)
-        return [first] + [first if d.chance(0.5) else d.pick(_PEOPLE) for _ in range(count - 1)]
-    noun = s.pick_noun(_ANIMALS if part == "testA" else _THINGS)
-    wide = 2.0 * KINDS[noun].half * KINDS[noun].height
+def _members(draft: Draft, part: str) -> list[str]:
+    "The nouns of a crowd: people of any sort, or several of one animal or thing, fewer of the wide ones."
+    dice = draft.dice
+    count = dice.pick((2, 3, 4), (4, 4, 1))
+    if part == "testA" and dice.chance(_MANY_PEOPLE):
+        first = dice.pick(PEOPLE)
+        return [first] + [first if dice.chance(0.5) else dice.pick(PEOPLE) for _ in range(count - 1)]
+    noun = draft.pick_noun(ANIMALS if part == "testA" else _THINGS)
+    wide = _width(noun)
     return [noun] * (2 if wide > 0.45 else min(count, 3) if wide > 0.3 else count)
 
+
+def _width(noun: str) -> float:
+    return 2.0 * KINDS[noun].half * KINDS[noun].height
+
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #c7de7773
-def _hand_over(s: Draft, number: int, k: float) -> None:
-    person, held = s.things[number], s.pick_noun(_HELD)
-    hx, hy = hand_of(person.noun, "stand")
-    x = person.x + (-hx if person.flip else hx) * person.height
-    y = person.y - hy * person.height
-    n = s.add(held, x, y, k=0.85 * k, depth=person.depth + 0.001, sized=False, flip=person.flip)
-    s.things[n] = replace(s.things[n], y=y + _GRIPS.get(held, 0.40) * s.things[n].height)
-    s.relate(number, "holding", n)
+_FILLED = 0.82  # share of the picture's width that a crowd takes when it has to shrink
+_RAISED, _LOOKS_LIKE_FIRST = 0.30, 0.20  # chances
 
 
-def _line_up(s: Draft, nouns: list) -> None:
-    d, lane, first = s.dice, 0.96 / len(nouns), None
-    k = min(1.0, 0.82 / (len(nouns) * max(2.0 * KINDS[n].half * KINDS[n].height for n in nouns)))
-    for i, noun in enumerate(nouns):
-        x = 0.02 + lane * (i + 0.5 + d.between(-0.10, 0.10))
-        y = d.between(max(0.74, s.horizon + 0.25), 0.97)
-        person = noun in _PEOPLE
-        raised = person and d.chance(0.30)
-        like = first if first is not None and not person and d.chance(0.20) else None
-        n = s.add(noun, x, y, k=k, sized=not person, pose="raised" if raised else "", like=like)
-        first = s.things[n] if first is None else first
+def _line_up(draft: Draft, nouns: list[str]) -> None:
+    "Places the members side by side; some people hold something, some things look like the first one."
+    dice, lane, first = draft.dice, 0.96 / len(nouns), None
+    k = min(1.0, _FILLED / (len(nouns) * max(map(_width, nouns))))
+    for place, noun in enumerate(nouns):
+        x = 0.02 + lane * (place + 0.5 + dice.between(-0.10, 0.10))
+        y = dice.between(max(0.74, draft.horizon + 0.25), 0.97)
+        person = noun in PEOPLE
+        raised = person and dice.chance(_RAISED)
+        like = first if first is not None and not person and dice.chance(_LOOKS_LIKE_FIRST) else None
+        number = draft.add(noun, x, y, k=k, sized=not person, pose="raised" if raised else "", like=like)
+        first = first or draft.things[number]
         if raised:
-            _hand_over(s, n, k)
+            hand_over(draft, number, draft.pick_noun(HELD), k)
 
 
-def _bystander(s: Draft) -> None:
-    d, where = s.dice, s.dice.pick(("sky", "far", "near"))
+def _bystander(draft: Draft) -> None:
+    "One thing that is no member: in the sky, far behind, or near."
+    dice, where = draft.dice, draft.dice.pick(("sky", "far", "near"))
     if where == "sky":
-        noun = s.pick_noun(_FLYERS + ("bird",)) if s.background != "indoor" else "balloon"
-        n = s.add(noun, d.between(0.15, 0.85), 0.5, k=0.9, depth=0.0, pose="flying", sized=False)
-        s.things[n] = replace(s.things[n], y=s.things[n].height + d.between(0.03, 0.10))
+        noun = draft.pick_noun((*FLYERS, "bird")) if draft.background != "indoor" else "balloon"
+        draft.fly(noun, dice.between(0.15, 0.85), k=0.9)
     elif where == "far":
-        s.add(s.pick_noun(_FAR), d.between(0.18, 0.82), s.horizon + d.between(0.08, 0.15), k=0.9, sized=False)
+        noun = draft.pick_noun([n for n in FAR if n != "sofa"])
+        draft.add(noun, dice.between(0.18, 0.82), draft.horizon + dice.between(0.08, 0.15), k=0.9, sized=False)
     else:
-        s.add(s.pick_noun(_NEAR), d.between(0.08, 0.92), d.between(0.93, 0.98), k=0.8, sized=False)
+        draft.add(draft.pick_noun(NEAR), dice.between(0.08, 0.92), dice.between(0.93, 0.98), k=0.8, sized=False)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #3492f759
 def draft_crowd(index: int, split: str, seed: int, size: int, attempt: int = 0) -> Scene:
     "A scene with a crowd, drawn up but not yet painted. split: 'train', 'val', 'testA' or 'testB'."
-    natural = split in ("train", "val")
-    d = Dice(seed, 21, SPLITS[split], index, attempt)
-    background = d.pick(BACKGROUNDS)
-    s = Draft(d, background, d.between(0.32, 0.48), natural)
-    part = split if not natural else d.pick(("testA", "testB"))
-    _line_up(s, _members(s, part))
-    for _ in range(d.pick((0, 1, 2), (1, 3, 2))):
-        _bystander(s)
-    snap = lambda v: int(v * size * 16.0 + 0.5) / 16.0  # noqa: E731
-    things = tuple(replace(t, x=snap(t.x), y=snap(t.y), height=snap(t.height)) for t in s.things)
-    number = SPLITS[split] + index
-    return Scene(split, number, seed, size, background, snap(s.horizon), natural, things, tuple(s.relations))
+    natural, number = split in ("train", "val"), SPLITS[split] + index
+    dice = Dice(seed, 21, SPLITS[split], index, attempt)
+    background = dice.pick(BACKGROUNDS)
+    draft = Draft(dice, background, dice.between(0.32, 0.48), natural)
+    _line_up(draft, _members(draft, dice.pick(("testA", "testB")) if natural else split))
+    for _ in range(dice.pick((0, 1, 2), (1, 3, 2))):
+        _bystander(draft)
+    return draft.scene(split, number, seed, size)
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #291bbd7a
-_SIDES = (96, 112, 128, 160)
-
-
 def crop(picture: Picture, window: tuple) -> Picture:
     "The part of a picture inside `window` (integers x0, y0, x1, y1, half-open); boxes move along."
     x0, y0, x1, y1 = window
@@ -108,22 +95,30 @@ def crop(picture: Picture, window: tuple) -> Picture:
     whole = {n: m[y0:y1, x0:x1] for n, m in picture.whole.items()}
     return Picture(scene, image, picture.owner[y0:y1, x0:x1], whole)
 
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #802a52aa
+_SHAPES = (0.0, 0.0), (0.9, 0.0), (0.0, 0.9)  # shares of the free margins that are cut off, across and down
+_SHAPE_WEIGHTS = (2, 1, 3)  # square, upright, landscape
 
-def _frame(picture: Picture, d: Dice) -> tuple:
+
+def _frame(picture: Picture, dice: Dice) -> tuple[int, int, int, int]:
+    "A window that holds every box, two pixels away from it; neither side is shorter than 5/8 of the other."
     size = picture.scene.size
     boxes = [t.box for t in picture.scene.things if t.box is not None]
     free = [int(min(b[0] for b in boxes)), int(min(b[1] for b in boxes))]
     free += [size - int(max(b[2] for b in boxes)), size - int(max(b[3] for b in boxes))]
-    share = d.pick(((0.0, 0.0), (0.9, 0.0), (0.0, 0.9)), (2, 1, 3))
-    cut = [int(max(0, f - 2) * share[i % 2]) for i, f in enumerate(free)]
-    for i in (0, 1):  # neither side becomes shorter than 5/8 of the other
-        spare = max(0, cut[i] + cut[i + 2] - size * 3 // 8)
-        cut[i] -= (back := min(spare, cut[i]))
-        cut[i + 2] -= spare - back
+    share = dice.pick(_SHAPES, _SHAPE_WEIGHTS)
+    cut = [int(max(0, margin - 2) * share[side % 2]) for side, margin in enumerate(free)]
+    for axis in (0, 1):
+        spare = max(0, cut[axis] + cut[axis + 2] - size * 3 // 8)
+        back = min(spare, cut[axis])
+        cut[axis], cut[axis + 2] = cut[axis] - back, cut[axis + 2] - (spare - back)
     return cut[0], cut[1], size - cut[2], size - cut[3]
 
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #b3c44af5
+_SIDES, _ATTEMPTS = (96, 112, 128, 160), 100
 
-def rivals(scene: Scene, number: int) -> list:
+
+def rivals(scene: Scene, number: int) -> list[Thing]:
     "The other top-level things that are of the same sort: any person for a person, else the same noun."
     t = scene.thing(number)
     same = (lambda o: o.category == "people") if t.category == "people" else (lambda o: o.noun == t.noun)
@@ -140,11 +135,11 @@ def make_crowd(index: int, split: str, *, seed: int) -> Picture:
         raise ValueError(f"split: expected one of {sorted(SPLITS)}, got {split!r}")
     if not 0 <= index < 100_000:
         raise ValueError(f"index: expected 0 to 99999, got {index}")
-    d = Dice(seed, 22, SPLITS[split], index)
-    size = d.pick(_SIDES)
-    for attempt in range(100):
+    dice = Dice(seed, 22, SPLITS[split], index)
+    size = dice.pick(_SIDES)
+    for attempt in range(_ATTEMPTS):
         picture = settle(draft_crowd(index, split, seed, size, attempt))
         tops = picture.scene.top_level()
         if tops and rivals(picture.scene, tops[0].id):
-            return crop(picture, _frame(picture, d))
-    raise RuntimeError(f"no crowd after 100 attempts (split={split}, index={index}, seed={seed})")
+            return crop(picture, _frame(picture, dice))
+    raise RuntimeError(f"no crowd after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")

@@ -14,7 +14,7 @@ from ..art.creatures import INK, SNOW
 from ..art.dice import Dice, noise
 from ..art.draw import COLOURS, Canvas, Paint, Pen, make_paint
 from ..art.objects import PANE, STEEL
-from .render import Picture, _drop, _hidden, draw_thing, mask_box, spatial_relations
+from .render import Picture, draw_thing, far_to_near, settle
 from .sampler import draft_scene
 from .scene import Scene
 
@@ -62,7 +62,7 @@ def _sea_bottom(h, w, up, d):
     rgb[:, up:] = _fade(h - up, w, (0.55, 0.60, 0.50), (0.40, 0.46, 0.40)) + 0.10 * noise(h - up, w, d.bits())
     return rgb
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #3ded5662
 def _tiles(h, w, up, d):
     rgb = np.full((3, h, w), 0.80)
     row, column, joint = _cells(h, w, 14, 14)
@@ -81,7 +81,7 @@ def _bricks(h, w, up, d):
     rgb[:, up:] = np.where(plank, 0.20, _fade(h - up, w, (0.46, 0.36, 0.30), (0.38, 0.28, 0.22)))
     return rgb
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #ce400f7d
 def _wallpaper(h, w, up, d):
     a, b = d.pick((((0.62, 0.30, 0.42), (0.76, 0.50, 0.58)), ((0.24, 0.42, 0.40), (0.40, 0.60, 0.54))))
     band = (np.arange(w)[None] // 9 % 2 == 0) & np.ones((h, 1), bool)
@@ -100,7 +100,7 @@ def _lights(h, w, up, d):
 PLACES_FLICKR = {"night": _night, "desert": _desert, "sea bottom": _sea_bottom}
 PLACES_NYU = {"tiles": _tiles, "bricks": _bricks, "wallpaper": _wallpaper, "lights": _lights}
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #32dea555
 def paint_place(place: str, height: int, width: int, horizon: int, dice: Dice) -> Canvas:
     "A canvas [H, W] with one of these backgrounds; horizon: the floor's first row."
     return Canvas((PLACES_FLICKR | PLACES_NYU)[place](height, width, horizon, dice))
@@ -126,7 +126,7 @@ def _clock(p: Pen, c: Paint):
     p.line(0.0, 0.5, 0.0, 0.78, 0.07, INK)
     p.line(0.0, 0.5, 0.20, 0.42, 0.07, INK)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #38891d11
 def _apple(p: Pen, c: Paint):
     p.ellipse(-0.16, 0.40, 0.34, 0.40, c)
     p.ellipse(0.16, 0.40, 0.34, 0.40, c)
@@ -147,7 +147,7 @@ def _mushroom(p: Pen, c: Paint):
     for x, y in ((-0.26, 0.66), (0.02, 0.80), (0.28, 0.62)):
         p.ellipse(x, y, 0.08, 0.07, SNOW)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #bb22a76c
 def _mirror(p: Pen, c: Paint):
     p.line(0.0, 0.0, 0.0, 0.30, 0.16, c.plain(0.8))
     p.ellipse(0.0, 0.60, 0.34, 0.40, c)
@@ -190,25 +190,15 @@ def _moved(scene: Scene, dx: float, dy: float) -> Scene:
     return replace(scene, things=things, horizon=scene.horizon + dy)
 
 
-def _paint(scene: Scene, canvas: Canvas) -> Picture:
-    for t in sorted(scene.top_level(), key=lambda t: (t.depth, t.id)):
+def _paint(scene: Scene, empty: np.ndarray) -> Picture:
+    "The scene painted on a copy of an empty place (float64 [3, H, W])."
+    canvas = Canvas(empty.copy())
+    for t in far_to_near(scene):
         if t.noun in RARE:
             RARE[t.noun](Pen(canvas, t.x, t.y, t.height, t.flip, owner=t.id), make_paint(t.colour, "plain", ""))
         else:
             draw_thing(canvas, scene, t)
     return Picture(scene, canvas.pixels(), canvas.owner, canvas.extent)
-
-
-def _settle(scene: Scene, place: str, height: int, width: int, key: int) -> Picture:
-    empty = paint_place(place, height, width, int(scene.horizon), Dice(key)).rgb
-    picture = _paint(scene, Canvas(empty.copy()))
-    while gone := _hidden(picture):
-        scene = _drop(scene, gone)
-        picture = _paint(scene, Canvas(empty.copy()))
-    boxes = {t.id: mask_box(picture.mask(t.id)) for t in scene.things}
-    things = tuple(replace(t, box=boxes[t.id]) for t in scene.things)
-    relations = scene.relations + tuple(spatial_relations(picture, boxes))
-    return replace(picture, scene=replace(scene, things=things, relations=relations))
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #3a52443e
 def _grain(a, d):
@@ -228,7 +218,7 @@ def _cast(a, d):
     turn = d.pick(([0, 1, 1], [0, 0, 2], [2, 1, 2], [1, 1, 2]))
     return (a * 13 + a[..., turn] * 7) // 20
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #f3501deb
 def _blur(a, d):
     for _ in range(2):
         p = np.pad(a, ((1, 1), (1, 1), (0, 0)), mode="edge")
@@ -258,11 +248,11 @@ def _scan_lines(a, d):
     a[::3] = a[::3] * 11 // 20
     return a
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #e9ad5f6e
 _ALL = (_grain, _dusk, _fog, _cast, _blur, _few_tones, _faded, _coarse, _scan_lines)
 FAULTS = {f.__name__[1:].replace("_", " "): f for f in _ALL}
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #2798776e
 def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:
     "The picture (uint8 [H, W, 3]) with the named faults, in order."
     a = image.astype(np.int32)
@@ -271,6 +261,11 @@ def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:
     return np.clip(a, 0, 255).astype(np.uint8)
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #bb17ca9d
+_SIZES, _ATTEMPTS = (80, 96, 112, 128), 100
+_MARGINS = (0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)  # by which the picture is wider and taller than its scene
+_MARGIN_WEIGHTS = (4, 3, 1, 2)
+
+
 def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Picture:
     """Strange picture number `index` of a split, with boxes and relations; it depends on nothing but the arguments.
 
@@ -281,17 +276,18 @@ def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Picture
         raise ValueError(f"split: expected 'train', 'valid' or 'test', got {split!r}")
     if index < 0:
         raise ValueError(f"index: expected a number >= 0, got {index}")
-    d = Dice(seed, 31, len(split), index, int(indoors))
-    size, place = d.pick((80, 96, 112, 128)), d.pick(list(PLACES_NYU if indoors else PLACES_FLICKR))
-    wider, taller = d.pick(((0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)), (4, 3, 1, 2))
+    dice = Dice(seed, 31, len(split), index, int(indoors))
+    size, place = dice.pick(_SIZES), dice.pick(list(PLACES_NYU if indoors else PLACES_FLICKR))
+    wider, taller = dice.pick(_MARGINS, _MARGIN_WEIGHTS)
     width, height = size + int(size * wider), size + int(size * taller)
-    dx, dy = float(int((width - size) * d.unit())), float(int((height - size) * d.unit()))
-    faults = tuple(d.shuffled(FAULTS)[: d.pick((1, 2), (3, 2))])
-    key = d.bits()
-    for attempt in range(100):
+    dx, dy = float(int((width - size) * dice.unit())), float(int((height - size) * dice.unit()))
+    faults = tuple(dice.shuffled(FAULTS)[: dice.pick((1, 2), (3, 2))])
+    key = dice.bits()
+    for attempt in range(_ATTEMPTS):
         scene = draft_scene(index, "test", key & 0xFFFFFFFF, size, False, attempt)
         scene = _moved(_change(scene, Dice(key, attempt)), dx, dy)
-        picture = _settle(scene, place, height, width, key)
+        empty = paint_place(place, height, width, int(scene.horizon), Dice(key)).rgb
+        picture = settle(scene, lambda s, empty=empty: _paint(s, empty))
         if len(picture.scene.top_level()) >= 2:
-            return replace(picture, image=spoil(picture.image, faults, d))
-    raise RuntimeError(f"no strange scene after 100 attempts (split={split}, index={index}, seed={seed})")
+            return replace(picture, image=spoil(picture.image, faults, dice))
+    raise RuntimeError(f"no strange scene after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")

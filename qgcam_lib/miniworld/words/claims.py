@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..scenes.render import Picture
 from ..scenes.scene import Thing
-from ..scenes.spatial_truth import is_false, is_true
+from ..scenes.spatial_truth import is_false, is_true, related, tied
 from .words import BARE, FITS, NUMBERS, plural
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #54f00f0b
@@ -104,28 +104,19 @@ _SPATIAL = {"on": "on", "under": "under", "inside": "in", "behind": "behind", "i
 _SPATIAL |= {"left of": "to the left of", "right of": "to the right of"}
 
 
-def _said(picture: Picture, a: int, predicate: str, b: int) -> bool:
-    return any((r.subject, r.predicate, r.object) == (a, predicate, b) for r in picture.scene.relations)
-
-
 def _touch(p: tuple, q: tuple) -> bool:
     return p[0] < q[2] + 2 and q[0] < p[2] + 2 and p[1] < q[3] + 2 and q[1] < p[3] + 2
 
 
-def _tied(picture: Picture, a: int, b: int) -> bool:
-    ties = ("on", "under", "inside", "holding", "riding", "wearing")
-    return any(_said(picture, x, p, y) for p in ties for x, y in ((a, b), (b, a)))
-
-
 def linked(picture: Picture, a: int, predicate: str, b: int, *, kindly: bool = False) -> bool:
     "Whether thing `a` stands in the predicate to thing `b`; kindly: whether a person might grant it."
-    if predicate not in ("left of", "right of", "behind", "in front of") and _said(picture, a, predicate, b):
+    if predicate not in ("left of", "right of", "behind", "in front of") and related(picture, a, (predicate,), b):
         return True
     if predicate == "wearing":
         return False
     p, q = picture.scene.thing(a), picture.scene.thing(b)
     if predicate in ("holding", "riding"):
-        return kindly and _touch(p.box, q.box) and not _tied(picture, a, b)
+        return kindly and _touch(p.box, q.box) and not tied(picture, a, b)
     if kindly:
         apart = predicate == "under" and max(p.box[0], q.box[0]) - min(p.box[2], q.box[2]) >= 2
         return not apart and not is_false(picture, a, _SPATIAL[predicate], b)
