@@ -22,7 +22,7 @@ from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
 from ..maps import MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
-from ..storage.rows import write_atomically
+from ..storage.files import write_whole
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #432d7647
 def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool) -> list[str]:
@@ -94,7 +94,7 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
     else:
         text = plain.to_csv(index=False) if out.suffix == ".csv" else plain.to_json(orient="records", indent=1)
         sink.write(text.encode())
-    write_atomically(out, sink.getvalue(), replace=True)
+    write_whole(out, sink.getvalue(), durable=True)
 
 
 def checked_out(out: str | Path) -> Path:

@@ -10,18 +10,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import StoreError
 from ..maps import as_map_array
-from .rows import MARKER, RecordStore, write_atomically
+from .files import cut_short, sha256_of, write_whole
+from .rows import MARKER, RecordStore
 
 # %% ../../nbs/lib/storage/04_maps.ipynb #bff52026
 DTYPES = ("float32", "float16")
@@ -52,7 +53,7 @@ _COLUMNS = {"id": "str", "shard": "str", "key": "str", "row": "int64", "h": "int
 
 
 def _digest(stored: np.ndarray) -> str:
-    return sha256(stored.tobytes()).hexdigest()[:16]
+    return sha256_of(stored.tobytes())[:16]
 
 
 def _shard(ids: Sequence[str], packed: Sequence[tuple[np.ndarray, float]], name: str) -> tuple[bytes, list[tuple]]:
@@ -105,41 +106,6 @@ class MapStore(Mapping):
     def __repr__(self) -> str:
         return f"MapStore({self.folder.name!r}, {self.dtype}): {len(self)} maps in {len(self.shards())} shards"
 
-    def _rows(self) -> dict[str, tuple]:
-        """id -> (shard, key, row, h, w, dtype, scale, digest), in the order of writing."""
-        if self._places is None:
-            frame = self.index.read(keep="last")
-            columns = [frame[name].tolist() if name in frame else [] for name in _COLUMNS]
-            self._places = {id: tuple(rest) for id, *rest in zip(*columns)}
-        return self._places
-
-    def frame(self) -> pd.DataFrame:
-        """The index: one row a map in the order of writing, with id, shard, key, row, h, w, dtype, scale, digest."""
-        rows = [(id, *place) for id, place in self._rows().items()]
-        return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-
-    @property
-    def config(self) -> dict | None:
-        """The settings the maps were made under; None if nobody has said."""
-        return self.index.config
-
-    def bind(self, config: dict) -> None:
-        """Say under which settings maps are made; `StoreError` if the store holds maps made under others."""
-        self.index.bind(config)
-
-    def reload(self) -> None:
-        """Look at the folder again, when another process may have added maps."""
-        self._places = None
-        self._open.cache_clear()
-
-    def shards(self) -> list[str]:
-        """Names of the shards that hold maps, in the order of writing."""
-        return list(dict.fromkeys(place[0] for place in self._rows().values()))
-
-    def done(self) -> set[str]:
-        """The ids of all maps."""
-        return set(self._rows())
-
     def __len__(self) -> int:
         return len(self._rows())
 
@@ -152,130 +118,198 @@ class MapStore(Mapping):
     def __getitem__(self, id: str) -> np.ndarray:
         return self.read(id)
 
-    def append(self, ids: Iterable[str], maps: Iterable[Any], *, again: bool = False) -> Path | None:
-        """Write maps as one shard, whole or not at all; returns its path, None when there is nothing to write.
+    @property
+    def config(self) -> dict | None:
+        """The settings the maps were made under; None if nobody has said."""
+        return self.index.config
 
-        ids: distinct texts. maps: 2-D arrays or tensors [h, w], finite, of any sizes. again: let a map take the place
-        of one with the same id (without it that is a ValueError). Errors: ValueError that names the id.
-        """
-        ids, maps = list(ids), list(maps)
-        if len(ids) != len(maps):
-            raise ValueError(f"maps: expected one map an id, got {len(ids)} ids and {len(maps)} maps")
-        if wrong := [id for id in ids if not isinstance(id, str) or not id]:
-            raise ValueError(f"ids: expected texts that are not empty, got {wrong[0]!r}")
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"ids: expected distinct ids, got {next(i for i in ids if ids.count(i) > 1)!r} twice")
-        if not again and (known := [id for id in ids if id in self._rows()]):
-            raise ValueError(f"ids: {len(known)} are in the store already, such as {known[0]!r}; leave out what done() "
-                             "names, or pass again=True")
-        if not ids:
-            return None
-        path, rows = self._write(ids, [_packed(a, self.dtype, id) for id, a in zip(ids, maps)])
-        self._add(rows, again)
-        return path
+# %% ../../nbs/lib/storage/04_maps.ipynb #89c6b105
+@patch
+def bind(self: MapStore, config: dict) -> None:
+    """Say under which settings maps are made; `StoreError` if the store holds maps made under others."""
+    self.index.bind(config)
 
-    def _write(self, ids: Sequence[str], packed: Sequence[tuple[np.ndarray, float]]) -> tuple[Path, list[tuple]]:
-        """A new shard, not yet in the index."""
-        taken = [SHARD.fullmatch(path.name) for path in self.folder.glob("shard-*.safetensors")]
-        number = 1 + max((int(match[1]) for match in taken if match), default=0)
-        path = self.folder / f"shard-{number:06d}.safetensors"
-        data, rows = _shard(ids, packed, path.name)
-        write_atomically(path, data)
-        return path, rows
 
-    def _add(self, rows: list[tuple], again: bool) -> None:
-        self.index.append(pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS), again=again)
-        known = self._rows() if self._places is not None else {}
-        for id, *place in rows:
-            known.pop(id, None)
-            known[id] = tuple(place)
+@patch
+def _rows(self: MapStore) -> dict[str, tuple]:
+    """id -> (shard, key, row, h, w, dtype, scale, digest), in the order of writing."""
+    if self._places is None:
+        frame = self.index.read(keep="last")
+        columns = [frame[name].tolist() if name in frame else [] for name in _COLUMNS]
+        self._places = {id: tuple(rest) for id, *rest in zip(*columns)}
+    return self._places
 
-    def _stored(self, ids: Sequence[str]) -> list[tuple[np.ndarray, float]]:
-        """The maps as they are stored, each compared with its checksum, shard by shard."""
-        rows = self._rows()
-        if missing := [id for id in ids if id not in rows]:
-            raise KeyError(f"{len(missing)} ids have no map in {self.folder.name}, such as {missing[0]!r}")
-        found: dict[str, tuple[np.ndarray, float]] = {}
-        places: dict[tuple[str, str], list[str]] = {}
-        for id in ids:
-            places.setdefault(rows[id][:2], []).append(id)
-        for (shard, key), wanted in places.items():
-            with _whole_shard(self.folder / shard):
-                tensor = self._open(shard).get_slice(key)
-                whole = tensor[:] if len(wanted) > 8 else None
-                for id in wanted:
-                    row, *_, scale, digest = rows[id][2:]
-                    array = tensor[row:row + 1][0] if whole is None else whole[row]
-                    if _digest(array) != digest:
-                        raise ValueError(f"the checksum of map {id!r} is wrong")
-                    found[id] = array, scale
-        return [found[id] for id in ids]
 
-    def read(self, id: str) -> np.ndarray:
-        """One map, float32 [h, w]. Errors: KeyError for an unknown id, StoreError for a broken shard."""
-        return self.maps([id])[0]
+@patch
+def frame(self: MapStore) -> pd.DataFrame:
+    """The index: one row a map in the order of writing, with id, shard, key, row, h, w, dtype, scale, digest."""
+    rows = [(id, *place) for id, place in self._rows().items()]
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
 
-    def maps(self, ids: Iterable[str] | None = None) -> list[np.ndarray]:
-        """Maps float32 [h, w] in the order of `ids` (None: all, in the order of writing)."""
-        return [_unpacked(a, scale) for a, scale in self._stored(list(self if ids is None else ids))]
 
-    def chunks(self, ids: Iterable[str] | None = None, max_bytes: int = 2**26) -> Iterator[tuple[list[str], list]]:
-        """The same piece by piece, (ids, maps) of at most `max_bytes` as float32: for more maps than fit in memory."""
-        rows, part, size = self._rows(), [], 0
-        for id in self if ids is None else ids:
-            more = 4 * rows[id][3] * rows[id][4] if id in rows else 0
-            if part and size + more > max_bytes:
-                yield part, self.maps(part)
-                part, size = [], 0
-            part.append(id)
-            size += more
-        if part:
+@patch
+def reload(self: MapStore) -> None:
+    """Look at the folder again, when another process may have added maps."""
+    self._places = None
+    self._open.cache_clear()
+
+
+@patch
+def shards(self: MapStore) -> list[str]:
+    """Names of the shards that hold maps, in the order of writing."""
+    return list(dict.fromkeys(place[0] for place in self._rows().values()))
+
+
+@patch
+def done(self: MapStore) -> set[str]:
+    """The ids of all maps."""
+    return set(self._rows())
+
+# %% ../../nbs/lib/storage/04_maps.ipynb #d1301151
+@patch
+def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any], *, again: bool = False) -> Path | None:
+    """Write maps as one shard, whole or not at all; returns its path, None when there is nothing to write.
+
+    ids: distinct texts. maps: 2-D arrays or tensors [h, w], finite, of any sizes. again: let a map take the place
+    of one with the same id (without it that is a ValueError). Errors: ValueError that names the id.
+    """
+    ids, maps = list(ids), list(maps)
+    if len(ids) != len(maps):
+        raise ValueError(f"maps: expected one map an id, got {len(ids)} ids and {len(maps)} maps")
+    if wrong := [id for id in ids if not isinstance(id, str) or not id]:
+        raise ValueError(f"ids: expected texts that are not empty, got {wrong[0]!r}")
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"ids: expected distinct ids, got {next(i for i in ids if ids.count(i) > 1)!r} twice")
+    if not again and (known := [id for id in ids if id in self._rows()]):
+        raise ValueError(f"ids: {len(known)} are in the store already, such as {known[0]!r}; leave out what done() "
+                         "names, or pass again=True")
+    if not ids:
+        return None
+    path, rows = self._write(ids, [_packed(a, self.dtype, id) for id, a in zip(ids, maps)])
+    self._add(rows, again)
+    return path
+
+
+@patch
+def _write(self: MapStore, ids: Sequence[str], packed: Sequence[tuple[np.ndarray, float]]) -> tuple[Path, list[tuple]]:
+    """A new shard, not yet in the index."""
+    taken = [SHARD.fullmatch(path.name) for path in self.folder.glob("shard-*.safetensors")]
+    number = 1 + max((int(match[1]) for match in taken if match), default=0)
+    path = self.folder / f"shard-{number:06d}.safetensors"
+    data, rows = _shard(ids, packed, path.name)
+    write_whole(path, data, durable=True, replace=False)
+    return path, rows
+
+
+@patch
+def _add(self: MapStore, rows: list[tuple], again: bool) -> None:
+    self.index.append(pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS), again=again)
+    known = self._rows() if self._places is not None else {}
+    for id, *place in rows:
+        known.pop(id, None)
+        known[id] = tuple(place)
+
+# %% ../../nbs/lib/storage/04_maps.ipynb #c4d5b8cc
+@patch
+def _stored(self: MapStore, ids: Sequence[str]) -> list[tuple[np.ndarray, float]]:
+    """The maps as they are stored, each compared with its checksum, shard by shard."""
+    rows = self._rows()
+    if missing := [id for id in ids if id not in rows]:
+        raise KeyError(f"{len(missing)} ids have no map in {self.folder.name}, such as {missing[0]!r}")
+    found: dict[str, tuple[np.ndarray, float]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
+    for id in ids:
+        places.setdefault(rows[id][:2], []).append(id)
+    for (shard, key), wanted in places.items():
+        with _whole_shard(self.folder / shard):
+            tensor = self._open(shard).get_slice(key)
+            whole = tensor[:] if len(wanted) > 8 else None
+            for id in wanted:
+                row, *_, scale, digest = rows[id][2:]
+                array = tensor[row:row + 1][0] if whole is None else whole[row]
+                if _digest(array) != digest:
+                    raise ValueError(f"the checksum of map {id!r} is wrong")
+                found[id] = array, scale
+    return [found[id] for id in ids]
+
+
+@patch
+def read(self: MapStore, id: str) -> np.ndarray:
+    """One map, float32 [h, w]. Errors: KeyError for an unknown id, StoreError for a broken shard."""
+    return self.maps([id])[0]
+
+
+@patch
+def maps(self: MapStore, ids: Iterable[str] | None = None) -> list[np.ndarray]:
+    """Maps float32 [h, w] in the order of `ids` (None: all, in the order of writing)."""
+    return [_unpacked(a, scale) for a, scale in self._stored(list(self if ids is None else ids))]
+
+
+@patch
+def chunks(self: MapStore, ids: Iterable[str] | None = None,
+           max_bytes: int = 2**26) -> Iterator[tuple[list[str], list]]:
+    """The same piece by piece, (ids, maps) of at most `max_bytes` as float32: for more maps than fit in memory."""
+    rows, part, size = self._rows(), [], 0
+    for id in self if ids is None else ids:
+        more = 4 * rows[id][3] * rows[id][4] if id in rows else 0
+        if part and size + more > max_bytes:
             yield part, self.maps(part)
+            part, size = [], 0
+        part.append(id)
+        size += more
+    if part:
+        yield part, self.maps(part)
 
-    def compact(self, max_bytes: int = 2**28) -> None:
-        """Bring all maps into few shards of about `max_bytes`, in the same order; safe to kill at any moment."""
-        portions, rows = list(self._portions(max_bytes)), []
-        if len(portions) < len(self.shards()):
-            for ids in portions:
-                rows += self._write(ids, self._stored(ids))[1]
-            self._add(rows, True)
-        if len(self):
-            self.index.compact(keep="last")
-        self.reload()
-        counted = set(self.shards())
-        for path in self.folder.iterdir():
-            if path.name.endswith(".tmp") or SHARD.fullmatch(path.name) and path.name not in counted:
-                path.unlink()
+# %% ../../nbs/lib/storage/04_maps.ipynb #bf239437
+@patch
+def compact(self: MapStore, max_bytes: int = 2**28) -> None:
+    """Bring all maps into few shards of about `max_bytes`, in the same order; safe to kill at any moment."""
+    portions, rows = list(self._portions(max_bytes)), []
+    if len(portions) < len(self.shards()):
+        for ids in portions:
+            rows += self._write(ids, self._stored(ids))[1]
+        self._add(rows, True)
+    if len(self):
+        self.index.compact(keep="last")
+    self.reload()
+    counted = set(self.shards())
+    for path in self.folder.iterdir():
+        if cut_short(path) or SHARD.fullmatch(path.name) and path.name not in counted:
+            path.unlink()
 
-    def _portions(self, max_bytes: int) -> Iterator[list[str]]:
-        """Ids in order, cut where their maps reach `max_bytes`."""
-        part, size = [], 0
-        for id, (*_, h, w, dtype, _, _) in self._rows().items():
-            part.append(id)
-            size += h * w * np.dtype(dtype).itemsize
-            if size >= max_bytes:
-                yield part
-                part, size = [], 0
-        if part:
+
+@patch
+def _portions(self: MapStore, max_bytes: int) -> Iterator[list[str]]:
+    """Ids in order, cut where their maps reach `max_bytes`."""
+    part, size = [], 0
+    for id, (*_, h, w, dtype, _, _) in self._rows().items():
+        part.append(id)
+        size += h * w * np.dtype(dtype).itemsize
+        if size >= max_bytes:
             yield part
+            part, size = [], 0
+    if part:
+        yield part
 
-    def check(self) -> pd.DataFrame:
-        """Read everything. One row a file at fault: a torn or missing shard with the maps it costs, or a stray file."""
-        self.reload()
-        faults = [(f"index/{row.file}", row.problem) for row in self.index.check().itertuples()]
-        unknown = bool(faults)  # which shards count, when the index cannot be read
-        by_shard: dict[str, list[str]] = {}
-        for id, place in ({} if unknown else self._rows()).items():
-            by_shard.setdefault(place[0], []).append(id)
-        for name, ids in by_shard.items():
-            try:
-                self._stored(ids)
-            except StoreError as error:
-                problem = str(error).removeprefix(f"{self.folder / name}: ")
-                faults.append((name, f"{problem}; {len(ids)} maps lie in it, the first is {ids[0]!r}"))
-        for path in sorted(self.folder.iterdir()):
-            if path.name not in by_shard and path.name != "index" and not (unknown and SHARD.fullmatch(path.name)):
-                short = path.name.endswith(".tmp") or SHARD.fullmatch(path.name)
-                faults.append((path.name, "left by a write that was cut short; compact() removes it" if short
-                               else "not a file of this store"))
-        return pd.DataFrame(faults, columns=["file", "problem"], dtype=str)
+
+@patch
+def check(self: MapStore) -> pd.DataFrame:
+    """Read everything. One row a file at fault: a torn or missing shard with the maps it costs, or a stray file."""
+    self.reload()
+    faults = [(f"index/{row.file}", row.problem) for row in self.index.check().itertuples()]
+    unknown = bool(faults)  # which shards count, when the index cannot be read
+    by_shard: dict[str, list[str]] = {}
+    for id, place in ({} if unknown else self._rows()).items():
+        by_shard.setdefault(place[0], []).append(id)
+    for name, ids in by_shard.items():
+        try:
+            self._stored(ids)
+        except StoreError as error:
+            problem = str(error).removeprefix(f"{self.folder / name}: ")
+            faults.append((name, f"{problem}; {len(ids)} maps lie in it, the first is {ids[0]!r}"))
+    for path in sorted(self.folder.iterdir()):
+        if path.name not in by_shard and path.name != "index" and not (unknown and SHARD.fullmatch(path.name)):
+            short = cut_short(path) or SHARD.fullmatch(path.name)
+            faults.append((path.name, "left by a write that was cut short; compact() removes it" if short
+                           else "not a file of this store"))
+    return pd.DataFrame(faults, columns=["file", "problem"], dtype=str)
