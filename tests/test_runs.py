@@ -5,6 +5,7 @@ Each kernel costs a second or two, so a test that starts one asks it several que
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,11 +167,58 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
     seen |= {run_id()}
     monkeypatch.setenv("QGCAM_PRECISION", "bfloat16")
     seen |= {run_id()}
-    monkeypatch.setattr(runs, "library_fingerprint", lambda: "edited")
+    monkeypatch.setattr(runs, "notebook_code", lambda notebook: "edited")
     seen |= {run_id()}
     write_notebook(path, "2", parameters='limit: int = 3\nroot: str = ""\nweights: str = "mini"')
     seen |= {run_id()}
     assert len(seen) == 10
+
+
+def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
+    for name in ("qgcam_lib", "nbs/papers"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "settings.ini", tmp_path / "settings.ini")
+    code = ("import sys; from qgcam_lib.runs.runner import plan_run;"
+            "print(*(plan_run(f'nbs/papers/{name}.ipynb').run_id for name in ('tricd_audit', 'q_groundcam')))")
+
+    def ids(file="settings.py", old="", new=""):
+        path = tmp_path / "qgcam_lib" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True).split()
+
+    before = ids()
+    words = ids("miniworld/scenes/sampler.py", '"""', '"""In other words: ')
+    formula = ids("metrics/reference.py", "return ", "return 2 * ")
+    assert words[0] == before[0] and words[1] != before[1]  # the audit draws no scenes
+    assert formula[1] != words[1]
+
+
+def test_the_closure_holds_every_module_that_is_imported():
+    """What each paper notebook imports, and what every loader of the registry does, is among the files that count."""
+    code = """if True:
+        import ast, importlib, json, sys
+        from qgcam_lib.storage.fingerprints import code_files
+        from pathlib import Path
+        def loaded():
+            return {Path(module.__file__) for name, module in sys.modules.items() if name.split(".")[0] == "qgcam_lib"}
+        for notebook in sorted(Path("nbs/papers").glob("*.ipynb"), key=lambda path: path.stem != "tricd_audit"):
+            cells = json.loads(notebook.read_text())["cells"]
+            source = "\\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+            before = loaded()
+            lines = [ast.unparse(node) for node in ast.walk(ast.parse(source))
+                     if isinstance(node, ast.Import | ast.ImportFrom)]
+            exec("\\n".join(line for line in lines if line.split()[1].startswith("qgcam_lib")), {})
+            assert loaded() - before <= set(code_files(source=source)), notebook
+        from qgcam_lib.models.registry import MODELS
+        known = set(code_files("qgcam_lib.models.registry"))
+        for entry in MODELS.values():
+            before = loaded()
+            module = importlib.import_module(entry.loader.split(":")[0])
+            assert Path(module.__file__) in known and loaded() - before <= known, entry.name"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_outputs_of_a_notebook_are_not_its_source(tmp_path):
@@ -249,6 +297,7 @@ def test_the_record_says_what_made_the_result(finished):
     assert record["notebook_sha256"] == notebook_sha256(path)
     assert record["git"]["commit"] is None or len(record["git"]["commit"]) == 40
     assert record["versions"]["python"] == sys.version.split()[0] and len(record["versions"]["qgcam_lib_sha256"]) == 64
+    assert record["code_sha256"] == runs.notebook_code(path) != record["versions"]["qgcam_lib_sha256"]
     assert {"torch", "transformers", "lavis", "numpy"} <= set(record["versions"])
     assert record["error"] is None and record["seconds"] > 0 and record["attempts"] == 1 and record["device"] == "cpu"
     kinds = {item["path"]: item["kind"] for item in record["outputs"]}
@@ -370,10 +419,10 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("victims", ["runner", "runner and kernel"])
 def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.25")
-    monkeypatch.setattr(runs, "library_fingerprint", lambda: "same")  # so that an edit meanwhile does not matter
+    monkeypatch.setattr(runs, "notebook_code", lambda notebook: "same")  # so that an edit meanwhile does not matter
     plan = plan_run(path, outputs=tmp_path / "out")
     code = ("import sys, qgcam_lib.runs.runner as runs, qgcam_lib.cli.main as cli; "
-            "runs.library_fingerprint = lambda: 'same';"
+            "runs.notebook_code = lambda notebook: 'same';"
             f"sys.exit(cli.main(['run', {str(path)!r}, '--quiet', '--outputs', 'out']))")
     env = dict(os.environ, PYTHONPATH=str(ROOT))
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as runner:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from .parameters import to_plain
 from ..settings import ROOT, settings
-from ..storage.fingerprints import file_sha256, library_fingerprint
+from ..storage.files import file_sha256
+from ..storage.fingerprints import code_fingerprint
 
 # %% ../../nbs/lib/runs/02_record.ipynb #2be6bd22
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def versions() -> dict[str, Any]:
     import qgcam_lib
 
     found: dict[str, Any] = {"python": platform.python_version(), "qgcam_lib": qgcam_lib.__version__,
-                             "qgcam_lib_sha256": library_fingerprint()}
+                             "qgcam_lib_sha256": code_fingerprint()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found["lavis" if name == "salesforce-lavis" else name] = metadata.version(name)
