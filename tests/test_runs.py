@@ -105,7 +105,7 @@ FITS = [
     ("list[str]", "[\"a,b\"]", ["a,b"]), ("list", np.arange(2), [0, 1]), ("tuple[int, int]", "3,4", [3, 4]),
     ("tuple[int, ...]", "3,4,5", [3, 4, 5]), ("Optional[int]", "None", None), ("int | None", "7", 7),
     ("str | None", "null", None), ("int | str", "many", "many"), ("Literal['a', 2]", "2", 2),
-    ("Literal['a', 2]", "a", "a"),
+    ("Literal['a', 2]", "a", "a"), ("list[int | None] | None", "1,none", [1, None]), ("int | str | None", "none", None),
     ("dict[str, float]", '{"a": 1}', {"a": 1.0}), ("list[int | None]", "[1, null]", [1, None]), ("Any", "x", "x"),
 ]
 MISFITS = [

@@ -12,10 +12,13 @@ import io
 import json
 import os
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union
+
+from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
 from ..errors import ParameterError
 
@@ -54,84 +57,64 @@ def to_plain(value: Any) -> Any:
     return value
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #ef38e6e4
-_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _simple(value: Any, kind: str, text: bool) -> Any:
-    """`value` as `kind` (str, bool, int, float, None); `text` lets texts be read. ValueError when it does not fit."""
-    readable = text and isinstance(value, str)
-    if kind == "bool" and readable and value.strip().lower() in _TRUTH:
-        return _TRUTH[value.strip().lower()]
-    if kind == "None" and (value is None or (readable and value.strip().lower() in ("none", "null"))):
-        return None
-    if kind == "int" and readable:
-        return int(value)
-    if kind == "float" and (readable or (isinstance(value, int | float) and not isinstance(value, bool))):
-        return float(value)
-    exact = {"str": str, "bool": bool, "int": int}.get(kind)
-    if exact is None or type(value) is not exact:
-        raise ValueError(kind)
+def _items(text: str) -> Any:
+    """The items that a text spells, as JSON or with commas."""
+    text = text.strip()
+    return json.loads(text) if text.startswith("[") else [item.strip() for item in text.split(",")] if text else []
+
+
+def _reads(convert: Callable[[str], Any]) -> BeforeValidator:
+    """The step before pydantic's: a text is converted where texts may be read (pydantic's context says so)."""
+    return BeforeValidator(lambda value, info: convert(value) if info.context and isinstance(value, str) else value)
+
+
+_SIMPLE = {"Any": Any, "object": Any, "str": Annotated[str, Strict()], "int": Annotated[int, Strict(), _reads(int)],
+           "float": Annotated[float, Strict(), _reads(float)],
+           "bool": Annotated[bool, Strict(), _reads(lambda text: _WORDS.get(text.strip().lower(), text))],
+           "None": Annotated[None, _reads(lambda text: None if text.strip().lower() in ("none", "null") else text)]}
+
+# %% ../../nbs/lib/runs/01_parameters.ipynb #0b4992de
+def _choice(options: list, value: Any, info: Any) -> Any:
+    """The one of `options` that equals `value` in value and type, or, where texts may be read, that is spelled so."""
+    for option in options:
+        if (type(value) is type(option) and value == option) or (info.context and value == str(option)):
+            return option
+    raise ValueError("none of the options")
+
+
+def _sequence(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError("not a list")
     return value
 
-# %% ../../nbs/lib/runs/01_parameters.ipynb #d992cb1a
-def _items(value: Any, text: bool) -> list:
-    """The items of a list, or of a text that spells one as JSON or with commas; ValueError for anything else."""
-    if text and isinstance(value, str):
-        value = value.strip()
-        value = json.loads(value) if value.startswith("[") else [v.strip() for v in value.split(",")] if value else []
-    if not isinstance(value, list | tuple):
-        raise ValueError("list")
-    return list(value)
-
 # %% ../../nbs/lib/runs/01_parameters.ipynb #9480c374
-def _fit(value: Any, node: ast.expr, text: bool) -> Any:
-    """`value` as the type of the tree `node`; ValueError when it does not fit, TypeError for an unknown type."""
-    kind, arguments = _type_of(node)
-    if kind in ("str", "bool", "int", "float", "None"):
-        return _simple(value, kind, text)
-    if kind in ("Any", "object"):
-        return value
-    if kind == "Literal":
-        return _choice(value, [ast.literal_eval(a) for a in arguments], text)
-    if kind == "Union":
-        return _first_fit(value, sorted(arguments, key=lambda a: _type_of(a)[0] == "str"), text)
-    if kind in ("list", "List", "tuple", "Tuple", "Sequence"):
-        return _fit_items(_items(value, text), arguments, kind.lower() == "tuple", text)
-    if kind in ("dict", "Dict", "Mapping"):
-        value = json.loads(value) if text and isinstance(value, str) else value
-        if not isinstance(value, dict):
-            raise ValueError(kind)
-        return {key: _fit(v, arguments[1], text) if len(arguments) == 2 else v for key, v in value.items()}
-    raise TypeError(f"{ast.unparse(node)} is not a type that a parameter can have")
+def _members(node: ast.expr) -> list[ast.expr]:
+    """The members of a union, also of one that is written inside another; any other type alone."""
+    name, inner = _type_of(node)
+    return [member for one in inner for member in _members(one)] if name == "Union" else [node]
 
-# %% ../../nbs/lib/runs/01_parameters.ipynb #6264fcfc
-def _choice(value: Any, options: list, text: bool) -> Any:
-    """The one of `options` that equals `value` in value and type, or, for a text, that is spelled so."""
-    for option in options:
-        if (type(value) is type(option) and value == option) or (text and value == str(option)):
-            return option
-    raise ValueError("Literal")
 
-# %% ../../nbs/lib/runs/01_parameters.ipynb #7ca5d941
-def _first_fit(value: Any, nodes: list[ast.expr], text: bool) -> Any:
-    """`value` as the first of the types that takes it; ValueError when none does."""
-    for node in nodes:
-        try:
-            return _fit(value, node, text)
-        except ValueError:
-            continue
-    raise ValueError("Union")
-
-# %% ../../nbs/lib/runs/01_parameters.ipynb #5afb5e59
-def _fit_items(items: list, nodes: list[ast.expr], fixed: bool, text: bool) -> list:
-    """The items fitted to `list[T]`, or, when `fixed`, to `tuple[A, B]` or `tuple[T, ...]`; always a list."""
-    if nodes and isinstance(nodes[-1], ast.Constant) and nodes[-1].value is ...:
-        nodes, fixed = nodes[:1], False
-    if not nodes:
-        return items
-    if fixed and len(nodes) != len(items):
-        raise ValueError("tuple")
-    return [_fit(item, node, text) for item, node in zip(items, nodes if fixed else nodes * len(items), strict=True)]
+def _type(node: ast.expr) -> Any:
+    """The type for pydantic that the tree of an annotation means; TypeError where no parameter can have it."""
+    name, inner = _type_of(node)
+    if name == "Literal":
+        return Annotated[Any, BeforeValidator(partial(_choice, [ast.literal_eval(option) for option in inner]))]
+    if name == "Union":
+        members = sorted(_members(node), key=lambda member: _type_of(member)[0] == "str")
+        return Annotated[Union[*map(_type, members)], Field(union_mode="left_to_right")]
+    if name in ("list", "List", "Sequence"):
+        return Annotated[list[_type(inner[0])] if inner else list, BeforeValidator(_sequence), _reads(_items)]
+    if name in ("tuple", "Tuple"):
+        parts = [... if isinstance(one, ast.Constant) and one.value is ... else _type(one) for one in inner]
+        return Annotated[tuple[*parts] if parts else tuple, BeforeValidator(_sequence), _reads(_items)]
+    if name in ("dict", "Dict", "Mapping"):
+        return Annotated[dict[Any, _type(inner[1])] if inner[1:] else dict, _reads(json.loads)]
+    if name not in _SIMPLE or inner:
+        raise TypeError(f"{ast.unparse(node)} is not a type that a parameter can have")
+    return _SIMPLE[name]
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #73a83c4a
 @dataclass(frozen=True)
@@ -162,8 +145,8 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
     """
     node = ast.parse(parameter.type, mode="eval").body
     try:
-        return _fit(to_plain(value), node, text)
-    except ValueError as error:
+        return to_plain(TypeAdapter(_type(node)).validate_python(to_plain(value), context=text))
+    except ValidationError as error:
         where = "" if text else " (its default)"
         remedy = _REMEDY.get(_type_of(node)[0].lower(), _REMEDY.get(_type_of(node)[0], "Give a value of that type."))
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
