@@ -7,30 +7,17 @@ __all__ = ['tricd_app', 'find_annotations', 'evaluate', 'questions', 'check']
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #9aba1142
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from .calls import refused, short_path
+
 # %% ../../nbs/lib/cli/02_tricd.ipynb #a25a599c
 tricd_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=(
     "TRICD, contextual phrase detection: score predictions and answers, check the evaluator."))
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """A file at fault ends with one line and exit code 1; an option that the library refuses, with 2."""
-    from qgcam_lib.errors import ExampleError
-
-    try:
-        yield
-    except ExampleError as error:
-        typer.echo(f"qgcam: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #87d52931
 def find_annotations(split: str | None = None, kind: str = "grounding", root: Path | None = None) -> Path:
@@ -64,19 +51,13 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
         return Path(text)
     if not (Path(text).is_dir() or text in ("tricd", "miniworld-tricd")):
         raise FileNotFoundError(f"{text}: no such file of annotations, and no folder, 'tricd' or 'miniworld-tricd'")
-    with _faults():
+    with refused():
         folder = tricd_folder(text)
         files = tricd_files(folder, split or tricd_splits(folder)[0])
     found = files.grounding if kind == "grounding" else files.questions
     if found is None:
         raise FileNotFoundError(f"{folder}: no TRICD_{kind}_{files.split}.json there")
     return found
-
-
-def _shown(path: Path | str) -> str:
-    """A path as short as it can be written from here."""
-    path = Path(path)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #fcaf1a98
 def _words(text: str | None) -> list[str] | None:
@@ -125,7 +106,7 @@ def _people(table: Any, level: float) -> Any:
 
 def _write(table: Any, out: Path) -> None:
     """The rows as .csv, .parquet or .json, whole or not at all."""
-    from qgcam_lib.runs.record import whole_file
+    from qgcam_lib.storage.files import whole_file
 
     kinds = {".csv": lambda path: table.to_csv(path, index=False), ".parquet": table.to_parquet,
              ".json": lambda path: table.to_json(path, orient="records", indent=1)}
@@ -140,10 +121,10 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     typer.echo(_people(there, level).to_string(index=False))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
-    typer.echo(f"\n{len(data)} pairs in {len(data.group_names)} groups of {_shown(data.file)}"
+    typer.echo(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}"
                f"{'; none of ' + ', '.join(empty) if empty else ''}")
     typer.echo(f"{found.n_boxes} boxes for {sum(len(e['scores']) > 0 for e in found.values())} pairs from "
-               f"{_shown(found.file)} (form {found.form})")
+               f"{short_path(found.file)} (form {found.form})")
     for reason, count in found.left_out.items():
         typer.echo(f"{count} boxes left out: {reason}")
     if n_bootstrap:
@@ -184,7 +165,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     how = {"images": _mapping(images, "--images", ("pair", "file")),
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}
     path = _annotations(annotations, split)
-    with _faults():
+    with refused():
         data = load_tricd(path)
         found = read_predictions(predictions, data, **how)
         options = {"recall_at": ranks, "n_bootstrap": bootstrap, "n_subsets": subsets_90, "level": level, "seed": seed,
@@ -226,7 +207,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
     path = _annotations(asked, split, "VQA")
     if not answers.is_file():
         raise FileNotFoundError(f"{answers}: no such file of answers")
-    with _faults():
+    with refused():
         try:
             given = json.loads(answers.read_bytes())
         except ValueError as error:
@@ -248,7 +229,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
         shown["95% interval"] = [f"{low:.4f} to {high:.4f}" if low == low else ""
                                  for low, high in zip(rows["ci_low"], rows["ci_high"])]
     typer.echo(shown.assign(n=rows["n"]).to_string(index=False))
-    typer.echo(f"\n{len(frame)} questions of {_shown(path)}, answers from {_shown(answers)}")
+    typer.echo(f"\n{len(frame)} questions of {short_path(path)}, answers from {short_path(answers)}")
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #d50b2aac
 @tricd_app.command()
@@ -270,7 +251,7 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
         if path is not None and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder")
     file = None if annotations is None else _annotations(annotations, split)
-    with _faults():
+    with refused():
         table = check_tricd(file, predictions, expected=expected, official=official, seed=seed)
     failed = int(table["ok"].eq(False).sum())
     if as_json:
