@@ -19,8 +19,8 @@ MARKERS = ("<!-- first run: begin -->", "<!-- first run: end -->")
 
 def newest_run() -> tuple[Path, dict]:
     """Folder and record of the newest finished run of the notebook with its own defaults."""
+    from qgcam_lib.runs import find_runs
     from qgcam_lib.runs.parameters import read_parameters
-    from qgcam_lib.runs.runner import find_runs
 
     defaults = read_parameters(ROOT / "nbs" / "papers" / "q_groundcam.ipynb")
     for folder, record in find_runs(notebook="q_groundcam"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from contents import LIB, rooms
 
-from qgcam_lib.runs.record import find_runs
+from qgcam_lib.runs import find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"

@@ -19,15 +19,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
+from qgcam_lib.runs import current_run, find_runs, read_run
 from qgcam_lib.runs import runner as runs
+from qgcam_lib.runs.gather import table_page
 from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
-from qgcam_lib.runs.record import Run, current_run, find_runs, read_run, update_run, whole_file
+from qgcam_lib.runs.record import Run, update_run
 from qgcam_lib.runs.runner import lock_run, notebook_sha256, plan_run, run_notebook
 from qgcam_lib.storage import fingerprints
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
-START = "from qgcam_lib.runs.runner import current_run\nrun = current_run()"
+START = "from qgcam_lib.runs import current_run\nrun = current_run()"
 
 
 def write_notebook(path, *sources, parameters="limit: int = 3", tags=("parameters",)):
@@ -490,11 +492,14 @@ def test_names_and_types_of_outputs_are_checked(tmp_path):
         run.save_figure("picture", "f")
 
 
-def test_a_half_written_file_never_appears(tmp_path):
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.txt") as part:
-        part.write_text("half")
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
+def test_a_page_shows_hostile_texts_and_runs_none():
+    hostile = "<script>alert('&')</script>"
+    frame = pd.DataFrame({hostile: [hostile, None], "nested": [{"a": hostile}, [hostile]], "n": [0.12345, np.nan]},
+                         index=[1, 1])
+    page = table_page(frame, hostile, hostile)
+    assert "<script" not in page and page.count("&lt;script&gt;") == 7
+    assert ">0.123</td>" in page and page.count(">–</td>") == 2 and "http" not in page
+    assert ">0 rows" not in table_page(frame.head(0), "none", "nowhere")
 
 
 def test_a_notebook_outside_the_runner_gets_a_folder_too(tmp_path, monkeypatch):

@@ -1,1 +1,5 @@
 """From a paper notebook and its parameters to a run: checked, recorded, resumed, gathered."""
+
+from .record import current_run, find_runs, read_run
+
+__all__ = ["current_run", "find_runs", "read_run"]

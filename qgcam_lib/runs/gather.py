@@ -12,40 +12,30 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .record import RUN_FILE, Colophon, read_run, whole_file
+from .record import Colophon, read_run, write_run
 
 # %% ../../nbs/lib/runs/04_gather.ipynb #4ea0a8c5
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem; color: #1c1c1c; background: #fff }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } caption { text-align: left; padding: 0 0 .8rem }
 th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th { border-bottom: 2px solid #444 } td.text, th.text { text-align: left; white-space: normal }
-footer { color: #666; margin-top: 1rem }
+th { border-bottom: 2px solid #444 } footer { color: #666; margin-top: 1rem }
 """
 
 
-def _cell(value: Any) -> str:
-    """One cell of the page: numbers with three digits, a missing value as a dash."""
-    import pandas as pd
-
-    if value is None or value is pd.NA or value != value:
-        return "<td>–</td>"
-    if isinstance(value, float):
-        return f"<td>{value:.3f}</td>"
-    kind = ' class="text"' if isinstance(value, str) else ""
-    return f"<td{kind}>{html.escape(str(value))}</td>"
-
-# %% ../../nbs/lib/runs/04_gather.ipynb #884fe741
 def table_page(frame: Any, caption: str, source: str, *, limit: int = 500) -> str:
-    """An HTML page with the first `limit` rows of a pandas frame, its caption, and a line on where it is from."""
-    kinds = ["" if frame[column].dtype.kind in "biuf" else "text" for column in frame]
-    head = "".join(f'<th class="{kind}">{html.escape(str(column))}</th>' for kind, column in zip(kinds, frame))
-    rows = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in frame.head(limit).itertuples(index=False)]
+    """An HTML page with the first `limit` rows of a pandas frame, its caption, and a line on where it is from.
+
+    Numbers have three digits, a missing value is a dash, and texts are shown as they are, never as HTML.
+    """
+    left = [{"selector": "", "props": "text-align: left; white-space: normal"}]
+    texts = {column: left for column in frame if frame[column].dtype.kind not in "biuf"}
     more = f" The first {limit} of {len(frame)} rows." if len(frame) > limit else ""
+    table = (frame.head(limit).reset_index(drop=True).style.hide(axis="index").set_caption(html.escape(caption) + more)
+             .format(lambda value: f"{value:.3f}" if isinstance(value, float) else html.escape(str(value)), na_rep="–")
+             .format_index(escape="html", axis=1).set_table_styles(texts))
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(caption)}</title>'
-            f"<style>{_STYLE}</style><table><caption>{html.escape(caption)}{more}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-            f"<footer>{html.escape(source)}</footer></html>\n")
+            f'<style>{_STYLE}</style>{table.to_html(table_uuid="table")}<footer>{html.escape(source)}</footer></html>\n')
 
 # %% ../../nbs/lib/runs/04_gather.ipynb #df4fa72d
 def run_line(record: dict) -> str:
@@ -97,8 +87,7 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
             (target / page).write_text(text, encoding="utf-8")
             captions[page] = item["caption"]
     (target / "run.html").write_text(run_page(record), encoding="utf-8")
-    with whole_file(target / RUN_FILE) as part:
-        part.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_run(target, record)
     return captions
 
 # %% ../../nbs/lib/runs/04_gather.ipynb #5e167169

@@ -28,7 +28,7 @@ from qgcam_lib.report.tables import (
     rank_marks,
     score_summary,
 )
-from ...runs.record import find_runs
+from ...runs import find_runs
 from ...storage.rows import RecordStore
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #851d8bec
