@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from fastcore.basics import patch
 from torchmetrics import Metric
 
 from ..maps import MapProtocol, get_protocol
@@ -61,9 +62,29 @@ def _cat(state: Any, empty: torch.Tensor) -> torch.Tensor:
     return state if isinstance(state, torch.Tensor) else torch.cat([empty, *state])
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #336a1d02
+_KINDS = {"id_bytes": torch.uint8, "id_lengths": torch.int64, "group_bytes": torch.uint8, "group_lengths": torch.int64}
+
+
+def _empty(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states that grow, without any example."""
+    rows = torch.zeros((0, len(SCORE_COLUMNS)), dtype=torch.float64, device=device)
+    return {"scores": rows} | {name: torch.zeros(0, dtype=kind, device=device) for name, kind in _KINDS.items()}
+
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #74fa1199
 _UNDEFINED = tuple(name for name, metric in METRICS.items() if metric.undefined_when != "never")
 
 
+def _means(rows: np.ndarray) -> dict[str, float]:
+    """Exact mean of each defined score of [n, 12], NaN when there is none, with counts of the undefined, and n."""
+    found: dict[str, float] = {}
+    for name, column in zip(SCORE_COLUMNS, rows.T):
+        defined = column[~np.isnan(column)].tolist()
+        found[name] = math.fsum(defined) / len(defined) if defined else math.nan
+        if name in _UNDEFINED:
+            found[f"{name}_n_undefined"] = len(column) - len(defined)
+    return found | {"n": len(rows)}
+
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #89c26837
 class GroundingScores(Metric):
     """The scores of `score_maps`, accumulated over batches and processes (torchmetrics).
 
@@ -91,15 +112,8 @@ class GroundingScores(Metric):
         self.backend = backend
         score_maps([], [], backend=backend, **self.options)  # refuses a wrong option
         self.add_state("digest", default=_digest(self.options), dist_reduce_fx=_same)  # first, so it refuses in time
-        for name in self._empty():
+        for name in _empty(self.device):
             self.add_state(name, default=[], dist_reduce_fx="cat")
-
-    def _empty(self) -> dict[str, torch.Tensor]:
-        """The states that grow, without any example."""
-        kinds = {"id_bytes": torch.uint8, "id_lengths": torch.int64, "group_bytes": torch.uint8,
-                 "group_lengths": torch.int64}
-        rows = torch.zeros((0, len(SCORE_COLUMNS)), dtype=torch.float64, device=self.device)
-        return {"scores": rows} | {name: torch.zeros(0, dtype=kind, device=self.device) for name, kind in kinds.items()}
 
     def update(self, maps: Any, boxes: Any, image_sizes: Any = None, ids: Sequence[Any] | None = None,
                groups: Sequence[Any] | None = None) -> None:
@@ -108,32 +122,27 @@ class GroundingScores(Metric):
         rows = torch.from_numpy(frame[list(SCORE_COLUMNS)].to_numpy(np.float64)).to(self.device)
         id_texts = _encoded(ids, len(frame), "ids", self.device)
         group_texts = _encoded(groups, len(frame), "groups", self.device)
-        for name, value in zip(self._empty(), (rows, *id_texts, *group_texts)):
+        for name, value in zip(_empty(self.device), (rows, *id_texts, *group_texts)):
             getattr(self, name).append(value)
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Means over the defined examples, counts of the undefined, and n: float64 scalars on the metric's device."""
-        columns = _cat(self.scores, self._empty()["scores"]).cpu().numpy().T
-        found: dict[str, float] = {}
-        for name, column in zip(SCORE_COLUMNS, columns):
-            defined = column[~np.isnan(column)].tolist()
-            found[name] = math.fsum(defined) / len(defined) if defined else math.nan
-            if name in _UNDEFINED:
-                found[f"{name}_n_undefined"] = len(column) - len(defined)
-        found["n"] = columns.shape[1]
-        return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in found.items()}
-
-    def frame(self) -> pd.DataFrame:
-        """One row an example of this process, in the order of updates: id and group where given, and the scores."""
-        state = {name: _cat(getattr(self, name), empty) for name, empty in self._empty().items()}
-        frame = pd.DataFrame(state["scores"].cpu().numpy(), columns=list(SCORE_COLUMNS))
-        for at, name in enumerate(("id", "group")):
-            texts = _decoded(state[f"{name}_bytes"], state[f"{name}_lengths"])
-            if any(text is not None for text in texts):
-                frame.insert(min(at, len(frame.columns)), name, texts)
-        return frame
+        values = _means(_cat(self.scores, _empty(self.device)["scores"]).cpu().numpy())
+        return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in values.items()}
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        for name, empty in self._empty().items():
+        for name, empty in _empty(self.device).items():
             setattr(self, name, [_cat(getattr(self, name), empty)])
         super()._sync_dist(*args, **kwargs)
+
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #53c065fb
+@patch
+def frame(self: GroundingScores) -> pd.DataFrame:
+    """One row an example of this process, in the order of updates: id and group where given, and the scores."""
+    state = {name: _cat(getattr(self, name), empty) for name, empty in _empty(self.device).items()}
+    frame = pd.DataFrame(state["scores"].cpu().numpy(), columns=list(SCORE_COLUMNS))
+    for at, name in enumerate(("id", "group")):
+        texts = _decoded(state[f"{name}_bytes"], state[f"{name}_lengths"])
+        if any(text is not None for text in texts):
+            frame.insert(min(at, len(frame.columns)), name, texts)
+    return frame
