@@ -9,12 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd, load_tricd
+from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd, load_tricd, tricd_content
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection import selfcheck as tricd_check
 from qgcam_lib.phrase_detection.audit import after_group_recall
-from qgcam_lib.phrase_detection.oracles import BACKENDS, official_scores, plain_recall, pseudo_image_ap, tricd_content
-from qgcam_lib.phrase_detection.selfcheck import check_tricd, known_case
+from qgcam_lib.phrase_detection.selfcheck import (
+    BACKENDS,
+    check_tricd,
+    known_case,
+    official_scores,
+    plain_recall,
+    pseudo_image_ap,
+)
 from qgcam_lib.phrase_detection.synthetic import break_ties, synthetic_predictions, synthetic_tricd
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
