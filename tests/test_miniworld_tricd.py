@@ -47,7 +47,8 @@ from qgcam_lib.miniworld.writers.tricd import (
     questions,
     records,
 )
-from qgcam_lib.phrase_detection.questions import caption_to_question, load_tricd_vqa
+from qgcam_lib.phrase_detection.question_texts import caption_to_question
+from qgcam_lib.phrase_detection.questions import load_tricd_vqa
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "realdata" / "tricd"
 SMALL = dict(n_test=15, n_val=5, progress=False)

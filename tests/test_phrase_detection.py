@@ -19,7 +19,9 @@ from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import THRESHOLDS, best_of_each
 from qgcam_lib.phrase_detection.parts import parts
-from qgcam_lib.phrase_detection.score import group_weights, match_predictions, overlap_aps, pack, summarize_matches
+from qgcam_lib.phrase_detection.predictions import pack
+from qgcam_lib.phrase_detection.score import match_predictions, overlap_aps, summarize_matches
+from qgcam_lib.statistics import group_weights
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")
@@ -434,12 +436,12 @@ def drawn_content(content, predictions, weights, names):
 def test_a_replicate_is_the_score_of_the_drawn_data(folder, example):
     content, data, predictions = example
     matches = match_predictions(data, predictions)
-    whole = parts(data, subsets=("all",))[0]
+    whole = parts(data, 0, subsets=("all",))[0]
     for weights in group_weights(len(data.group_names), 3, 1, np.random.default_rng(5)):
         aps = overlap_aps(matches, replace(whole, weights=weights[None]))[0]
         fast = [aps.mean(), aps[0], aps[5]]
         again, new = drawn_content(content, predictions, weights, data.group_names)
-        found = values(evaluate(loaded(folder, again), new))
+        found = values(evaluate(loaded(folder, again), new, n_bootstrap=0))
         assert fast == pytest.approx([found[name, "all"] for name in ("AP", "AP50", "AP75")], abs=1e-12)
 
 
@@ -453,7 +455,7 @@ def test_bootstrap_and_90_percent(folder):
     assert (table.ci_low <= table.value).all() and (table.value <= table.ci_high).all()
     row = table[(table.metric == "recall@1") & (table.subset == "all")].iloc[0]
     assert row.sd_90 / row.bootstrap_sd == pytest.approx(1 / 3, rel=0.15), "no standard error: see the module's text"
-    plain = evaluate(data, predictions)
+    plain = evaluate(data, predictions, n_bootstrap=0)
     assert plain[["ci_low", "ci_high", "bootstrap_sd", "sd_90"]].isna().all().all()
     other = summarize_matches(matches, n_bootstrap=400, seed=1)
     assert (other.ci_low != table.ci_low).any()

@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
 from qgcam_lib.errors import ExampleError
-from qgcam_lib.phrase_detection.questions import (
-    SUBSETS,
-    caption_to_question,
-    evaluate_answers,
-    load_tricd_vqa,
-    parse_answer,
-    parse_answers,
-)
+from qgcam_lib.phrase_detection.question_texts import caption_to_question, parse_answer, parse_answers
+from qgcam_lib.phrase_detection.questions import SUBSETS, evaluate_answers, load_tricd_vqa
 from qgcam_lib.statistics import summarize
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
@@ -485,7 +479,7 @@ def test_scores_are_scikit_learns_in_every_subset(rows, zero_division):
     truth, said, subsets = zip(*rows)
     questions = made_up(truth, subsets)
     before = questions.copy()
-    table = evaluate_answers(questions, dict(zip(questions.image_id, said)), zero_division=zero_division, resample=None)
+    table = evaluate_answers(questions, dict(zip(questions.image_id, said)), zero_division=zero_division, n_bootstrap=0)
     pd.testing.assert_frame_equal(questions, before)
     for subset in SUBSETS:
         keep = [subset in ("all", s) for s in subsets]
@@ -505,14 +499,14 @@ def test_literal_values():
     # truth y y y n n; said y n ? y n: yes 2*1/(3+2), no 2*1/(2+2), accuracy 2/5
     questions = made_up([1, 1, 1, 0, 0])
     answers = dict(zip(questions.image_id, ["yes", "no", "maybe", "yes", "no"]))
-    table = evaluate_answers(questions, answers, resample=None)
+    table = evaluate_answers(questions, answers, n_bootstrap=0)
     assert [value(table, m) for m in ("f1_yes", "f1_no", "accuracy")] == pytest.approx([2 / 5, 1 / 2, 2 / 5])
     assert value(table) == pytest.approx(0.45) and value(table, "n_unparsable") == 1
     # "?" as no: yes 2*1/(3+2), no 2*1/(2+3)
-    table = evaluate_answers(questions, answers, unparsable="opposite", resample=None)
+    table = evaluate_answers(questions, answers, unparsable="opposite", n_bootstrap=0)
     assert [value(table, m) for m in ("f1_yes", "f1_no", "accuracy")] == pytest.approx([2 / 5, 2 / 5, 2 / 5])
     # without it: yes 2*1/(2+2), no 2*1/(2+2)
-    table = evaluate_answers(questions, answers, unparsable="drop", resample=None)
+    table = evaluate_answers(questions, answers, unparsable="drop", n_bootstrap=0)
     assert [value(table, m) for m in ("f1_yes", "f1_no", "accuracy")] == pytest.approx([1 / 2, 1 / 2, 1 / 2])
     assert value(table, "n") == 4 and value(table, "n_unparsable") == 1
 
@@ -523,13 +517,13 @@ def test_order_and_relabelling_change_nothing(rows, random):
     truth, said = zip(*rows)
     questions = made_up(truth)
     answers = list(zip(questions.image_id.tolist(), said))
-    table = evaluate_answers(questions, dict(answers), n_resamples=50)
+    table = evaluate_answers(questions, dict(answers), n_bootstrap=50)
     random.shuffle(answers)
     mixed = questions.sample(frac=1, random_state=random.randint(0, 999))
-    again = evaluate_answers(mixed, dict(answers), n_resamples=50)
+    again = evaluate_answers(mixed, dict(answers), n_bootstrap=50)
     pd.testing.assert_frame_equal(table, again)
     flipped = evaluate_answers(
-        questions.assign(answer=~questions.answer), {k: not v for k, v in answers}, resample=None
+        questions.assign(answer=~questions.answer), {k: not v for k, v in answers}, n_bootstrap=0
     )
     assert value(flipped, "f1_yes") == pytest.approx(value(table, "f1_no"), nan_ok=True)
     assert value(flipped) == pytest.approx(value(table)) and 0 <= value(table) <= 1
@@ -555,7 +549,7 @@ def test_every_form_of_answers_gives_the_same():
 
 def test_a_subset_of_another_name_is_scored_too():
     questions = made_up([1, 0, 1, 0], ["attribute"] * 2 + ["coco_rel"] * 2)
-    table = evaluate_answers(questions, {1: 1, 2: 0, 3: 0, 4: 1}, resample=None)
+    table = evaluate_answers(questions, {1: 1, 2: 0, 3: 0, 4: 1}, n_bootstrap=0)
     assert list(table.subset.unique()) == [*SUBSETS, "attribute"]
     assert value(table, subset="attribute") == 1 and value(table, subset="coco_rel") == 0
     assert np.isnan(value(table, subset="winoground")) and value(table, "n", "winoground") == 0
@@ -565,7 +559,7 @@ def test_missing_unknown_and_double_answers():
     questions = made_up([1, 0, 1, 0])
     with pytest.raises(ValueError, match="2 of 4 questions have none, the first is image_id 2"):
         evaluate_answers(questions, {1: 1, 3: 1})
-    table = evaluate_answers(questions, {1: 1, 3: None}, on_missing="count", resample=None)
+    table = evaluate_answers(questions, {1: 1, 3: None}, on_missing="count", n_bootstrap=0)
     assert value(table, "n_missing") == 2 and value(table, "n_unparsable") == 1 and value(table, "n") == 4
     assert value(table, "accuracy") == 0.25
     full = {1: 1, 2: 0, 3: 1, 4: 0}
@@ -585,8 +579,8 @@ def test_missing_unknown_and_double_answers():
         dict(unparsable="skip"),
         dict(on_missing="ignore"),
         dict(zero_division=0.5),
-        dict(resample="jackknife"),
-        dict(n_resamples=0),
+        dict(n_bootstrap=-1),
+        dict(n_subsets=-1),
         dict(level=95),
         dict(on="id"),
     ],
@@ -612,7 +606,7 @@ def test_the_interval_of_accuracy_is_that_of_statistics():
     means = summarize(questions.assign(right=said == truth), "right", seed=3).iloc[0]
     row = table[(table.metric == "accuracy") & (table.subset == "all")].iloc[0]
     np.testing.assert_allclose([row.value, row.ci_low, row.ci_high], [means.value, means.ci_low, means.ci_high])
-    assert row.n_groups == means.n_groups == 30 and row.spread == "bootstrap over groups"
+    assert row.n_groups == means.n_groups == 30
 
 
 def test_replicates_are_those_of_a_loop_over_drawn_groups():
@@ -632,17 +626,19 @@ def test_replicates_are_those_of_a_loop_over_drawn_groups():
         ]
         return np.mean(f1)
 
-    for way, draw in (("bootstrap", lambda: rng.integers(0, 20, 20)), ("subsets", lambda: rng.permutation(20)[:18])):
-        loop = np.array([macro(draw()) for _ in range(3000)])
-        table = evaluate_answers(questions, answers, resample=way, n_resamples=3000)
-        assert value(table, column="std") == pytest.approx(loop.std(ddof=1), rel=0.08)
-        assert abs(value(table, column="ci_low") - np.quantile(loop, 0.025)) < 0.03
-        assert abs(value(table, column="ci_high") - np.quantile(loop, 0.975)) < 0.03
+    table = evaluate_answers(questions, answers, n_bootstrap=3000, n_subsets=3000)
+    drawn = np.array([macro(rng.integers(0, 20, 20)) for _ in range(3000)])
+    parts = np.array([macro(rng.permutation(20)[:18]) for _ in range(3000)])
+    assert value(table, column="bootstrap_sd") == pytest.approx(drawn.std(ddof=1), rel=0.08)
+    assert value(table, column="sd_90") == pytest.approx(parts.std(ddof=1), rel=0.08)
+    assert abs(value(table, column="ci_low") - np.quantile(drawn, 0.025)) < 0.03
+    assert abs(value(table, column="ci_high") - np.quantile(drawn, 0.975)) < 0.03
 
 
 def test_one_group_has_no_interval():
     table = evaluate_answers(made_up([1, 0, 1, 0]), {1: 1, 2: 0, 3: 0, 4: 0})
-    assert table[["std", "ci_low", "ci_high"]].isna().all().all() and (table.spread == "").all()
+    assert table[["bootstrap_sd", "ci_low", "ci_high"]].isna().all().all()
+    assert (table.note == np.where(table.n > 0, "one group: no interval", "no questions")).all()
 
 
 @needs_tricd
@@ -663,5 +659,5 @@ def test_the_real_file():
         assert value(table, subset=subset) == pytest.approx(f1_score(truth, guess, average="macro"), abs=1e-12)
         assert value(table, column="ci_low", subset=subset) < value(table, subset=subset)
     assert value(table, "n", "winoground") == 0
-    always = evaluate_answers(with_groups, dict.fromkeys(with_groups.image_id, "yes"), resample=None)
+    always = evaluate_answers(with_groups, dict.fromkeys(with_groups.image_id, "yes"), n_bootstrap=0)
     assert value(always) == pytest.approx(1 / 3) and value(always, "accuracy") == 0.5

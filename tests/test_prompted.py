@@ -21,7 +21,8 @@ from qgcam_lib.models.matching import (
 from qgcam_lib.models.prompted import PROMPT, fill_prompt
 from qgcam_lib.models.roles import Answerer
 from qgcam_lib.phrase_detection.question_run import answer_questions, answers_for, answers_of
-from qgcam_lib.phrase_detection.questions import caption_to_question, evaluate_answers, load_tricd_vqa, parse_answer
+from qgcam_lib.phrase_detection.question_texts import caption_to_question, parse_answer
+from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_tricd = pytest.mark.skipif(not TRICD.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")
@@ -361,7 +362,7 @@ def test_baselines_do_not_look_and_do_not_depend_on_order(tmp_path):
         frame = answers_for(name, questions, tmp_path, progress=False)
         same = answer_questions(BaselineAnswerer(name), questions[::-1], tmp_path, progress=False)
         assert answers_of(frame) == answers_of(same)
-        table = evaluate_answers(questions, answers_of(frame), resample=None).query("subset == 'all'")
+        table = evaluate_answers(questions, answers_of(frame), n_bootstrap=0).query("subset == 'all'")
         macro[name] = table.set_index("metric").value["macro_f1"]
     assert macro["always yes"] == macro["always no"] == pytest.approx(1 / 3)
     assert 0.35 < macro["coin"] < 0.65

@@ -98,8 +98,8 @@ def test_answers_are_what_the_model_said_and_can_be_scored(root, questions):
         picture = Image.open(root / "pictures" / asked.file_name).convert("RGB")
         assert row.answer == Hashing().answer(picture, asked.question)
     assert len({id(picture) for picture, _ in model.asked}) == 2 * N_GROUPS, "each picture is opened once"
-    left = evaluate_answers(questions, answers_of(frame), resample=None)
-    right = evaluate_answers(questions, frame[["image_id", "answer"]].to_dict("records"), resample=None)
+    left = evaluate_answers(questions, answers_of(frame), n_bootstrap=0)
+    right = evaluate_answers(questions, frame[["image_id", "answer"]].to_dict("records"), n_bootstrap=0)
     assert left.equals(right)
     hits = sum(answer.startswith("Yes") == truth for answer, truth in zip(frame.answer, questions.answer))
     (accuracy,) = left.query("metric == 'accuracy' and subset == 'all'").value
@@ -214,7 +214,7 @@ def test_bad_pictures_leave_rows_without_answers(root, questions, tmp_path):
     assert all(answer is None for answer in frame.answer[lost]) and frame.answer[~lost].map(type).eq(str).all()
     assert not frame.error[lost].str.contains(str(root), regex=False).any()
     assert len(RecordStore(tmp_path / "s").done()) == len(questions) - 4
-    scores = evaluate_answers(questions, answers_of(frame), resample=None).query("subset == 'all'")
+    scores = evaluate_answers(questions, answers_of(frame), n_bootstrap=0).query("subset == 'all'")
     assert scores.set_index("metric").value["n_unparsable"] == 4
 
 

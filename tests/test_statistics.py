@@ -88,7 +88,7 @@ def test_row_order_changes_nothing_and_the_seed_decides(seed):
 def test_columns_and_cells():
     data = frame()
     table = summarize(data, by="model", n_bootstrap=100)
-    assert list(table.columns)[:8] == ["model", "metric", "value", "n", "n_undefined", "n_groups", "ci_low", "ci_high"]
+    assert list(table.columns)[:8] == ["model", "metric", "value", "ci_low", "ci_high", "n", "n_undefined", "n_groups"]
     assert (
         table.metric.tolist() == ["io_ratio", "pg_uncertain"] * 2 and table.model.tolist() == ["one"] * 2 + ["two"] * 2
     )

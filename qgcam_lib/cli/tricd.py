@@ -213,9 +213,8 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
         except ValueError as error:
             raise ExampleError(f"not a usable JSON file: {error}", file=answers) from error
         frame = load_tricd_vqa(path, annotations)
-        resample = {"resample": "bootstrap", "n_resamples": bootstrap} if bootstrap else {"resample": None}
         try:
-            table = evaluate_answers(frame, given, on_missing=missing, **resample)
+            table = evaluate_answers(frame, given, on_missing=missing, n_bootstrap=bootstrap)
         except (ValueError, TypeError, AttributeError) as error:
             raise ExampleError(str(error), file=answers) from error
     if as_json:

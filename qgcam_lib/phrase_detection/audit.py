@@ -26,8 +26,10 @@ from qgcam_lib.phrase_detection.matching import (
     match,
     positions_of,
 )
-from .score import Matches, evaluate, group_weights, match_predictions, pack
+from .predictions import pack
+from .score import Matches, evaluate, match_predictions
 from .synthetic import break_ties
+from ..statistics import group_weights
 
 # %% ../../nbs/lib/phrase_detection/14_audit.ipynb #94bd010c
 _Predictions = Mapping[Any, Mapping[str, Any]]

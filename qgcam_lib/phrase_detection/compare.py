@@ -8,6 +8,7 @@ __all__ = ['detect_all', 'whole_image', 'match_all', 'per_model', 'paired_differ
 
 # %% ../../nbs/lib/phrase_detection/17_compare.ipynb #74c72e92
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,15 @@ from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
 from ..models.matching import choose_threshold
 from .analysis import calibration, precision_recall, price_of_false_captions
-from .matching import RECALL_POINTS, average_precisions, positions_of
-from .parts import group_weights
+from .parts import parts
 from .prediction_files import predictions_source
 from .presence import presence
 from .question_run import answers_for, take_question_groups
 from .questions import evaluate_answers, load_tricd_vqa
 from .run import predictions_for, take_groups
-from .score import Matches, match_predictions, summarize_matches
+from .score import Matches, match_predictions, overlap_aps, summarize_matches
 from .synthetic import break_ties
+from ..statistics import N_BOOTSTRAP, group_weights, spread_of
 
 # %% ../../nbs/lib/phrase_detection/17_compare.ipynb #e7b295c3
 def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
@@ -81,24 +82,20 @@ def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: A
 # %% ../../nbs/lib/phrase_detection/17_compare.ipynb #ba0f0840
 def _replicates(matches: Matches, weights: np.ndarray) -> np.ndarray:
     "AP of the whole set in points under each row of weights [R, groups]."
-    data = matches.data
-    n_truth = np.bincount(data.group_codes[data.phrase_pairs], np.diff(data.truth_starts),
-                          minlength=len(data.group_names))
-    owner = data.group_codes[matches.pair]
-    found = average_precisions(*positions_of(matches.hits), owner, weights, weights @ n_truth, RECALL_POINTS)
-    return 100 * found.mean(1)
+    whole = replace(parts(matches.data, 0, subsets=("all",))[0], weights=weights)
+    return 100 * overlap_aps(matches, whole).mean(1)
 
 
 def _gap(better: np.ndarray, worse: np.ndarray, n_bootstrap: int) -> tuple[float, float, bool, float, float, bool]:
     "gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts."
-    difference, parts = better - worse, slice(1 + n_bootstrap, None)
-    sd = max(np.nanstd(v[parts], ddof=1) for v in (better, worse)) if len(better[parts]) > 1 else np.nan
-    low, high = (np.nanquantile(difference[1 : 1 + n_bootstrap], [0.025, 0.975]) if n_bootstrap > 1
-                 else (np.nan, np.nan))
-    return difference[0], sd, difference[0] > sd, low, high, bool(low > 0 or high < 0)
+    both = np.column_stack([better, worse, better - worse])
+    sd = spread_of(both[1 + n_bootstrap :])[2, :2].max()
+    low, high, _ = spread_of(both[1 : 1 + n_bootstrap])[:, 2]
+    gap = both[0, 2]
+    return gap, sd, gap > sd, low, high, bool(low > 0 or high < 0)
 
 # %% ../../nbs/lib/phrase_detection/17_compare.ipynb #544cb278
-def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = 1000, n_subsets: int = 100,
+def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_BOOTSTRAP, n_subsets: int = 100,
                        seed: int = 0) -> pd.DataFrame:
     """Which models the set tells apart, by AP of the whole set: one row a pair of models, in points.
 

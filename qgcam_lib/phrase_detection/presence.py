@@ -14,8 +14,9 @@ from scipy.optimize import linear_sum_assignment
 
 from ..boxes import box_iou
 from .matching import THRESHOLDS, match
-from .parts import parts, ratio
+from .parts import parts
 from .score import Matches
+from ..statistics import N_BOOTSTRAP, ratio
 
 # %% ../../nbs/lib/phrase_detection/07_presence.ipynb #ad8e5e04
 def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -92,13 +93,14 @@ def best_threshold(matches: Matches, score: str = "cgF1") -> float:
     return float(curve["threshold"][curve[score].idxmax()]) if len(curve) else np.nan
 
 # %% ../../nbs/lib/phrase_detection/07_presence.ipynb #61e8c92c
-def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
+def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = N_BOOTSTRAP,
+             **options: Any) -> pd.DataFrame:
     """The scores of SA-Co: is a phrase predicted where it is present, and are its boxes right?
 
     threshold: boxes with at least this score count (.5 in SA-Co), or "best" for `best_threshold`, which is chosen on
     the same data and kept in every replicate: optimistic, and said so in `note`. n_bootstrap: replicates over groups.
     options: n_subsets, level, seed, subsets, by as in `phrase_detection.evaluate`.
-    Returns the columns of `evaluate` and `threshold`. Metrics: IL_MCC (-1..1), IL_precision, IL_recall, IL_FPR (0..1)
+    Returns the columns of `evaluate` and threshold. Metrics: IL_MCC (-1..1), IL_precision, IL_recall, IL_FPR (0..1)
     of presence, n = phrases of all captions; pmF1, pmF1@0.5, pmF1@0.75 (0..1) of boxes, n = phrases with a truth box;
     cgF1, cgF1@0.5, cgF1@0.75 = pmF1 x IL_MCC. A true caption's phrase without a truth box counts as absent, as in
     SA-Co. All boxes count, not only the 100 best of a pair.
@@ -116,8 +118,7 @@ def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 
     for part in parts(data, n_bootstrap, **options):
         inside = part.inside[pairs]
         n = np.repeat([inside.sum(), (inside & there).sum()], [4, 6])
-        tables.append(part.rows(NAMES, _scores(part.sums(counts, pairs)), n, np.zeros(len(NAMES), int),
-                                why="undefined: nothing to tell apart"))
+        tables.append(part.rows(NAMES, _scores(part.sums(counts, pairs)), n, why="undefined: nothing to tell apart"))
     table = pd.concat(tables, ignore_index=True)
     if best:
         optimistic = "threshold chosen on this data: optimistic"

@@ -72,7 +72,7 @@ def answers(model: str) -> dict:
     part = take_question_groups(load_tricd_vqa(files.questions, files.grounding), GROUPS, 0)
     said = answers_of(answers_for(model, part, files.images, weights="mini", progress=False))
     texts = hashlib.sha256(json.dumps({str(key): str(value) for key, value in said.items()}).encode()).hexdigest()
-    return {"said": texts, **cells(evaluate_answers(part, said, n_resamples=BOOTSTRAP))}
+    return {"said": texts, **cells(evaluate_answers(part, said, n_bootstrap=BOOTSTRAP))}
 
 
 def audit(folder: Path) -> dict:

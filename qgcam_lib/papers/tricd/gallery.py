@@ -24,7 +24,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from ...data.tricd.pairs import Tricd, TricdPair
-from ...phrase_detection.questions import parse_answer
+from ...phrase_detection.question_texts import parse_answer
 from ...report.figures import open_picture
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #efa7e53d

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ...data.tricd.pairs import SUBSETS
-from ...phrase_detection.questions import caption_to_question
+from ...phrase_detection.question_texts import caption_to_question
 from ...report.beside import verdict
 from ...report.tables import MarkedTable, rank_marks
 
