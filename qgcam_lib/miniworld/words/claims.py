@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..scenes.render import Picture
 from ..scenes.scene import Thing
 from ..scenes.spatial_truth import is_false, is_true, related, tied
-from .words import BARE, FITS, NUMBERS, plural
+from .words import BARE, FITS, NUMBERS, article, plural
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #54f00f0b
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Noun:
         said = [value for _, value in self.facts] + [self.word if self.count == 1 else plural(self.word)]
         if self.bare or (self.count == 1 and self.word in BARE):
             return " ".join(said)
-        article = "an" if said[0][0] in "aeiou" else "a"
-        return " ".join([article if self.count == 1 else NUMBERS[self.count][0], *said])
+        return " ".join([article(said[0]) if self.count == 1 else NUMBERS[self.count][0], *said])
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def question(caption: Caption) -> str:
         return f"are there {caption.text}"
     if not first.bare:
         return f"is there {caption.text}"
-    return f"is there {'an' if caption.text[0] in 'aeiou' else 'a'} {caption.text}"
+    return f"is there {article(caption.text)} {caption.text}"
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0bd0c533
 _NEAR_COLOURS = "red orange|orange yellow|orange brown|brown red|pink purple|purple blue|white gray|gray black|pink red"

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from ..art.dice import Dice
 from ..scenes.scene import PLACES, Scene, Thing
-from .words import BARE, FITS, LINKS, NAMES, PATTERN_WORDS, SETTINGS, SIZE_WORDS
+from qgcam_lib.miniworld.words.words import (
+    BARE,
+    FITS,
+    LINKS,
+    NAMES,
+    SETTINGS,
+    adjectives,
+    article,
+    can_be_named,
+    facts_of,
+)
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #f2aa4168
 @dataclass(frozen=True)
@@ -50,12 +60,6 @@ def _looks_its_size(scene: Scene, t: Thing, facts: tuple) -> bool:
     return size != "large" or all(t.height > 1.18 * h for h in others)
 
 
-def _seen(scene: Scene, t: Thing) -> bool:
-    "Large enough to be looked at: 4 pixels of a 96-pixel picture each way."
-    least = 4 * scene.size / 96.0
-    return t.box is not None and min(t.box[2] - t.box[0], t.box[3] - t.box[1]) >= least
-
-
 def _meets(a: Thing, b: Thing) -> bool:
     return min(a.box[2], b.box[2]) > max(a.box[0], b.box[0]) and min(a.box[3], b.box[3]) > max(a.box[1], b.box[1])
 
@@ -69,13 +73,13 @@ _TURNED = {"in front of": "behind"}
 
 def _certain(scene: Scene, t: Thing, c: Clause) -> bool:
     if c.relation == "wearing":
-        worn = [g for g in scene.things if g.parent == t.id and _seen(scene, g)]
+        worn = [g for g in scene.things if g.parent == t.id and can_be_named(scene, g)]
         return any(_is(g, c.name, c.facts) and (c.name or PLACES[g.noun] == "top") for g in worn)
     for r in scene.relations:
         a, b = (r.object, r.subject) if c.relation in _TURNED else (r.subject, r.object)
         if a == t.id and r.predicate == _TURNED.get(c.relation, c.relation):
             o = scene.thing(b)
-            if _seen(scene, o) and _is(o, c.name, c.facts) and _looks_its_size(scene, o, c.facts):
+            if can_be_named(scene, o) and _is(o, c.name, c.facts) and _looks_its_size(scene, o, c.facts):
                 return True
     return False
 
@@ -106,7 +110,7 @@ def denoted(scene: Scene, e: Expression) -> tuple[set, set]:
     """
     tops = [t for t in scene.top_level() if t.box is not None and _is(t, e.name, e.facts)]
     possible = [t for t in tops if all(_thinkable(scene, t, c) for c in e.clauses)]
-    sure = [t for t in possible if _seen(scene, t) and _looks_its_size(scene, t, e.facts)]
+    sure = [t for t in possible if can_be_named(scene, t) and _looks_its_size(scene, t, e.facts)]
     sure = {t.id for t in sure if all(_certain(scene, t, c) for c in e.clauses)}
     if not e.side:
         return sure, {t.id for t in possible}
@@ -124,32 +128,24 @@ def identifies(scene: Scene, e: Expression, number: int) -> bool:
     return denoted(scene, e) == ({number}, {number})
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #ae692049
-def _adjectives(d: Dice, facts: tuple) -> list:
-    tables = {"size": SIZE_WORDS, "pattern": PATTERN_WORDS}
-    return [d.pick(tables[k][v]) if k in tables else v for k, v in facts]
-
-
 def _facts(d: Dice, t: Thing, p: float) -> tuple:
     "Some of the facts that can be said of a thing, each with probability `p`, in the order of English adjectives."
-    pattern = "" if t.pattern == "plain" else t.pattern
-    known = (("size", t.size), ("pattern", pattern), ("colour", t.colour), ("material", t.material))
-    return tuple((k, v) for k, v in known if v and d.chance(p))
+    return tuple(fact for fact in facts_of(t).items() if d.chance(p))
 
 
 def _a(words: list, d: Dice | None = None) -> list:
     if words[-1] in BARE:
         return words
-    first = "the" if d is not None and d.chance(0.5) else "an" if words[0][0] in "aeiou" else "a"
-    return [first, *words]
+    return ["the" if d is not None and d.chance(0.5) else article(words[0]), *words]
 
 
 def _worn(d: Dice, scene: Scene, t: Thing) -> list:
     "What a person is seen to wear, hair left out, in random order."
-    return d.shuffled(g for g in scene.things if g.parent == t.id and g.noun != "hair" and _seen(scene, g))
+    return d.shuffled(g for g in scene.things if g.parent == t.id and g.noun != "hair" and can_be_named(scene, g))
 
 
 def _hair(scene: Scene, t: Thing) -> list:
-    return [g for g in scene.things if g.parent == t.id and g.noun == "hair" and _seen(scene, g)]
+    return [g for g in scene.things if g.parent == t.id and g.noun == "hair" and can_be_named(scene, g)]
 
 
 def _linked(d: Dice, scene: Scene, t: Thing, relations: tuple) -> list:
@@ -165,7 +161,7 @@ def _short_clause(d: Dice, scene: Scene, t: Thing) -> tuple:
     if held and d.chance(0.5):
         o, name = held[0][1], d.pick(NAMES[held[0][1].noun])
         facts = _facts(d, o, 0.35)
-        return Clause("holding", name, facts), [d.pick(("holding", "with")), *_adjectives(d, facts), name]
+        return Clause("holding", name, facts), [d.pick(("holding", "with")), *adjectives(d, facts), name]
     hair, worn = _hair(scene, t), _worn(d, scene, t)
     if hair and d.chance(0.2):
         facts = (("colour", hair[0].colour),)
@@ -176,7 +172,7 @@ def _short_clause(d: Dice, scene: Scene, t: Thing) -> tuple:
     if PLACES[g.noun] == "top" and d.chance(0.3):
         return Clause("wearing", "", (("colour", g.colour),)), ["in", g.colour]
     name, facts = d.pick(NAMES[g.noun]), tuple(f for f in _facts(d, g, 0.8) if f[0] != "material")
-    return Clause("wearing", name, facts), [d.pick(("in", "wearing")), *_adjectives(d, facts), name]
+    return Clause("wearing", name, facts), [d.pick(("in", "wearing")), *adjectives(d, facts), name]
 
 
 _SIDED = {"left": ("left", "on left", "on the left"), "right": ("right", "on right", "on the right")}
@@ -191,7 +187,7 @@ def short_expression(d: Dice, scene: Scene, t: Thing, *, sides: bool) -> Express
         clause, tail = _short_clause(d, scene, t)
         clauses = (clause,) if clause else ()
     side = d.pick(("left", "right", "middle")) if sides and d.chance(0.55) else ""
-    words = [*_adjectives(d, facts), name, *tail]
+    words = [*adjectives(d, facts), name, *tail]
     if side:
         where = d.pick(_SIDED[side])
         words = [where, *words] if " " not in where else [*words, where]
@@ -210,7 +206,7 @@ def _dressed(d: Dice, scene: Scene, t: Thing) -> tuple:
         name, facts = d.pick(NAMES[g.noun]), _facts(d, g, 0.9)
         clauses.append(Clause("wearing", name, facts))
         words += ["and"] if k else [d.pick(("in", "wearing", "wearing"))]
-        words += _a([*_adjectives(d, facts), name])
+        words += _a([*adjectives(d, facts), name])
     return clauses, words
 
 
@@ -223,14 +219,14 @@ def _beside(d: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple:
         loose = d.pick(LINKS[relation][0])
         verb = "that is" if t.category not in ("people", "animals") or t.pose == "flying" else "standing"
         words = [loose] if relation == "holding" else [verb, loose] if d.chance(0.75) else [loose]
-        return [Clause(relation, name, facts)], [*words, *_a([*_adjectives(d, facts), name])]
+        return [Clause(relation, name, facts)], [*words, *_a([*adjectives(d, facts), name])]
     return [], []
 
 
 def long_expression(d: Dice, scene: Scene, t: Thing) -> Expression:
     "One draw in the manner of RefCOCOg: 'a man in a red shirt standing to the left of a brown dog on the grass'."
     name, facts = d.pick(NAMES[t.noun]), _facts(d, t, 0.75)
-    clauses, words = [], _a([*_adjectives(d, facts), name], d)
+    clauses, words = [], _a([*adjectives(d, facts), name], d)
     if t.category == "people":
         more, said = _dressed(d, scene, t)
         clauses, words = clauses + more, words + said

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['NAMES', 'HYPERNYMS', 'BARE', 'PLURALS', 'FITS', 'SIZE_WORDS', 'PATTERN_WORDS', 'NUMBERS', 'LINKS', 'SETTINGS', 'DAYS',
-           'plural', 'vocabulary', 'Phrase', 'Entity', 'Sentence', 'entity_type']
+           'plural', 'can_be_named', 'facts_of', 'adjectives', 'article', 'vocabulary', 'Phrase', 'Entity', 'Sentence',
+           'entity_type']
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #3ef1bef8
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..art.dice import Dice
 from ..art.draw import COLOURS
-from ..scenes.scene import INSTRUMENTS, KINDS, Thing
+from ..scenes.scene import INSTRUMENTS, KINDS, Scene, Thing
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #65c81431
 _NAME_ROWS = """
@@ -72,6 +75,32 @@ _GLUE = (
     "a an the and in on it is are there while his her left right stands standing parked "
     "flies flying floats floating air sky with ."
 )
+
+# %% ../../../nbs/lib/miniworld/words/01_words.ipynb #1e013747
+_LEAST_SIDE = 4  # pixels, in a picture of 96 pixels a side
+
+
+def can_be_named(scene: Scene, t: Thing) -> bool:
+    "Whether a thing is seen, and large enough to be looked at."
+    return t.box is not None and min(t.box[2] - t.box[0], t.box[3] - t.box[1]) >= _LEAST_SIDE * scene.size / 96.0
+
+
+def facts_of(t: Thing) -> dict[str, str]:
+    "The attributes that can be said of a thing, in the order in which English says them."
+    pattern = "" if t.pattern == "plain" else t.pattern
+    known = {"size": t.size, "pattern": pattern, "colour": t.colour, "material": t.material}
+    return {attribute: value for attribute, value in known.items() if value}
+
+
+def adjectives(dice: Dice, facts: Iterable[tuple[str, str]]) -> list[str]:
+    "Words for attributes and their values; some values have two."
+    tables = {"size": SIZE_WORDS, "pattern": PATTERN_WORDS}
+    return [dice.pick(tables[attribute][value]) if attribute in tables else value for attribute, value in facts]
+
+
+def article(words: str) -> str:
+    "'a' or 'an', by the first letter."
+    return "an" if words[0] in "aeiou" else "a"
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #affb61b1
 def vocabulary() -> list[str]:
