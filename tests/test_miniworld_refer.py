@@ -18,7 +18,7 @@ from qgcam_lib.miniworld.art.dice import Dice
 from qgcam_lib.miniworld.scenes.crowd import SPLITS, make_crowd, rivals
 from qgcam_lib.miniworld.words.expressions import MANNERS, expressions, identifies
 from qgcam_lib.miniworld.words.words import FITS
-from qgcam_lib.miniworld.writers.files import open_folder, write_bytes
+from qgcam_lib.miniworld.writers.files import open_folder
 from qgcam_lib.miniworld.writers.refer import (
     CHECKSUM,
     annotated_things,
@@ -451,11 +451,3 @@ def test_another_seed_or_layout_is_refused(root):
         ensure_refer(root, seed=1)
     with pytest.raises(ValueError, match="layout"):
         open_folder(root, {"layout": "spatialsense", "seed": 2026})
-
-
-def test_bytes_appear_whole(tmp_path, monkeypatch):
-    write_bytes(tmp_path / "a" / "b", b"one")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_bytes(tmp_path / "a" / "b", b"two")
-    assert (tmp_path / "a" / "b").read_bytes() == b"one"

@@ -1,13 +1,14 @@
 """The miniworld: rendered scenes with known truth, written in the official formats of the real data sets."""
 
-from qgcam_lib.miniworld.writers.flickr30k import CHECKSUM, checksum, ensure, make_flickr30k, read_card
-from qgcam_lib.miniworld.words.language import describe
-from qgcam_lib.miniworld.writers.refer import ensure_refer, make_refer, refer_checksum
-from qgcam_lib.miniworld.scenes.render import SEED, Picture, make_picture, make_scene, render
-from qgcam_lib.miniworld.scenes.scene import Relation, Scene, Thing
-from qgcam_lib.miniworld.writers.spatialsense import ensure_spatialsense, make_spatialsense, spatialsense_checksum
-from qgcam_lib.miniworld.writers.tricd import ensure_tricd, make_tricd, tricd_checksum
-from qgcam_lib.miniworld.words.words import vocabulary
+from .scenes.render import SEED, Picture, make_picture, make_scene, render
+from .scenes.scene import Relation, Scene, Thing
+from .words.language import describe
+from .words.words import vocabulary
+from .writers.files import read_card
+from .writers.flickr30k import CHECKSUM, checksum, ensure, make_flickr30k
+from .writers.refer import ensure_refer, make_refer, refer_checksum
+from .writers.spatialsense import ensure_spatialsense, make_spatialsense, spatialsense_checksum
+from .writers.tricd import ensure_tricd, make_tricd, tricd_checksum
 
 __all__ = ["CHECKSUM", "SEED", "Picture", "Relation", "Scene", "Thing", "checksum", "describe", "ensure",
            "ensure_refer", "ensure_spatialsense", "ensure_tricd", "make_flickr30k", "make_picture",

@@ -7,13 +7,13 @@ __all__ = ['CATEGORIES', 'VERSION', 'CHECKSUM', 'category_id', 'rectangles', 'an
            'numbered', 'google_split', 'refer_checksum', 'ensure_refer', 'make_refer']
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #43e18654
-import hashlib
 import json
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
 from ..art.dice import Dice
@@ -21,8 +21,8 @@ from ..scenes.crowd import SPLITS, make_crowd, rivals
 from ..scenes.render import SEED, Picture
 from ..scenes.scene import Scene, Thing
 from ..words.expressions import MANNERS, expressions
-from .files import jpeg, open_folder, write_bytes, write_json
-from .flickr30k import _locked
+from .files import at_least, bring_up_to_date, check_counts, jpeg
+from ...storage.files import sha256_of, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #23f13c78
 _COCO = """
@@ -58,7 +58,7 @@ def rectangles(mask: np.ndarray) -> list:
             begun.setdefault(run, y)
     return [[x0, y0, x1, y0, x1, y1, x0, y1] for x0, x1, y0, y1 in sorted(done)]
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #2916a048
 def annotated_things(scene: Scene) -> dict[int, Thing]:
     "The things that are annotated, by their annotation's number: twenty times the image's number and up."
     return {20 * scene.index + k: t for k, t in enumerate(t for t in scene.top_level() if t.box is not None)}
@@ -70,31 +70,27 @@ def instances(picture: Picture) -> list[dict]:
     for number, t in annotated_things(picture.scene).items():
         x0, y0, x1, y1 = t.box
         mask = picture.mask(t.id)
-        found.append(
-            {
-                "segmentation": rectangles(mask),
-                "area": float(np.count_nonzero(mask)),
-                "iscrowd": 0,
-                "image_id": picture.scene.index,
-                "bbox": [x0, y0, x1 - x0, y1 - y0],
-                "category_id": category_id(t),
-                "id": number,
-            }
-        )
+        found.append({"segmentation": rectangles(mask), "area": float(np.count_nonzero(mask)), "iscrowd": 0,
+                      "image_id": picture.scene.index, "bbox": [x0, y0, x1 - x0, y1 - y0],
+                      "category_id": category_id(t), "id": number})  # fmt: skip
     return found
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0159fb87
-_TARGETS = 2
+_MOST_TARGETS = 2
+_COUNTS = {"refcocog": ((2, 3), (3, 1))}  # how many sentences, and how often
+_USUAL_COUNTS = (2, 3, 4), (2, 4, 1)
+_SORTS = {"testA": (True,), "testB": (False,)}  # of the targets: creatures, other things
 
 
 def _image_name(number: int) -> str:
     return f"COCO_train2014_{number:012d}"
 
 
-def _sentence(words: str, manner: str, d: Dice) -> dict:
-    raw = words
-    if d.chance(0.7 if manner == "refcocog" else 0.1):
-        raw = words[0].upper() + words[1:] + (d.pick((".", "")) if manner == "refcocog" else "")
+def _sentence(words: str, manner: str, dice: Dice) -> dict:
+    "A sentence as a file has it; now and then with a capital and, in RefCOCOg, a full stop."
+    raw, polite = words, manner == "refcocog"
+    if dice.chance(0.7 if polite else 0.1):
+        raw = words[0].upper() + words[1:] + (dice.pick((".", "")) if polite else "")
     return {"tokens": words.split(), "raw": raw, "sent": words}
 
 
@@ -103,26 +99,19 @@ def references(scene: Scene, manner: str) -> list[dict]:
 
     manner: 'refcoco', 'refcoco+' or 'refcocog'. A scene without two sentences for any target gives an empty list.
     """
-    found = []
-    d = Dice(scene.seed, 23, scene.index, MANNERS.index(manner))
-    most = d.pick((1, _TARGETS), (3, 2))
-    creature = {"testA": (True,), "testB": (False,)}.get(scene.split, (True, False))
-    for number, t in d.shuffled(annotated_things(scene).items()):
-        if (t.category in ("people", "animals")) not in creature or not rivals(scene, t.id):
+    found, dice = [], Dice(scene.seed, 23, scene.index, MANNERS.index(manner))
+    most = dice.pick((1, _MOST_TARGETS), (3, 2))
+    split = "test" if manner == "refcocog" and scene.split.startswith("test") else scene.split
+    for number, t in dice.shuffled(annotated_things(scene).items()):
+        creature = t.category in ("people", "animals")
+        if creature not in _SORTS.get(scene.split, (True, False)) or not rivals(scene, t.id):
             continue
-        count = d.pick((2, 3), (3, 1)) if manner == "refcocog" else d.pick((2, 3, 4), (2, 4, 1))
-        said = expressions(scene, t.id, manner, count, d)
+        count = dice.pick(*_COUNTS.get(manner, _USUAL_COUNTS))
+        said = expressions(scene, t.id, manner, count, dice)
         if len(said) >= 2:
-            found.append(
-                {
-                    "sentences": [_sentence(e.words, manner, d) for e in said],
-                    "file_name": f"{_image_name(scene.index)}_{number}.jpg",
-                    "ann_id": number,
-                    "image_id": scene.index,
-                    "category_id": category_id(t),
-                    "split": "test" if manner == "refcocog" and scene.split.startswith("test") else scene.split,
-                }
-            )
+            sentences = [_sentence(e.words, manner, dice) for e in said]
+            found.append({"sentences": sentences, "file_name": f"{_image_name(scene.index)}_{number}.jpg",
+                          "ann_id": number, "image_id": scene.index, "category_id": category_id(t), "split": split})
         if len(found) == most:
             break
     return found
@@ -130,7 +119,7 @@ def references(scene: Scene, manner: str) -> list[dict]:
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #f48c871f
 def numbered(per_picture: list[list[dict]]) -> list[dict]:
     "All references of a data set with `ref_id`, `sent_ids` and `sent_id`, first targets first."
-    rows = [r[k] for k in range(_TARGETS) for r in per_picture if len(r) > k]
+    rows = [r[k] for k in range(_MOST_TARGETS) for r in per_picture if len(r) > k]
     refs, start = [], 0
     for number, ref in enumerate(rows):
         sentences = [{**s, "sent_id": start + i} for i, s in enumerate(ref["sentences"])]
@@ -144,7 +133,7 @@ def google_split(refs: Iterable[dict]) -> list[dict]:
     "The same references with Google's manner of splitting: three in ten objects are val, the others train; no test."
     return [{**r, "split": "val" if Dice(29, r["ann_id"]).chance(0.3) else "train"} for r in refs]
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #2ad031f8
 def _image_record(picture: Picture) -> dict:
     height, width = picture.image.shape[:2]
     number = picture.scene.index
@@ -154,18 +143,20 @@ def _image_record(picture: Picture) -> dict:
 def _files(name: str, pictures: list, refs: list) -> dict:
     "The contents of a data set's folder by file name: `instances.json` and the lists of references."
     used = {r["image_id"] for r in refs}
-    found = {
-        "instances.json": {
-            "info": {"description": f"miniworld in the layout of {name}", "version": str(VERSION)},
-            "licenses": [],
-            "images": [image for image, _ in pictures if image["id"] in used],
-            "annotations": [a for image, annotations in pictures if image["id"] in used for a in annotations],
-            "categories": CATEGORIES,
-        }
+    listed = [(image, annotations) for image, annotations in pictures if image["id"] in used]
+    objects = {
+        "info": {"description": f"miniworld in the layout of {name}", "version": str(VERSION)},
+        "licenses": [],
+        "images": [image for image, _ in listed],
+        "annotations": [a for _, annotations in listed for a in annotations],
+        "categories": CATEGORIES,
     }
-    if name == "refcocog":
-        return {**found, "refs(umd).p": refs, "refs(google).p": google_split(refs)}
-    return {**found, "refs(unc).p": refs}
+    lists = (refs, google_split(refs)) if name == "refcocog" else (refs,)
+    return dict(zip(_lists(name), (objects, *lists)))
+
+
+def _lists(name: str) -> tuple[str, ...]:
+    return ("instances.json", *(("refs(umd).p", "refs(google).p") if name == "refcocog" else ("refs(unc).p",)))
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #326369ca
 VERSION = 1
@@ -174,19 +165,15 @@ CHECKSUM = "5753ff1f48889ac89faf48863be64377326298186aeb43daa512b440cab9b3d8"
 
 def refer_checksum(count: int = 8, *, seed: int = SEED) -> str:
     "SHA-256 over pixels, annotations and references of the first pictures of every split, in hexadecimal."
-    total = hashlib.sha256()
+    parts: list[bytes | str] = []
     for picture in (make_crowd(i, split, seed=seed) for split in SPLITS for i in range(count)):
-        total.update(picture.image.tobytes())
-        parts = [_image_record(picture), instances(picture), *(references(picture.scene, m) for m in MANNERS)]
-        total.update(json.dumps(parts, sort_keys=True).encode())
-    return total.hexdigest()
+        said = [references(picture.scene, manner) for manner in MANNERS]
+        parts += [picture.image.tobytes()]
+        parts += [json.dumps([_image_record(picture), instances(picture), *said], sort_keys=True)]
+    return sha256_of(*parts)
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #ce46645d
 _IMAGES = Path("images/mscoco/images/train2014")
-
-
-def _lists(name: str) -> tuple:
-    return ("instances.json", *(("refs(umd).p", "refs(google).p") if name == "refcocog" else ("refs(unc).p",)))
 
 
 def _path(root: Path, split: str, index: int) -> Path:
@@ -203,7 +190,7 @@ def _write_pictures(root: Path, counts: dict, seed: int, names: list, progress: 
             if names or missing:
                 picture = make_crowd(index, split, seed=seed)
                 if missing:
-                    write_bytes(path, jpeg(picture.image))
+                    write_whole(path, jpeg(picture.image))
                 pictures.append((_image_record(picture), instances(picture)))
                 for name in names:
                     refs[name].append(references(picture.scene, name))
@@ -213,89 +200,55 @@ def _write_pictures(root: Path, counts: dict, seed: int, names: list, progress: 
 
 def _write_lists(root: Path, name: str, pictures: list, refs: list) -> None:
     for file, value in _files(name, pictures, numbered(refs)).items():
-        text = file.endswith(".json")
-        write_bytes(root / name / file, json.dumps(value).encode() if text else pickle.dumps(value, protocol=2))
+        whole = json.dumps(value) if file.endswith(".json") else pickle.dumps(value, protocol=2)
+        write_whole(root / name / file, whole)
 
 
-def _clear(root: Path) -> None:
-    "Removes what another version has left, file by file."
-    for path in [*(root / _IMAGES).glob("COCO_train2014_*.jpg"), *(root / n / f for n in MANNERS for f in _lists(n))]:
-        path.unlink(missing_ok=True)
-
-# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #600317ee
-def _bring_up_to_date(root: Path, names: list, counts: dict, seed: int, progress: bool) -> Path:
-    wanted = {"format": "miniworld", "layout": "refer", "version": VERSION, "generator": CHECKSUM, "seed": seed}
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
-        card = open_folder(root, wanted)
-        if card is None:
-            _clear(root)
-        old = card or {"names": [], "pictures": {}}
-        counts = {s: max(n, old["pictures"].get(s, 0)) for s, n in counts.items()}
-        every = [m for m in MANNERS if m in names or m in old["names"]]
-        made = [n for n in old["names"] if all((root / n / f).is_file() for f in _lists(n))]
-        lacking = [n for n in every if n not in made or counts != old["pictures"]]
-        if not lacking and all(_path(root, s, i).is_file() for s, n in counts.items() for i in range(n)):
-            return root
-        write_json(root / "miniworld.json", {**wanted, "names": [], "pictures": {}}, indent=1)
-        pictures, refs = _write_pictures(root, counts, seed, lacking, progress)
-        for name in lacking:
-            _write_lists(root, name, pictures, refs[name])
-        write_json(root / "miniworld.json", {**wanted, "names": every, "pictures": counts}, indent=1)
-    return root
-
-
-def _asked(names: str | Iterable[str], counts: dict) -> list:
-    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
-    if not names or set(names) - set(MANNERS):
-        raise ValueError(f"names: expected names among {MANNERS}, got {names}")
-    for split, count in counts.items():
-        if not 0 <= count < 100_000:
-            raise ValueError(f"n_{split[:4]}: expected a number of pictures from 0 to 99999, got {count}")
-    return names
+def _has_lists(root: Path, name: str) -> bool:
+    return all((root / name / file).is_file() for file in _lists(name))
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #d338e3fc
-def ensure_refer(
-    root: str | Path,
-    names: str | Iterable[str] = MANNERS,
-    n_test: int = 240,
-    n_train: int = 40,
-    n_val: int = 40,
-    *,
-    seed: int = SEED,
-    progress: bool = True,
-) -> Path:
+def ensure_refer(root: str | Path, names: str | Iterable[str] = MANNERS, n_test: int = 240, n_train: int = 40,
+                 n_val: int = 40, *, seed: int = SEED, progress: bool = True, anew: bool = False) -> Path:
     """Makes what is missing, too small or made by another version, and only that; returns the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
     names: among 'refcoco', 'refcoco+' and 'refcocog'. n_test: pictures of testA and as many of testB.
     Written: `<name>/instances.json`, `<name>/refs(unc).p` (RefCOCOg: `refs(umd).p` and `refs(google).p`),
     `images/mscoco/images/train2014/COCO_train2014_<number>.jpg` and `miniworld.json`.
     Errors: ValueError for another name, a negative count, or a folder that holds something else or another seed.
     """
-    counts = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
-    return _bring_up_to_date(Path(root), _asked(names, counts), counts, seed, progress)
+    root, names = Path(root), {names} if isinstance(names, str) else set(names)
+    if not names or names - set(MANNERS):
+        raise ValueError(f"names: expected names among {MANNERS}, got {sorted(names)}")
+    check_counts(99_999, "pictures", n_train=n_train, n_val=n_val, n_test=n_test)
+    asked = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
+
+    def grow(held: dict) -> dict:
+        every = [name for name in MANNERS if name in names or name in held["names"]]
+        return {"names": every, "pictures": at_least(asked, held["pictures"])}
+
+    def is_whole(wanted: dict) -> bool:
+        paths = (_path(root, split, i) for split, n in wanted["pictures"].items() for i in range(n))
+        return all(_has_lists(root, name) for name in wanted["names"]) and all(path.is_file() for path in paths)
+
+    def write(held: dict, wanted: dict) -> None:
+        known = held["names"] if wanted["pictures"] == held["pictures"] else []
+        lacking = [name for name in wanted["names"] if name not in known or not _has_lists(root, name)]
+        pictures, refs = _write_pictures(root, wanted["pictures"], seed, lacking, progress)
+        for name in lacking:
+            _write_lists(root, name, pictures, refs[name])
+
+    card = {"format": "miniworld", "layout": "refer", "version": VERSION, "generator": CHECKSUM, "seed": seed}
+    files = [f"{_IMAGES}/COCO_train2014_*.jpg", *(f"{name}/{file}" for name in MANNERS for file in _lists(name))]
+    return bring_up_to_date(root, card, {"names": [], "pictures": {}}, grow=grow, is_whole=is_whole, write=write,
+                            files=files, anew=anew)
 
 
-def make_refer(
-    root: str | Path,
-    names: str | Iterable[str] = MANNERS,
-    n_test: int = 240,
-    n_train: int = 40,
-    n_val: int = 40,
-    *,
-    seed: int = SEED,
-    progress: bool = True,
-) -> Path:
+@delegates(ensure_refer, but=["anew"])
+def make_refer(root: str | Path, *args, **options) -> Path:
     """Writes the data sets anew, whatever is there of this layout and seed, and returns the folder.
 
     Arguments, files and errors are those of `ensure_refer`.
     """
-    counts, root = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}, Path(root)
-    names = _asked(names, counts)
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
-        if open_folder(root, {"layout": "refer", "seed": seed}) is not None:
-            _clear(root)
-            (root / "miniworld.json").unlink()
-    return ensure_refer(root, names, n_test, n_train, n_val, seed=seed, progress=progress)
+    return ensure_refer(root, *args, **options, anew=True)

@@ -7,19 +7,17 @@ __all__ = ['SPLITS', 'VERSION', 'TRICD_CHECKSUM', 'contradiction_of', 'group', '
            'tricd_checksum', 'ensure_tricd', 'make_tricd']
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #474aad74
-import hashlib
 import json
-from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
+from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
 from ..pairs.contradictions import Group, make_group
 from ..scenes.render import SEED
 from ..words.claims import question
-from .files import open_folder, write_bytes, write_json
-from .flickr30k import _locked
+from .files import at_least, bring_up_to_date, check_counts, png
+from ...storage.files import sha256_of, write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #1e77e7fd
 SPLITS = {"val": 700_000, "test": 800_000}
@@ -125,90 +123,64 @@ TRICD_CHECKSUM = "3510cba2d9b18e1541340efd8e0120b7859e547166b98514903905b0160631
 
 def tricd_checksum(count: int = 15, *, seed: int = SEED) -> str:
     "SHA-256 over pixels, pairs, boxes and questions of the first groups of both splits, in hexadecimal."
-    total = hashlib.sha256()
+    parts: list[bytes | str] = []
     for split in SPLITS:
         groups = [group(k, split, seed=seed) for k in range(count)]
-        for g in groups:
-            for picture in g.pictures:
-                total.update(picture.image.tobytes())
-        total.update(json.dumps([grounding(groups, split), questions(groups, split)], sort_keys=True).encode())
-    return total.hexdigest()
-
-
-def _lists(split: str) -> tuple[str, str]:
-    return f"TRICD_grounding_{split}.json", f"TRICD_VQA_{split}.json"
-
-
-def _png(image) -> bytes:
-    buffer = BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
+        parts += [picture.image.tobytes() for g in groups for picture in g.pictures]
+        parts += [json.dumps([grounding(groups, split), questions(groups, split)], sort_keys=True)]
+    return sha256_of(*parts)
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #468b52af
-def _whole(root: Path, counts: dict) -> bool:
-    lists = all((root / name).is_file() for split in SPLITS for name in _lists(split))
-    pictures = (root / "images" / file_name(k, s, side) for s, n in counts.items() for k in range(n) for side in (0, 1))
-    return lists and all(path.is_file() for path in pictures)
+def _lists(split: str) -> tuple[str, str]:
+    return f"TRICD_grounding_{split}.json", f"TRICD_VQA_{split}.json"
 
 
 def _write_split(root: Path, split: str, count: int, seed: int, bar: tqdm) -> None:
     groups = []
     for index in range(count):
-        g = group(index, split, seed=seed)
-        for side, picture in enumerate(g.pictures):
+        groups.append(group(index, split, seed=seed))
+        for side, picture in enumerate(groups[-1].pictures):
             path = root / "images" / file_name(index, split, side)
             if not path.is_file():
-                write_bytes(path, _png(picture.image))
-        groups.append(g)
+                write_whole(path, png(picture.image))
         bar.update()
     for name, content in zip(_lists(split), (grounding(groups, split), questions(groups, split))):
         write_json(root / name, content)
 
-
-def _bring_up_to_date(root: Path, counts: dict, seed: int, progress: bool, anew: bool = False) -> Path:
-    wanted = {"format": "miniworld", "layout": "tricd", "version": VERSION, "generator": TRICD_CHECKSUM, "seed": seed}
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(root):
-        card = open_folder(root, wanted)
-        if card is None or anew:
-            for path in [*root.glob("images/*.png"), *root.glob("TRICD_*.json")]:
-                path.unlink(missing_ok=True)
-        old = {} if card is None or anew else card["groups"]
-        counts = {s: max(n, old.get(s, 0)) for s, n in counts.items()}
-        if counts == old and _whole(root, counts):
-            return root
-        write_json(root / "miniworld.json", {**wanted, "groups": {}}, indent=1)
-        with tqdm(total=sum(counts.values()), desc="miniworld tricd", disable=not progress) as bar:
-            for split, count in counts.items():
-                _write_split(root, split, count, seed, bar)
-        write_json(root / "miniworld.json", {**wanted, "groups": counts}, indent=1)
-    return root
-
-
-def _counts(**counts: int) -> dict:
-    for name, count in counts.items():
-        if not 0 <= count < 100_000:
-            raise ValueError(f"n_{name}: expected a number of groups from 0 to 99999, got {count}")
-    return counts
-
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #6386a149
-def ensure_tricd(
-    root: str | Path, n_test: int = 668, n_val: int = 100, *, seed: int = SEED, progress: bool = True
-) -> Path:
+def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed: int = SEED, progress: bool = True,
+                 anew: bool = False) -> Path:
     """Makes what is missing, too small or made by another version, and only that; returns the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed. n_test, n_val: groups, of four pairs each.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
+    n_test, n_val: groups, of four pairs each.
     Written: `TRICD_grounding_<split>.json`, `TRICD_VQA_<split>.json`, `images/*.png` and `miniworld.json`.
     Errors: ValueError for a negative count, or a folder that holds something else or another seed.
     """
-    return _bring_up_to_date(Path(root), _counts(val=n_val, test=n_test), seed, progress)
+    root, asked = Path(root), {"val": n_val, "test": n_test}
+    check_counts(99_999, "groups", n_val=n_val, n_test=n_test)
+
+    def is_whole(wanted: dict) -> bool:
+        names = [name for split in SPLITS for name in _lists(split)]
+        names += [f"images/{file_name(k, split, side)}"
+                  for split, n in wanted["groups"].items() for k in range(n) for side in (0, 1)]  # fmt: skip
+        return all((root / name).is_file() for name in names)
+
+    def write(held: dict, wanted: dict) -> None:
+        with tqdm(total=sum(wanted["groups"].values()), desc="miniworld tricd", disable=not progress) as bar:
+            for split, count in wanted["groups"].items():
+                _write_split(root, split, count, seed, bar)
+
+    card = {"format": "miniworld", "layout": "tricd", "version": VERSION, "generator": TRICD_CHECKSUM, "seed": seed}
+    return bring_up_to_date(root, card, {"groups": {}}, files=("images/*.png", "TRICD_*.json"),
+                            grow=lambda held: {"groups": at_least(asked, held["groups"])},
+                            is_whole=is_whole, write=write, anew=anew)  # fmt: skip
 
 
-def make_tricd(
-    root: str | Path, n_test: int = 668, n_val: int = 100, *, seed: int = SEED, progress: bool = True
-) -> Path:
+@delegates(ensure_tricd, but=["anew"])
+def make_tricd(root: str | Path, *args, **options) -> Path:
     """Writes the data set anew, whatever is there of this layout and seed, and returns the folder.
 
     Arguments, files and errors are those of `ensure_tricd`.
     """
-    return _bring_up_to_date(Path(root), _counts(val=n_val, test=n_test), seed, progress, anew=True)
+    return ensure_tricd(root, *args, **options, anew=True)
