@@ -79,7 +79,7 @@ notebooks: env  ## run the library notebooks and the lessons top to bottom
 	@$(CLEANLY) OMP_NUM_THREADS=1 nbdev-test --n-workers $(CORES)
 
 pytest: env  ## oracles, properties, bad input, the strict runner
-	@$(CLEANLY) pytest
+	@$(CLEANLY) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest --numprocesses $(CORES) --dist loadfile
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
