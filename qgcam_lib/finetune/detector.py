@@ -16,14 +16,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .amc import Boxes
-from .batches import ItmRecipe, TrainingSet
+from .batches import TrainingSet, draw_pictures, flip_boxes, on_folder
 from .claims import Claim, false_claim, shortened, true_claims
-from .itm import Training, train
-from .texts import ImageText, _false_phrase, mirrored
-from ..models.blip.explainer import MEAN, STD
+from .loop import Training, train
+from .recipe import Recipe, seeded
+from .texts import ImageText, mirrored
 from ..models.common.vocabulary import build_vocabulary, make_tokenizer
-from ..models.dense.network import DenseConfig, DenseGrounding, Encoded, Grounded, cell_centres, encode_captions
+from ..models.dense.loading import build_dense_grounding
+from qgcam_lib.models.dense.network import (
+    DenseConfig,
+    DenseDetector,
+    DenseGrounding,
+    Encoded,
+    Grounded,
+    cell_centres,
+    encode_captions,
+)
 
 # %% ../../nbs/lib/finetune/11_detector.ipynb #a5a5483e
 def assign(boxes: torch.Tensor, owner: torch.Tensor, n_phrases: int, grid: tuple[int, int], share: float = 0.5
@@ -56,7 +64,7 @@ def focal_loss(logits: torch.Tensor, truth: torch.Tensor, *, alpha: float = 0.25
     weight = alpha * truth + (1 - alpha) * (1 - truth)
     return weight * wrong**gamma * F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
 
-
+# %% ../../nbs/lib/finetune/11_detector.ipynb #afb44486
 def giou(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """IoU in 0..1 and generalised IoU in -1..1 of boxes, row by row; both [..., 4] xyxy, with area.
 
@@ -71,13 +79,13 @@ def giou(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 # %% ../../nbs/lib/finetune/11_detector.ipynb #7760fcaf
 @dataclass(frozen=True)
-class DetectorRecipe(ItmRecipe):
-    """How a detector is trained: the fields of `ItmRecipe`, where texts counts the captions a picture, and sentences,
-    borrowed and contrast_weight have no part.
+class DetectorRecipe(Recipe):
+    """How a detector is trained: the fields of `Recipe`, and those of its captions and losses.
 
-    false: share of the captions that are false of their picture; 0 is training without negatives, as MDETR's. short:
-    share of the captions that are a phrase alone. share: see `assign`. Weights of the losses: word_weight of naming
-    cells (`word_loss`), focal of finding, l1 and giou of boxes, quality of predicting a box's overlap.
+    texts: captions a picture; false: share of the captions that are false of their picture, 0 is training without
+    negatives, as MDETR's; short: share of the captions that are a phrase alone; share: see `assign`. Weights of the
+    losses: word_weight of naming cells (`word_loss`), focal of finding, l1 and giou of boxes, quality of predicting a
+    box's overlap.
     """
 
     steps: int = 1800
@@ -96,7 +104,7 @@ class DetectorRecipe(ItmRecipe):
     quality: float = 0.25
     share: float = 0.5
 
-
+# %% ../../nbs/lib/finetune/11_detector.ipynb #e82abbef
 @dataclass(frozen=True)
 class DetectorBatch:
     """pixels: [B, 3, S, S], normalised; text: the captions, k a picture in order; boxes: [K, 4] xyxy as fractions;
@@ -110,7 +118,7 @@ class DetectorBatch:
     false: torch.Tensor
     names: torch.Tensor
 
-
+# %% ../../nbs/lib/finetune/11_detector.ipynb #14ec48aa
 def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
     """How badly cells are named: binary cross-entropy summed over cells and words, for each cell that has a name.
 
@@ -120,7 +128,7 @@ def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
     loss = F.binary_cross_entropy_with_logits(logits, names.to(logits), reduction="sum")
     return loss / names.any(-1).sum().clamp(min=1)
 
-
+# %% ../../nbs/lib/finetune/11_detector.ipynb #2d78b3e4
 def detector_losses(found: Grounded, batch: DetectorBatch, recipe: DetectorRecipe, grid: tuple[int, int]
                     ) -> dict[str, torch.Tensor]:
     """focal (summed, for each assigned cell), l1, giou and quality (means over the assigned cells), their weighted
@@ -142,17 +150,16 @@ def detector_losses(found: Grounded, batch: DetectorBatch, recipe: DetectorRecip
     return losses
 
 # %% ../../nbs/lib/finetune/11_detector.ipynb #58673aa3
-def draw_claims(data: TrainingSet, boxes: Boxes, row: int, recipe: DetectorRecipe, rng: np.random.Generator
-                ) -> list[Claim]:
+def draw_claims(data: TrainingSet, row: int, recipe: DetectorRecipe, rng: np.random.Generator) -> list[Claim]:
     """The captions of a picture for one step, `recipe.texts` of them, each false with probability `recipe.false`, a
     phrase alone with probability `recipe.short`."""
     text, maker, drawn = data.maker.texts[row], data.maker, []
-    claims = true_claims(text, boxes.read(text.id))
+    claims = true_claims(text, data.boxes.read(text.id))
     for _ in range(recipe.texts):
         false, short = rng.random() < recipe.false, rng.random() < recipe.short
         claim = claims[rng.integers(len(claims))]
         if false and short:
-            claim = shortened(_false_phrase(maker, text, rng, 0.4), "", rng)
+            claim = shortened(maker.false_phrase(text, rng), "", rng)
         elif false:
             claim = false_claim(claims, text, maker, rng)
         elif short:
@@ -161,7 +168,7 @@ def draw_claims(data: TrainingSet, boxes: Boxes, row: int, recipe: DetectorRecip
         drawn.append(claim)
     return drawn
 
-
+# %% ../../nbs/lib/finetune/11_detector.ipynb #0a3b5f74
 def cell_names(data: TrainingSet, text: ImageText, known: dict[str, np.ndarray], size: int) -> np.ndarray:
     """bool [C, words]: the words of `data.words` that are said of what has its middle part at each cell.
 
@@ -177,55 +184,39 @@ def cell_names(data: TrainingSet, text: ImageText, known: dict[str, np.ndarray],
         names[np.ix_(here, own)] = True
     return names
 
-
-def draw_detector_batch(data: TrainingSet, boxes: Boxes, tokenizer, limit: int, recipe: DetectorRecipe, step: int,
-                        worker: int = 0) -> DetectorBatch:
+# %% ../../nbs/lib/finetune/11_detector.ipynb #73d9e39e
+def draw_detector_batch(data: TrainingSet, tokenizer, limit: int, recipe: DetectorRecipe, step: int, worker: int = 0
+                        ) -> DetectorBatch:
     """The pictures and captions of a step, counted from 0, that fall to a worker. A picture seen in a mirror, every
     second, has left and right exchanged in its words."""
-    rng = np.random.default_rng([recipe.seed, step])
-    rows = np.sort(rng.choice(len(data.pixels), min(recipe.batch, len(data.pixels)), replace=False))
-    flipped = rng.random(len(rows)) < 0.5
-    rows, flipped = rows[worker :: recipe.workers], flipped[worker :: recipe.workers]
-    claims, found, names = [], [], []
-    for row, flip in zip(rows, flipped):
-        known = boxes.read(data.maker.texts[row].id)
-        named = cell_names(data, data.maker.texts[row], known, boxes.size)
-        square = (boxes.size // 8,) * 2 + named.shape[1:]
-        names.append(named.reshape(square)[:, ::-1].reshape(named.shape) if flip else named)
-        for claim in draw_claims(data, boxes, row, recipe, np.random.default_rng([recipe.seed, step, row])):
+    drawn, claims, found, names = draw_pictures(data, recipe, step, worker), [], [], []
+    size = data.boxes.size
+    for row, flip in drawn:
+        known = data.boxes.read(data.maker.texts[row].id)
+        named = cell_names(data, data.maker.texts[row], known, size)
+        square = named.reshape(size // 8, size // 8, -1)
+        names.append(square[:, ::-1].reshape(named.shape) if flip else named)
+        for claim in draw_claims(data, row, recipe, recipe.random(step, row)):
             claims.append(replace(claim, words=mirrored(claim.words)) if flip else claim)
             for *_, entity in claim.phrases:
-                own = known.get(entity, np.empty((0, 4))) / boxes.size
-                found.append(np.stack([1 - own[:, 2], own[:, 1], 1 - own[:, 0], own[:, 3]], 1) if flip else own)
+                own = known.get(entity, np.empty((0, 4))) / size
+                found.append(flip_boxes(own) if flip else own)
     owner = np.repeat(np.arange(len(found)), [len(own) for own in found])
     text = encode_captions(tokenizer, [c.caption for c in claims], [c.spans for c in claims], limit)
     false = torch.tensor([not any(entity for *_, entity in claim.phrases) for claim in claims])
-    return DetectorBatch(_pixels(data.pixels[rows], flipped), text, torch.from_numpy(np.concatenate(found)).float(),
+    return DetectorBatch(drawn.pixels(data), text, torch.from_numpy(np.concatenate(found)).float(),
                          torch.from_numpy(owner), false, torch.from_numpy(np.stack(names)))
 
-
-def _pixels(pixels: np.ndarray, flipped: np.ndarray) -> torch.Tensor:
-    """uint8 [B, S, S, 3] as the net's input, mirrored where asked."""
-    pixels = np.where(flipped[:, None, None, None], pixels[:, :, ::-1], pixels)
-    pixels = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
-    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-
 # %% ../../nbs/lib/finetune/11_detector.ipynb #ca42b0d5
-@dataclass
 class DetectorTraining(Training):
-    """A detector in training; `finetune.itm.Training` says what the fields are."""
+    """A detector in training; `finetune.loop.Training` says what the fields are."""
 
     columns: ClassVar[tuple[str, ...]] = ("focal", "l1", "giou", "quality", "overlap", "words")
 
-    boxes: Boxes | None = None
-
-    def table(self):
-        """Batches are encoded by `encode_captions`, which needs the tokenizer."""
-        return self.model.tokenizer
-
-    def draw(self, data: TrainingSet, table, worker: int) -> DetectorBatch:
-        """A worker's share of the next batch."""
-        return draw_detector_batch(data, self.boxes, table, self.config.max_txt_len, self.recipe, self.step, worker)
+    def draw(self, step: int, worker: int = 0) -> DetectorBatch:
+        """A worker's share of the batch of a step."""
+        limit = self.config.max_txt_len
+        return draw_detector_batch(self.data, self.model.tokenizer, limit, self.recipe, step, worker)
 
     def losses(self, batch: DetectorBatch) -> dict[str, torch.Tensor]:
         """The losses of a batch; `total` is what is minimised."""
@@ -233,34 +224,50 @@ class DetectorTraining(Training):
         cells = self.model.cells(batch.pixels)
         found = self.model.ground(cells, text.ids, text.mask, text.tokens, text.owner)
         losses = detector_losses(found, batch, self.recipe, self.config.grid)
-        losses["words"] = word_loss(self.word_layer(cells), batch.names)
+        losses["words"] = word_loss(self.extra(cells), batch.names)
         losses["total"] = losses["total"] + self.recipe.word_weight * losses["words"]
         return losses
 
+    @property
+    def about(self) -> dict:
+        """What the card says of the class."""
+        false = self.recipe.false
+        how = f"{false:.0%} of the captions false of their picture" if false else "only true captions"
+        detector = self.as_model()
+        return {"class": "qgcam DenseGrounding", "role": "detector", "task": "contextual phrase detection",
+                "supervision": f"pictures, sentences and the boxes of their phrases; {how}",
+                "nms_overlap": detector.nms_overlap, "max_boxes": detector.max_boxes}
 
-def start_detector(data: TrainingSet, recipe: DetectorRecipe, config: DenseConfig, *, root: str | Path
-                   ) -> DetectorTraining:
+    @property
+    def choices(self) -> list[dict]:
+        """Powers of the predicted overlap in a box's score."""
+        return [{"quality_power": power} for power in (0.0, 0.5, 1.0)]
+
+    def as_model(self, trained: bool = True, **options) -> DenseDetector:
+        """The detector of the model, or of the same class with first weights from the recipe's seed + 1."""
+        untrained = self.recipe.seed + 1
+        model = self.model if trained else build_dense_grounding(self.config, self.vocabulary, untrained)
+        return DenseDetector(model, **options)
+
+# %% ../../nbs/lib/finetune/11_detector.ipynb #8f8d07b0
+def start_detector(data: TrainingSet, recipe: DetectorRecipe, config: DenseConfig) -> DetectorTraining:
     """A training at step 0, with the vocabulary of the data's own sentences and weights drawn from the recipe's seed.
-    root: where the boxes are; pictures without a boxed phrase are an error."""
-    vocabulary = build_vocabulary(" ".join(words) for text in data.maker.texts for words in text.sentences)
+    Pictures without a boxed phrase are an error."""
+    vocabulary = build_vocabulary(data.maker.captions)
     tokenizer = make_tokenizer(vocabulary, lavis_tokens=False)
     config = replace(config, vocab_size=config.vocab_size or len(tokenizer))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed):
         model = DenseGrounding(config, tokenizer)
-        word_layer = torch.nn.Linear(config.width, len(data.words))
-    torch.nn.init.constant_(word_layer.bias, -5.0)  # a word is rare at a cell
-    optimizer = torch.optim.AdamW([*model.parameters(), *word_layer.parameters()], recipe.learning_rate, (0.9, 0.98),
-                                  weight_decay=recipe.weight_decay)
-    return DetectorTraining(model, word_layer, optimizer, config, recipe, vocabulary, data.fingerprint,
-                            boxes=Boxes(root, config.image_size))
+        words = torch.nn.Linear(config.width, len(data.words))
+    torch.nn.init.constant_(words.bias, -5.0)  # a word is rare at a cell
+    return DetectorTraining(model, recipe, data.fingerprint, data, config, vocabulary, words)
 
 
 def train_detector(root: str | Path, work: str | Path | None = None, *, recipe: DetectorRecipe | None = None,
-                   config: DenseConfig | None = None, **how) -> DetectorTraining:
+                   config: DenseConfig | None = None, **options) -> DetectorTraining:
     """Train a detector on the phrases and boxes of a folder in the layout of Flickr30k Entities.
 
-    Its train split is used; work, resumption, errors and how: as in `finetune.itm.train_itm`.
+    Arguments, resumption and errors as in `finetune.itm.train_itm`.
     """
-    start = partial(start_detector, root=str(root))
-    return train(start, root, work, recipe=recipe or DetectorRecipe(), config=config or DenseConfig(), **how)
+    start = partial(on_folder, start_detector, str(root), recipe or DetectorRecipe(), config or DenseConfig())
+    return train(start, work, **options)

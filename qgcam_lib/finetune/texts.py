@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORD_CLASSES', 'singular', 'head_and_attributes', 'mirrored', 'Mention', 'ImageText', 'read_texts', 'read_image_text',
-           'TextMaker', 'word_labels']
+           'denied', 'TextMaker', 'word_labels']
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #4f17721a
 from collections import Counter, defaultdict
@@ -29,18 +29,10 @@ _CLASS = {word: name for name, words in WORD_CLASSES.items() for word in words}
 _SAME = ({"dotted", "spotted"}, {"checked", "checkered"}, {"small", "little"}, {"large", "big"})
 _OTHER_SIDE = {"left": "right", "right": "left"}
 _SILENT = frozenset("a an the his her their one other two three four several pair of".split())
-_SINGULAR = {
-    "men": "man",
-    "women": "woman",
-    "people": "person",
-    "children": "child",
-    "ladies": "lady",
-    "bunnies": "bunny",
-    "lorries": "lorry",
-    "buses": "bus",
-}
+_SINGULAR = {"men": "man", "women": "woman", "people": "person", "children": "child", "ladies": "lady",
+             "bunnies": "bunny", "lorries": "lorry", "buses": "bus"}
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #5142e70f
 def singular(word: str) -> str:
     """The singular of an English noun as captions use it: "benches" gives "bench". Words that end in ss or us stay."""
     if word in _SINGULAR:
@@ -49,7 +41,7 @@ def singular(word: str) -> str:
         return word[:-2]
     return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us")) and len(word) > 3 else word
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #36a1e388
 def head_and_attributes(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The head noun of a phrase and the words before it that describe it; "on the left" at the end counts as an
     attribute.
@@ -60,7 +52,7 @@ def head_and_attributes(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     telling = [word for word in words if word not in _SILENT]
     return (telling[-1], tuple(telling[:-1])) if telling else (words[-1], ())
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #7d85deb5
 def mirrored(words: Sequence[str]) -> tuple[str, ...]:
     """The words with left and right exchanged: what is true of the picture seen in a mirror."""
     return tuple(_OTHER_SIDE.get(word, word) for word in words)
@@ -78,7 +70,7 @@ class Mention:
     start: int
     stop: int
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #c30a2f64
 @dataclass(frozen=True)
 class ImageText:
     """What is said about one picture: sentences as words, and the phrases in them that are about something visible."""
@@ -108,7 +100,7 @@ def read_texts(root: str | Path, split: str = "train", limit: int | None = None)
     texts = (read_image_text(folder.sentences(id), id) for id in read_split(folder.split_list(split))[:limit])
     return [text for text in texts if text.mentions]
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #f5d6d366
 def read_image_text(path: str | Path, id: str) -> ImageText:
     """The content of one file of `Sentences/`, cleaned as BLIP cleans its texts."""
     sentences, mentions = [], []
@@ -122,12 +114,20 @@ def read_image_text(path: str | Path, id: str) -> ImageText:
         sentences.append(tuple(clean_phrase(text).split()))
     return ImageText(id, tuple(sentences), tuple(mentions))
 
+# %% ../../nbs/lib/finetune/01_texts.ipynb #ac13e433
+def denied(word: str, known: frozenset) -> bool:
+    """Whether another attribute of the same class is known: "red" is denied by {"blue", "small"}, not by {"small"}."""
+    if word in known:
+        return False
+    told = [other for other in known if _CLASS.get(other, other) == _CLASS.get(word)]
+    return bool(told) and not any({word, other} <= same for other in told for same in _SAME)
+
 # %% ../../nbs/lib/finetune/01_texts.ipynb #4986dbab
 class TextMaker:
     """Makes true and false texts for the pictures of a split.
 
     texts: from `read_texts`. Every method that draws takes a NumPy generator, so the same generator state gives the
-    same texts. `kin` maps a noun (singular) to the nouns that can name the same thing.
+    same texts. `kin` maps a noun (singular) to the nouns that can name the same thing. Raises ValueError for no texts.
     """
 
     def __init__(self, texts: Sequence[ImageText]):
@@ -142,6 +142,11 @@ class TextMaker:
         self.kin = {noun: frozenset(others) for noun, others in kin.items()}
         self.nouns = {many: sorted(n for n in nouns if (singular(n) != n) == many) for many in (False, True)}
 
+    @property
+    def captions(self) -> list[str]:
+        """Every sentence of the split, in order: what a model's vocabulary is made of."""
+        return [" ".join(words) for text in self.texts for words in text.sentences]
+
     def may_be_true(self, words: Sequence[str], text: ImageText) -> bool:
         """Whether a phrase could be true of a picture, as far as its sentences tell; what is not told could be.
 
@@ -151,20 +156,12 @@ class TextMaker:
         head, attributes = head_and_attributes(words)
         kin = self.kin.get(singular(head), frozenset([singular(head)]))
         return any(
-            heads & kin and not any(_denied(word, known) for word in attributes)
+            heads & kin and not any(denied(word, known) for word in attributes)
             for heads, known in text.entities.values()
         )
 
-
-def _denied(word: str, known: frozenset) -> bool:
-    """Whether another attribute of the same class is known: "red" is denied by {"blue", "small"}, not by {"small"}."""
-    if word in known:
-        return False
-    told = [other for other in known if _CLASS.get(other, other) == _CLASS.get(word)]
-    return bool(told) and not any({word, other} <= same for other in told for same in _SAME)
-
 # %% ../../nbs/lib/finetune/01_texts.ipynb #263f2120
-def _changed(self: TextMaker, words: Sequence[str], rng: np.random.Generator) -> tuple[str, ...]:
+def _changed(maker: TextMaker, words: Sequence[str], rng: np.random.Generator) -> tuple[str, ...]:
     """The phrase with one telling word replaced by another of its kind; the article follows."""
     words, (head, _) = list(words), head_and_attributes(words)
     spots = [i for i, word in enumerate(words) if _CLASS.get(word, "size") != "size"]
@@ -172,15 +169,18 @@ def _changed(self: TextMaker, words: Sequence[str], rng: np.random.Generator) ->
         i = spots[rng.integers(len(spots))]
         options = WORD_CLASSES[_CLASS[words[i]]]
     else:
-        i, options = len(words) - 1 - words[::-1].index(head), self.nouns[singular(head) != head]
+        i, options = len(words) - 1 - words[::-1].index(head), maker.nouns[singular(head) != head]
     words[i] = options[rng.integers(len(options))]
     if i and words[i - 1] in ("a", "an"):
         words[i - 1] = "an" if words[i][0] in "aeiou" else "a"
     return tuple(words)
 
+# %% ../../nbs/lib/finetune/01_texts.ipynb #071bd78d
+def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[str, ...]:
+    """A phrase that is not true of the picture, borrowed with probability `borrowed`, else a changed true one.
 
-def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, borrowed: float) -> tuple[str, ...]:
-    """A phrase that is not true of the picture, borrowed with probability `borrowed`, else a changed true one."""
+    Raises ValueError where a hundred draws were all possibly true.
+    """
     for _ in range(100):
         source = self.texts[rng.integers(len(self.texts))] if rng.random() < borrowed else text
         words = source.mentions[rng.integers(len(source.mentions))].words
@@ -191,6 +191,9 @@ def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, bo
         f"texts: no phrase could be found that is false of picture {text.id}. Give a larger or more varied split."
     )
 
+
+TextMaker.false_phrase = _false_phrase
+
 # %% ../../nbs/lib/finetune/01_texts.ipynb #18931063
 def _mentions(self: TextMaker, index: int, k: int, rng: np.random.Generator) -> list[Mention]:
     """The k // 2 mentions of a picture that `phrases` takes as true from the same state of the generator."""
@@ -199,20 +202,24 @@ def _mentions(self: TextMaker, index: int, k: int, rng: np.random.Generator) -> 
     return [text.mentions[order[i % len(order)]] for i in range(k // 2)]
 
 
+TextMaker.mentions = _mentions
+
+# %% ../../nbs/lib/finetune/01_texts.ipynb #e92e2c1c
 def _phrases(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[list, list]:
     """k phrases of a picture and their labels, the first k // 2 true (1), the others false (0).
 
     True phrases are drawn without repetition until there are no more. borrowed: share of easy false phrases.
     """
-    text = self.texts[index]
-    true = [mention.words for mention in _mentions(self, index, k, rng)]
-    false = [_false_phrase(self, text, rng, borrowed) for _ in range(k - k // 2)]
+    true = [mention.words for mention in self.mentions(index, k, rng)]
+    false = [self.false_phrase(self.texts[index], rng, borrowed) for _ in range(k - k // 2)]
     return true + false, [1] * len(true) + [0] * len(false)
 
 
-def _sentences(
-    self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4
-) -> tuple[list, list]:
+TextMaker.phrases = _phrases
+
+# %% ../../nbs/lib/finetune/01_texts.ipynb #ca18b983
+def _sentences(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4
+               ) -> tuple[list, list]:
     """k sentences of a picture and their labels, as `phrases`; a false one has one phrase that is false of the
     picture.
     """
@@ -223,11 +230,11 @@ def _sentences(
     for _ in range(k - k // 2):
         mention = text.mentions[rng.integers(len(text.mentions))]
         words = text.sentences[mention.sentence]
-        false.append(words[: mention.start] + _false_phrase(self, text, rng, borrowed) + words[mention.stop :])
+        false.append(words[: mention.start] + self.false_phrase(text, rng, borrowed) + words[mention.stop :])
     return true + false, [1] * len(true) + [0] * len(false)
 
 
-TextMaker.mentions, TextMaker.phrases, TextMaker.sentences = _mentions, _phrases, _sentences
+TextMaker.sentences = _sentences
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #b6761272
 def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str], np.ndarray]:
