@@ -14,7 +14,6 @@ from qgcam_lib.explain.gradcam import Tokens, gradcam, image_keys_values, token_
 from qgcam_lib.finetune.albef import ALBEF_MINI, mini_albef
 from qgcam_lib.finetune.amc import (
     AmcRecipe,
-    Boxes,
     amc_losses,
     box_mask,
     draw_amc_batch,
@@ -225,12 +224,12 @@ def root(tmp_path_factory):
 
 def test_masks_belong_to_the_true_phrases_also_in_the_mirror(root, model, tmp_path):
     data = load_training_set(root, 32, cache=tmp_path)
-    table, boxes, mirrors = TokenTable(model.tokenizer, 48), Boxes(root, 32), set()
+    table, mirrors = TokenTable(model.tokenizer, 48), set()
     for step in range(3):
-        batch = draw_amc_batch(data, boxes, table, replace(SHORT, sentences=0.0), step, 0)
+        batch = draw_amc_batch(data, table, replace(SHORT, sentences=0.0), step)
         assert batch.masks.shape == (8, 32, 32) and batch.labels.sum() == 8
         true = iter(zip(batch.ids[batch.labels == 1], batch.mask[batch.labels == 1], batch.masks))
-        for row, flipped in zip(batch.rows, batch.flipped):
+        for row, flipped in batch.pictures:
             mirrors.add(bool(flipped))
             text = data.maker.texts[row]
             for _ in range(2):
@@ -242,9 +241,11 @@ def test_masks_belong_to_the_true_phrases_also_in_the_mirror(root, model, tmp_pa
                     for mention in text.mentions
                     if table([mirrored(mention.words) if flipped else mention.words])[0][0].tolist() == said
                 ]
-                assert can and any(torch.equal(mask, boxes.mask(text.id, mention.entity)) for mention in can)
+                boxes = data.boxes.read(text.id)
+                masks = [box_mask(boxes.get(mention.entity, np.empty((0, 4))), 32) for mention in can]
+                assert can and any(torch.equal(mask, own) for own in masks)
     assert mirrors == {False, True}
-    assert draw_amc_batch(data, boxes, table, replace(SHORT, sentences=1.0), 0, 0).masks is None
+    assert draw_amc_batch(data, table, replace(SHORT, sentences=1.0), 0).masks is None
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.ops import box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
-from qgcam_lib.finetune.amc import Boxes
 from qgcam_lib.finetune.batches import load_training_set
 from qgcam_lib.finetune.claims import OPPOSITES, changed, crossed, false_claim, foreign, swapped, true_claims, turned
 from qgcam_lib.finetune.detector import (
@@ -25,7 +24,7 @@ from qgcam_lib.finetune.detector import (
     train_detector,
     word_loss,
 )
-from qgcam_lib.finetune.itm import train_step
+from qgcam_lib.finetune.loop import train_step
 from qgcam_lib.finetune.texts import ImageText, Mention, TextMaker, mirrored
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models.dense.network import DenseConfig, DenseDetector, Grounded
@@ -53,13 +52,13 @@ def data(world):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(data, world):
-    return start_detector(data, SHORT, TINY, root=world).model.tokenizer
+def tokenizer(data):
+    return start_detector(data, SHORT, TINY).model.tokenizer
 
 
 @pytest.fixture(scope="module")
-def boxes(world):
-    return Boxes(world, 32)
+def boxes(data):
+    return data.boxes
 
 
 def text_of(*sentences):
@@ -227,9 +226,9 @@ def test_giou_equals_torchvision(rows):
     torch.testing.assert_close(giou(a, a)[1], torch.ones(len(a), dtype=torch.float64))
 
 
-def test_a_false_caption_asks_for_no_anywhere(data, boxes, tokenizer):
+def test_a_false_caption_asks_for_no_anywhere(data, tokenizer):
     """Its loss is that of zeros in every cell; it has no boxes and no part in the other losses."""
-    batch = draw_detector_batch(data, boxes, tokenizer, 40, replace(SHORT, false=1.0, batch=3), 0)
+    batch = draw_detector_batch(data, tokenizer, 40, replace(SHORT, false=1.0, batch=3), 0)
     assert batch.false.all() and len(batch.boxes) == 0 and len(batch.text.tokens) >= 6
     logits = torch.randn(len(batch.text.tokens), 16, generator=torch.Generator().manual_seed(0))
     found = Grounded(logits, torch.rand(len(logits), 16, 4), torch.rand(len(logits), 16))
@@ -239,8 +238,8 @@ def test_a_false_caption_asks_for_no_anywhere(data, boxes, tokenizer):
     assert all(float(losses[name]) == 0 for name in ("l1", "giou", "quality", "overlap"))
 
 
-def test_losses_of_a_perfect_answer(data, boxes, tokenizer):
-    batch = draw_detector_batch(data, boxes, tokenizer, 40, replace(SHORT, false=0.0), 3)
+def test_losses_of_a_perfect_answer(data, tokenizer):
+    batch = draw_detector_batch(data, tokenizer, 40, replace(SHORT, false=0.0), 3)
     target = assign(batch.boxes, batch.owner, len(batch.text.tokens), (4, 4))
     sure = torch.where(target >= 0, 20.0, -20.0)
     found = Grounded(sure, batch.boxes[target.clamp(min=0)], torch.full_like(sure, 20.0))
@@ -253,7 +252,7 @@ def test_losses_of_a_perfect_answer(data, boxes, tokenizer):
 def test_batches_have_the_boxes_of_their_phrases(data, boxes, tokenizer):
     """Every box of a batch stands in the annotation, mirrored where the picture is; left and right with it."""
     recipe = replace(SHORT, batch=20, false=0.3)
-    batch = draw_detector_batch(data, boxes, tokenizer, 40, recipe, 1)
+    batch = draw_detector_batch(data, tokenizer, 40, recipe, 1)
     rng = np.random.default_rng([recipe.seed, 1])
     rows = np.sort(rng.choice(len(data.pixels), 20, replace=False))
     flipped = rng.random(20) < 0.5
@@ -261,7 +260,7 @@ def test_batches_have_the_boxes_of_their_phrases(data, boxes, tokenizer):
     at = 0
     for number, (row, flip) in enumerate(zip(rows, flipped)):
         text = data.maker.texts[row]
-        drawn = draw_claims(data, boxes, row, recipe, np.random.default_rng([recipe.seed, 1, row]))
+        drawn = draw_claims(data, row, recipe, np.random.default_rng([recipe.seed, 1, row]))
         for k, claim in enumerate(drawn):
             words = mirrored(claim.words) if flip else claim.words
             ids = tokenizer(" ".join(words))["input_ids"]
@@ -275,9 +274,9 @@ def test_batches_have_the_boxes_of_their_phrases(data, boxes, tokenizer):
     assert at == len(batch.text.tokens)
 
 
-def test_workers_share_a_batch(data, boxes, tokenizer):
-    whole = draw_detector_batch(data, boxes, tokenizer, 40, SHORT, 2)
-    parts = [draw_detector_batch(data, boxes, tokenizer, 40, replace(SHORT, workers=2), 2, worker) for worker in (0, 1)]
+def test_workers_share_a_batch(data, tokenizer):
+    whole = draw_detector_batch(data, tokenizer, 40, SHORT, 2)
+    parts = [draw_detector_batch(data, tokenizer, 40, replace(SHORT, workers=2), 2, worker) for worker in (0, 1)]
     for worker, part in enumerate(parts):
         assert torch.equal(part.pixels, whole.pixels[worker::2])
         assert torch.equal(part.names, whole.names[worker::2])
@@ -309,9 +308,9 @@ def test_stopping_changes_nothing(world, tmp_path):
         train_detector(world, tmp_path / "b", **{**how, "recipe": replace(SHORT, false=0.0)})
 
 
-def test_negatives_change_captions_only(data, boxes, tokenizer):
+def test_negatives_change_captions_only(data, tokenizer):
     """The same pictures, in the same mirror, with and without negatives."""
-    one, other = (draw_detector_batch(data, boxes, tokenizer, 40, replace(SHORT, false=f), 4) for f in (0.0, 0.5))
+    one, other = (draw_detector_batch(data, tokenizer, 40, replace(SHORT, false=f), 4) for f in (0.0, 0.5))
     assert torch.equal(one.pixels, other.pixels) and not one.false.any() and other.false.any()
 
 
@@ -320,8 +319,8 @@ def test_it_learns_four_pictures_by_heart(world):
     data = load_training_set(world, 32, limit=4, cache=world.parent / "cache")
     config = replace(TINY, width=32)
     recipe = DetectorRecipe(steps=220, batch=4, warmup=10, learning_rate=4e-3, images=4, short=0.0)
-    training = start_detector(data, recipe, config, root=world)
-    first = training.draw(data, training.table(), 0)
+    training = start_detector(data, recipe, config)
+    first = training.draw(0)
     losses = [train_step(training, first) for _ in range(recipe.steps) if setattr(training, "step", 0) is None]
     assert losses[-1]["total"] < 0.25 * losses[0]["total"] and losses[-1]["overlap"] > 0.8
     training.model.eval()

@@ -10,16 +10,8 @@ import pytest
 import torch
 
 from qgcam_lib.finetune.batches import TokenTable, draw_batch, load_training_set
-from qgcam_lib.finetune.itm import (
-    MINI,
-    ItmRecipe,
-    itm_losses,
-    mini_model,
-    start_training,
-    text_states,
-    train_itm,
-    train_step,
-)
+from qgcam_lib.finetune.itm import MINI, ItmRecipe, itm_losses, mini_model, start_itm, text_states, train_itm
+from qgcam_lib.finetune.loop import train_step
 from qgcam_lib.finetune.texts import TextMaker, head_and_attributes, mirrored, read_texts, singular
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
@@ -121,9 +113,7 @@ def test_kin_nouns_are_not_taken_for_false():
 
 
 def test_batches_depend_on_seed_and_step_only(data):
-    table = TokenTable(
-        make_tokenizer(build_vocabulary([" ".join(w) for t in data.maker.texts for w in t.sentences])), 48
-    )
+    table = TokenTable(make_tokenizer(build_vocabulary(data.maker.captions)), 48)
     first, again, other = (draw_batch(data, table, SHORT, step) for step in (3, 3, 4))
     assert torch.equal(first.ids, again.ids) and torch.equal(first.pixels, again.pixels)
     assert not torch.equal(first.pixels, other.pixels)
@@ -131,9 +121,7 @@ def test_batches_depend_on_seed_and_step_only(data):
 
 
 def test_workers_share_a_batch(data):
-    table = TokenTable(
-        make_tokenizer(build_vocabulary([" ".join(w) for t in data.maker.texts for w in t.sentences])), 48
-    )
+    table = TokenTable(make_tokenizer(build_vocabulary(data.maker.captions)), 48)
     recipe = replace(SHORT, sentences=0.0)
     whole = draw_batch(data, table, recipe, 0)
     parts = [draw_batch(data, table, replace(recipe, workers=2), 0, worker) for worker in (0, 1)]
@@ -158,16 +146,16 @@ def test_the_shared_pass_equals_lavis(data):
 
 
 def test_steps_on_one_batch_lower_the_loss(data):
-    training = start_training(data, replace(SHORT, steps=1000, learning_rate=3e-3), TINY)
+    training = start_itm(data, replace(SHORT, steps=1000, learning_rate=3e-3), TINY)
     batch = draw_batch(data, TokenTable(training.model.tokenizer, 48), replace(SHORT, sentences=0.0), 0)
     losses = [train_step(training, batch)["itm"] for _ in range(60)]
     assert losses[-1] < 0.6 * losses[0]
 
 
 def test_every_weight_is_trained(data):
-    training = start_training(data, SHORT, TINY)
+    training = start_itm(data, SHORT, TINY)
     batch = draw_batch(data, TokenTable(training.model.tokenizer, 48), replace(SHORT, sentences=1.0), 0)
-    itm_losses(training.model, training.word_layer, batch, SHORT)["total"].backward()
+    itm_losses(training.model, training.extra, batch, SHORT)["total"].backward()
     assert [name for name, p in training.model.named_parameters() if p.grad is None] == []
 
 

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.ops import box_iou, generalized_box_iou, sigmoid_focal_loss
 
-from qgcam_lib.finetune import owl_mini
-from qgcam_lib.finetune.amc import Boxes
+from qgcam_lib.finetune import minis
 from qgcam_lib.finetune.batches import load_training_set
 from qgcam_lib.finetune.clip import token_ids
-from qgcam_lib.finetune.itm import train_step
+from qgcam_lib.finetune.loop import train_step
 from qgcam_lib.finetune.owl import (
+    MINI_OWL,
+    OwlRecipe,
     assign,
+    draw_owl_batch,
     focal,
     owl_losses,
     owl_outputs,
-    pair_overlap,
     start_owl,
     take_tower,
     train_owl,
 )
-from qgcam_lib.finetune.owl_batches import MINI_OWL, OwlRecipe, draw_owl_batch, thing_fits
 from qgcam_lib.finetune.pairs import Truths
 from qgcam_lib.finetune.texts import ImageText, mirrored
 from qgcam_lib.miniworld import ensure
@@ -50,14 +50,14 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batch(world):
-    root, data = world
-    return draw_owl_batch(data, Truths(data.maker), Boxes(root, 96), SMALL, step=3)
+    _, data = world
+    return draw_owl_batch(data, Truths(data.maker), SMALL, step=3)
 
 
 @pytest.fixture(scope="module")
 def training(world):
-    root, data = world
-    return start_owl(data, SMALL, MINI_OWL, root=root, folder=START)
+    _, data = world
+    return start_owl(data, SMALL, MINI_OWL, folder=START)
 
 
 def test_fits_are_those_of_one_entity_alone(world):
@@ -65,17 +65,17 @@ def test_fits_are_those_of_one_entity_alone(world):
     truths, phrases = Truths(data.maker), sorted({m.words for text in data.maker.texts[:8] for m in text.mentions})
     for row in range(6):
         text = data.maker.texts[row]
-        found = thing_fits(truths, row, phrases)
+        found = truths.said_of(truths.entities(row), phrases)
         for number, entity in enumerate(text.entities):
             alone = ImageText(text.id, text.sentences, tuple(m for m in text.mentions if m.entity == entity))
             assert found[number].tolist() == [data.maker.may_be_true(words, alone) for words in phrases]
 
 
 def test_labels_say_what_the_annotations_say(world, batch):
-    root, data = world
+    _, data = world
     rng = np.random.default_rng([SMALL.seed, 3])
     rows = np.sort(rng.choice(len(data.pixels), SMALL.batch, replace=False))
-    flipped, boxes = rng.random(len(rows)) < 0.5, Boxes(root, 96)
+    flipped, boxes = rng.random(len(rows)) < 0.5, data.boxes
     assert flipped.any() and not flipped.all()
     for number, (row, flip) in enumerate(zip(rows, flipped)):
         text, things, labels = data.maker.texts[row], batch.boxes[number].numpy() * 96, batch.labels[number]
@@ -99,11 +99,8 @@ def test_labels_say_what_the_annotations_say(world, batch):
 
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=25)
-def test_overlap_and_focal_loss_are_the_librarys(seed):
+def test_the_focal_loss_is_the_librarys(seed):
     make = torch.Generator().manual_seed(seed)
-    low, size = torch.rand(2, 5, 2, generator=make), torch.rand(2, 5, 2, generator=make) + 0.01
-    a, b = torch.cat([low, low + size], -1)
-    torch.testing.assert_close(pair_overlap(a, b), generalized_box_iou(a, b), atol=1e-5, rtol=1e-5)
     logits, target = torch.randn(4, 6, generator=make) * 5, (torch.rand(4, 6, generator=make) > 0.5).float()
     torch.testing.assert_close(focal(logits, target), sigmoid_focal_loss(logits, target), atol=1e-6, rtol=1e-4)
 
@@ -133,7 +130,7 @@ def test_the_assignment_is_the_cheapest():
 
 
 def test_losses_are_those_of_a_loop(training, batch):
-    ids = token_ids(training.table(), batch.texts)
+    ids = token_ids(training.model.tokenizer, batch.texts)
     training.model.eval()
     with torch.no_grad():
         found = owl_losses(training.model, batch, ids, SMALL, taken=2)
@@ -167,10 +164,11 @@ def test_losses_are_those_of_a_loop(training, batch):
 
 def test_the_training_sees_what_the_detector_sees(training, batch):
     owl = OwlModel(training.model, training.model.tokenizer, MINI_OWL.model)
+    tokenize = training.model.tokenizer
     with torch.no_grad():
-        logits, boxes = owl_outputs(training.model.eval(), batch.pixels, token_ids(training.table(), batch.texts))
-        again = training.model(input_ids=training.table()([" ".join(words) for words in batch.texts]),
-                               pixel_values=batch.pixels[:1])  # fmt: skip
+        logits, boxes = owl_outputs(training.model.eval(), batch.pixels, token_ids(tokenize, batch.texts))
+        ids = tokenize([" ".join(words) for words in batch.texts])
+        again = training.model(input_ids=ids, pixel_values=batch.pixels[:1])
     torch.testing.assert_close(logits[:1], again.logits, atol=1e-4, rtol=1e-4)
     centre, size = again.pred_boxes[0].split(2, -1)
     torch.testing.assert_close(boxes[0], torch.cat([centre - size / 2, centre + size / 2], -1), atol=1e-5, rtol=1e-5)
@@ -223,7 +221,7 @@ def test_a_few_steps_help_and_repeat(world, tmp_path):
 
 
 def test_one_batch_can_be_learned(training, batch):
-    ids, losses = token_ids(training.table(), batch.texts), []
+    ids, losses = token_ids(training.model.tokenizer, batch.texts), []
     training.model.requires_grad_(True)
     training.step = 0
     training.recipe = OwlRecipe(**{**vars(SMALL), "steps": 100})
@@ -234,7 +232,7 @@ def test_one_batch_can_be_learned(training, batch):
 
 def test_the_mini_finds_what_an_untrained_net_does_not():
     trained = load_model("owl-vit-b32", "mini", max_boxes=None)
-    assert trained.card["recipe"] == vars(OwlRecipe()) and trained.card["role"] == "detector"
+    assert OwlRecipe().differs(trained.card["recipe"]) == [] and trained.card["role"] == "detector"
     owl = build_owl(trained.owl.config, load_zoo("owl-vit-mini").vocab, seed=1)
     hits = {"trained": [], "untrained": []}
     for index in range(40):
@@ -256,9 +254,10 @@ def test_a_small_entry_is_written_and_loads(training, world, tmp_path, monkeypat
     """Everything of an entry but its scores, which take minutes: these stand in as one row."""
     row = {"model": "trained", "subset": "all", "metric": "AP", "value": 0.5, "n": 4, "n_groups": 1, "ci_low": None,
            "ci_high": None}  # fmt: skip
-    monkeypatch.setattr(owl_mini, "score_detectors", lambda models, *_, **__: pd.DataFrame([row] * len(models)))
+    monkeypatch.setattr(minis, "score_detectors", lambda models, *_, **__: pd.DataFrame([row] * len(models)))
     root, _ = world
-    folder = owl_mini.make_owl_entry(training, root, tmp_path, pairs=tmp_path, progress=False)
+    how = dict(name="owl-vit-mini", starts_from="blip-mini", pairs=tmp_path, progress=False)
+    folder = minis.make_entry(training, root, tmp_path, **how)
     card = load_zoo("owl-vit-mini", tmp_path).card
     assert card["starts_from"]["sha256"] == load_zoo("blip-mini").card["files"]["model.safetensors"]
     assert card["data"]["training_images"] == 40 and "blip-mini" in (folder / "README.md").read_text()

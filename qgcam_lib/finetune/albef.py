@@ -34,22 +34,9 @@ from ..models.common.vocabulary import build_vocabulary, make_tokenizer
 
 # %% ../../nbs/lib/finetune/08_albef.ipynb #342b2513
 ALBEF_MINI = AlbefConfig(
-    image_size=96,
-    patch_size=12,
-    vision_width=128,
-    vision_depth=4,
-    vision_heads=4,
-    text_width=128,
-    text_depth=5,
-    text_heads=4,
-    text_mlp_width=256,
-    vocab_size=0,
-    max_positions=64,
-    max_txt_len=48,
-    embed_dim=64,
-    dropout=0.0,
-    fusion_layer=2,
-)
+    image_size=96, patch_size=12, vision_width=128, vision_depth=4, vision_heads=4,
+    text_width=128, text_depth=5, text_heads=4, text_mlp_width=256, fusion_layer=2,
+    vocab_size=0, max_positions=64, max_txt_len=48, embed_dim=64, dropout=0.0)  # fmt: skip
 
 # %% ../../nbs/lib/finetune/08_albef.ipynb #c9a31d2d
 @dataclass(frozen=True)

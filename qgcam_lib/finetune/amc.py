@@ -179,7 +179,7 @@ class AmcTraining(AlbefTraining):
             found["total"] = found["total"] + self.recipe.amc_weight * amc
         return found
 
-
+# %% ../../nbs/lib/finetune/09_amc.ipynb #30114776
 def map_losses(model, batch: AmcBatch, image: torch.Tensor, recipe: AmcRecipe) -> dict[str, torch.Tensor]:
     """amc_mean and amc_max (means over the defined pairs of phrase and mask) and peak_inside, the share of maps that
     are higher inside their box than anywhere outside. image: [B, M, C] states of the pictures.

@@ -40,7 +40,7 @@ class Boxes:
         found = parse_annotation(self.folder.annotation(id).read_bytes())
         return {entity: boxes * self.size / np.tile(found.size, 2) for entity, boxes in found.boxes.items()}
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #69812515
 def flip_boxes(boxes: np.ndarray) -> np.ndarray:
     """Boxes [n, 4], corners as fractions of the picture, as they lie in its mirror image."""
     return np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], 1)
@@ -115,13 +115,13 @@ class Pictures:
         pixels = data.pixels[self.rows]
         return as_input(np.where(self.flipped[:, None, None, None], pixels[:, :, ::-1], pixels))
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #6e79e3dc
 def as_input(pixels: np.ndarray) -> torch.Tensor:
     """uint8 pictures [B, S, S, 3] as [B, 3, S, S], normalised with BLIP's (and CLIP's) mean and spread."""
     pixels = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float() / 255
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #86a312f1
 def draw_pictures(
     data: TrainingSet, recipe: Recipe, step: int, worker: int = 0, sentences: float | None = None
 ) -> Pictures:
@@ -172,7 +172,7 @@ class Batch:
     has: torch.Tensor
     pictures: Pictures
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #37944472
 def draw_batch(data: TrainingSet, table: TokenTable, recipe: Recipe, step: int, worker: int = 0) -> Batch:
     """The pictures and texts of a step, counted from 0, that fall to a worker.
 

@@ -34,7 +34,7 @@ class Claim:
         ends = np.cumsum([len(word) + 1 for word in self.words]) - 1
         return [[(int(ends[a] - len(self.words[a])), int(ends[b - 1]))] for a, b, _ in self.phrases]
 
-
+# %% ../../nbs/lib/finetune/04_claims.ipynb #e48651ac
 def true_claims(text: ImageText, boxed: Sequence[str]) -> list[Claim]:
     """The sentences of a picture with their phrases that have boxes; sentences without such a phrase are left out.
 

@@ -56,7 +56,7 @@ class ClipSize:
         """The sizes as JSON values."""
         return dict(self.model)
 
-
+# %% ../../nbs/lib/finetune/10_clip.ipynb #4ea937b4
 MINI_CLIP = ClipSize({
     "embed_dim": 128,
     "quick_gelu": False,

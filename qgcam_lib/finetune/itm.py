@@ -24,21 +24,9 @@ from ..models.common.vocabulary import build_vocabulary, make_tokenizer
 
 # %% ../../nbs/lib/finetune/07_itm.ipynb #0adb22dc
 MINI = BlipConfig(
-    image_size=96,
-    patch_size=12,
-    vision_width=128,
-    vision_depth=4,
-    vision_heads=4,
-    text_width=128,
-    text_depth=3,
-    text_heads=4,
-    text_mlp_width=512,
-    vocab_size=0,
-    max_positions=64,
-    max_txt_len=48,
-    embed_dim=64,
-    dropout=0.0,
-)
+    image_size=96, patch_size=12, vision_width=128, vision_depth=4, vision_heads=4,
+    text_width=128, text_depth=3, text_heads=4, text_mlp_width=512,
+    vocab_size=0, max_positions=64, max_txt_len=48, embed_dim=64, dropout=0.0)  # fmt: skip
 
 # %% ../../nbs/lib/finetune/07_itm.ipynb #c569d637
 @dataclass(frozen=True)

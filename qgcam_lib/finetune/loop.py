@@ -148,7 +148,7 @@ def save_checkpoint(training: Training, path: Path) -> None:
         torch.save({**state, "recipe": asdict(training.recipe)}, part)
     write_whole(path.with_name("log.csv"), training.log.to_csv(index=False, float_format="%.6g"))
 
-
+# %% ../../nbs/lib/finetune/06_loop.ipynb #103acce2
 def load_checkpoint(training: Training, path: Path) -> None:
     """Go on from a checkpoint. Raises FileFault (a ValueError) where it belongs to another training; fewer or more
     steps are allowed while it is on the plateau of both plans.

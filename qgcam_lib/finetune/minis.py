@@ -115,7 +115,7 @@ def judge_explainer(training: Training, root: str | Path, *, protocol: str = "pa
     return {**best, "protocol": protocol, "choice_on_val": _records(table), "data": data,
             "scores_on_test": {limit: _records(table) for limit, table in tables.items()}}
 
-
+# %% ../../nbs/lib/finetune/13_minis.ipynb #b2fa0b7c
 def judge_detector(training: Training, root: str | Path, *, pairs: str | Path, progress: bool = True) -> dict:
     """Choose on the val split of TRICD's pairs, score on their test split beside random weights; what the card says.
 
@@ -140,7 +140,7 @@ def round_weights(model: torch.nn.Module) -> None:
             if value.is_floating_point():
                 value.copy_(value.half().float())
 
-
+# %% ../../nbs/lib/finetune/13_minis.ipynb #5b5d977b
 def make_entry(training: Training, root: str | Path, out: str | Path, *, name: str, starts_from: str = "",
                progress: bool = True, **judging) -> Path:
     """Round, choose, score, and write the zoo's folder of a trained model; returns it.
@@ -192,7 +192,7 @@ class Mini:
     judging: Mapping = field(default_factory=dict)
     beside: Mapping[str, Callable[[Path], Any]] = field(default_factory=dict)
 
-
+# %% ../../nbs/lib/finetune/13_minis.ipynb #eee4023f
 LARGE = replace(MINI, vision_width=160, vision_heads=5, vision_depth=6)
 MINIS: dict[str, Mini] = {
     "blip-mini": Mini(ItmRecipe(), train_itm),

@@ -52,7 +52,7 @@ class OwlSize:
         """The sizes as JSON values."""
         return dict(self.model)
 
-
+# %% ../../nbs/lib/finetune/12_owl.ipynb #337d118a
 MINI_OWL = OwlSize({
     "projection_dim": 128,
     "vision_config": {"image_size": 96, "patch_size": 12, "hidden_size": 128, "intermediate_size": 512,
