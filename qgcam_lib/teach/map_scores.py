@@ -102,6 +102,10 @@ function explorer(root, data) {
     }
     root.dataset.values = JSON.stringify(result.values); root.dataset.box = JSON.stringify(box);
   }
+"""
+
+# %% ../../nbs/lib/teach/01_map_scores.ipynb #ef01f2f2
+_LISTEN_JS = """\
   const clamp = (v, a, b) => Math.max(a, Math.min(b, v));
   function move(kind, dx, dy, from) {
     const [x0, y0, x1, y1] = from;
@@ -193,5 +197,5 @@ def _page(name: str, data: str, title: str, tau: float) -> str:
             f'corner, or focus it and use the<br>arrow keys (with Shift: resize).</small></div><div>{controls}'
             '<p>box: <span class="box-value"></span> <button>start again</button></p><table><thead><tr><th>score</th>'
             f'<th>Python</th><th>here</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div></div>'
-            f'<script>(() => {{{_SCORES_JS}{_DRAW_JS}explorer(document.getElementById("{name}"), {data});'
+            f'<script>(() => {{{_SCORES_JS}{_DRAW_JS}{_LISTEN_JS}explorer(document.getElementById("{name}"), {data});'
             ' })();</script>')
