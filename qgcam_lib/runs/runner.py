@@ -176,39 +176,24 @@ def _kernel_environment(plan: Plan, ipython: Path) -> dict[str, str]:
     return os.environ | own
 
 # %% ../../nbs/lib/runs/03_runner.ipynb #b39e2df6
-def _kernel_manager(folder: Path) -> Any:
-    """A manager for kernels of this very Python; its specification and sockets lie in `folder`."""
+def _kernel_class(plan: Plan, folder: Path, lock: int) -> type:
+    """Kernels of this very Python, in the plan's folder and with the lock inherited; their sockets lie in `folder`."""
     from jupyter_client import AsyncKernelManager
-    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.kernelspec import KernelSpec
 
-    spec = folder / "kernels" / "qgcam"
-    spec.mkdir(parents=True)
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "qgcam", "language": "python"}))
-    manager = AsyncKernelManager(kernel_name="qgcam", connection_file=str(folder / "k.json"),
-                                 kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder / "kernels")]))
-    if os.name == "posix" and len(str(folder)) < 80:  # a socket's path may have 107 characters
-        manager.transport, manager.ip = "ipc", str(folder / "k")
-    return manager
+    start = {"env": _kernel_environment(plan, folder / "ipython"), "cwd": str(plan.cwd), "pass_fds": (lock,)}
 
-# %% ../../nbs/lib/runs/03_runner.ipynb #698c6c1e
-def _register_engine() -> str:
-    """Make papermill's engine "qgcam" known; returns its name."""
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import NBClientEngine, papermill_engines
-    from papermill.log import logger
+    class Kernel(AsyncKernelManager):
+        kernel_spec = KernelSpec(argv=argv, display_name="qgcam", language="python")
 
-    class Engine(NBClientEngine):
-        """papermill's own engine with a kernel that is started our way."""
+        async def start_kernel(self, **options: Any) -> None:
+            self.connection_file = str(folder / "k.json")
+            if os.name == "posix" and len(str(folder)) < 80:  # a socket's path may have 107 characters
+                self.transport, self.ip = "ipc", str(folder / "k")
+            await super().start_kernel(**options, **start)
 
-        @classmethod
-        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, *, start: dict, km: Any, timeout: Any = None,
-                                     **kwargs: Any) -> Any:
-            client = PapermillNotebookClient(nb_man, km=km, timeout=timeout, startup_timeout=120, log=logger)
-            return client.execute(cleanup_kc=True, **start)
-
-    papermill_engines.register("qgcam", Engine)
-    return "qgcam"
+    return Kernel
 
 # %% ../../nbs/lib/runs/03_runner.ipynb #8de2ab9a
 def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress: bool) -> None:
@@ -217,11 +202,10 @@ def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress
 
     source, target = (str(p).replace("{", "{{").replace("}", "}}") for p in (plan.notebook, partial))
     with tempfile.TemporaryDirectory(prefix="qgcam-") as folder:
-        start = {"env": _kernel_environment(plan, Path(folder) / "ipython"), "cwd": str(plan.cwd), "pass_fds": (lock,)}
         papermill.execute_notebook(
-            source, target, plan.parameters, engine_name=_register_engine(), kernel_name="python3", language="python",
-            progress_bar=progress and {"desc": plan.notebook.stem}, start=start, timeout=timeout,
-            km=_kernel_manager(Path(folder)))
+            source, target, plan.parameters, kernel_name="python3", language="python", start_timeout=120,
+            execution_timeout=timeout, progress_bar=progress and {"desc": plan.notebook.stem},
+            kernel_manager_class=_kernel_class(plan, Path(folder), lock))
 
 # %% ../../nbs/lib/runs/03_runner.ipynb #2b4c04c9
 def _begin(plan: Plan) -> None:

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,7 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
     """Dotted names at which a closure begins; None where the source cannot be read."""
     names = set()
     for root in roots:
+        root = root.func if isinstance(root, partial) else root
         if isinstance(root, str) and len(list(_files_of(root, package))) <= root.count("."):
             raise ValueError(f"roots: expected a module of {package.name}, given {root!r}, which it does not have.")
         classes = (root if isinstance(root, type) else type(root)).__mro__
@@ -161,8 +162,9 @@ def code_files(*roots: Any, source: str = "", package: Path | None = None) -> li
     """The files of the library that some code can run: its import closure, sorted by their paths.
 
     roots: modules by dotted name ("qgcam_lib.grounding.run"), or objects, which stand for the modules of their classes
-    (a model) or their own (a function); objects of other packages add nothing. source: Python code beside them, such as
-    a notebook's cells. Without either, all files of the library. package: its folder, None for the imported one.
+    (a model) or their own (a function, also within a `partial`); objects of other packages add nothing. source: Python
+    code beside them, such as a notebook's cells. Without either, all files of the library. package: its folder, None
+    for the imported one.
     Raises ValueError for a dotted name that is no module of the library.
     """
     package = package or _library()
