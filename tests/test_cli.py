@@ -9,8 +9,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import typer
 from nbformat.v4 import new_code_cell, new_notebook
 
+from qgcam_lib import errors
+from qgcam_lib.cli.calls import call
 from qgcam_lib.cli.main import join_pairs, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +71,26 @@ def test_wrong_calls_are_one_line_and_exit_code_2(line, words, project, monkeypa
     assert words in shown.out + shown.err and "Traceback" not in shown.err
     if shown.err.startswith("qgcam: "):
         assert shown.err.count("\n") == 1
+
+
+def test_the_exit_code_is_the_class_of_the_error_and_a_mistake_of_ours_keeps_its_traceback(capsys):
+    def code_of(error):
+        app = typer.Typer(pretty_exceptions_enable=False)
+
+        @app.command()
+        def fails() -> None:
+            raise error
+        return call(app, [])
+
+    own = type("Own", (errors.FormatError,), {})  # also a class that is defined elsewhere
+    codes = {errors.SettingsError: 2, errors.StoreError: 2, errors.SourceError: 1, errors.FileFault: 1, own: 1,
+             errors.ExampleError: 1, FileNotFoundError: 2}
+    assert {kind: code_of(kind("two\n  lines")) for kind in codes} == codes
+    assert code_of(errors.RunError("failed", Path())) == 1
+    assert set(capsys.readouterr().err.splitlines()) == {"qgcam: two lines", "qgcam: failed"}
+    for mistake in (ValueError, KeyError, AttributeError, OSError):
+        with pytest.raises(mistake):
+            code_of(mistake("ours"))
 
 
 def test_a_broken_settings_value_is_named(project):

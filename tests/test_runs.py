@@ -502,6 +502,13 @@ def test_a_page_shows_hostile_texts_and_runs_none():
     assert ">0 rows" not in table_page(frame.head(0), "none", "nowhere")
 
 
+def test_the_face_of_runs_is_light():
+    code = ("import sys, qgcam_lib.runs; heavy = {'torch', 'pandas', 'papermill', 'matplotlib', 'nbformat', 'PIL'};"
+            "print(heavy & set(sys.modules))")
+    shown = subprocess.check_output([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True)
+    assert shown == "set()\n"
+
+
 def test_a_notebook_outside_the_runner_gets_a_folder_too(tmp_path, monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "my notebook.ipynb"))
     run = current_run(outputs=tmp_path)

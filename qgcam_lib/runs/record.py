@@ -174,7 +174,7 @@ def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -
         register_output(self.folder, stem.with_suffix(suffix), "table", caption)
     return stem.with_suffix(".csv")
 
-
+# %% ../../nbs/lib/runs/02_record.ipynb #bc51a11b
 @patch
 def save_text(self: Run, text: str, name: str, caption: str = "") -> Path:
     """Save a table that is already text, such as "table1.md" or "table1.tex", under tables/; returns its path."""

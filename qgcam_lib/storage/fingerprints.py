@@ -157,7 +157,7 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
     except SyntaxError:
         return None
 
-
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #95cb6b92
 def code_files(*roots: Any, source: str = "", package: Path | None = None) -> list[Path]:
     """The files of the library that some code can run: its import closure, sorted by their paths.
 
