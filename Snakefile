@@ -10,7 +10,8 @@
 #   snakemake --workflow-profile profiles/slurm   one Slurm job a run
 #
 # A run's folder is named after a hash of all that decides its result. The hash is known before the run, so it is part of
-# the paths below: a changed notebook, parameter or library asks for other files, and Snakemake makes just those.
+# the paths below: a changed notebook, parameter or module that the notebook reaches asks for other files, and Snakemake
+# makes just those.
 import json
 import re
 import sys
