@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qgcam_lib.data.picture_loop import PictureRun, choose_groups
+from qgcam_lib.data.picture_loop import choose_groups, folders_of
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.models.roles import Detections
@@ -165,7 +165,7 @@ def test_a_limit_takes_whole_groups_and_a_larger_one_contains_it(root, data):
     assert len({tuple(choose_groups(data.group_names, 2, seed)) for seed in range(20)}) > 3
     scores = evaluate(few, found)
     assert scores[scores.metric == "group_recall@1"].value.notna().any(), "whole groups: group recall is defined"
-    with pytest.raises(ValueError, match="limit: expected 0 or more groups"):
+    with pytest.raises(ValueError, match="limit: expected 0 or more"):
         run(Hashing(), data, root, limit=-1)
 
 
@@ -216,7 +216,7 @@ def test_a_store_belongs_to_one_model_one_question_and_its_pictures(root, data, 
     with pytest.raises(StoreError, match="model is"):
         run(Hashing(name="another"), data, root, store=tmp_path / "s")
     pairs = (replace(data.pairs[0], caption="a cat behind a cow 0"), *data.pairs[1:])
-    with pytest.raises(StoreError, match="data is"):
+    with pytest.raises(StoreError, match="dataset is"):
         run(Hashing(), replace(data, pairs=pairs), root, store=tmp_path / "s")
     truth = [replace(phrase, boxes=((0.0, 0.0, 9.0, 9.0),)) for phrase in data.pairs[0].phrases]
     corrected = replace(data, pairs=(replace(data.pairs[0], phrases=tuple(truth)), *data.pairs[1:]))
@@ -254,29 +254,30 @@ def break_pictures(root):
     }
 
 
-def test_bad_pictures_are_skipped_and_counted_one_by_one(root, data, tmp_path):
+def test_bad_pictures_are_recorded_and_counted_one_by_one(root, data, tmp_path):
     words = break_pictures(root)
     model = Batched()
-    found = run(model, data, root, on_error="skip", store=tmp_path / "s")
-    errors = found.attrs["errors"]
+    found = run(model, data, root, on_error="record", store=tmp_path / "s")
+    errors = found.attrs["problems"]
     lost = {pair.id for pair in data.pairs if pair.file_name in words}
     assert len(errors) == len(lost) == 10 and {int(error["id"]) for error in errors} == lost
     assert all(words[error["image"]] in error["error"] for error in errors)
     assert not any(str(root) in error["error"] for error in errors)
     assert set(found) == set(data.pair_ids.tolist()) - lost
-    assert RecordStore(tmp_path / "s").done() == {str(id) for id in found}
+    stored = RecordStore(tmp_path / "s").read()
+    assert set(stored.id[stored.error.isna()]) == {str(id) for id in found} and len(stored) == len(data)
 
 
 def test_a_repaired_picture_is_asked_about_when_the_run_goes_on(root, data, tmp_path):
     expected = run(Hashing(), data, root)
     whole = {path: path.read_bytes() for path in (root / "pictures").iterdir()}
     break_pictures(root)
-    run(Hashing(), data, root, on_error="skip", store=tmp_path / "s")
+    run(Hashing(), data, root, on_error="record", store=tmp_path / "s")
     for path, content in whole.items():
         path.write_bytes(content)
     model = Hashing()
     found = run(model, data, root, store=tmp_path / "s")
-    assert len(model.asked) == 10 and found.attrs["errors"] == []
+    assert len(model.asked) == 10 and found.attrs["problems"] == []
     same(found, expected)
 
 
@@ -294,9 +295,9 @@ def test_a_pair_on_which_the_detector_fails_costs_only_itself(root, data, kind):
     caption = data.pairs[0].caption
     with pytest.raises(RuntimeError, match="token 7"):
         run(kind(fails=[caption]), data, root)
-    found = run(kind(fails=[caption]), data, root, on_error="skip", batch_images=3)
+    found = run(kind(fails=[caption]), data, root, on_error="record", batch_images=3)
     lost = [pair.id for pair in data.pairs if pair.caption == caption]
-    assert [int(error["id"]) for error in found.attrs["errors"]] == lost and len(found) == len(data) - len(lost)
+    assert [int(error["id"]) for error in found.attrs["problems"]] == lost and len(found) == len(data) - len(lost)
     same(found, {id: each for id, each in run(Hashing(), data, root).items() if id not in lost})
 
 
@@ -343,20 +344,20 @@ class Full(Hashing):
         raise OutOfMemoryError("tried to allocate")
 
 
-def test_running_out_of_memory_is_never_skipped(root, data):
+def test_running_out_of_memory_is_never_recorded(root, data):
     with pytest.raises(OutOfMemoryError):
-        run(Full(), data, root, on_error="skip")
+        run(Full(), data, root, on_error="record")
 
 
 def test_options_and_folders_are_checked_before_any_work(root, data, tmp_path):
-    with pytest.raises(ValueError, match="on_error: expected 'raise' or 'skip', got 'record'"):
-        run(Hashing(), data, root, on_error="record")
+    with pytest.raises(ValueError, match="on_error: expected 'raise' or 'record', got 'skip'"):
+        run(Hashing(), data, root, on_error="skip")
     with pytest.raises(ValueError, match="batch_images: expected at least 1"):
         run(Hashing(), data, root, batch_images=0)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         detect_phrases(Hashing(), data, tmp_path / "nowhere")
     with pytest.raises(ValueError, match="got none"):
-        PictureRun([], None, {})
+        folders_of([])
 
 
 def test_pictures_may_lie_in_several_folders_and_names_may_not_leave_them(root, data, tmp_path):

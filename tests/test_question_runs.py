@@ -92,7 +92,9 @@ def same(a, b):
 def test_answers_are_what_the_model_said_and_can_be_scored(root, questions):
     model = Hashing()
     frame = run(model, questions, root)
-    assert list(frame) == ["image_id", "question_id", "asked", "answer", "yes_score", "error"]
+    assert list(frame) == [
+        "id", "group", "image", "image_id", "question_id", "asked", "answer", "yes_score", "error",
+    ]  # fmt: skip
     assert frame.image_id.tolist() == questions.image_id.tolist()
     for row, asked in zip(frame.itertuples(), questions.itertuples()):
         picture = Image.open(root / "pictures" / asked.file_name).convert("RGB")
@@ -113,7 +115,7 @@ def test_batches_and_order_change_nothing(root, questions, batch_images):
     mixed = questions.sample(frac=1, random_state=batch_images).reset_index(drop=True)
     found = run(Batched(), mixed, root, batch_images=batch_images)
     assert found.image_id.tolist() == mixed.image_id.tolist()
-    same(found.set_index("image_id").loc[expected.image_id].reset_index(), expected)
+    same(found.set_index("id").loc[expected.id].reset_index(), expected)
 
 
 def test_the_style_changes_what_is_asked_and_the_store_knows(root, questions, tmp_path):
@@ -195,7 +197,7 @@ def test_a_store_belongs_to_one_model_and_one_set_of_questions(root, questions, 
     with pytest.raises(StoreError, match="model is"):
         run(Hashing("another"), questions, root, store=tmp_path / "s")
     other = questions.assign(question=questions.question.str.replace("cat", "cow"))
-    with pytest.raises(StoreError, match="data is"):
+    with pytest.raises(StoreError, match="dataset is"):
         run(Hashing(), other, root, store=tmp_path / "s")
     run(Hashing(), questions.assign(answer=~questions.answer), root, store=tmp_path / "s")
 
@@ -208,12 +210,12 @@ def test_bad_pictures_leave_rows_without_answers(root, questions, tmp_path):
     (root / "pictures" / "1_1.png").unlink()
     with pytest.raises(ExampleError, match="0_0.png.*cannot be decoded whole"):
         run(Hashing(), questions, root)
-    frame = run(Batched(), questions, root, on_error="skip", store=tmp_path / "s")
+    frame = run(Batched(), questions, root, on_error="record", store=tmp_path / "s")
     lost = frame.error.notna()
     assert lost.tolist() == questions.file_name.isin(["0_0.png", "1_1.png"]).tolist() and lost.sum() == 4
     assert all(answer is None for answer in frame.answer[lost]) and frame.answer[~lost].map(type).eq(str).all()
     assert not frame.error[lost].str.contains(str(root), regex=False).any()
-    assert len(RecordStore(tmp_path / "s").done()) == len(questions) - 4
+    assert RecordStore(tmp_path / "s").read().error.notna().sum() == 4
     scores = evaluate_answers(questions, answers_of(frame), n_bootstrap=0).query("subset == 'all'")
     assert scores.set_index("metric").value["n_unparsable"] == 4
 
@@ -223,7 +225,7 @@ def test_a_question_on_which_the_model_fails_costs_only_itself(root, questions, 
     text = questions.question[0]
     with pytest.raises(RuntimeError, match="token 7"):
         run(kind(fails=[text]), questions, root)
-    frame = run(kind(fails=[text]), questions, root, on_error="skip")
+    frame = run(kind(fails=[text]), questions, root, on_error="record")
     assert frame.error.notna().tolist() == (questions.question == text).tolist()
     assert frame.error.dropna().unique().tolist() == ["RuntimeError: token 7 is out of range"]
 

@@ -8,7 +8,7 @@ __all__ = ['write_scores', 'checked_out', 'score_files']
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #b212873e
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import clip_boxes
+from ..data.picture_loop import outcomes
 from ..errors import FileFault
 from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
@@ -67,22 +68,21 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
     return work
 
 
-def _one_by_one(ids: Sequence[str], work: Callable, record: bool) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """(scores, error) of each id: all at once, or, when that fails, alone."""
-    try:
-        return iter([(row, None) for row in work(ids)])
-    except ValueError:
-        rows = []
-    for id in ids:
-        try:
-            rows.append((work([id])[0], None))
-        except ValueError as error:
-            text = re.sub(r" in example 0\b", "", str(error))
-            text = text if isinstance(error, FileFault) else f"record {id!r}: {text}"
-            if not record:
-                raise FileFault(text) from error
-            rows.append((dict.fromkeys(SCORE_COLUMNS, np.nan), text))
-    return iter(rows)
+def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, Any]]:
+    """Scores and error of each id: all at once, or, when that fails, alone."""
+    rows = []
+    for id, found in zip(ids, outcomes(work, list(ids))):
+        if not isinstance(found, Exception):
+            rows.append({**found, "error": None})
+            continue
+        if not isinstance(found, ValueError):
+            raise found
+        text = re.sub(r" in example 0\b", "", str(found))
+        text = text if isinstance(found, FileFault) else f"record {id!r}: {text}"
+        if not record:
+            raise FileFault(text) from found
+        rows.append({**dict.fromkeys(SCORE_COLUMNS, np.nan), "error": text})
+    return rows
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #f5e2af16
 def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
@@ -145,10 +145,8 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped), []
     for start in range(0, len(ids), 256):
         part = ids[start:start + 256]
-        for id, (scores, error) in zip(part, _one_by_one(part, work, on_error == "record")):
-            found = records[id]
-            rows.append({"id": id, "group": found.group or id, "n_boxes": len(found.boxes), **found.labels, **scores,
-                         "error": error})
+        rows += [{"id": id, "group": records[id].group or id, "n_boxes": len(records[id].boxes), **records[id].labels,
+                  **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
     frame = _frame(rows)
     frame.attrs = {"protocol": rule.as_dict(), "scores": chosen, "n_maps": len(file), "n_boxes": len(records),
                    "grouped": all(grouped), "clipped": list(dict.fromkeys(clipped))}

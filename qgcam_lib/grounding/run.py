@@ -6,18 +6,16 @@
 __all__ = ['ground', 'score_store', 'example_map']
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #c36ed853
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from PIL import Image
-from tqdm import tqdm
 
-from .. import __version__
+from ..data.picture_loop import Asked, ask_pictures, draw, frame_of, row_of
 from ..data.records import Dataset, ExampleList, GroundingExample, Problem, box_share, open_image
 from ..errors import ExampleError, StoreError
 from ..maps import MapProtocol, get_protocol, prepare_maps
@@ -26,205 +24,72 @@ from ..storage.maps import MapStore
 from ..storage.rows import RecordStore
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #d53368c9
-def _chosen(dataset: Dataset, limit: int | None, seed: int) -> list[tuple[str, int | None]]:
-    """The pictures to score, in the data set's order, each with its number of examples (None: all)."""
-    images = dataset.images()
-    if not limit:
-        return [(image, None) for image in images]
-    order, left, taken = np.random.default_rng(seed).permutation(len(images)), limit, {}
-    for position in order.tolist():
-        if left <= 0:
-            break
-        found = len(dataset.read_image(images[position])[0])
-        taken[position] = min(found, left)
-        left -= taken[position]
-    return [(images[position], taken[position]) for position in sorted(taken)]
+_COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share": "float64",
+            **dict.fromkeys(SCORE_COLUMNS, "float64")}
 
-# %% ../../nbs/lib/grounding/01_run.ipynb #d612c10b
-@dataclass
-class _Batch:
-    """Pictures on their way: examples by picture, the rows that are finished, and the maps that were scored by id."""
 
-    root: Path | None
-    record: bool
-    todo: list[list[GroundingExample]] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    maps: dict[str, Any] = field(default_factory=dict)
+def _record(example: GroundingExample, root: Path | None) -> Asked:
+    """What an example asks. root: the folder of its data set; the picture is called by its path there."""
+    image, boxes = example.image, example.boxes
+    name = image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
+    known = {"prompt": example.prompt, "category": example.category, "n_boxes": len(boxes),
+             "box_share": box_share(boxes, example.size) if len(boxes) else np.nan}
+    fault = None if len(boxes) else ExampleError("there are no boxes to score against", example.id, image)
+    return Asked(example.id, example.group, name, image, example.size, example, known, fault)
 
-    def row(self, example: GroundingExample, error: str | None = None, scores: dict | None = None) -> None:
-        share = box_share(example.boxes, example.size) if len(example.boxes) else np.nan
-        self.rows.append({"id": example.id, "group": example.group, "image": self._name(example.image),
-                          "prompt": example.prompt, "category": example.category, "n_boxes": len(example.boxes),
-                          "box_share": share, **(scores or dict.fromkeys(SCORE_COLUMNS, np.nan)), "error": error})
 
-    def _name(self, image: Path) -> str:
-        return image.relative_to(self.root).as_posix() if self.root and image.is_relative_to(self.root) else image.name
+def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked]:
+    """Records of the examples that a data set could not make of one picture."""
+    by_id: dict[str, list[Problem]] = {}
+    for problem in problems:
+        if problem.severity == "error":
+            by_id.setdefault(problem.id or f"{image_id}/*", []).append(problem)
+    known = {"prompt": "", "category": "", "n_boxes": 0}
+    texts = {id: "; ".join(f"{p.file}: {p.problem}" for p in found) for id, found in by_id.items()}
+    return [Asked(id, image_id, "", known=known, fault=ExampleError(
+        text.removeprefix(f"{by_id[id][0].file}: "), id, by_id[id][0].file, remedy)) for id, text in texts.items()]
 
-    def lost(self, problems: Iterable[Problem], image_id: str) -> None:
-        """Rows for examples that were never made; "IMAGE/*" stands for an unknown number of them."""
-        texts: dict[str, list[str]] = {}
-        for problem in problems:
-            texts.setdefault(problem.id or f"{image_id}/*", []).append(f"{problem.file}: {problem.problem}")
-        for id, found in texts.items():
-            self.rows.append({"id": id, "group": image_id, "image": "", "prompt": "", "category": "", "n_boxes": 0,
-                              "box_share": np.nan, **dict.fromkeys(SCORE_COLUMNS, np.nan), "error": "; ".join(found)})
 
-    def fail(self, examples: Sequence[GroundingExample], error: Exception) -> None:
-        """Raise, or note the error in a row of each example."""
-        if not self.record or type(error).__name__ == "OutOfMemoryError":
-            raise error
-        text = str(error) if isinstance(error, ExampleError) else f"{type(error).__name__}: {error}"
-        for example in examples:
-            self.row(example, error=text)
-
-# %% ../../nbs/lib/grounding/01_run.ipynb #ec3193c0
-def _open(batch: _Batch) -> list[Image.Image]:
-    """The pictures of the batch; those that cannot be opened leave it, as do examples without boxes."""
-    pictures, kept = [], []
-    for examples in batch.todo:
-        for example in (e for e in examples if not len(e.boxes)):
-            batch.fail([example], ExampleError("there are no boxes to score against", example.id, example.image))
-        examples = [e for e in examples if len(e.boxes)]
-        if not examples:
-            continue
-        try:
-            pictures.append(open_image(examples[0].image, examples[0].size, examples[0].id))
-            kept.append(examples)
-        except ExampleError as error:
-            batch.fail(examples, ExampleError(error.problem, "", batch._name(examples[0].image), error.remedy)
-                       if batch.record else error)
-    batch.todo = kept
-    return pictures
+def _asked(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Asked]:
+    """The records of the pictures that are drawn, in the data set's order."""
+    images, root, found = dataset.images(), getattr(dataset, "root", None), []
+    for position, count in draw([len(dataset.read_image(id)[0]) for id in images], limit, seed).items():
+        examples, problems = dataset.read_image(images[position])
+        found += [_record(example, root) for example in examples[:count]]
+        found += _lost(images[position], problems, remedy)
+    return found
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #585bcdc5
-def _maps(model, batch: _Batch, pictures: list[Image.Image]) -> list[list]:
-    """Maps [h, w] of every example, one list a picture; pictures for which the model fails leave the batch."""
-    prompts = [list(dict.fromkeys(e.prompt for e in examples)) for examples in batch.todo]
+def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample]) -> list[Any]:
+    """The map [h, w] of every example; each phrase of a picture is explained once, all of them together."""
+    opened = {example.image: picture for example, picture in zip(examples, pictures)}
+    prompts = {path: list(dict.fromkeys(e.prompt for e in examples if e.image == path)) for path in opened}
+    asked = list(opened.values()), list(prompts.values())
+    several = getattr(model, "maps_batch", None)
+    found = several(*asked) if several else list(map(model.maps, *asked))
+    if len(found) != len(opened) or any(len(maps) != len(texts) for maps, texts in zip(found, asked[1])):
+        raise ValueError(f"model: expected one map a phrase, got {len(found)} stacks for {len(opened)} pictures")
+    by_phrase = {path: dict(zip(texts, maps)) for (path, texts), maps in zip(prompts.items(), found)}
+    return [by_phrase[example.image][example.prompt] for example in examples]
 
-    def of(rows: Sequence[int]) -> list[list]:
-        images, phrases = [pictures[i] for i in rows], [prompts[i] for i in rows]
-        several = getattr(model, "maps_batch", None)
-        found = several(images, phrases) if several else list(map(model.maps, images, phrases))
-        wrong = [len(m) for m, p in zip(found, phrases) if len(m) != len(p)]
-        if len(found) != len(rows) or wrong:
-            raise ValueError(f"model: expected one map a phrase, got {len(found)} stacks for {len(rows)} pictures")
-        each = [dict(zip(phrases[k], found[k])) for k in range(len(rows))]
-        return [[each[k][e.prompt] for e in batch.todo[i]] for k, i in enumerate(rows)]
 
-    try:
-        return of(range(len(pictures)))
-    except Exception:
-        if not batch.record:
-            raise
-    done, kept = [], []
-    for i, examples in enumerate(batch.todo):
-        try:
-            done += of([i])
-            kept.append(examples)
-        except Exception as error:
-            batch.fail(examples, error)
-    batch.todo = kept
-    return done
+def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
+    """The columns of `score_maps` for the map of each example, as float64."""
+    sizes = np.array([example.size for example in examples])
+    frame = score_maps(maps, [example.boxes for example in examples], image_sizes=sizes, **options)
+    return frame[list(SCORE_COLUMNS)].astype(np.float64).to_dict("records")
+
+
+def _ask(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample], options: dict[str, Any]):
+    """Scores and the raw map of each example."""
+    maps = _explain(model, pictures, examples)
+    return [{**row, "map": a} for row, a in zip(_scores(maps, examples, options), maps)]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #6ba398f4
-def _score(batch: _Batch, maps: list[list], options: dict[str, Any]) -> None:
-    """Rows with scores for the examples of the batch."""
-    examples = [e for found in batch.todo for e in found]
-    flat = [a for found in maps for a in found]
-
-    def of(rows: Sequence[int]) -> list[dict]:
-        boxes, sizes = [examples[i].boxes for i in rows], [examples[i].size for i in rows]
-        frame = score_maps([flat[i] for i in rows], boxes, image_sizes=np.array(sizes), **options)
-        return frame[list(SCORE_COLUMNS)].astype(np.float64).to_dict("records")
-
-    try:
-        scored = of(range(len(examples))) if examples else []
-    except ValueError:
-        if not batch.record:
-            raise
-        for i, example in enumerate(examples):
-            try:
-                batch.row(example, scores=of([i])[0])
-                batch.maps[example.id] = flat[i]
-            except ValueError as error:
-                batch.fail([example], error)
-        return
-    for example, scores, a in zip(examples, scored, flat):
-        batch.row(example, scores=scores)
-        batch.maps[example.id] = a
-
-# %% ../../nbs/lib/grounding/01_run.ipynb #8c882224
-def _settings(model, dataset: Dataset, protocol: MapProtocol, scores: dict[str, Any]) -> dict[str, Any]:
-    data = {"name": dataset.name, "split": dataset.split, "fingerprint": dataset.fingerprint()}
-    return {"model": dict(model.card), "dataset": data, "protocol": protocol.as_dict(), "scores": scores,
-            "library": __version__}
+def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
+    return ExampleList(list(dataset)) if isinstance(dataset, (list, tuple)) else dataset
 
 
-def _batches(dataset: Dataset, chosen, done: set, size: int, record: bool) -> Iterator[tuple[_Batch, int, list[str]]]:
-    """Batches of unfinished work, the number of pictures each covers, and the ids of all its rows, finished or not."""
-    root = getattr(dataset, "root", None)
-    for start in range(0, len(chosen), size):
-        batch, ids, part = _Batch(root, record), [], chosen[start:start + size]
-        for image_id, count in part:
-            examples, problems = dataset.read_image(image_id)
-            problems = [p for p in problems if p.severity == "error"]
-            if problems and not record:
-                first = problems[0]
-                raise ExampleError(first.problem, first.id, first.file, "Repair it, or pass on_error='record' to go on")
-            known = len(ids)
-            ids += [e.id for e in examples[:count]] + list(dict.fromkeys(p.id or f"{image_id}/*" for p in problems))
-            batch.todo.append([e for e in examples[:count] if e.id not in done])
-            if any(id not in done for id in ids[known:]):
-                batch.lost([p for p in problems if (p.id or f"{image_id}/*") not in done], image_id)
-        yield batch, len(part), ids
-
-# %% ../../nbs/lib/grounding/01_run.ipynb #db7df9e6
-def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = "paper",
-           limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
-           batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0, progress: bool = True,
-           seed: int | None = None, save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
-    """Score the maps of a model for every example of a data set.
-
-    model: an Explainer (`maps(image, phrases)` or `maps_batch`, and a `card`). dataset: a `records.Dataset` or a list
-    of examples. protocol, ties, tau, delta: see `score_maps`; boxes and sizes are given in image pixels. limit: at most
-    so many examples (None or 0: all), whole pictures drawn with `seed` (None: 0). store: a folder or RecordStore that
-    keeps finished batches and continues an earlier run; rows made under other settings raise StoreError. on_error:
-    "raise", or "record" for a row with the error's text and NaN scores. batch_images: pictures the model sees at once,
-    and the most that a killed run loses. save_maps: keep the raw map of every scored example in a `MapStore`: True for
-    the folder STORE-maps beside `store`, or a folder, or a store; it is continued like the rows. See `score_store`.
-
-    Returns one row an example, in the data set's order: id, group, image (path under the data set's root), prompt,
-    category, n_boxes, box_share (the boxes' share of the picture), the columns of `score_maps` as float64 (undefined is
-    NaN), error (None or a text). A file that hides an unknown number of examples gives one row with the id "IMAGE/*".
-    `attrs`: model, dataset, protocol, scores, limit, seed, seconds, problems, maps (the folder of the maps, or None).
-    """
-    if on_error not in ("raise", "record"):
-        raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
-    if (limit or 0) < 0 or batch_images < 1:
-        raise ValueError(f"limit, batch_images: expected >= 0 and >= 1, got {limit!r} and {batch_images!r}")
-    dataset = ExampleList(list(dataset)) if isinstance(dataset, (list, tuple)) else dataset
-    begin, rule, seed = time.perf_counter(), get_protocol(protocol), seed or 0
-    scores = {"ties": ties, "tau": tau, "delta": delta}
-    score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
-    keep = _Keeper(store, save_maps, _settings(model, dataset, rule, scores))
-    chosen, ids = _chosen(dataset, limit, seed), []
-    name = f"{model.card.get('name', 'model')} on {dataset.name}"
-    with tqdm(total=len(chosen), desc=name, unit="image", disable=not progress) as bar:
-        for batch, count, rows in _batches(dataset, chosen, keep.done, batch_images, on_error == "record"):
-            ids += rows
-            if any(batch.todo) or batch.rows:
-                pictures = _open(batch)
-                _score(batch, _maps(model, batch, pictures), {"protocol": rule, **scores})
-                keep.add(batch.rows, batch.maps)
-            bar.update(count)
-    frame = keep.frame(ids)
-    frame.attrs = {"model": dict(model.card), "dataset": dataset.describe(), "protocol": rule.as_dict(),
-                   "scores": scores, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3),
-                   "problems": [vars(problem) for problem in dataset.problems],
-                   "maps": None if keep.maps is None else str(keep.maps.folder)}
-    return frame
-
-# %% ../../nbs/lib/grounding/01_run.ipynb #23332274
 def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | None) -> MapStore | None:
     """The map store that `save_maps` means."""
     if save_maps is True:
@@ -236,52 +101,37 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
         return save_maps
     return MapStore(save_maps) if save_maps else None
 
+# %% ../../nbs/lib/grounding/01_run.ipynb #db7df9e6
+def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = "paper",
+           limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
+           batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0, progress: bool = True,
+           seed: int = 0, save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
+    """Score the maps of a model for every example of a data set.
 
-class _Keeper:
-    """Finished rows, in a store or in memory, and maps in a store of their own."""
+    model: an Explainer (`maps(image, phrases)` or `maps_batch`, and a `card`). dataset: a `records.Dataset` or a list
+    of examples. protocol, ties, tau, delta: see `score_maps`; boxes and sizes are given in image pixels. limit: so many
+    examples (None or 0: all), whole pictures drawn with `seed`. store, on_error, batch_images: see `ask_pictures`.
+    save_maps: keep the raw map of every scored example in a `MapStore`: True for the folder STORE-maps beside `store`,
+    or a folder, or a store; it is continued like the rows. See `score_store`.
 
-    def __init__(self, store: str | Path | RecordStore | None, save_maps: bool | str | Path | MapStore, settings: dict):
-        self.store = RecordStore(store) if isinstance(store, (str, Path)) else store
-        self.maps = _map_store(save_maps, self.store)
-        self.rows, self.stored = [], set()
-        if self.store is not None:
-            self.store.bind(settings)
-            self.stored = self.store.done()
-        self.done = set(self.stored)
-        if self.maps is not None:
-            self.maps.bind({key: settings[key] for key in ("model", "dataset", "library")})
-            self.done -= self._without_map()
-
-    def _without_map(self) -> set[str]:
-        """Ids of stored rows with scores whose map is not stored."""
-        rows = self.store.read() if self.stored else pd.DataFrame({"id": [], "error": []})
-        return set(rows["id"][rows["error"].isna()]) - self.maps.done()
-
-    def add(self, rows: list[dict[str, Any]], maps: dict[str, Any]) -> None:
-        if self.maps is not None:
-            new = {id: a for id, a in maps.items() if id not in self.maps}
-            self.maps.append(new, new.values())
-        rows = [row for row in rows if row["id"] not in self.stored]
-        if self.store is None:
-            self.rows += rows
-        else:
-            self.store.append(_frame(rows))
-
-    def frame(self, ids: list[str]) -> pd.DataFrame:
-        """The rows with these ids, in this order."""
-        frame = _frame(self.rows) if self.store is None else self.store.read()
-        if "prompt" not in frame:  # nothing was ever stored
-            frame = _frame([])
-        frame = frame.set_index("id").loc[ids].reset_index()
-        return frame.assign(error=frame["error"].astype(object).where(frame["error"].notna(), None))
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    columns = ["id", "group", "image", "prompt", "category", "n_boxes", "box_share", *SCORE_COLUMNS, "error"]
-    frame = pd.DataFrame(rows, columns=columns)
-    kinds = dict.fromkeys(["id", "group", "image", "prompt", "category"], "str")
-    kinds |= dict.fromkeys(["box_share", *SCORE_COLUMNS], "float64") | {"n_boxes": "int64", "error": "object"}
-    return frame.astype(kinds)
+    Returns one row an example, in the data set's order: id, group, image (path under the data set's root), prompt,
+    category, n_boxes, box_share (the boxes' share of the picture), the columns of `score_maps` as float64 (undefined is
+    NaN), error (None or a text). A file that hides an unknown number of examples gives one row with the id "IMAGE/*".
+    `attrs`: those of `ask_pictures`, and maps (the folder of the maps, or None).
+    """
+    dataset, rule = _as_dataset(dataset), get_protocol(protocol)
+    scores = {"ties": ties, "tau": tau, "delta": delta}
+    score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
+    store = RecordStore(store) if isinstance(store, str | Path) else store
+    maps = _map_store(save_maps, store)
+    remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
+    asked, ask = _asked(dataset, limit, seed, remedy), partial(_ask, options={"protocol": rule, **scores})
+    frame = ask_pictures(model, asked, ask, _COLUMNS, dataset=dataset.describe(),
+                         settings={"protocol": rule.as_dict(), **scores},
+                         store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
+                         limit=limit, seed=seed)
+    frame.attrs["maps"] = None if maps is None else str(maps.folder)
+    return frame
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #4cdab800
 def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[GroundingExample], *,
@@ -292,7 +142,7 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     maps: what `ground(..., save_maps=...)` filled (a folder or a store; `frame.attrs["maps"]`). dataset: where the
     examples of these maps are found by id; examples without a map are left out. protocol, options: see `score_maps`
     (ties, tau, delta, distance, clip_dice, threads). ids: only these examples. Returns the columns of `ground`, one row
-    a map in the data set's order. `attrs`: protocol, scores, dataset, maps, config (what the maps were made under).
+    a map in the data set's order. `attrs`: dataset, settings, maps, config (what the maps were made under).
     Errors: StoreError when no store lies there or a shard is broken, KeyError for an id without a map, ValueError for a
     map whose example is not in the data set.
     """
@@ -300,21 +150,20 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
         if not MapStore.is_store(maps):
             raise StoreError(f"{maps}: no maps are stored here. ground(..., save_maps=FOLDER) stores them")
         maps = MapStore(maps)
-    dataset = ExampleList(list(dataset)) if isinstance(dataset, (list, tuple)) else dataset
-    rule = get_protocol(protocol)
+    dataset, rule = _as_dataset(dataset), get_protocol(protocol)
     score_maps([], [], protocol=rule, **options)  # refuses a wrong option before any work
     wanted = dict.fromkeys(maps if ids is None else ids)
     examples = {e.id: e for e in dataset if e.id in wanted}
     if lost := [id for id in wanted if id not in examples]:
         raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)}, "
                          f"such as {lost[0]!r}; is it the data set and split of these maps?")
-    batch = _Batch(getattr(dataset, "root", None), record=False)
+    rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
-        batch.todo = [[examples[id] for id in part]]
-        _score(batch, [arrays], {"protocol": rule, **options})
-        batch.maps.clear()
-    frame = _frame(batch.rows)
-    frame.attrs = {"protocol": rule.as_dict(), "scores": options, "dataset": dataset.describe(),
+        found = [examples[id] for id in part]
+        scores = _scores(arrays, found, {"protocol": rule, **options})
+        rows += [row_of(_record(example, root), one) for example, one in zip(found, scores)]
+    frame = frame_of(rows, _COLUMNS)
+    frame.attrs = {"dataset": dataset.describe(), "settings": {"protocol": rule.as_dict(), **options},
                    "maps": str(maps.folder), "config": maps.config}
     return frame
 

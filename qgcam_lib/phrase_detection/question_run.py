@@ -7,9 +7,8 @@ __all__ = ['STYLES', 'put_question', 'take_question_groups', 'answer_questions',
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #894df921
 import json
-import time
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..data.picture_loop import Asked, PictureRun, choose_groups
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of
 from ..errors import ExampleError
 from ..models.matching import BASELINES, BaselineAnswerer
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Answerer
 from .prediction_files import predictions_source
-from ..storage.rows import RecordStore
+from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #7d4b55b7
 STYLES = ("shipped", "sentence")
@@ -60,14 +59,14 @@ def take_question_groups(questions: pd.DataFrame, limit: int | None = None, seed
     return questions[questions["group"].isin(chosen)].reset_index(drop=True)
 
 
-def _checksum(questions: pd.DataFrame) -> str:
-    """sha256 over what is asked: ids, texts and picture names, in id order."""
+def _about(questions: pd.DataFrame) -> dict[str, Any]:
+    """The questions as a run reports them; the checksum is over ids, texts and picture names, in id order."""
     rows = sorted(zip(*(questions[name].tolist() for name in _NEEDED[:4])))
-    return sha256(repr(rows).encode()).hexdigest()
+    return {"name": f"{len(rows)} questions", "questions": len(rows), "fingerprint": sha256_of(repr(rows))}
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #dfe66faf
-def _ask(answerer: Answerer, todo: Sequence[tuple[Any, str]], pictures: list[Image.Image], scores: bool) -> list[tuple]:
-    """(answer, yes score or NaN) of each question. todo: (image_id, question as put)."""
+def _ask(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[Any, str]], scores: bool) -> list[dict]:
+    """Answer and yes score (or NaN) of each question. todo: (image_id, question as put)."""
     asked = [text for _, text in todo]
     several = getattr(answerer, "answer_batch", None)
     said = list(several(pictures, asked) if several else map(answerer.answer, pictures, asked))
@@ -76,46 +75,45 @@ def _ask(answerer: Answerer, todo: Sequence[tuple[Any, str]], pictures: list[Ima
     for (id, _), answer in zip(todo, said):
         if not isinstance(answer, str):
             raise ValueError(f"answerer: expected a text as the answer for image_id {id}, got {type(answer).__name__}")
-    if not scores:
-        return [(answer, np.nan) for answer in said]
-    return [(answer, float(answerer.yes_score(*each))) for answer, *each in zip(said, pictures, asked)]
+    sure = [float(answerer.yes_score(*each)) for each in zip(pictures, asked)] if scores else [np.nan] * len(said)
+    return [{"answer": answer, "yes_score": score} for answer, score in zip(said, sure)]
+
+
+def _asked(questions: pd.DataFrame, folders: list[Path], style: str) -> list[Asked]:
+    """A record of every question, put as the style has it."""
+    found = []
+    for row in questions[list(_NEEDED)].to_dict("records"):
+        text, id = put_question(row["question"], style), row["image_id"]
+        known = {"image_id": id, "question_id": row["question_id"], "asked": text}
+        found.append(Asked.within(folders, str(id), row["group"], row["file_name"], what=(id, text), known=known))
+    return found
+
+
+def _columns(questions: pd.DataFrame) -> dict[str, Any]:
+    ids = {name: questions[name].dtype for name in ("image_id", "question_id")}
+    return {**ids, "asked": "str", "answer": "object", "yes_score": "float64"}
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #21b7f73b
 def answer_questions(answerer: Answerer, questions: pd.DataFrame, images: str | Path | Sequence[str | Path], *,
-                     store: str | Path | RecordStore | None = None, limit: int | None = None, seed: int = 0,
-                     style: str = "shipped", scores: bool = False, on_error: str = "raise", batch_images: int = 4,
-                     progress: bool = True) -> pd.DataFrame:
+                     limit: int | None = None, seed: int = 0, style: str = "shipped", scores: bool = False,
+                     **run_options: Any) -> pd.DataFrame:
     """Ask an answerer every question about its picture.
 
     answerer: an Answerer (`models.roles`). questions: from `load_tricd_vqa`. images: the folder of the pictures, or
-    several, the first that has a picture counts. store: a folder or RecordStore that keeps finished pictures and
-    continues an earlier run. limit: so many whole groups (None or 0: all); score on `take_question_groups`. style: see
-    `put_question`. scores: also keep the model's `yes_score`. on_error: "raise", or "skip" to go on where a picture or
-    an answer fails. batch_images: pictures opened at once, and the most that a killed run loses.
-    Returns one row a question in the frame's order: image_id, question_id, asked (the question as put), answer (text,
-    None where it failed), yes_score (NaN unless asked for), error (None or a text). `attrs`: model, data, style, limit,
-    seed, seconds. `evaluate_answers(questions, answers_of(frame))` scores it; a failed row counts as unparsable.
-    Errors: ExampleError naming the question's image_id and the picture; StoreError where the store holds other
-    settings or a picture was exchanged; ValueError for an option, a frame or an answer that is no text.
+    several, the first that has a picture counts. limit: so many whole groups (None or 0: all), drawn with `seed`; score
+    on `take_question_groups`. style: see `put_question`. scores: also keep the model's `yes_score`. run_options: store,
+    on_error ("raise" or "record"), batch_images, progress; see `ask_pictures`.
+    Returns one row a question in the frame's order: id, group, image, image_id, question_id, asked (the question as
+    put), answer (text, None where it failed), yes_score (NaN unless asked for), error (None or a text). `attrs`: those
+    of `ask_pictures`. `evaluate_answers(questions, answers_of(frame))` scores it; a failed row counts as unparsable.
+    Errors: those of `ask_pictures`; ValueError for an option, a frame or an answer that is no text.
     """
-    begin, part = time.perf_counter(), take_question_groups(questions, limit, seed)
+    part, folders = take_question_groups(questions, limit, seed), folders_of(images)
     if scores and not hasattr(answerer, "yes_score"):
         raise ValueError(f"scores: {answerer.card.get('name', 'this answerer')!r} has no yes_score. Leave scores out")
-    asked = {str(id): put_question(text, style) for id, text in zip(part["image_id"], part["question"])}
-    settings = {"model": dict(answerer.card), "data": {"checksum": _checksum(questions), "questions": len(questions)},
-                "style": style, "scores": scores}
-    run = PictureRun(images, store, settings, on_error=on_error, batch_images=batch_images)
-    items = [Asked(id, name, None, (id, text)) for (id, text), name in zip(asked.items(), part["file_name"])]
-    rows = run.go(items, lambda todo, pictures: _ask(answerer, todo, pictures, scores),
-                  lambda _, said: {"answer": said[0], "yes_score": said[1]},
-                  name=f"{answerer.card.get('name', 'answerer')} on {len(part)} questions", progress=progress)
-    errors = {error["id"]: error["error"] for error in run.errors}
-    frame = part[["image_id", "question_id"]].assign(
-        asked=list(asked.values()), answer=pd.Series([rows.get(id, {}).get("answer") for id in asked], dtype=object),
-        yes_score=[float(rows.get(id, {}).get("yes_score", np.nan)) for id in asked],
-        error=pd.Series([errors.get(id) for id in asked], dtype=object))
-    frame.attrs = {**settings, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3)}
-    return frame
+    return ask_pictures(answerer, _asked(part, folders, style), partial(_ask, scores=scores), _columns(part),
+                        dataset=_about(questions), settings={"style": style, "scores": scores}, limit=limit,
+                        seed=seed, **run_options)
 
 
 def answers_of(frame: pd.DataFrame) -> dict[int, Any]:
@@ -123,14 +121,8 @@ def answers_of(frame: pd.DataFrame) -> dict[int, Any]:
     return dict(zip(frame["image_id"].tolist(), frame["answer"].tolist()))
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #e8e508e3
-def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
-    """Answers from a JSON file, as a frame in the form of `answer_questions`, one row a question.
-
-    path: a list of {"image_id" or "question_id", "answer"}, or an object {image_id: answer}. A question without an
-    answer in the file has None and an error text.
-    Errors: ExampleError naming the file and the record: not JSON, no id, an id that no question has, an id twice.
-    """
-    path = Path(path)
+def _records(path: Path) -> list[Any]:
+    """The records of a JSON file of answers, in either form."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -139,9 +131,20 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
         content = [{"image_id": id, "answer": answer} for id, answer in content.items()]
     if not isinstance(content, list):
         raise ExampleError(f"expected a list or an object, got {type(content).__name__}", file=path.name)
+    return content
+
+
+def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
+    """Answers from a JSON file, as a frame in the form of `answer_questions`, one row a question.
+
+    path: a list of {"image_id" or "question_id", "answer"}, or an object {image_id: answer}. A question without an
+    answer in the file has None and an error text.
+    Errors: ExampleError naming the file and the record: not JSON, no id, an id that no question has, an id twice.
+    """
+    path = Path(path)
     by_question = dict(zip(map(str, questions["question_id"]), map(str, questions["image_id"])))
     known, said = set(by_question.values()), {}
-    for number, record in enumerate(content):
+    for number, record in enumerate(_records(path)):
         if not isinstance(record, dict) or "answer" not in record or not {"image_id", "question_id"} & set(record):
             raise ExampleError(f"record {number}: expected image_id or question_id, and answer, got "
                                f"{str(record)[:80]!r}", file=path.name)
@@ -151,10 +154,10 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
                                f"{str(record)[:80]!r}", file=path.name, remedy="Is it of the same split?")
         said[id] = record["answer"]
     ids = questions["image_id"].map(str)
-    errors = [None if id in said else f"{path.name}: no answer" for id in ids]
-    return questions[["image_id", "question_id"]].assign(
-        asked=questions["question"], answer=pd.Series([said.get(id) for id in ids], dtype=object, index=ids.index),
-        yes_score=np.nan, error=pd.Series(errors, dtype=object, index=ids.index))
+    rows = questions.rename(columns={"file_name": "image", "question": "asked"}).assign(
+        id=ids, answer=pd.Series([said.get(id) for id in ids], dtype=object, index=ids.index), yes_score=np.nan,
+        error=[None if id in said else f"{path.name}: no answer" for id in ids])
+    return frame_of(rows.reset_index(drop=True), _columns(questions))
 
 # %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #6fe46d26
 def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Sequence[str | Path] | None = None, *,
@@ -173,7 +176,8 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
         frame = read_answers(path, questions)
         frame = frame[frame["image_id"].isin(take_question_groups(questions, limit, seed)["image_id"])]
         frame = frame.reset_index(drop=True)
-        frame.attrs = {"model": {"name": f"predictions:{path.name}"}, "limit": limit, "seed": seed, "seconds": None}
+        frame.attrs = {"model": {"name": f"predictions:{path.name}"}, "dataset": _about(questions), "settings": None,
+                       "limit": limit, "seed": seed, "seconds": None, "problems": []}
         return frame
     entry = None if source in BASELINES else find_model(source)
     if entry and entry.role != "answerer":

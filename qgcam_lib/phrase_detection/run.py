@@ -6,23 +6,22 @@
 __all__ = ['take_groups', 'asked_checksum', 'FoundPhrases', 'detect_phrases', 'predictions_for']
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #59f94859
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from ..data.picture_loop import Asked, PictureRun, choose_groups
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of
 from ..data.tricd.pairs import Tricd, TricdPair
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Detections, Detector
 from .matching import best_of_each, descending
 from .prediction_files import Predictions, predictions_source, read_predictions
-from ..storage.rows import RecordStore
+from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #084ea1f3
 def take_groups(data: Tricd, limit: int | None = None, seed: int = 0) -> Tricd:
@@ -41,31 +40,34 @@ def _checked(found: Any, pair: TricdPair) -> Detections:
     return found
 
 
-def _ask(detector: Detector, pairs: list[TricdPair], pictures: list[Image.Image]) -> list[Detections]:
+def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.ndarray]:
+    """The best boxes of each phrase, as they are stored."""
+    kept = best_of_each(descending(found.scores), found.phrases, len(pair.phrases), max_boxes)
+    ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
+    return {"scores": found.scores[kept], "boxes": found.boxes[kept].ravel(), "phrase_ids": ids[found.phrases[kept]]}
+
+
+def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
     """What the detector finds for each pair in its opened picture."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]
     several = getattr(detector, "detect_batch", None)
     found = several(pictures, captions, spans) if several else list(map(detector.detect, pictures, captions, spans))
     if len(found) != len(pairs):
         raise ValueError(f"detector: expected {len(pairs)} results, one a pair, got {len(found)}")
-    return [_checked(each, pair) for each, pair in zip(found, pairs)]
+    return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(found, pairs)]
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #f0313807
 def asked_checksum(data: Tricd) -> str:
     """sha256 over what a detector is asked: ids, picture names, sizes, captions and spans of all pairs, in id order."""
-    total = sha256()
-    for pair in data.pairs:
-        spans = [(phrase.id, phrase.spans) for phrase in pair.phrases]
-        total.update(repr((pair.id, pair.file_name, pair.size, pair.caption, spans)).encode())
-    return total.hexdigest()
+    return sha256_of(*(repr((pair.id, pair.file_name, pair.size, pair.caption,
+                             [(phrase.id, phrase.spans) for phrase in pair.phrases])) for pair in data.pairs))
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #1d60a48b
 class FoundPhrases(Predictions):
     """Predictions with their story: {pair id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids": [n]}}.
 
-    attrs: model (the card; of a file: its name and form), data (file, checksum, pairs), max_boxes, limit, seed,
-    seconds, errors (one {"id", "image", "error"} a skipped pair; a skipped pair has no entry, and `evaluate` takes it
-    for silence).
+    attrs: those of `ask_pictures`; `problems` has one {"id", "image", "error"} a failed pair. Such a pair has no entry,
+    and `evaluate` takes it for silence. Of a file: model is its name and form, settings and seconds are None.
     """
 
     def __init__(self, items: Mapping[int, dict[str, np.ndarray]], attrs: Mapping[str, Any]):
@@ -74,50 +76,37 @@ class FoundPhrases(Predictions):
 
 
 def _about(data: Tricd) -> dict[str, Any]:
-    return {"file": Path(data.file).name, "checksum": asked_checksum(data), "pairs": len(data)}
-
-
-def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.ndarray]:
-    kept = best_of_each(descending(found.scores), found.phrases, len(pair.phrases), max_boxes)
-    ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
-    return {"scores": found.scores[kept], "boxes": found.boxes[kept].ravel(), "phrase_ids": ids[found.phrases[kept]]}
+    """The data as a run reports it."""
+    return {"name": Path(data.file).name or "TRICD", "pairs": len(data), "fingerprint": asked_checksum(data)}
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    boxes = np.array(row["boxes"], np.float64).reshape(-1, 4)
-    return {"scores": np.array(row["scores"], np.float64), "boxes": boxes,
-            "phrase_ids": np.array(row["phrase_ids"], np.int64)}
+    """A stored row as `evaluate` takes it."""
+    return {"scores": np.array(row["scores"], np.float64), "phrase_ids": np.array(row["phrase_ids"], np.int64),
+            "boxes": np.array(row["boxes"], np.float64).reshape(-1, 4)}
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #45152e1b
 def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequence[str | Path], *,
-                   store: str | Path | RecordStore | None = None, limit: int | None = None, seed: int = 0,
-                   on_error: str = "raise", batch_images: int = 4, max_boxes: int = 100,
-                   progress: bool = True) -> FoundPhrases:
+                   limit: int | None = None, seed: int = 0, max_boxes: int = 100, **run_options: Any) -> FoundPhrases:
     """Ask a detector for the phrases of every pair of a picture and a caption.
 
     detector: a Detector (`models.roles`). data: from `load_tricd`. images: the folder of the pictures, or several, the
-    first that has a picture counts. store: a folder or RecordStore that keeps finished pictures and continues an
-    earlier run. limit: so many whole groups of pairs (None or 0: all), see `take_groups`, which gives the data to
-    score these predictions on. on_error: "raise", or "skip" to go on without a pair whose picture or detection fails.
-    batch_images: pictures opened at once, all their captions in one `detect_batch`, and the most that a killed run
-    loses. max_boxes: the best boxes kept of each phrase of a pair.
+    first that has a picture counts. limit: so many whole groups of pairs (None or 0: all), drawn with `seed`; see
+    `take_groups`, which gives the data to score these predictions on. max_boxes: the best boxes kept of each phrase of
+    a pair. run_options: store, on_error ("raise" or "record"), batch_images, progress; see `ask_pictures`.
     Returns `FoundPhrases`, one entry a pair in ascending order of the ids: scores, boxes in pixels, phrase_ids.
-    Errors: ExampleError naming pair and picture; StoreError where the store holds other settings or a picture was
-    exchanged; ValueError for an option out of range or a detector that answers about phrases it was not asked.
+    Errors: those of `ask_pictures`; ValueError for a detector that answers about phrases it was not asked.
     """
     if max_boxes < 1:
         raise ValueError(f"max_boxes: expected at least 1, got {max_boxes!r}")
-    begin, part = time.perf_counter(), take_groups(data, limit, seed)
-    settings = {"model": dict(detector.card), "data": _about(data), "max_boxes": max_boxes}
-    run = PictureRun(images, store, settings, on_error=on_error, batch_images=batch_images)
-    name = f"{detector.card.get('name', 'detector')} on {Path(data.file).name or 'TRICD'}"
-    rows = run.go([Asked(str(pair.id), pair.file_name, pair.size, pair) for pair in part.pairs],
-                  lambda pairs, pictures: _ask(detector, pairs, pictures),
-                  lambda pair, found: _row(pair, found, max_boxes),
-                  name=name, progress=progress)
-    attrs = {**settings, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3),
-             "errors": list(run.errors)}
-    return FoundPhrases({int(id): _entry(row) for id, row in rows.items()}, attrs=attrs)
+    folders = folders_of(images)
+    asked = [Asked.within(folders, str(pair.id), pair.group, pair.file_name, size=pair.size, what=pair)
+             for pair in take_groups(data, limit, seed).pairs]
+    frame = ask_pictures(detector, asked, partial(_ask, max_boxes=max_boxes),
+                         dict.fromkeys(("scores", "boxes", "phrase_ids"), "object"), dataset=_about(data),
+                         settings={"max_boxes": max_boxes}, limit=limit, seed=seed, **run_options)
+    rows = frame[frame["error"].isna()].to_dict("records")
+    return FoundPhrases({int(row["id"]): _entry(row) for row in rows}, frame.attrs)
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #f9d772a5
 def _load_detector(name: str, weights: str | Path, device: str, seed: int, options: Mapping[str, Any]) -> Detector:
@@ -148,8 +137,8 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
         part = take_groups(data, limit, seed)
         kept = {id: found[id] for id in part.pair_ids.tolist() if id in found}
         result = FoundPhrases(kept, {"model": {"name": f"predictions:{path.name}", "weights": found.form},
-                                     "data": _about(data), "max_boxes": None, "limit": limit, "seed": seed,
-                                     "seconds": None, "errors": []})
+                                     "dataset": _about(data), "settings": None, "limit": limit, "seed": seed,
+                                     "seconds": None, "problems": []})
         result.form, result.file, result.left_out = found.form, found.file, found.left_out
         return result
     if images is None:

@@ -133,7 +133,7 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #7676feed
 def run_records(folder: str | Path) -> pd.DataFrame:
     """The records of the model of one run of `q_groundcam.ipynb`, one row an example; its baselines are left out."""
-    return RecordStore(Path(folder) / "records" / "model").read()
+    return RecordStore(Path(folder) / "records" / "model").read(keep="last")
 
 
 def table1_summary(runs: pd.DataFrame, records: Mapping[str, pd.DataFrame], **options) -> pd.DataFrame:
