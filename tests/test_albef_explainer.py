@@ -16,9 +16,10 @@ from qgcam_lib.models import Explainer, Matcher, list_models, load_model
 from qgcam_lib.models.albef import loading as loading
 from qgcam_lib.models.albef.explainer import AlbefExplainer, clean_caption
 from qgcam_lib.models.albef.network import ALBEF_CONFIGS, AlbefConfig, build_albef
-from qgcam_lib.models.blip.explainer import prepare_image
-from qgcam_lib.models.common.checkpoints import save_model, zoo_folder
+from qgcam_lib.models.common.checkpoints import save_model
+from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
+from qgcam_lib.models.registry import zoo_folder
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]
 TYPES = "text_encoder.bert.embeddings.token_type_embeddings.weight"

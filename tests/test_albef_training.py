@@ -22,9 +22,10 @@ from qgcam_lib.finetune.minis import MINIS, main, make_entry
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model
 from qgcam_lib.models.albef.network import AlbefConfig, build_albef, inference_state
-from qgcam_lib.models.common.checkpoints import load_state, zoo_folder
+from qgcam_lib.models.common.checkpoints import load_state
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.common.zoo import load_zoo
+from qgcam_lib.models.registry import zoo_folder
 
 TINY = replace(
     ALBEF_MINI,

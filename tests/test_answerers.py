@@ -13,9 +13,9 @@ from PIL import Image
 
 from qgcam_lib.models import load_model
 from qgcam_lib.models.albef.network import AlbefConfig
-from qgcam_lib.models.blip.explainer import prepare_image
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.blip.vqa import VQA_CONFIGS, clean_question
+from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Answerer

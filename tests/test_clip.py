@@ -22,7 +22,8 @@ from qgcam_lib.models.clip.network import (
     word_vocabulary,
 )
 from qgcam_lib.models.common.checkpoints import save_model
-from qgcam_lib.models.registry import Explainer, Matcher, find_model
+from qgcam_lib.models.registry import find_model
+from qgcam_lib.models.roles import Explainer, Matcher
 
 NAME = "clip-rn50x16-gscorecam"
 PHRASES = ["a red ball", "the small dog", "a ball on the grass"]

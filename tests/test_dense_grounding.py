@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import Detector, load_model
-from qgcam_lib.models.common.checkpoints import zoo_folder
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.common.zoo import card_markdown, load_zoo, zoo_table
 from qgcam_lib.models.dense.loading import build_dense_grounding
 from qgcam_lib.models.dense.network import DenseConfig, DenseDetector, cell_boxes, cell_centres, encode_captions
+from qgcam_lib.models.registry import zoo_folder
 
 TINY = DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
 
@@ -152,7 +152,7 @@ def test_boxes_come_back_in_pixels_of_the_picture_as_given(detector, model):
 @pytest.mark.parametrize("size", [(32, 32), (7, 300), (640, 427), (1, 1)])
 def test_any_size_is_squashed_and_undone(detector, model, size):
     """Against the net's own output: fractions of the sides, times the sides."""
-    from qgcam_lib.models.blip.explainer import prepare_image
+    from qgcam_lib.models.common.images import prepare_image
 
     image = picture(size, 3)
     text = encode_captions(model.tokenizer, ["a cat and a dog"], [PHRASES], 40)

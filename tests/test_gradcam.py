@@ -17,8 +17,9 @@ from qgcam_lib.explain.gradcam import (
     token_maps,
     token_weights,
 )
-from qgcam_lib.models.blip.explainer import BlipExplainer, prepare_image
+from qgcam_lib.models.blip.explainer import BlipExplainer
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
+from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]

@@ -19,10 +19,12 @@ from PIL import Image
 
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
 from qgcam_lib.models.blip import loading as loading
-from qgcam_lib.models.blip.explainer import BlipExplainer, clean_phrase, prepare_image
+from qgcam_lib.models.blip.explainer import BlipExplainer
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
 from qgcam_lib.models.common.checkpoints import load_state, read_card, read_state, resize_positions, save_model
+from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
+from qgcam_lib.models.common.words import clean_phrase
 from qgcam_lib.models.registry import MODELS, find_model
 
 SMALL = BlipConfig(image_size=64, patch_size=16, vision_width=48, vision_depth=1, vision_heads=3, text_width=32,

@@ -32,10 +32,9 @@ from qgcam_lib.finetune.pairs import Truths
 from qgcam_lib.finetune.texts import ImageText, mirrored
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.miniworld.writers.flickr30k import annotated
-from qgcam_lib.models.common.checkpoints import zoo_folder
 from qgcam_lib.models.common.zoo import load_zoo
 from qgcam_lib.models.owl import OwlDetector, OwlModel, build_owl
-from qgcam_lib.models.registry import load_model
+from qgcam_lib.models.registry import load_model, zoo_folder
 
 SMALL = OwlRecipe(batch=6, texts=6, steps=6, warmup=1, log_every=2, images=40)
 START = zoo_folder() / "blip-mini"

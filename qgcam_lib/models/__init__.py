@@ -1,6 +1,6 @@
 """Models by role: what they must do, which there are, and how to get one."""
 
-from .registry import Explainer, Matcher, list_models, load_model
-from .roles import Answerer, Detections, Detector
+from .registry import list_models, load_model
+from .roles import Answerer, Detections, Detector, Explainer, Matcher
 
 __all__ = ["Answerer", "Detections", "Detector", "Explainer", "Matcher", "list_models", "load_model"]

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from ..explain.gradcam import Tokens
-from .blip.explainer import clean_phrase, prepare_image
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
+from .common.images import prepare_image
+from .common.words import clean_phrase
 from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #82f6866c

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from ..explain.gradcam import Tokens
-from .blip.explainer import prepare_image
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
+from .common.images import prepare_image
 from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .common.detector import BoxDetector, best_pairs, imagenet_pixels, to_corners
+from .common.detector import BoxDetector, best_pairs, to_corners
 from .common.hugging_face import load_pretrained
+from .common.images import imagenet_pixels
 from .common.vocabulary import SPECIAL_TOKENS, build_vocabulary
 from .registry import ModelEntry, find_model
 from .roles import Detections, Spans

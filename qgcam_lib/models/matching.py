@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .common.hugging_face import as_picture
-from .registry import Matcher, ModelEntry, find_model, load_model
+from .common.images import as_picture
+from .registry import ModelEntry, find_model, load_model
+from .roles import Matcher
 
 # %% ../../nbs/lib/models/10_matching.ipynb #325ec535
 _OPENING = re.compile(r"\s*(?:(?:is|are|was|were)\s+there\b|(?:is|are|was|were|do|does|did|has|have|can)\b)\s*", re.I)

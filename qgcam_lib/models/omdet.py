@@ -17,8 +17,10 @@ from torchvision.ops import batched_nms
 
 from .blip.loading import _source
 from .clip.network import TextTokenizer, bpe_tokenizer, word_tokenizer
-from .common.detector import BoxDetector, best_pairs, imagenet_pixels, to_corners
-from .common.hugging_face import _folder, _read, _sha256, plain_phrase
+from .common.detector import BoxDetector, best_pairs, to_corners
+from .common.hugging_face import _folder, _read, _sha256
+from .common.images import imagenet_pixels
+from .common.words import plain_phrase
 from .registry import ModelEntry, find_model
 from .roles import Detections, Spans
 

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .blip.explainer import MEAN, STD, prepare_image
 from .blip.loading import _source
 from .clip.network import TextTokenizer, bpe_tokenizer, word_tokenizer
-from .common.checkpoints import FILES, load_state, read_card, read_state, zoo_folder
+from .common.checkpoints import FILES, load_state, read_card, read_state
 from .common.detector import BoxDetector, best_pairs, to_corners
-from .common.hugging_face import _folder, _read, _sha256, plain_phrase
-from .registry import ModelEntry, find_model
+from .common.hugging_face import _folder, _read, _sha256
+from .common.images import MEAN, STD, prepare_image
+from .common.words import plain_phrase
+from .registry import ModelEntry, find_model, zoo_folder
 from .roles import Detections, Spans
 
 if TYPE_CHECKING:

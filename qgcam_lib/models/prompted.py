@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from .blip.explainer import _device, _dtype
-from .common.hugging_face import _folder, _sha256, as_picture
+from .common.device import use_device, use_dtype
+from .common.hugging_face import _folder, _sha256
+from .common.images import as_picture
 from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/09_prompted.ipynb #a82a383f
@@ -45,7 +46,7 @@ class PromptedAnswerer:
         fill_prompt(prompt, "is it so")  # refuses a wrong prompt before any work
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
-        self.device, dtype = _device(device), _dtype(precision)
+        self.device, dtype = use_device(device), use_dtype(precision)
         self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         self.processor, self.prompt, self.max_new_tokens = processor, prompt, max_new_tokens
         self.card = {**(card or {}), "prompt": prompt, "chat_template": bool(getattr(processor, "chat_template", None)),
@@ -122,7 +123,7 @@ def _model(where: str, precision: str, seed: int, random: bool) -> Any:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 return AutoModelForImageTextToText.from_config(config)
-        model, info = AutoModelForImageTextToText.from_pretrained(where, torch_dtype=_dtype(precision),
+        model, info = AutoModelForImageTextToText.from_pretrained(where, torch_dtype=use_dtype(precision),
                                                                   output_loading_info=True)
     except OSError as error:
         raise FileNotFoundError(

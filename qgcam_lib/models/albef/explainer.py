@@ -11,7 +11,8 @@ import warnings
 from typing import Any
 
 from .network import AlbefConfig
-from ..blip.explainer import BlipExplainer, clean_phrase
+from ..blip.explainer import BlipExplainer
+from ..common.words import clean_phrase
 
 # %% ../../../nbs/lib/models/albef/02_explainer.ipynb #ff38e046
 def clean_caption(phrase: str, max_words: int = 50) -> str:

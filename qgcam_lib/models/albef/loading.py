@@ -15,9 +15,9 @@ import torch
 from .explainer import AlbefExplainer
 from .network import ALBEF_CONFIGS, AlbefConfig, build_albef, inference_state
 from ..blip.loading import _source, official_vocabulary
-from ..common.checkpoints import FILES, load_state, read_card, read_state, resize_positions, zoo_folder
+from ..common.checkpoints import FILES, load_state, read_card, read_state, resize_positions
 from ..common.vocabulary import build_vocabulary, make_tokenizer
-from ..registry import ModelEntry, find_model
+from ..registry import ModelEntry, find_model, zoo_folder
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #d671cf0b
 MAY_MISS = (r"text_encoder\.embeddings\.position_ids$", r"temp$")

@@ -15,17 +15,9 @@ import torch
 
 from .explainer import BlipExplainer
 from .network import CONFIGS, BlipConfig, build_blip_itm
-from qgcam_lib.models.common.checkpoints import (
-    FILES,
-    file_sha256,
-    load_state,
-    read_card,
-    read_state,
-    resize_positions,
-    zoo_folder,
-)
+from ..common.checkpoints import FILES, file_sha256, load_state, read_card, read_state, resize_positions
 from ..common.vocabulary import build_vocabulary, make_tokenizer
-from ..registry import WEIGHTS, ModelEntry, find_model
+from ..registry import WEIGHTS, ModelEntry, find_model, zoo_folder
 
 # %% ../../../nbs/lib/models/blip/03_loading.ipynb #4a36dd1b
 MAY_MISS = (r"text_encoder\.embeddings\.position_ids$",)

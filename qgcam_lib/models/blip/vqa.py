@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from PIL import Image
 
-from .explainer import MAX_WORDS, _device, _dtype, image_states, prepare_image
+from .explainer import image_states
 from .loading import _source, official_checkpoint, official_vocabulary
 from .network import BlipConfig, _image_encoder, _quiet, _text_encoder
 from ..common.checkpoints import load_state, read_state, resize_positions
+from ..common.device import use_device, use_dtype
+from ..common.images import prepare_image
 from ..common.vocabulary import build_vocabulary, make_tokenizer
+from ..common.words import MAX_WORDS
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #798dfae6
@@ -106,7 +109,7 @@ class LavisAnswerer:
                              f"{candidates!r}, {beams!r} and {max_length!r}")
         self.mode, self.answers, self.config = mode, answer_list(answers), config
         self.candidates, self.beams, self.max_length = candidates, beams, max_length
-        self.device, dtype = _device(device), _dtype(precision)
+        self.device, dtype = use_device(device), use_dtype(precision)
         self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         ways = {"answers": self.answers, "candidates": candidates} if mode == "rank" else {
             "beams": beams, "max_length": max_length}

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from ...explain.gscorecam import ScoreCam, gscorecam
-from ..blip.explainer import _device, prepare_image
 from ..blip.loading import _source
 from .network import ClipModel, build_clip
-from ..common.checkpoints import FILES, file_sha256, load_state, read_card, read_state, zoo_folder
-from ..registry import ModelEntry, find_model
+from ..common.checkpoints import FILES, file_sha256, load_state, read_card, read_state
+from ..common.device import use_device
+from ..common.images import prepare_image
+from ..registry import ModelEntry, find_model, zoo_folder
 
 # %% ../../../nbs/lib/models/clip/02_loading.ipynb #1a8e7919
 def published_address(name: str) -> str:
@@ -95,7 +96,7 @@ class ClipExplainer:
             raise ValueError(f"tokens: CLIP scores whole texts, so only 'none' is possible, got {tokens!r}.")
         if precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision: expected 'float32' or 'bfloat16' (meant for GPUs), got {precision!r}.")
-        self.clip, self.device, self.dtype = clip, _device(device), getattr(torch, precision)
+        self.clip, self.device, self.dtype = clip, use_device(device), getattr(torch, precision)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = clip.model.to(self.device, self.dtype, memory_format=layout).eval().requires_grad_(False)
         self.scale = self.model.logit_scale.detach().float().exp()

@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 from ..common.detector import best_pairs
-from ..common.hugging_face import as_picture, plain_phrase
-from ..registry import Matcher, ModelEntry, find_model, load_model
-from ..roles import Detections, Spans, phrase_texts
+from ..common.images import as_picture
+from ..common.words import plain_phrase
+from ..registry import ModelEntry, find_model, load_model
+from ..roles import Detections, Matcher, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/clip/04_proposals.ipynb #454b697c
 def sliding_windows(width: int, height: int, *, sizes: Sequence[float] = (0.3, 0.55, 1.0),

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ..blip.loading import _source
-from ..common.checkpoints import FILES, load_state, read_card, read_state, zoo_folder
+from ..common.checkpoints import FILES, load_state, read_card, read_state
 from ..common.vocabulary import build_vocabulary, make_tokenizer
 from .network import DenseConfig, DenseDetector, DenseGrounding
-from ..registry import ModelEntry, find_model
+from ..registry import ModelEntry, find_model, zoo_folder
 
 # %% ../../../nbs/lib/models/dense/02_loading.ipynb #2cb0b35e
 def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0

@@ -20,7 +20,8 @@ from torch import nn
 from torchvision.ops import nms
 
 from ...data.records import open_image
-from ..blip.explainer import _device, prepare_image
+from ..common.device import use_device
+from ..common.images import prepare_image
 from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7276bbeb
@@ -227,7 +228,7 @@ class DenseDetector:
             raise ValueError("nms_overlap, max_boxes, quality_power, batch: expected 0 < nms_overlap <= 1, max_boxes "
                              f">= 1, quality_power >= 0 and batch >= 1, got {nms_overlap}, {max_boxes}, "
                              f"{quality_power} and {batch}.")
-        self.device = _device(device)
+        self.device = use_device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.nms_overlap, self.max_boxes, self.quality_power = nms_overlap, max_boxes, quality_power
         self.batch = batch

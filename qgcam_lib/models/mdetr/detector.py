@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..blip.explainer import _device
-from ..common.hugging_face import as_picture
+from ..common.device import use_device
+from ..common.images import as_picture
 from .network import ImagePatches, Mdetr
 from ..roles import Detections, Spans, phrase_texts
 
@@ -134,7 +134,7 @@ class MdetrDetector:
         if batch_pairs < 1:
             raise ValueError(f"batch_pairs: expected at least 1, got {batch_pairs}.")
         self.tokenizer, self.token_score, self.batch_pairs = tokenizer, token_score, batch_pairs
-        self.device = _device(device)
+        self.device = use_device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.card = {**(card or {}), "backbone": config.backbone, "token_score": token_score, "input_size":
                      f"shorter side {config.shorter}, longer at most {config.longest}", "queries": config.queries,

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ...explain.gradcam import Tokens
-from ..blip.explainer import prepare_image
 from ..common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
+from ..common.images import prepare_image
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #86770a3a

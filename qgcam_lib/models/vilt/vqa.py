@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..blip.explainer import _device, _dtype
-from ..common.hugging_face import as_picture, load_pretrained, plain_phrase
+from ..common.device import use_device, use_dtype
+from ..common.hugging_face import load_pretrained
+from ..common.images import as_picture
+from ..common.words import plain_phrase
 from ..registry import ModelEntry, find_model
 from .explainer import ViltExplainer
 
@@ -38,7 +40,7 @@ class ViltAnswerer:
         if lost or (answers is not None and not answers):
             raise ValueError(f"answers: expected some of the {len(self.labels)} answers of this model, such as "
                              f"{self.labels[:3]}, got {lost or list(answers)}")
-        self.device, dtype = _device(device), _dtype(precision)
+        self.device, dtype = use_device(device), use_dtype(precision)
         self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         self.tokenizer, self.max_tokens = tokenizer, max_tokens or model.config.max_position_embeddings
         self.answers = list(answers) if answers else None
