@@ -9,8 +9,7 @@ __all__ = ['PAPER_MODELS', 'NO_RUN', 'REFERENCES', 'CLAIM_ROLES', 'source_name',
 # %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #82155993
 from collections.abc import Sequence
 
-from ...models.common.checkpoints import zoo_folder
-from ...models.registry import MODELS
+from ...models.registry import MODELS, zoo_folder
 from ...phrase_detection.prediction_files import predictions_source
 
 # %% ../../../nbs/lib/papers/tricd/05_runs.ipynb #12b9a778
