@@ -16,20 +16,20 @@ from safetensors.torch import save_file
 
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.models import load_model
+from qgcam_lib.models.common.detector import to_corners
+from qgcam_lib.models.common.sources import published_file
 from qgcam_lib.models.mdetr.detector import (
     MdetrDetector,
     byte_tokenizer,
     mdetr_size,
     phrase_scores,
     roberta_tokenizer,
-    to_pixels,
     token_positions,
 )
 from qgcam_lib.models.mdetr.loading import (
     SPARE_NAMES,
     load_mdetr,
     load_official,
-    official_mdetr,
     official_names,
     read_mdetr_state,
 )
@@ -222,10 +222,10 @@ def test_official_weights_without_a_network_say_where_to_put_them(tmp_path, monk
     monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match="pretrained_EB5_checkpoint.pth, or pass its path") as error:
-        official_mdetr(MODELS["mdetr-enb5"])
+        published_file(MODELS["mdetr-enb5"])
     assert str(tmp_path) in str(error.value) and "zenodo.org/record/4721981" in str(error.value)
     there = save(tmp_path / "checkpoints" / "pretrained_resnet101_checkpoint.pth", {})
-    assert official_mdetr(MODELS["mdetr-r101"]) == there
+    assert published_file(MODELS["mdetr-r101"]) == there
     monkeypatch.setattr("transformers.RobertaTokenizerFast.from_pretrained", unreachable)
     with pytest.raises(FileNotFoundError, match="Pass vocab=FOLDER"):
         roberta_tokenizer()
@@ -263,7 +263,7 @@ def test_a_box_is_found_where_it_is_at_every_shape():
         seen = truth * np.array([columns / width, rows / height] * 2)
         centre, size = (seen[:, :2] + seen[:, 2:]) / 2, seen[:, 2:] - seen[:, :2]
         shares = np.concatenate([centre, size], 1) / np.array([columns, rows, columns, rows])
-        assert np.allclose(to_pixels(shares, width, height), truth, atol=1e-9)
+        assert np.allclose(to_corners(torch.from_numpy(shares), width, height), truth, atol=1e-9)
 
 
 def test_boxes_follow_the_size_of_the_picture_as_given(detector):

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
-from qgcam_lib.models.blip import loading as loading
 from qgcam_lib.models.blip.explainer import BlipExplainer
+from qgcam_lib.models.blip.loading import load_weights
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
+from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.checkpoints import load_state, read_card, read_state, resize_positions, save_model
 from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
@@ -100,28 +101,26 @@ def test_refusals_are_clear(call, message, monkeypatch):
 def test_missing_weights_say_what_to_do(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match="Did you mean 'official'"):
         load_model("blip-base", "offical")
-    monkeypatch.setattr(loading, "zoo_folder", lambda: tmp_path)
+    monkeypatch.setattr(sources, "zoo_folder", lambda: tmp_path)
     with pytest.raises(FileNotFoundError, match="make zoo"):
         load_model("blip-base", "mini")
 
 
-def test_official_weights_come_from_lavis_cache(monkeypatch, tmp_path):
+def test_official_weights_come_from_torchs_cache(monkeypatch, tmp_path):
     """A file that lies in torch's cache under the official name is taken; offline, the error names the place."""
-    import timm.models._hub as hub
-
     def unreachable(*args, **kwargs):
         raise urllib.error.URLError("no network")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(hub, "download_url_to_file", unreachable)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     entry = find_model("blip-base")
     with pytest.raises(FileNotFoundError, match="checkpoints/model_base_retrieval_coco.pth, or pass its path"):
-        loading.official_checkpoint(entry)
+        sources.published_file(entry)
     assert "official (download)" in list_models().set_index("name").loc["blip-base", "weights"]
     target = tmp_path / "hub" / "checkpoints" / "model_base_retrieval_coco.pth"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(b"not a checkpoint")
-    assert loading.official_checkpoint(entry) == target
+    assert sources.published_file(entry) == target
     assert "official (cached)" in list_models().set_index("name").loc["blip-base", "weights"]
     with pytest.raises(FileNotFoundError, match="Pass vocab=PATH"):
         load_model("blip-base", "official")
@@ -215,7 +214,7 @@ def test_training_leftovers_are_passed_over_and_named(blip, state, tmp_path):
              "image_queue": torch.zeros(4), "text_queue": torch.zeros(4), "idx_queue": torch.zeros(4),
              "ptr_queue": torch.zeros(1)}
     state.pop("text_encoder.embeddings.position_ids", None)
-    assert sorted(loading.load_weights(blip.model, nested({**state, **extra}, tmp_path / "a.pth"))) == sorted(extra)
+    assert sorted(load_weights(blip.model, nested({**state, **extra}, tmp_path / "a.pth"))) == sorted(extra)
 
 
 @pytest.mark.parametrize(("damage", "message"), [
@@ -229,7 +228,7 @@ def test_every_key_is_checked_and_nothing_is_loaded_by_half(blip, state, tmp_pat
     changed = {key: value + 1 if value.is_floating_point() else value for key, value in state.items()}
     damage(changed)
     with pytest.raises(ValueError, match=message):
-        loading.load_weights(blip.model, nested(changed, tmp_path / "damaged.pth"))
+        load_weights(blip.model, nested(changed, tmp_path / "damaged.pth"))
     assert all(torch.equal(value, before[key]) for key, value in blip.model.state_dict().items())
 
 

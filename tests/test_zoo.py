@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.common.checkpoints import file_sha256
 from qgcam_lib.models.common.zoo import card_markdown, load_zoo, write_card, zoo_table
 from qgcam_lib.models.registry import zoo_folder
+from qgcam_lib.storage.files import file_sha256
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, see
     """
     from transformers import Blip2ForImageTextRetrieval
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     config = _matching_config() if config is None and weights == "random" else config
     model, tokenizer, card = load_pretrained(entry, weights, Blip2ForImageTextRetrieval, config=config, vocab=vocab,
                                              seed=seed, text_part="qformer_config")

@@ -98,7 +98,7 @@ def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", 
     """
     from transformers import BridgeTowerForImageAndTextRetrieval
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     if vocab is not None and weights != "random":
         raise ValueError("vocab: BridgeTower's words are RoBERTa's, in its folder. Leave it out; it is for weights="
                          "'random'.")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .common.detector import BoxDetector, best_pairs, to_corners
+from .common.detector import NOTHING, BoxDetector, best_pairs, to_corners
 from .common.hugging_face import load_pretrained
 from .common.images import imagenet_pixels
 from .common.vocabulary import SPECIAL_TOKENS, build_vocabulary
@@ -153,7 +153,7 @@ class GroundingDinoDetector(BoxDetector):
             warnings.warn(f"{len(spans) - len(kept)} phrases have no token in what was read and get no boxes",
                           stacklevel=4)
         if not len(kept):
-            return Detections(np.zeros(0), np.zeros((0, 4)), np.zeros(0, np.int64))
+            return NOTHING
         found = best_pairs(phrase_scores(logits, mine[kept], self.aggregate), boxes, self.max_boxes)
         return Detections(found.scores, found.boxes, kept[found.phrases])
 
@@ -169,7 +169,7 @@ def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official
     """
     from transformers import GroundingDinoForObjectDetection
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     if weights == "random":
         config, vocab = deepcopy(config or PUBLISHED[entry.name]), vocab or bert_places(build_vocabulary())
     model, tokenizer, card = load_pretrained(entry, weights, GroundingDinoForObjectDetection, config=config,

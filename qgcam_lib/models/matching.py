@@ -111,7 +111,7 @@ def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini"
     threshold: by default one half for BLIP, whose score is a probability, and none for CLIP, whose score is a cosine
     times a number: without one it only gives scores, for `choose_threshold`. options: the matcher's own.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     matcher, usual = AS_ANSWERERS[entry.name]
     model = load_model(matcher, weights, device, seed=seed, **options)
     return MatchingAnswerer(model, usual if threshold is None else threshold, name=entry.name)

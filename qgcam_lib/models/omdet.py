@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 from torchvision.ops import batched_nms
 
-from .blip.loading import _source
 from .clip.network import TextTokenizer, bpe_tokenizer, word_tokenizer
 from .common.detector import BoxDetector, best_pairs, to_corners
-from .common.hugging_face import _folder, _read, _sha256
+from .common.device import drawn_from
+from .common.hugging_face import read_pretrained
 from .common.images import imagenet_pixels
+from .common.sources import source_card
 from .common.words import plain_phrase
 from .registry import ModelEntry, find_model
 from .roles import Detections, Spans
@@ -102,21 +103,15 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
     """
     from transformers import OmDetTurboConfig, OmDetTurboForObjectDetection
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     if weights != "random" and (config is not None or vocab is not None):
         raise ValueError("config, vocab: published weights and folders have their own. Leave them out.")
     if weights == "random":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            sizes = OmDetTurboConfig(**deepcopy(dict(config or PUBLISHED[entry.name])))
-            model, card = OmDetTurboForObjectDetection(sizes), _source(entry, weights, None, seed)
+        sizes = OmDetTurboConfig(**deepcopy(dict(config or PUBLISHED[entry.name])))
+        with drawn_from(seed):
+            model, card = OmDetTurboForObjectDetection(sizes), source_card(entry, weights, seed=seed)
     else:
-        official = weights == "official"
-        where = entry.checkpoint.removeprefix("https://huggingface.co/") if official else _folder(weights)
-        model, spare = _read(OmDetTurboForObjectDetection, where, entry.name)
-        card = {"weights": "official" if official else Path(where).name, "sha256": _sha256(where), "checkpoint":
-                entry.checkpoint if official else Path(where).name, "unused_keys": len(spare),
-                "licence": entry.licence if official else "unknown (a folder of the user's)"}
+        model, _, card = read_pretrained(entry, weights, OmDetTurboForObjectDetection)
     text = model.config.text_config
     tokenize = (word_tokenizer(vocab, text.max_position_embeddings) if vocab else
                 bpe_tokenizer(text.max_position_embeddings))

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .blip.loading import _source
 from .clip.network import TextTokenizer, bpe_tokenizer, word_tokenizer
-from .common.checkpoints import FILES, load_state, read_card, read_state
+from .common.checkpoints import load_state, read_state
 from .common.detector import BoxDetector, best_pairs, to_corners
-from .common.hugging_face import _folder, _read, _sha256
+from .common.device import drawn_from
+from .common.hugging_face import read_pretrained
 from .common.images import MEAN, STD, prepare_image
+from .common.sources import find_weights
 from .common.words import plain_phrase
-from .registry import ModelEntry, find_model, zoo_folder
+from .registry import WEIGHTS, ModelEntry, find_model
 from .roles import Detections, Spans
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | Non
         raise ValueError(f"config: text_config.vocab_size is {text['vocab_size']}, the tokenizer has "
                          f"{tokenize.end + 1} tokens. Raise it, leave it out, or give the model's words as `vocab`.")
     text.update(bos_token_id=tokenize.start, eos_token_id=tokenize.end, pad_token_id=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_from(seed):
         model = model_class(config_class.from_dict(config))
     return OwlModel(model.eval(), tokenize, config)
 
@@ -175,29 +175,15 @@ class OwlDetector(BoxDetector):
         return best_pairs(torch.sigmoid(logits), boxes, self.max_boxes)
 
 # %% ../../nbs/lib/models/06_owl.ipynb #9448499f
-def _zoo_owl(folder: Path) -> tuple[OwlModel, dict[str, Any]]:
-    """A small model of the zoo's form, and its card."""
-    card = read_card(folder)
-    weights, config, vocab = (folder / file for file in FILES)
-    owl = build_owl(json.loads(config.read_text(encoding="utf-8")), vocab)
-    load_state(owl.model, read_state(weights))
-    return owl, {"weights": folder.name, "checkpoint": weights.name, "sha256": card["files"][weights.name], **card}
-
-
 def _published_owl(entry: ModelEntry, weights: str | Path) -> tuple[OwlModel, dict[str, Any]]:
     """Published weights, or a folder that `save_pretrained` wrote, with CLIP's tokens; and what its card says."""
-    official = weights == "official"
-    where = entry.checkpoint.removeprefix("https://huggingface.co/") if official else _folder(weights)
-    kind = PUBLISHED[entry.name]["model_type"]
-    model, spare = _read(_classes(kind)[1], where, entry.name)
+    model_class = _classes(PUBLISHED[entry.name]["model_type"])[1]
+    model, where, card = read_pretrained(entry, weights, model_class)
     text = model.config.text_config
     tokenize = bpe_tokenizer(text.max_position_embeddings)
     if text.vocab_size != tokenize.end + 1:
         raise ValueError(f"weights: expected CLIP's {tokenize.end + 1} tokens, {where} has {text.vocab_size}. Only a "
                          "folder of the zoo's form can bring words of its own.")
-    card = {"weights": "official" if official else Path(where).name, "checkpoint": entry.checkpoint if official else
-            Path(where).name, "sha256": _sha256(where), "unused_keys": len(spare),
-            "licence": entry.licence if official else "unknown (a folder of the user's)"}
     return OwlModel(model.eval(), tokenize, model.config.to_dict()), card
 
 
@@ -210,14 +196,15 @@ def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed:
     `save_pretrained` writes it; config, vocab: see `build_owl`, for random weights only; options: `prompt`,
     `max_boxes`, `device`, `precision`, see `OwlDetector`.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
-    folder = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
+    entry = find_model(entry)
     if weights != "random" and (config is not None or vocab is not None):
         raise ValueError("config, vocab: published weights and folders have their own. Leave them out.")
-    if weights == "random":
-        owl, card = build_owl(config or PUBLISHED[entry.name], vocab, seed), _source(entry, weights, None, seed)
-    elif weights == "mini" or (folder / "card.json").is_file():
-        owl, card = _zoo_owl(folder)
-    else:
+    if weights == "official" or (weights not in WEIGHTS and not (Path(weights) / "card.json").is_file()):
         owl, card = _published_owl(entry, weights)
-    return OwlDetector(owl, card={**card, "name": entry.name}, **options)
+        return OwlDetector(owl, card={**card, "name": entry.name}, **options)
+    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab)
+    own = json.loads(found.config.read_text(encoding="utf-8")) if found.file else found.config
+    owl = build_owl(own or PUBLISHED[entry.name], found.vocab, seed)
+    if found.file is not None:
+        load_state(owl.model, read_state(found.file))
+    return OwlDetector(owl, card=found.card, **options)

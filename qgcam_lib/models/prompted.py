@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from .common.device import use_device, use_dtype
-from .common.hugging_face import _folder, _sha256
+from .common.adapter import Adapter
+from .common.device import drawn_from, use_dtype
+from .common.hugging_face import model_folder, weights_sha256
 from .common.images import as_picture
 from .registry import ModelEntry, find_model
 
@@ -34,7 +35,7 @@ def fill_prompt(prompt: str, question: str) -> str:
 _SPELLINGS = ("{}", " {}")
 
 
-class PromptedAnswerer:
+class PromptedAnswerer(Adapter):
     """An image-text-to-text model of transformers as Answerer.
 
     model: in evaluation mode and frozen from here on; processor: its own; prompt: a text with {question} in it once;
@@ -46,12 +47,9 @@ class PromptedAnswerer:
         fill_prompt(prompt, "is it so")  # refuses a wrong prompt before any work
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
-        self.device, dtype = use_device(device), use_dtype(precision)
-        self.model = model.to(self.device, dtype).eval().requires_grad_(False)
+        super().__init__(model, card, device=device, precision=precision, prompt=prompt, max_new_tokens=max_new_tokens,
+                         chat_template=bool(getattr(processor, "chat_template", None)))
         self.processor, self.prompt, self.max_new_tokens = processor, prompt, max_new_tokens
-        self.card = {**(card or {}), "prompt": prompt, "chat_template": bool(getattr(processor, "chat_template", None)),
-                     "max_new_tokens": max_new_tokens, "precision": precision,
-                     "parameters": sum(p.numel() for p in model.parameters())}
 
     def __repr__(self) -> str:
         what = f"{self.card.get('name', '?')}, {self.card.get('checkpoint') or self.card.get('weights', '?')}"
@@ -120,8 +118,7 @@ def _model(where: str, precision: str, seed: int, random: bool) -> Any:
     try:
         if random:
             config = AutoConfig.from_pretrained(where)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with drawn_from(seed):
                 return AutoModelForImageTextToText.from_config(config)
         model, info = AutoModelForImageTextToText.from_pretrained(where, torch_dtype=use_dtype(precision),
                                                                   output_loading_info=True)
@@ -149,19 +146,19 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
     with config.json and the processor's files; precision: "float32" or "bfloat16"; options: `prompt`,
     `max_new_tokens`: see `PromptedAnswerer`.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     random, official = weights == "random", weights == "official"
     if random != (config is not None) or (checkpoint and not official):
         raise ValueError("config goes with random weights, and they need it (a folder with config.json and the "
                          f"processor); checkpoint goes with official ones. Got {str(weights)!r}, config={config!r}, "
                          f"checkpoint={checkpoint!r}")
     published = entry.checkpoint.removeprefix("https://huggingface.co/")
-    where = (checkpoint or published) if official else _folder(config if random else weights)
+    where = (checkpoint or published) if official else model_folder(config if random else weights)
     model, processor = _model(where, precision, seed, random), _processor(where)
     name = where if official else Path(where).name
     licence = entry.licence if official and where == published else f"see the page of {name}" if official else (
         "unknown (a folder of the user's)")
     card = {"name": entry.name, "weights": str(weights) if random or official else name,
-            "checkpoint": "" if random else name, "sha256": "" if random else _sha256(where),
+            "checkpoint": "" if random else name, "sha256": "" if random else weights_sha256(where),
             "licence": "none (untrained)" if random else licence, **({"seed": seed} if random else {})}
     return PromptedAnswerer(model, processor, device=device, precision=precision, card=card, **options)

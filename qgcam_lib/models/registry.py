@@ -134,8 +134,10 @@ _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_l
                  "matching:load_matching_answerer", "clip-rn-mini"))))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
-def find_model(name: str) -> ModelEntry:
-    """The registry's entry of a name; a ValueError that suggests the nearest names where there is none."""
+def find_model(name: "str | ModelEntry") -> ModelEntry:
+    """The registry's entry of a name; an entry is returned as it is. A ValueError suggests the nearest names."""
+    if isinstance(name, ModelEntry):
+        return name
     if name in MODELS:
         return MODELS[name]
     near = difflib.get_close_matches(str(name).lower(), MODELS, n=2, cutoff=0.4)

@@ -7,12 +7,11 @@ __all__ = ['CLEANINGS', 'clean_caption', 'AlbefExplainer']
 
 # %% ../../../nbs/lib/models/albef/02_explainer.ipynb #81912875
 import re
-import warnings
 from typing import Any
 
 from .network import AlbefConfig
 from ..blip.explainer import BlipExplainer
-from ..common.words import clean_phrase
+from ..common.words import clean_phrase, cleaned
 
 # %% ../../../nbs/lib/models/albef/02_explainer.ipynb #ff38e046
 def clean_caption(phrase: str, max_words: int = 50) -> str:
@@ -21,15 +20,12 @@ def clean_caption(phrase: str, max_words: int = 50) -> str:
     max_words: words kept, with a UserWarning where some are cut. Raises ValueError where nothing is left, TypeError
     where the phrase is no text. Source: ALBEF's and AMC's preparation of captions.
     """
-    if not isinstance(phrase, str):
-        raise TypeError(f"phrases: expected texts, got {phrase!r}.")
-    text = re.sub(r"[,.'!?\"()*#:;~]", "", phrase.lower())
-    words = re.sub(r"[-/]", " ", text).replace("<person>", "person").split()
-    if not words:
-        raise ValueError(f"phrases: nothing is left of {phrase!r} after cleaning. Leave it out, or give it words.")
-    if len(words) > max_words:
-        warnings.warn(f"a phrase of {len(words)} words was cut to {max_words}: {phrase[:60]!r}...", stacklevel=2)
-    return " ".join(words[:max_words])
+    return cleaned(phrase, _without_signs, max_words)
+
+
+def _without_signs(text: str) -> str:
+    text = re.sub(r"[,.'!?\"()*#:;~]", "", text.lower())
+    return re.sub(r"[-/]", " ", text).replace("<person>", "person")
 
 # %% ../../../nbs/lib/models/albef/02_explainer.ipynb #9d18aa28
 CLEANINGS = {"albef": clean_caption, "blip": lambda phrase, max_words: clean_phrase(phrase)}

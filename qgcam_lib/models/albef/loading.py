@@ -6,7 +6,7 @@
 __all__ = ['MAY_MISS', 'MAY_IGNORE', 'CHECKPOINTS', 'load_albef_weights', 'official_amc', 'load_albef']
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #a256989b
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 
 from .explainer import AlbefExplainer
 from .network import ALBEF_CONFIGS, AlbefConfig, build_albef, inference_state
-from ..blip.loading import _source, official_vocabulary
-from ..common.checkpoints import FILES, load_state, read_card, read_state, resize_positions
-from ..common.vocabulary import build_vocabulary, make_tokenizer
-from ..registry import ModelEntry, find_model, zoo_folder
+from ..common.checkpoints import load_state, read_state, resize_positions
+from ..common.device import drawn_from
+from ..common.sources import find_weights
+from ..common.vocabulary import make_tokenizer
+from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #d671cf0b
 MAY_MISS = (r"text_encoder\.embeddings\.position_ids$", r"temp$")
@@ -79,48 +80,25 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     max_txt_len: as in `load_blip`; options: `precision`, `batch_images`, `batch_phrases`, `max_words`. A folder of
     the zoo's form brings its own config and vocab, and giving either with it is a ValueError.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     if checkpoint not in CHECKPOINTS:
         raise ValueError(f"checkpoint: expected one of {sorted(CHECKPOINTS)}, got {checkpoint!r}.")
-    path, card = _weights(entry, weights, checkpoint)
-    if card and (vocab is not None or config is not None):
-        raise ValueError("vocab, config: a model of the zoo's form has its own. Leave them out.")
-    config, vocab = (path.with_name(name) for name in FILES[1:]) if card else (config, vocab)
-    sizes = _sizes(config or CHECKPOINTS[checkpoint].config, image_size=image_size, max_txt_len=max_txt_len)
-    model = _build(sizes, vocab or (build_vocabulary() if weights == "random" else official_vocabulary()), seed)
-    ignored = load_albef_weights(model, path) if path else []
-    chosen = {"block": card.get("block", _third_fusing(sizes)) if block is None else block,
-              "tokens": card.get("tokens", entry.tokens) if tokens is None else tokens,
-              "cleaning": card.get("cleaning", "albef") if cleaning is None else cleaning}
-    source = {**_source(entry, weights, path, seed), "file": path.name if path else "", "ignored_keys": len(ignored)}
-    card = {**source, **card, "name": entry.name}
-    options = {"max_words": CHECKPOINTS[checkpoint].max_words, **options}
+    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab,
+                         official=lambda entry: official_amc(entry, checkpoint))
+    published = CHECKPOINTS[checkpoint]
+    sizes = AlbefConfig.choose(found.config or published.config, image_size=image_size, max_txt_len=max_txt_len)
+    words = make_tokenizer(found.words(), lavis_tokens=False)
+    with drawn_from(seed):
+        model = build_albef(sizes, words)
+    ignored = load_albef_weights(model, found.file) if found.file else []
+    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored), **found.card}
+    usual = {"block": _third_fusing(sizes), "tokens": entry.tokens, "cleaning": "albef", **found.card}
+    chosen = {name: usual[name] if given is None else given
+              for name, given in (("block", block), ("tokens", tokens), ("cleaning", cleaning))}
+    options = {"max_words": published.max_words, **options}
     return AlbefExplainer(model, sizes, device=device, card=card, **chosen, **options)
-
-# %% ../../../nbs/lib/models/albef/03_loading.ipynb #7e233dac
-def _weights(entry: ModelEntry, weights: str | Path, checkpoint: str) -> tuple[Path | None, dict[str, Any]]:
-    """The file of the weights (None for random ones), and the card where they come in the zoo's form."""
-    if weights == "random":
-        return None, {}
-    if weights == "official":
-        return official_amc(entry, checkpoint), {}
-    path = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
-    return (path, {}) if path.is_file() else (path / FILES[0], read_card(path))
-
-
-def _sizes(config: AlbefConfig | str | Path, **changes: int | None) -> AlbefConfig:
-    """The config, read from its file if need be, with the changes that are not None."""
-    config = config if isinstance(config, AlbefConfig) else AlbefConfig.from_file(config)
-    return replace(config, **{key: value for key, value in changes.items() if value is not None})
 
 
 def _third_fusing(config: AlbefConfig) -> int:
     """AMC's choice of layer, 8 of 12, for any depth; never the last layer when there is another fusing one."""
     return max(config.fusion_layer, min(config.fusion_layer + 2, config.text_depth - 2))
-
-
-def _build(config: AlbefConfig, vocab, seed: int):
-    """An untrained model drawn from a seed; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build_albef(config, make_tokenizer(vocab, lavis_tokens=False))

@@ -6,18 +6,18 @@
 __all__ = ['ALBEF_VQA_CONFIGS', 'build_albef_vqa', 'AlbefAnswerer', 'albef_vqa_state', 'load_albef_vqa']
 
 # %% ../../../nbs/lib/models/albef/04_vqa.ipynb #f2fd3d34
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .network import AlbefConfig, _bert_sizes, inference_state
-from ..blip.loading import _source, official_vocabulary
-from ..blip.network import _image_encoder, _quiet
-from ..blip.vqa import LavisAnswerer, checkpoint_of, load_vqa_state, speaking
+from .network import AlbefConfig, bert_sizes, inference_state
+from ..blip.network import lavis_image_encoder, quiet_imports, with_own_words
+from ..blip.vqa import LavisAnswerer, load_vqa_state, speaking
 from ..common.checkpoints import read_state
-from ..common.vocabulary import build_vocabulary, make_tokenizer
+from ..common.device import drawn_from
+from ..common.sources import find_weights
+from ..common.vocabulary import make_tokenizer
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/albef/04_vqa.ipynb #87ee15b3
@@ -30,17 +30,14 @@ def build_albef_vqa(config: AlbefConfig, tokenizer) -> torch.nn.Module:
     config: the sizes; tokenizer: BERT's, without LAVIS's own tokens, at most `config.vocab_size` tokens. The weights
     are drawn from torch's global random generator. Raises ValueError where the tokenizer has too many tokens.
     """
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
-                         "Raise vocab_size, give another vocab, or make the tokenizer with lavis_tokens=False.")
-    with _quiet():
+    with quiet_imports():
         from lavis.models.albef_models.albef_vqa import AlbefVQA
         from lavis.models.med import BertLMHeadModel, XBertEncoder
-    sizes = _bert_sizes(config)
+    sizes = bert_sizes(config)
     text = XBertEncoder(config=sizes, add_pooling_layer=False)
     decoder = speaking(BertLMHeadModel, sizes, fusion_layer=0, num_hidden_layers=len(config.fusing))
-    own_words = type("AlbefVQA", (AlbefVQA,), {"init_tokenizer": classmethod(lambda cls: tokenizer)})
-    return own_words(_image_encoder(config), text, decoder, use_distill=False, max_txt_len=config.max_txt_len).eval()
+    own_words, picture = with_own_words(AlbefVQA, config, tokenizer), lavis_image_encoder(config)
+    return own_words(picture, text, decoder, use_distill=False, max_txt_len=config.max_txt_len).eval()
 
 # %% ../../../nbs/lib/models/albef/04_vqa.ipynb #e841f125
 class AlbefAnswerer(LavisAnswerer):
@@ -82,19 +79,13 @@ def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *,
     weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab, image_size, max_txt_len, config,
     options: as in `load_blip_vqa`; the published model keeps 25 tokens of a question.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
-    path = checkpoint_of(entry, weights)
-    sizes = config or ALBEF_VQA_CONFIGS["albef-vqa"]
-    sizes = sizes if isinstance(sizes, AlbefConfig) else AlbefConfig.from_file(sizes)
-    changes = {"image_size": image_size, "max_txt_len": max_txt_len}
-    sizes = replace(sizes, **{key: value for key, value in changes.items() if value is not None})
-    words = make_tokenizer(vocab or (official_vocabulary() if path else build_vocabulary()), lavis_tokens=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    found = find_weights(find_model(entry), weights, seed=seed, vocab=vocab, folders=False)
+    sizes = AlbefConfig.choose(config or ALBEF_VQA_CONFIGS["albef-vqa"], image_size=image_size, max_txt_len=max_txt_len)
+    words = make_tokenizer(found.words(), lavis_tokens=False)
+    with drawn_from(seed):
         model = build_albef_vqa(sizes, words)
-    if path is not None:
-        state = albef_vqa_state(read_state(path))
+    if found.file is not None:
+        state = albef_vqa_state(read_state(found.file))
         _refuse_untied(state)
         load_vqa_state(model, state)
-    card = {**_source(entry, weights, path, seed), "name": entry.name}
-    return AlbefAnswerer(model, sizes, device=device, card=card, **options)
+    return AlbefAnswerer(model, sizes, device=device, card=found.card, **options)

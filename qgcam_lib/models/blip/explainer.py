@@ -6,7 +6,6 @@
 __all__ = ['image_states', 'ImageState', 'BlipExplainer']
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #cef0197b
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,9 @@ from qgcam_lib.explain.gradcam import (
     token_weights,
 )
 from .network import BlipConfig
-from ..common.device import use_device, use_dtype
+from ..common.adapter import PhraseExplainer
 from ..common.images import prepare_image
+from ..common.vocabulary import tokenize_texts
 from ..common.words import clean_phrase
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #9429ccea
@@ -56,7 +56,7 @@ class ImageState:
     seen: list
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #79571443
-class BlipExplainer:
+class BlipExplainer(PhraseExplainer):
     """BLIP's matcher as Explainer and Matcher.
 
     model: from `build_blip_itm`, frozen and put into evaluation mode here; config: its sizes; block: 0-based text
@@ -74,32 +74,17 @@ class BlipExplainer:
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
         token_weights(torch.ones(1, 3, dtype=torch.bool), 0 if type(tokens) is int else tokens)  # refuse a wrong mode
-        self.device, dtype = use_device(device), use_dtype(precision)
-        self.model = model.to(self.device, dtype).eval().requires_grad_(False)
+        super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, grid=config.grid,
+                         input_size=(config.image_size,) * 2)
         self.config, self.block, self.tokens = config, block, tokens
         self.batch_images, self.batch_phrases = batch_images, batch_phrases
-        self.card = {**(card or {}), "block": block, "tokens": tokens, "grid": config.grid, "precision": precision,
-                     "input_size": (config.image_size,) * 2, "parameters": sum(p.numel() for p in model.parameters())}
 
-    def __repr__(self) -> str:
-        what = f"{self.card.get('name', 'blip')}, weights={self.card.get('weights', '?')}"
-        size = f"{self.card['parameters'] / 1e6:.1f} M parameters, grid {self.config.grid[0]}x{self.config.grid[1]}"
-        return f"{type(self).__name__}({what}, {size}, block={self.block}, tokens={self.tokens!r})"
+    def _details(self) -> str:
+        return f", grid {self.config.grid[0]}x{self.config.grid[1]}, block={self.block}, tokens={self.tokens!r}"
 
     def encode(self, image: Image.Image | str | Path) -> ImageState:
         """The state of an image, which every method takes in place of the image."""
         return next(self._states([image]))
-
-    def maps(self, image, phrases: Sequence[str]) -> torch.Tensor:
-        """GradCAM maps [P, h, w] float32 of the phrases: raw, >= 0, on the model's grid. No phrases give [0, h, w]."""
-        return self.explain(image, phrases)[0]
-
-    def maps_batch(self, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-        """Maps of several images, one [P_i, h, w] each, equal to `maps` image by image."""
-        if len(images) != len(phrases_per_image):
-            raise ValueError(f"phrases_per_image: expected {len(images)} lists, one an image, "
-                             f"got {len(phrases_per_image)}.")
-        return [self.maps(state, phrases) for state, phrases in zip(self._states(images), phrases_per_image)]
 
     def explain(self, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Maps [P, h, w] and matching probabilities [P] of the phrases, from one pass."""
@@ -134,21 +119,11 @@ class BlipExplainer:
         """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
         `max_txt_len` tokens.
         """
-        limit, tokenizer = self.config.max_txt_len, self.model.tokenizer
-        texts = [self.clean(phrase) for phrase in phrases]
-        cut = [text for text, ids in zip(texts, tokenizer(texts).input_ids) if len(ids) > limit]
-        if cut:
-            warnings.warn(f"{len(cut)} phrases were cut to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=2)
-        found = tokenizer(texts, padding="longest", truncation=True, max_length=limit, return_tensors="pt")
+        tokenizer = self.model.tokenizer
+        found = tokenize_texts(tokenizer, [self.clean(phrase) for phrase in phrases], self.config.max_txt_len)
         ids = found.input_ids.clone()
         ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
         return Tokens(ids.to(self.device), found.attention_mask.to(self.device))
-
-    def _batches(self, phrases: Sequence[str]) -> list[Tokens]:
-        if isinstance(phrases, str):
-            raise TypeError(f"phrases: expected a list of texts, got one text. Write [{phrases!r}].")
-        step = self.batch_phrases
-        return [self.tokenize(phrases[start:start + step]) for start in range(0, len(phrases), step)]
 
     def _token_maps(self, state: ImageState, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         text, head = self.model.text_encoder, self.model.itm_head

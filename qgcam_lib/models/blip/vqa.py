@@ -4,14 +4,12 @@
 
 # %% auto #0
 __all__ = ['VQA_CONFIGS', 'MODES', 'VQA_MAY_MISS', 'VQA_MAY_IGNORE', 'clean_question', 'speaking', 'build_blip_vqa',
-           'answer_list', 'LavisAnswerer', 'load_vqa_state', 'checkpoint_of', 'load_blip_vqa']
+           'answer_list', 'LavisAnswerer', 'load_vqa_state', 'load_blip_vqa']
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #ba5db634
 import copy
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,20 @@ import torch
 from PIL import Image
 
 from .explainer import image_states
-from .loading import _source, official_checkpoint, official_vocabulary
-from .network import BlipConfig, _image_encoder, _quiet, _text_encoder
+from qgcam_lib.models.blip.network import (
+    BlipConfig,
+    lavis_image_encoder,
+    lavis_text_encoder,
+    quiet_imports,
+    with_own_words,
+)
+from ..common.adapter import Adapter
 from ..common.checkpoints import load_state, read_state, resize_positions
-from ..common.device import use_device, use_dtype
+from ..common.device import drawn_from
 from ..common.images import prepare_image
-from ..common.vocabulary import build_vocabulary, make_tokenizer
-from ..common.words import MAX_WORDS
+from ..common.sources import find_weights
+from ..common.vocabulary import make_tokenizer
+from ..common.words import MAX_WORDS, SIGNS
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #798dfae6
@@ -36,7 +41,7 @@ def clean_question(question: str) -> str:
     """
     if not isinstance(question, str):
         raise TypeError(f"question: expected a text, got {question!r}.")
-    text = re.sub(r'[.!"()*#:;~]', "", question.lower()).rstrip(" ")
+    text = SIGNS.sub("", question.lower()).rstrip(" ")
     if not text.strip():
         raise ValueError(f"question: nothing is left of {question!r} after cleaning. Leave it out, or give it words.")
     return " ".join(text.split(" ")[:MAX_WORDS])
@@ -62,14 +67,11 @@ def build_blip_vqa(config: BlipConfig, tokenizer) -> torch.nn.Module:
     config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn from
     torch's global random generator. Raises ValueError where the tokenizer has more tokens than there are embeddings.
     """
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
-                         "Raise vocab_size or give another vocab.")
-    with _quiet():
+    with quiet_imports():
         from lavis.models.blip_models.blip_vqa import BlipVQA
         from lavis.models.med import XBertLMHeadDecoder
-    vision, text = _image_encoder(config), _text_encoder(config)
-    own_words = type("BlipVQA", (BlipVQA,), {"init_tokenizer": classmethod(lambda cls: tokenizer)})
+    vision, text = lavis_image_encoder(config), lavis_text_encoder(config)
+    own_words = with_own_words(BlipVQA, config, tokenizer)
     return own_words(vision, text, speaking(XBertLMHeadDecoder, text.config), max_txt_len=config.max_txt_len).eval()
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #7e193bd8
@@ -90,7 +92,7 @@ def answer_list(answers: Sequence[str] | str | Path) -> list[str]:
     return list(answers)
 
 
-class LavisAnswerer:
+class LavisAnswerer(Adapter):
     """A BLIP or ALBEF of LAVIS as Answerer.
 
     model: with visual_encoder, text_encoder, text_decoder and tokenizer, frozen and put into evaluation mode here;
@@ -109,16 +111,13 @@ class LavisAnswerer:
                              f"{candidates!r}, {beams!r} and {max_length!r}")
         self.mode, self.answers, self.config = mode, answer_list(answers), config
         self.candidates, self.beams, self.max_length = candidates, beams, max_length
-        self.device, dtype = use_device(device), use_dtype(precision)
-        self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         ways = {"answers": self.answers, "candidates": candidates} if mode == "rank" else {
             "beams": beams, "max_length": max_length}
-        self.card = {**(card or {}), "mode": mode, **ways, "precision": precision,
-                     "input_size": (config.image_size,) * 2, "parameters": sum(p.numel() for p in model.parameters())}
+        super().__init__(model, card, device=device, precision=precision, mode=mode,
+                         input_size=(config.image_size,) * 2, **ways)
 
-    def __repr__(self) -> str:
-        what = f"{self.card.get('name', '?')}, weights={self.card.get('weights', '?')}"
-        return f"{type(self).__name__}({what}, {self.card['parameters'] / 1e6:.1f} M parameters, mode={self.mode!r})"
+    def _details(self) -> str:
+        return f", mode={self.mode!r}"
 
     def answer(self, image: Image.Image | str | Path, question: str) -> str:
         """The best of the answers, or the generated one."""
@@ -218,17 +217,6 @@ def load_vqa_state(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> li
         state = {**state, key: resize_positions(state[key], model.visual_encoder.patch_embed.num_patches)}
     return load_state(model, state, may_miss=VQA_MAY_MISS, may_ignore=VQA_MAY_IGNORE)
 
-
-def checkpoint_of(entry: ModelEntry, weights: str | Path) -> Path | None:
-    """The checkpoint's file; None for random weights. Errors: ValueError for a folder, FileNotFoundError."""
-    if weights == "random":
-        return None
-    if weights == "official":
-        return official_checkpoint(entry)
-    if Path(weights).is_dir():
-        raise ValueError(f"weights: expected a checkpoint file for {entry.name}, got the folder {str(weights)!r}.")
-    return Path(weights)
-
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #dd76353a
 def load_blip_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
                   vocab: str | Path | None = None, image_size: int | None = None, max_txt_len: int | None = None,
@@ -240,16 +228,10 @@ def load_blip_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, 
     resampled; max_txt_len: tokens kept of a question; config: sizes (or their JSON file) other than the published
     ones; options: `mode`, `answers`, `candidates`, `beams`, `max_length`, `precision`: see `LavisAnswerer`.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
-    path = checkpoint_of(entry, weights)
-    sizes = config or VQA_CONFIGS["blip-vqa"]
-    sizes = sizes if isinstance(sizes, BlipConfig) else BlipConfig.from_file(sizes)
-    changes = {"image_size": image_size, "max_txt_len": max_txt_len}
-    sizes = replace(sizes, **{key: value for key, value in changes.items() if value is not None})
-    words = make_tokenizer(vocab or (official_vocabulary() if path else build_vocabulary()))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    found = find_weights(find_model(entry), weights, seed=seed, vocab=vocab, folders=False)
+    sizes = BlipConfig.choose(config or VQA_CONFIGS["blip-vqa"], image_size=image_size, max_txt_len=max_txt_len)
+    words = make_tokenizer(found.words())
+    with drawn_from(seed):
         model = build_blip_vqa(sizes, words)
-    ignored = load_vqa_state(model, read_state(path)) if path else []
-    card = {**_source(entry, weights, path, seed), "name": entry.name, "ignored_keys": len(ignored)}
-    return LavisAnswerer(model, sizes, device=device, card=card, **options)
+    ignored = load_vqa_state(model, read_state(found.file)) if found.file else []
+    return LavisAnswerer(model, sizes, device=device, card={**found.card, "ignored_keys": len(ignored)}, **options)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.device import drawn_from
+
 if TYPE_CHECKING:
     import torch
 
@@ -194,7 +196,6 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
     tokens. With words, text_cfg.vocab_size may be left out and is then their number. The global random state is left
     as it was. Raises ValueError where there are more tokens than vocab_size.
     """
-    import torch
     from open_clip.model import CLIP
 
     config = clip_config(config)
@@ -210,8 +211,7 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
     finer = is_resnet(config) and cell_size(config) == 16
     if finer:  # the attention pooling then has a position for each cell of the finer grid
         sizes["vision_cfg"]["image_size"] *= 2
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_from(seed):
         model = CLIP(**sizes)
     if finer:
         _keep_grid(model.visual)

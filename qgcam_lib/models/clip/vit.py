@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .loading import ClipExplainer
+from .explainer import ClipExplainer
 from .network import ClipModel
 
 # %% ../../../nbs/lib/models/clip/03_vit.ipynb #59576f7b

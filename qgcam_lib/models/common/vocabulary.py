@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'ENDINGS', 'CAPTION_WORDS', 'build_vocabulary', 'write_vocabulary', 'make_tokenizer',
-           'with_lavis_tokens']
+           'with_lavis_tokens', 'tokenize_texts']
 
 # %% ../../../nbs/lib/models/common/04_vocabulary.ipynb #1da3c2ea
 import string
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/models/common/04_vocabulary.ipynb #5002a4ad
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -78,11 +81,7 @@ def _is_piece(token: str) -> bool:
 # %% ../../../nbs/lib/models/common/04_vocabulary.ipynb #cc1c657d
 def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
     """Write tokens as a `vocab.txt`, one a line, and return its path; the file is whole or absent, never half."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text("\n".join(tokens) + "\n", encoding="utf-8")
-    part.replace(path)
-    return path
+    return write_whole(path, "\n".join(tokens) + "\n")
 
 
 def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = True):
@@ -117,3 +116,11 @@ def with_lavis_tokens(tokenizer):
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
     return tokenizer
+
+# %% ../../../nbs/lib/models/common/04_vocabulary.ipynb #47548af9
+def tokenize_texts(tokenizer, texts: list[str], limit: int):
+    """The tokenizer's numbers of texts, padded to the longest; a UserWarning where some are cut to `limit` tokens."""
+    cut = [text for text, ids in zip(texts, tokenizer(texts).input_ids) if len(ids) > limit]
+    if cut:
+        warnings.warn(f"{len(cut)} phrases were cut to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=3)
+    return tokenizer(texts, padding="longest", truncation=True, max_length=limit, return_tensors="pt")

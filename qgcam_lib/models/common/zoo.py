@@ -16,6 +16,7 @@ import pandas as pd
 
 from .checkpoints import read_card, read_state
 from ..registry import zoo_folder
+from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #5ed217f6
 @dataclass(frozen=True)
@@ -168,7 +169,4 @@ def write_card(folder: str | Path) -> Path:
     """Write `README.md` of a zoo folder from its card.json, and return its path."""
     folder = Path(folder)
     text = card_markdown(json.loads((folder / "card.json").read_text(encoding="utf-8")))
-    part = folder / "README.md.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / "README.md")
-    return folder / "README.md"
+    return write_whole(folder / "README.md", text)

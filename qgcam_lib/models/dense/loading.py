@@ -11,21 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..blip.loading import _source
-from ..common.checkpoints import FILES, load_state, read_card, read_state
+from ..common.checkpoints import load_state, read_state
+from ..common.device import drawn_from
+from ..common.sources import find_weights
 from ..common.vocabulary import build_vocabulary, make_tokenizer
 from .network import DenseConfig, DenseDetector, DenseGrounding
-from ..registry import ModelEntry, find_model, zoo_folder
+from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/dense/02_loading.ipynb #2cb0b35e
 def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0
                           ) -> DenseGrounding:
     """The net with weights drawn from a seed. vocab: words (see `make_tokenizer`), None for common caption words."""
     tokenizer = make_tokenizer(build_vocabulary() if vocab is None else vocab, lavis_tokens=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawn_from(seed):
         return DenseGrounding(config, tokenizer)
 
 
@@ -38,21 +36,14 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     and words of random weights; options: those of `DenseDetector`, by default the card's. Raises ValueError for
     "official", which nobody has published, and for config or vocab beside a folder, which has its own.
     """
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     if weights == "official":
         raise ValueError(f"weights: {entry.name} is this project's own net, so there are no official weights. Use "
                          "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
-    if weights == "random":
-        model = build_dense_grounding(DenseConfig(**(config or {})), vocab, seed)
-        return DenseDetector(model, device=device, card={**_source(entry, weights, None, seed), "name": entry.name},
-                             **options)
-    if config is not None or vocab is not None:
-        raise ValueError("vocab, config: a model of the zoo's form has its own. Leave them out.")
-    folder = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
-    card = read_card(folder)
-    sizes, words = (folder / name for name in FILES[1:])
-    model = build_dense_grounding(DenseConfig(**json.loads(sizes.read_text(encoding="utf-8"))), words)
-    load_state(model, read_state(folder / FILES[0]))
-    chosen = {name: card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in card}
-    card = {**_source(entry, weights, folder / FILES[0], seed), **card, "name": entry.name}
-    return DenseDetector(model, device=device, card=card, **{**chosen, **options})
+    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
+    sizes = json.loads(found.config.read_text(encoding="utf-8")) if found.file else found.config or {}
+    model = build_dense_grounding(DenseConfig(**sizes), found.vocab, seed)
+    if found.file is not None:
+        load_state(model, read_state(found.file))
+    chosen = {name: found.card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in found.card}
+    return DenseDetector(model, device=device, card=found.card, **{**chosen, **options})

@@ -7,21 +7,20 @@ __all__ = ['DenseConfig', 'Block', 'Bottle', 'Grounded', 'DenseGrounding', 'cell
            'encode_captions', 'DenseDetector']
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #5700be13
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import nn
 from torchvision.ops import nms
 
-from ...data.records import open_image
-from ..common.device import use_device
-from ..common.images import prepare_image
+from ..common.adapter import Adapter
+from ..common.images import as_picture, prepare_image
+from ..common.words import SIGNS
 from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7276bbeb
@@ -173,9 +172,6 @@ def cell_boxes(raw: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     return torch.cat([centre - half, centre + half], -1)
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #caa9889d
-_SIGNS = re.compile(r'[.!"()*#:;~]')
-
-
 @dataclass(frozen=True)
 class Encoded:
     """N captions with Q phrases in all. ids, mask: [N, T]; tokens: bool [Q, T]; owner: int64 [Q]."""
@@ -195,7 +191,7 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
     """
     for caption, asked in zip(captions, phrases, strict=True):
         phrase_texts(caption, asked)
-    found = tokenizer([_SIGNS.sub(" ", caption) for caption in captions], return_offsets_mapping=True, padding=True,
+    found = tokenizer([SIGNS.sub(" ", caption) for caption in captions], return_offsets_mapping=True, padding=True,
                       return_tensors="pt")
     ids, mask, offsets = found["input_ids"], found["attention_mask"].bool(), found["offset_mapping"]
     if ids.shape[1] > limit:
@@ -214,7 +210,7 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
     return Encoded(ids, mask, tokens, torch.tensor(owner, dtype=torch.int64))
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #d5bf0df7
-class DenseDetector:
+class DenseDetector(Adapter):
     """A `DenseGrounding` as Detector.
 
     model: frozen and put on the device here; nms_overlap: of two boxes of one phrase that overlap more, the less sure
@@ -228,13 +224,10 @@ class DenseDetector:
             raise ValueError("nms_overlap, max_boxes, quality_power, batch: expected 0 < nms_overlap <= 1, max_boxes "
                              f">= 1, quality_power >= 0 and batch >= 1, got {nms_overlap}, {max_boxes}, "
                              f"{quality_power} and {batch}.")
-        self.device = use_device(device)
-        self.model = model.to(self.device).eval().requires_grad_(False)
+        super().__init__(model, card, device=device, grid=model.config.grid, nms_overlap=nms_overlap,
+                         max_boxes=max_boxes, quality_power=quality_power, input_size=(model.config.image_size,) * 2)
         self.nms_overlap, self.max_boxes, self.quality_power = nms_overlap, max_boxes, quality_power
         self.batch = batch
-        self.card = {**(card or {}), "grid": model.config.grid, "input_size": (model.config.image_size,) * 2,
-                     "nms_overlap": nms_overlap, "max_boxes": max_boxes, "quality_power": quality_power,
-                     "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
     def detect(self, image, caption: str, phrases: Sequence[Spans]) -> Detections:
         """Boxes of each phrase in pixels of the image as given; image: a PIL image or a path. No phrases, no boxes."""
@@ -251,25 +244,23 @@ class DenseDetector:
                                                              (images, captions, phrases_per_image)))]
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #5e2559b0
-def _sized(image, size: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Pixels of an image squashed to the square, and its width and height."""
-    image = open_image(image) if isinstance(image, str | Path) else image
-    return prepare_image(image, size), image.size
-
-
+@patch
 def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
             phrases: Sequence[Sequence[Spans]]) -> list[Detections]:
     """Detections of the pairs of one pass."""
     text = encode_captions(self.model.tokenizer, captions, phrases, self.model.config.max_txt_len)
-    pixels, sizes = zip(*(_sized(image, self.model.config.image_size) for image in images))
-    inputs = (torch.stack(pixels), text.ids, text.mask, text.tokens, text.owner)
+    pictures = [as_picture(image) for image in images]
+    pixels = torch.stack([prepare_image(picture, self.model.config.image_size) for picture in pictures])
+    inputs = (pixels, text.ids, text.mask, text.tokens, text.owner)
     with torch.inference_mode():
         found = self.model(*(x.to(self.device) for x in inputs))
     scores = found.logits.sigmoid() * found.quality.sigmoid() ** self.quality_power
     kept = [self._kept(*both) for both in zip(scores.double().cpu(), found.boxes.double().clamp(0, 1).cpu())]
-    return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], size) for n, size in enumerate(sizes)]
+    return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
+            for n, picture in enumerate(pictures)]
 
 
+@patch
 def _kept(self: DenseDetector, scores: torch.Tensor, boxes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Scores and boxes of one phrase after suppression, best first."""
     order = nms(boxes, scores, self.nms_overlap)[: self.max_boxes]
@@ -281,6 +272,3 @@ def _collect(kept: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int
     scores = np.concatenate([np.zeros(0), *(scores for scores, _ in kept)])
     boxes = np.concatenate([np.zeros((0, 4)), *(boxes for _, boxes in kept)]) * np.tile(size, 2)
     return Detections(scores, boxes, np.repeat(np.arange(len(kept)), [len(scores) for scores, _ in kept]))
-
-
-DenseDetector._detect, DenseDetector._kept = _detect, _kept

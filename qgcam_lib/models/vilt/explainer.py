@@ -96,7 +96,7 @@ def load_vilt(entry: ModelEntry | str, weights: str | Path = "official", *, seed
     """
     from transformers import ViltForImageAndTextRetrieval
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     model, tokenizer, card = load_pretrained(entry, weights, ViltForImageAndTextRetrieval, config=config, vocab=vocab,
                                              seed=seed)
     block = min(entry.block, max(model.config.num_hidden_layers - 2, 0)) if block is None else block

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ..common.device import use_device, use_dtype
+from ..common.adapter import Adapter
 from ..common.hugging_face import load_pretrained
 from ..common.images import as_picture
 from ..common.words import plain_phrase
@@ -22,7 +22,7 @@ from ..registry import ModelEntry, find_model
 from .explainer import ViltExplainer
 
 # %% ../../../nbs/lib/models/vilt/02_vqa.ipynb #b5a10bb4
-class ViltAnswerer:
+class ViltAnswerer(Adapter):
     """transformers' ViltForQuestionAnswering as Answerer.
 
     model: in evaluation mode and frozen from here on, with its answers in `config.id2label`; tokenizer: its own;
@@ -40,17 +40,11 @@ class ViltAnswerer:
         if lost or (answers is not None and not answers):
             raise ValueError(f"answers: expected some of the {len(self.labels)} answers of this model, such as "
                              f"{self.labels[:3]}, got {lost or list(answers)}")
-        self.device, dtype = use_device(device), use_dtype(precision)
-        self.model = model.to(self.device, dtype).eval().requires_grad_(False)
         self.tokenizer, self.max_tokens = tokenizer, max_tokens or model.config.max_position_embeddings
         self.answers = list(answers) if answers else None
-        self.card = {**(card or {}), "answers": self.answers or f"the model's {len(self.labels)}",
-                     "precision": precision, "input_size": f"shorter side {model.config.image_size}",
-                     "parameters": sum(p.numel() for p in model.parameters())}
-
-    def __repr__(self) -> str:
-        what = f"{self.card.get('name', '?')}, weights={self.card.get('weights', '?')}"
-        return f"{type(self).__name__}({what}, {self.card['parameters'] / 1e6:.1f} M parameters)"
+        super().__init__(model, card, device=device, precision=precision,
+                         answers=self.answers or f"the model's {len(self.labels)}",
+                         input_size=f"shorter side {model.config.image_size}")
 
     @torch.no_grad()
     def logits(self, image: Image.Image | str | Path, question: str) -> torch.Tensor:
@@ -107,7 +101,7 @@ def load_vilt_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, 
     """
     from transformers import ViltForQuestionAnswering
 
-    entry = entry if isinstance(entry, ModelEntry) else find_model(entry)
+    entry = find_model(entry)
     config = _labelled(config) if weights == "random" else config
     model, tokenizer, card = load_pretrained(entry, weights, ViltForQuestionAnswering, config=config, vocab=vocab,
                                              seed=seed)
