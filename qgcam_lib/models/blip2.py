@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from ..explain.gradcam import Tokens
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
-from .common.images import prepare_image
 from .common.words import clean_phrase
 from .registry import ModelEntry, find_model
 
@@ -35,19 +33,9 @@ class Blip2Explainer(AttentionExplainer):
                          blocks=range(0, sizes.num_hidden_layers, sizes.cross_attention_frequency),
                          max_tokens=max_tokens or min(32, sizes.max_position_embeddings), **options)
 
-    def _card_grid(self) -> tuple[int, int]:
-        sizes = self.model.config.vision_config
-        return (sizes.image_size // sizes.patch_size,) * 2
-
-    def _input_size(self) -> tuple[int, int]:
-        return (self.model.config.vision_config.image_size,) * 2
-
     def clean(self, phrase: str) -> str:
         """A phrase as LAVIS prepares it for BLIP-2, see `clean_phrase`."""
         return clean_phrase(phrase)
-
-    def prepare(self, image: Image.Image) -> torch.Tensor:
-        return prepare_image(image, self.model.config.vision_config.image_size)
 
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
         return EncodedImage(self.model.vision_model(pixel_values=pixels).last_hidden_state, self._card_grid())
@@ -64,8 +52,6 @@ class Blip2Explainer(AttentionExplainer):
     def _attention(self) -> torch.nn.Module:
         return self.model.qformer.encoder.layer[self.block].crossattention.attention
 
-    def _to_patches(self, attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        return attention[..., 1:]
 
     def _weights(self, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
         """One weight a query, the same for every phrase."""

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from ..explain.gradcam import Tokens
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
-from .common.images import prepare_image
 from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a
@@ -29,16 +27,6 @@ class BridgeTowerExplainer(AttentionExplainer):
         room = model.config.text_config.max_position_embeddings - model.config.text_config.pad_token_id - 1
         super().__init__(model, tokenizer, block=block, blocks=range(model.config.num_hidden_layers),
                          max_tokens=max_tokens or min(50, room), **options)
-
-    def _card_grid(self) -> tuple[int, int]:
-        sizes = self.model.config.vision_config
-        return (sizes.image_size // sizes.patch_size,) * 2
-
-    def _input_size(self) -> tuple[int, int]:
-        return (self.model.config.vision_config.image_size,) * 2
-
-    def prepare(self, image: Image.Image) -> torch.Tensor:
-        return prepare_image(image, self.model.config.vision_config.image_size)
 
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
         """The image's side of every bridge, [1, 1 + h*w, C] a layer of the cross-modal encoder."""
@@ -81,9 +69,6 @@ class BridgeTowerExplainer(AttentionExplainer):
 
     def _attention(self) -> torch.nn.Module:
         return self.model.bridgetower.cross_modal_text_layers[self.block].crossattention.self
-
-    def _to_patches(self, attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        return attention[..., 1:]
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #e7b05884
 def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,

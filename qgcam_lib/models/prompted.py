@@ -15,7 +15,7 @@ from PIL import Image
 
 from .common.adapter import Adapter
 from .common.device import drawn_from, use_dtype
-from .common.hugging_face import model_folder, weights_sha256
+from .common.hugging_face import model_folder, read_checked, weights_sha256
 from .common.images import as_picture
 from .registry import ModelEntry, find_model
 
@@ -111,29 +111,20 @@ def _processor(where: str) -> Any:
                                 "it beside the model (processor.save_pretrained).") from error
 
 
-def _model(where: str, precision: str, seed: int, random: bool) -> Any:
+def _model(where: str, name: str, precision: str, seed: int, random: bool) -> Any:
     """The model of a folder or an address, every weight found; or its architecture drawn from a seed."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    if not random:
+        return read_checked(AutoModelForImageTextToText, where, name, "is no image-text-to-text model",
+                            torch_dtype=use_dtype(precision))[0]
     try:
-        if random:
-            config = AutoConfig.from_pretrained(where)
-            with drawn_from(seed):
-                return AutoModelForImageTextToText.from_config(config)
-        model, info = AutoModelForImageTextToText.from_pretrained(where, torch_dtype=use_dtype(precision),
-                                                                  output_loading_info=True)
+        config = AutoConfig.from_pretrained(where)
     except OSError as error:
-        raise FileNotFoundError(
-            f"weights: {where} is neither in Hugging Face's cache nor reachable, or it has no weights "
-            f"({str(error).splitlines()[0][:120]}). Fetch it where there is a network (`huggingface-cli download "
-            f"{where}`), or pass its folder's path as `weights`.") from error
-    except Exception as error:
-        raise ValueError(f"weights: {where} is damaged or is no image-text-to-text model ({type(error).__name__}: "
-                         f"{str(error)[:200]}).") from error
-    if lost := sorted({*info["missing_keys"], *map(str, info["mismatched_keys"])}):
-        raise ValueError(f"weights: {where} lacks {len(lost)} weights or has them in another shape: "
-                         f"{', '.join(lost[:20])}.")
-    return model
+        raise FileNotFoundError(f"config: {where} has no config.json that can be read "
+                                f"({str(error).splitlines()[0][:120]}).") from error
+    with drawn_from(seed):
+        return AutoModelForImageTextToText.from_config(config)
 
 
 def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
@@ -154,7 +145,7 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
                          f"checkpoint={checkpoint!r}")
     published = entry.checkpoint.removeprefix("https://huggingface.co/")
     where = (checkpoint or published) if official else model_folder(config if random else weights)
-    model, processor = _model(where, precision, seed, random), _processor(where)
+    model, processor = _model(where, entry.name, precision, seed, random), _processor(where)
     name = where if official else Path(where).name
     licence = entry.licence if official and where == published else f"see the page of {name}" if official else (
         "unknown (a folder of the user's)")

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 # %% ../../../nbs/lib/models/common/05_checkpoints.ipynb #6652a7cd
-def read_state(path: str | Path) -> dict[str, "torch.Tensor"]:
+def read_state(path: str | Path, *, under: Sequence[str] = ("model", "state_dict"), harmless: Sequence[Any] = (),
+               mmap: bool = False) -> dict[str, "torch.Tensor"]:
     """Tensors by name from a checkpoint file, on the CPU.
 
-    path: `.safetensors`, or a torch file whose tensors stand at the top, under "model" or under "state_dict".
+    path: `.safetensors`, or a torch file whose tensors stand at the top or nested under one of the names `under`;
+    harmless: classes that may stand beside the tensors; mmap: read a large file page by page, as it is needed.
     Nothing in the file is executed. Raises FileNotFoundError, or ValueError where the file is no such checkpoint.
     """
     import torch
@@ -35,11 +37,12 @@ def read_state(path: str | Path) -> dict[str, "torch.Tensor"]:
         if path.suffix == ".safetensors":
             state = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(list(harmless)):
+                state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         raise ValueError(f"weights: {path.name} is damaged or holds more than tensors ({type(error).__name__}: "
                          f"{str(error)[:200]}). Fetch it again; convert it to safetensors if you trust it.") from error
-    for key in ("model", "state_dict"):
+    for key in under:
         state = state[key] if isinstance(state, Mapping) and isinstance(state.get(key), Mapping) else state
     tensors = isinstance(state, Mapping) and all(isinstance(value, torch.Tensor) for value in state.values())
     if not tensors or not state:
@@ -48,25 +51,28 @@ def read_state(path: str | Path) -> dict[str, "torch.Tensor"]:
 
 # %% ../../../nbs/lib/models/common/05_checkpoints.ipynb #cc634aae
 def load_state(model: "torch.nn.Module", state: Mapping[str, "torch.Tensor"], *, may_miss: Sequence[str] = (),
-               may_ignore: Sequence[str] = ()) -> list[str]:
+               may_ignore: Sequence[str] = (), names: Mapping[str, str] | None = None) -> list[str]:
     """Load a state into a model if every key fits; returns the keys that were ignored.
 
     may_miss, may_ignore: regular expressions, matched from a key's start, of keys that the state may lack or have
-    to spare. Raises ValueError that lists missing keys, unexpected keys and differing shapes; the model is then
-    unchanged.
+    to spare; names: what the state calls the model's tensors, where it calls them otherwise. Raises ValueError that
+    lists missing keys, unexpected keys and differing shapes, at most twenty of each; the model is then unchanged.
     """
-    own = model.state_dict()
+    names = names or {}
+    own = {names.get(key, key): value for key, value in model.state_dict().items()}
     missing = [key for key in own if key not in state and not _named(key, may_miss)]
     spare = [key for key in state if key not in own]
     unexpected = [key for key in spare if not _named(key, may_ignore)]
     shapes = [f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
               for key in own if key in state and state[key].shape != own[key].shape]
     lists = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    problems = [f"{len(keys)} {what}: {', '.join(keys)}" for what, keys in lists if keys]
+    problems = [f"{len(keys)} {what}: {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}"
+                for what, keys in lists if keys]
     if problems:
         raise ValueError("weights: the checkpoint does not fit the model. " + "; ".join(problems)
                          + ". Is it a checkpoint of this class and size?")
-    model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
+    mine = dict(zip(own, model.state_dict()))
+    model.load_state_dict({mine[key]: value for key, value in state.items() if key in own}, strict=False)
     return spare
 
 

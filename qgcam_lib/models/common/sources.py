@@ -13,7 +13,7 @@ from typing import Any
 
 from .checkpoints import FILES, read_card
 from .vocabulary import build_vocabulary
-from ..registry import WEIGHTS, ModelEntry, find_model, zoo_folder
+from ..registry import WEIGHTS, ModelEntry, zoo_folder
 from ...storage.files import file_sha256
 
 # %% ../../../nbs/lib/models/common/07_sources.ipynb #8f1b67ed

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..common.checkpoints import load_state, read_state
 from ..common.device import drawn_from
 from ..common.sources import find_weights
 from ..common.vocabulary import CAPTION_WORDS
@@ -29,26 +30,8 @@ def read_mdetr_state(path: str | Path, average: bool = True) -> dict[str, torch.
     path: the authors' .pth, a plain or nested state dictionary, or `.safetensors`; average: take "model_ema" where the
     file has it, else "model". FileNotFoundError, or ValueError where the file is damaged or no such checkpoint.
     """
-    path, harmless = Path(path), [argparse.Namespace, (PurePosixPath, "pathlib.PosixPath")]
-    if not path.is_file():
-        raise FileNotFoundError(f"weights: expected a checkpoint file, got {str(path)!r}, which does not exist.")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-            state = load_file(path)
-        else:
-            with torch.serialization.safe_globals(harmless):
-                state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:
-        raise ValueError(f"weights: {path.name} is damaged or holds more than tensors and a command line "
-                         f"({type(error).__name__}: {str(error)[:200]}). Fetch it again.") from error
-    for key in ("model_ema", "model")[0 if average else 1:]:
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-            break
-    if not isinstance(state, Mapping) or not state or not all(torch.is_tensor(value) for value in state.values()):
-        raise ValueError(f"weights: {path.name} holds no table of tensors. Expected a state_dict, plain or nested.")
-    return dict(state)
+    return read_state(path, under=("model_ema", "model")[0 if average else 1:], mmap=zipfile.is_zipfile(path),
+                      harmless=[argparse.Namespace, (PurePosixPath, "pathlib.PosixPath")])
 
 # %% ../../../nbs/lib/models/mdetr/03_loading.ipynb #798053d8
 OFFICIAL_NAMES = (
@@ -91,19 +74,8 @@ def load_official(model: Mdetr, state: Mapping[str, torch.Tensor]) -> list[str]:
 
     ValueError that lists missing, unexpected and misshapen names; the model is then unchanged.
     """
-    names, own = official_names(model), model.state_dict()
-    spare = sorted(set(state) & set(SPARE_NAMES))
-    shapes = [f"{theirs} {tuple(state[theirs].shape)} instead of {tuple(own[key].shape)}"
-              for key, theirs in names.items() if theirs in state and state[theirs].shape != own[key].shape]
-    lists = (("missing", [theirs for theirs in names.values() if theirs not in state]),
-             ("unexpected", sorted(set(state) - set(names.values()) - set(spare))), ("of another shape", shapes))
-    problems = [f"{len(keys)} {what}: {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}"
-                for what, keys in lists if keys]
-    if problems:
-        raise ValueError(f"weights: the checkpoint does not fit MDETR with {model.config.backbone}. "
-                         + "; ".join(problems) + ". Is it one of this backbone, for detection?")
-    model.load_state_dict({key: state[theirs] for key, theirs in names.items()})
-    return spare
+    return sorted(load_state(model, state, may_ignore=[f"{re.escape(name)}$" for name in SPARE_NAMES],
+                             names=official_names(model)))
 
 # %% ../../../nbs/lib/models/mdetr/03_loading.ipynb #cee10d93
 def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
