@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..explain.gradcam import _heads
+from ..explain.gradcam import split_heads
 from .albef import AlbefRecipe, AlbefTraining, albef_losses
 from .batches import Batch, TokenTable, TrainingSet, draw_batch, on_folder
 from .itm import run_layers
@@ -86,7 +86,7 @@ def matched_maps(
 
 def _attend(block, states: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross-attention of [B, n, C] states to [B, M, C]; also the attention [B, heads, n, M], part of the graph."""
-    query, key, value = (_heads(part(x), block.self) for part, x in
+    query, key, value = (split_heads(part(x), block.self) for part, x in
                          ((block.self.query, states), (block.self.key, image), (block.self.value, image)))
     attention = (query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1)
     return block.output((attention @ value).transpose(1, 2).flatten(2), states), attention

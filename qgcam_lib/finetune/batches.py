@@ -22,7 +22,7 @@ from ..data.flickr30k.format import EntitiesFolder, parse_annotation
 from ..data.records import open_image
 from .recipe import Recipe
 from .texts import TextMaker, mirrored, read_texts, word_labels
-from ..models.blip.explainer import MEAN, STD
+from ..models.common.images import MEAN, STD
 from ..settings import settings
 from ..storage.files import sha256_of, whole_file
 

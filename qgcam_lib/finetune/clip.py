@@ -22,7 +22,7 @@ from .itm import said_words_loss, word_layer
 from .loop import Training, adamw, train
 from .pairs import PairBatch, Truths, draw_pairs
 from .recipe import Recipe
-from ..models.clip.loading import ClipGScoreCam
+from ..models.clip.explainer import ClipGScoreCam
 from ..models.clip.network import ClipModel, build_clip, cell_size, word_vocabulary
 
 # %% ../../nbs/lib/finetune/10_clip.ipynb #03da90cf

@@ -34,8 +34,9 @@ from ..miniworld import CHECKSUM, ensure
 from ..miniworld.writers.tricd import TRICD_CHECKSUM, ensure_tricd
 from ..models.albef.loading import load_albef
 from ..models.baselines import CentreGuess
-from ..models.common.checkpoints import save_model, zoo_folder
+from ..models.common.checkpoints import save_model
 from ..models.common.zoo import load_zoo, write_card
+from ..models.registry import zoo_folder
 from ..models.roles import Detector
 from ..phrase_detection.run import detect_phrases
 from ..phrase_detection.score import evaluate

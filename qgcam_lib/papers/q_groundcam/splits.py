@@ -16,8 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from ...metrics.score import METRICS
-from ...models.common.checkpoints import zoo_folder
-from ...models.registry import MODELS
+from ...models.registry import MODELS, zoo_folder
 from ...report.beside import paper_vs_ours, why_not_comparable
 from qgcam_lib.report.tables import (
     TABLE1,
