@@ -26,6 +26,7 @@ _FLOORS = {
     "snow": ((0.90, 0.94, 0.99), (0.97, 0.98, 1.0)),
     "indoor": ((0.74, 0.56, 0.40), (0.64, 0.46, 0.31)),
 }
+_GRAINS = {"beach": 0.07, "grass": 0.10, "road": 0.05, "snow": 0.025, "indoor": 0.02}
 
 
 def _blend(a, b, t):
@@ -39,14 +40,9 @@ def _ground(size: int, horizon: float, background: str, dice: Dice) -> np.ndarra
     floor = _blend(*_FLOORS[background], np.minimum(np.maximum((ys - horizon) / (size - horizon), 0.0), 1.0))
     t = np.minimum(np.maximum(ys - horizon + 0.5, 0.0), 1.0)
     rgb = np.repeat(sky * (1.0 - t) + floor * t, size, axis=2)
-    grain = {"beach": 0.07, "grass": 0.10, "road": 0.05, "snow": 0.025, "indoor": 0.02}[background]
-    speckle = noise(size, size, dice.bits()) - 0.5
-    speckle *= grain
-    speckle *= t
-    rgb += speckle
-    return rgb
+    return rgb + (noise(size, size, dice.bits()) - 0.5) * _GRAINS[background] * t
 
-
+# %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #74775e7c
 def _flat(*rgb):
     return Paint(rgb, rim=0.0)
 
@@ -80,33 +76,24 @@ def _beach(p: Pen, d: Dice, up: float):
         x = d.between(0.0, 0.9)
         p.line(x, up * (0.08 + 0.05 * k), x + 0.10, up * (0.08 + 0.05 * k), 0.010, _flat(0.55, 0.80, 0.92))
 
-
+# %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #afc2b23a
 def _road(p: Pen, d: Dice, up: float):
     _clouds(p, d, up)
     for k in range(4):
-        p.ellipse(
-            0.30 * k + d.between(-0.08, 0.08), 0.0, 0.24, d.between(0.08, 0.15), _flat(0.60, 0.70, 0.66), above=0.0
-        )
+        x, high = 0.30 * k + d.between(-0.08, 0.08), d.between(0.08, 0.15)
+        p.ellipse(x, 0.0, 0.24, high, _flat(0.60, 0.70, 0.66), above=0.0)
     p.box(-0.1, -0.045, 1.1, 0.0, _flat(0.80, 0.80, 0.77))
     start = d.between(-0.2, 0.0)
     for k in range(5):
-        p.poly(
-            [
-                (start + 0.28 * k, -0.30),
-                (start + 0.28 * k + 0.14, -0.30),
-                (start + 0.28 * k + 0.12, -0.275),
-                (start + 0.28 * k - 0.01, -0.275),
-            ],
-            _flat(0.96, 0.95, 0.88),
-        )
+        x = start + 0.28 * k
+        p.poly([(x, -0.30), (x + 0.14, -0.30), (x + 0.12, -0.275), (x - 0.01, -0.275)], _flat(0.96, 0.95, 0.88))
 
 
 def _grass(p: Pen, d: Dice, up: float):
     _clouds(p, d, up)
     for k in range(3):
-        p.ellipse(
-            0.45 * k + d.between(-0.1, 0.1), -0.02, 0.38, d.between(0.08, 0.18), _flat(0.52, 0.74, 0.48), above=-0.01
-        )
+        x, high = 0.45 * k + d.between(-0.1, 0.1), d.between(0.08, 0.18)
+        p.ellipse(x, -0.02, 0.38, high, _flat(0.52, 0.74, 0.48), above=-0.01)
     for _ in range(6):
         x, y = d.between(0.02, 0.98), -d.between(0.08, 0.55)
         p.line(x, y, x + 0.008, y + 0.028, 0.010, _flat(0.30, 0.58, 0.24))
@@ -121,7 +108,7 @@ def _snow(p: Pen, d: Dice, up: float):
         x, y = d.between(0.0, 1.0), d.between(-0.5, up)
         p.ellipse(x, y, 0.010, 0.010, _flat(1.0, 1.0, 1.0))
 
-
+# %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #e33a1972
 _DETAILS = {"indoor": _indoor, "beach": _beach, "road": _road, "grass": _grass, "snow": _snow}
 
 

@@ -14,12 +14,8 @@ from .draw import COLOURS, Paint, Pen
 INK = Paint(COLOURS["black"])
 SNOW = Paint(COLOURS["white"])
 SKINS = ((0.98, 0.82, 0.68), (0.90, 0.68, 0.50), (0.72, 0.48, 0.32), (0.50, 0.32, 0.22))
-HAIRS = {
-    "blond": (0.95, 0.78, 0.36),
-    "brown": (0.45, 0.27, 0.14),
-    "black": (0.14, 0.12, 0.13),
-    "red": (0.78, 0.32, 0.12),
-}
+HAIRS = {"blond": (0.95, 0.78, 0.36), "brown": (0.45, 0.27, 0.14), "black": (0.14, 0.12, 0.13),
+         "red": (0.78, 0.32, 0.12)}  # fmt: skip
 
 # %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #5bb50b16
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ def _legs(pen: Pen, look: PersonLook, hip: float):
     long = g is not None and g.noun == "pants"
     pen.owner = pen.top
     if look.pose == "sit":
-        a = _wear(pen, look, "bottom")
-        cloth = a.paint if a is not None else skin
+        _wear(pen, look, "bottom")
+        cloth = g.paint if g is not None else skin
         pen.line(0.0, hip - 0.02, 0.22, hip - 0.06, 0.16, cloth)
         pen.line(0.22, hip - 0.06, 0.24, hip - 0.28, 0.11, cloth if long else skin)
         pen.owner = pen.top
@@ -72,7 +68,7 @@ def _legs(pen: Pen, look: PersonLook, hip: float):
         _wear(pen, look, "bottom")
         pen.poly([(-0.22, hip * 0.48), (0.22, hip * 0.48), (0.13, hip + 0.04), (-0.13, hip + 0.04)], g.paint)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #135b7b4a
 def _torso(pen: Pen, look: PersonLook, hip: float, neck: float):
     g = _wear(pen, look, "top")
     shoulder = neck - 0.07
@@ -88,7 +84,7 @@ def _torso(pen: Pen, look: PersonLook, hip: float, neck: float):
     pen.ellipse(-0.26, hip + 0.035, 0.05, 0.05, Paint(look.skin))
     pen.ellipse(hand[0], hand[1], 0.05, 0.05, Paint(look.skin))
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #3ff0d7ae
 def _head(pen: Pen, look: PersonLook, y: float, r: float):
     g = _wear(pen, look, "hair")
     if look.noun == "woman":
@@ -107,7 +103,7 @@ def _head(pen: Pen, look: PersonLook, y: float, r: float):
     for s in (-0.32, 0.42):
         pen.ellipse(s * r, y - 0.05 * r, 0.14 * r, 0.19 * r, INK)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #c0d7cb9f
 def _hat(pen: Pen, look: PersonLook, y: float, r: float):
     g = _wear(pen, look, "hat")
     if g is None:
@@ -122,13 +118,7 @@ def _hat(pen: Pen, look: PersonLook, y: float, r: float):
 # %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #1df03575
 def draw_person(pen: Pen, look: PersonLook):
     "A person of height 1. Pose 'sit' is a rider in profile, hip at the pen's foot; 'half' shows the upper body."
-    child = look.noun in ("boy", "girl")
-    r, hip, neck = (0.165, 0.33, 0.64) if child else (0.13, 0.42, 0.74)
-    if look.pose == "half":
-        hip = 0.0
-        neck -= 0.36
-    if look.pose == "sit":
-        hip, neck = 0.06, neck - hip + 0.06
+    r, hip, neck = _build(look.noun, look.pose)
     if look.pose != "half":
         _legs(pen, look, hip)
     _torso(pen, look, hip, neck)
@@ -137,15 +127,15 @@ def draw_person(pen: Pen, look: PersonLook):
     pen.owner = pen.top
 
 
-def hand_of(noun: str, pose: str) -> tuple:
+def _build(noun: str, pose: str) -> tuple[float, float, float]:
+    "The head's radius, and the heights of hip and neck, in the person's units."
+    r, hip, neck = (0.165, 0.33, 0.64) if noun in ("boy", "girl") else (0.13, 0.42, 0.74)
+    return {"half": (r, 0.0, neck - 0.36), "sit": (r, 0.06, neck - hip + 0.06)}.get(pose, (r, hip, neck))
+
+
+def hand_of(noun: str, pose: str) -> tuple[float, float]:
     "Where a raised hand is, in the person's units."
-    neck = 0.64 if noun in ("boy", "girl") else 0.74
-    hip = 0.33 if noun in ("boy", "girl") else 0.42
-    if pose == "half":
-        neck -= 0.36
-    if pose == "sit":
-        neck = neck - hip + 0.06
-    return 0.36, neck - 0.01
+    return 0.36, _build(noun, pose)[2] - 0.01
 
 # %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #8b7ce1cd
 def _four_legs(pen, c, xs, top, width, hoof=None):
@@ -194,7 +184,7 @@ def _horse(pen: Pen, c: Paint):
     pen.poly([(0.36, 0.92), (0.40, 1.04), (0.46, 0.92)], c)
     pen.ellipse(0.46, 0.87, 0.022, 0.03, INK if c.rgb[1] > 0.2 else SNOW)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #ed6a4595
 def _cow(pen: Pen, c: Paint):
     spot = INK if c.rgb[0] > 0.5 else SNOW
     _four_legs(pen, c, (-0.48, -0.34, 0.36, 0.22), 0.40, 0.12, INK)
@@ -223,7 +213,7 @@ def _sheep(pen: Pen, c: Paint):
     pen.ellipse(0.40, 0.86, 0.15, 0.11, c)
     pen.ellipse(0.48, 0.70, 0.035, 0.04, SNOW if face is INK else INK)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #cf51ae80
 def _elephant(pen: Pen, c: Paint):
     _four_legs(pen, c, (-0.38, -0.20, 0.22, 0.06), 0.45, 0.19)
     pen.line(-0.52, 0.66, -0.60, 0.36, 0.05, c.plain(0.8))
@@ -246,20 +236,12 @@ def _giraffe(pen: Pen, c: Paint):
     pen.line(0.22, 0.90, 0.33, 0.86, 0.085, c)
     pen.line(0.20, 0.92, 0.20, 0.99, 0.025, spot)
     pen.line(0.15, 0.90, 0.18, 0.91, 0.04, spot)
-    for x, y, r in (
-        (-0.17, 0.42, 0.04),
-        (-0.06, 0.40, 0.035),
-        (-0.08, 0.47, 0.035),
-        (0.03, 0.42, 0.04),
-        (0.12, 0.48, 0.03),
-        (0.15, 0.58, 0.026),
-        (0.18, 0.68, 0.024),
-        (0.20, 0.77, 0.022),
-    ):
+    for x, y, r in ((-0.17, 0.42, 0.04), (-0.06, 0.40, 0.035), (-0.08, 0.47, 0.035), (0.03, 0.42, 0.04),
+                    (0.12, 0.48, 0.03), (0.15, 0.58, 0.026), (0.18, 0.68, 0.024), (0.20, 0.77, 0.022)):  # fmt: skip
         pen.ellipse(x, y, r, r, spot)
     pen.ellipse(0.25, 0.91, 0.014, 0.016, INK)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #064fb517
 def _rabbit(pen: Pen, c: Paint):
     pen.ellipse(-0.38, 0.20, 0.10, 0.10, SNOW.plain() if c.rgb[0] < 0.9 else Paint((0.85, 0.83, 0.80)))
     pen.ellipse(-0.10, 0.26, 0.30, 0.25, c)
@@ -291,6 +273,6 @@ def _bird(pen: Pen, c: Paint, flying: bool = False):
         pen.ellipse(-0.10, 0.46, 0.24, 0.14, c.plain(0.7))
     pen.ellipse(0.36, 0.76, 0.04, 0.045, INK if c.rgb[1] > 0.2 else SNOW)
 
-
+# %% ../../../nbs/lib/miniworld/art/03_creatures.ipynb #3d652ceb
 _ALL = (_dog, _cat, _horse, _cow, _sheep, _elephant, _giraffe, _rabbit, _bird)
 ANIMALS = {f.__name__[1:]: f for f in _ALL}

@@ -17,7 +17,7 @@ def _mix(z: int) -> int:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
 
-
+# %% ../../../nbs/lib/miniworld/art/01_dice.ipynb #b08277e7
 class Dice:
     """Seeded random numbers with the same stream on every machine and Python version.
 

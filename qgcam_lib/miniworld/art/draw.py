@@ -6,9 +6,11 @@
 __all__ = ['COLOURS', 'PATTERNS', 'MATERIALS', 'Paint', 'make_paint', 'pattern_field', 'material_field', 'Canvas', 'Pen']
 
 # %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #e29f5f4b
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from fastcore.basics import patch
 
 # %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #f0b5d01d
 COLOURS = {
@@ -121,10 +123,6 @@ class Canvas:
         return np.ascontiguousarray(out.astype(np.uint8).transpose(1, 2, 0))
 
 # %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #f06d4b92
-def _off_centre(v: float) -> float:
-    return v - int(v) - 0.5
-
-
 class Pen:
     """Paints shapes in a thing's own units: x to the right, y up, the foot at (0, 0), the top at y = 1.
 
@@ -136,144 +134,160 @@ class Pen:
         self.sx = -h if flip else h
         canvas.extent.setdefault(owner, np.zeros((canvas.height, canvas.width), bool))
 
-    def _window(self, x0, y0, x1, y1):
-        a, b = self.x + self.sx * x0, self.x + self.sx * x1
-        if a > b:
-            a, b = b, a
-        c = self.canvas
-        left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))
-        top, bottom = max(0, int(self.y - self.h * y1 - 1.0)), min(c.height, int(self.y - self.h * y0 + 2.0))
-        if left >= right or top >= bottom:
-            return None
-        return slice(top, bottom), slice(left, right), c.xs[:, left:right], c.ys[top:bottom]
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        "A point of the thing in pixels of the picture."
+        return self.x + self.sx * x, self.y - self.h * y
 
-    def _lay(self, rows, cols, X, Y, d, paint: Paint):
-        c = self.canvas
-        edge = 0.5 - d
-        cover = np.maximum(edge, 0.0)
-        np.minimum(cover, 1.0, out=cover)
-        light = cover * (1.08 - (0.16 / self.h) * (Y - self.y + self.h))
-        if paint.rim:
-            dark = 1.9 - edge
-            np.maximum(dark, 0.0, out=dark)
-            np.minimum(dark, 1.0, out=dark)
-            dark *= -paint.rim
-            dark += 1.0
-            light *= dark
-        tone = np.array(paint.rgb)[:, None, None]
-        if paint.material or paint.pattern != "plain":
-            dx, dy = (X - self.x) * (1.0 if self.sx > 0 else -1.0), self.y - Y
-            grain = material_field(paint.material, dx, dy, c.scale)
-            light = light if grain is None else light * grain
-            share = pattern_field(paint.pattern, dx, dy, c.scale)
-            if share is not None:
-                tone = tone + (np.array(paint.second)[:, None, None] - tone) * share
-        spot = c.rgb[:, rows, cols]
-        inside = edge > 0.5
-        np.subtract(1.0, cover, out=cover)
-        spot *= cover
-        spot += tone * light
-        c.owner[rows, cols][inside] = self.owner
-        c.extent[self.top][rows, cols] |= inside
-        if self.owner != self.top:
-            part = c.extent.setdefault(self.owner, np.zeros((c.height, c.width), bool))
-            part[rows, cols] |= inside
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #feeebe3d
+@patch
+def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callable, paint: Paint) -> None:
+    "Paints a shape that lies within a rectangle. distance: of X [1, w] and Y [h, 1] in pixels, its signed distance."
+    c = self.canvas
+    a, b = sorted((self.x + self.sx * x0, self.x + self.sx * x1))
+    left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))
+    top, bottom = max(0, int(self.y - self.h * y1 - 1.0)), min(c.height, int(self.y - self.h * y0 + 2.0))
+    if left < right and top < bottom:
+        X, Y = c.xs[:, left:right], c.ys[top:bottom]
+        self._lay(slice(top, bottom), slice(left, right), X, Y, distance(X, Y), paint)
 
-    def ellipse(self, cx, cy, rx, ry, paint, above=None, below=None):
-        "An ellipse; `above` and `below` cut it at a height."
-        w = self._window(cx - rx, cy - ry, cx + rx, cy + ry)
-        if w is None:
-            return
-        rows, cols, X, Y = w
-        px, py = (X - (self.x + self.sx * cx)), (Y - (self.y - self.h * cy))
-        rx, ry = abs(rx) * self.h, abs(ry) * self.h
-        u, v = px / rx, py / ry
+
+@patch
+def _lay(self: Pen, rows: slice, cols: slice, X: np.ndarray, Y: np.ndarray, d: np.ndarray, paint: Paint) -> None:
+    c, edge = self.canvas, 0.5 - d
+    cover = np.maximum(edge, 0.0)
+    np.minimum(cover, 1.0, out=cover)
+    tone, light = self._shade(X, Y, edge, cover, paint)
+    spot, inside = c.rgb[:, rows, cols], edge > 0.5
+    np.subtract(1.0, cover, out=cover)
+    spot *= cover
+    spot += tone * light
+    c.owner[rows, cols][inside] = self.owner
+    c.extent[self.top][rows, cols] |= inside
+    if self.owner != self.top:
+        part = c.extent.setdefault(self.owner, np.zeros((c.height, c.width), bool))
+        part[rows, cols] |= inside
+
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #f43c8387
+_TOP_LIGHT, _FALL, _RIM = 1.08, 0.16, 1.9  # brightness at the top, its loss down to the foot, the rim's width in pixels
+
+
+@patch
+def _shade(self: Pen, X: np.ndarray, Y: np.ndarray, edge: np.ndarray, cover: np.ndarray, paint: Paint) -> tuple:
+    "The colour [3, h, w] or [3, 1, 1], and the light [h, w] times the covered share, at pixels."
+    light = cover * (_TOP_LIGHT - (_FALL / self.h) * (Y - self.y + self.h))
+    if paint.rim:
+        dark = _RIM - edge
+        np.maximum(dark, 0.0, out=dark)
+        np.minimum(dark, 1.0, out=dark)
+        dark *= -paint.rim
+        dark += 1.0
+        light *= dark
+    tone = np.array(paint.rgb)[:, None, None]
+    if paint.material or paint.pattern != "plain":
+        dx, dy = (X - self.x) * (1.0 if self.sx > 0 else -1.0), self.y - Y
+        grain = material_field(paint.material, dx, dy, self.canvas.scale)
+        light = light if grain is None else light * grain
+        share = pattern_field(paint.pattern, dx, dy, self.canvas.scale)
+        if share is not None:
+            tone = tone + (np.array(paint.second)[:, None, None] - tone) * share
+    return tone, light
+
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #bb8efd8b
+def _off_centre(v: float) -> float:
+    return v - int(v) - 0.5
+
+
+@patch
+def ellipse(self: Pen, cx, cy, rx, ry, paint, above=None, below=None):
+    "An ellipse; `above` and `below` cut it at a height."
+    (x, y), a, b = self.at(cx, cy), abs(rx) * self.h, abs(ry) * self.h
+
+    def distance(X, Y):
+        u, v = (X - x) / a, (Y - y) / b
         k0 = u * u + v * v
         np.sqrt(k0, out=k0)
-        u, v = u / rx, v / ry
+        u, v = u / a, v / b
         k1 = u * u + v * v
         np.sqrt(k1, out=k1)
         np.maximum(k1, 1e-9, out=k1)
         d = k0 - 1.0
         d *= k0
         d /= k1
-        if abs(_off_centre(self.x + self.sx * cx)) < 1e-5 * rx and abs(_off_centre(self.y - self.h * cy)) < 1e-5 * ry:
-            d = np.where(k0 < 1e-6, -min(rx, ry), d)
+        if abs(_off_centre(x)) < 1e-5 * a and abs(_off_centre(y)) < 1e-5 * b:
+            d = np.where(k0 < 1e-6, -min(a, b), d)
         if above is not None:
             d = np.maximum(d, Y - (self.y - self.h * above))
-        if below is not None:
-            d = np.maximum(d, (self.y - self.h * below) - Y)
-        self._lay(rows, cols, X, Y, d, paint)
+        return d if below is None else np.maximum(d, (self.y - self.h * below) - Y)
 
-    def ring(self, cx, cy, r, width, paint):
-        "A circle drawn as a line of the given width."
-        w = self._window(cx - r - width, cy - r - width, cx + r + width, cy + r + width)
-        if w is None:
-            return
-        rows, cols, X, Y = w
-        px, py = (X - (self.x + self.sx * cx)), (Y - (self.y - self.h * cy))
-        d = np.abs(np.sqrt(px * px + py * py) - r * self.h) - max(0.5 * width * self.h, 0.6)
-        self._lay(rows, cols, X, Y, d, paint)
+    self.fill(cx - rx, cy - ry, cx + rx, cy + ry, distance, paint)
 
-    def box(self, x0, y0, x1, y1, paint, r=0.0):
-        "A rectangle with corners rounded by `r`."
-        w = self._window(x0, y0, x1, y1)
-        if w is None:
-            return
-        rows, cols, X, Y = w
-        r = r * self.h
-        qx = np.abs(X - (self.x + self.sx * 0.5 * (x0 + x1))) - (abs(x1 - x0) * 0.5 * self.h - r)
-        qy = np.abs(Y - (self.y - self.h * 0.5 * (y0 + y1))) - (abs(y1 - y0) * 0.5 * self.h - r)
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #b87a63d4
+@patch
+def ring(self: Pen, cx, cy, r, width, paint):
+    "A circle drawn as a line of the given width."
+    x, y = self.at(cx, cy)
+
+    def distance(X, Y):
+        px, py = X - x, Y - y
+        return np.abs(np.sqrt(px * px + py * py) - r * self.h) - max(0.5 * width * self.h, 0.6)
+
+    self.fill(cx - r - width, cy - r - width, cx + r + width, cy + r + width, distance, paint)
+
+
+@patch
+def box(self: Pen, x0, y0, x1, y1, paint, r=0.0):
+    "A rectangle with corners rounded by `r`."
+    (x, y), r = self.at(0.5 * (x0 + x1), 0.5 * (y0 + y1)), r * self.h
+    half, tall = abs(x1 - x0) * 0.5 * self.h - r, abs(y1 - y0) * 0.5 * self.h - r
+
+    def distance(X, Y):
+        qx, qy = np.abs(X - x) - half, np.abs(Y - y) - tall
         ox, oy = np.maximum(qx, 0.0), np.maximum(qy, 0.0)
-        d = np.sqrt(ox * ox + oy * oy) + np.minimum(np.maximum(qx, qy), 0.0) - r
-        self._lay(rows, cols, X, Y, d, paint)
+        return np.sqrt(ox * ox + oy * oy) + np.minimum(np.maximum(qx, qy), 0.0) - r
 
-    def line(self, x0, y0, x1, y1, width, paint):
-        "A thick line with round ends; never thinner than 1.2 pixels."
-        half = max(0.5 * width * self.h, 0.6 * self.canvas.scale)
-        m = half / self.h
-        w = self._window(min(x0, x1) - m, min(y0, y1) - m, max(x0, x1) + m, max(y0, y1) + m)
-        if w is None:
-            return
-        rows, cols, X, Y = w
-        ax, ay = self.x + self.sx * x0, self.y - self.h * y0
-        bx, by = self.sx * (x1 - x0), -self.h * (y1 - y0)
-        px, py = X - ax, Y - ay
-        t = px * bx + py * by
+    self.fill(x0, y0, x1, y1, distance, paint)
+
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #9c4aa0b0
+@patch
+def line(self: Pen, x0, y0, x1, y1, width, paint):
+    "A thick line with round ends; never thinner than 1.2 pixels."
+    half = max(0.5 * width * self.h, 0.6 * self.canvas.scale)
+    (x, y), m = self.at(x0, y0), half / self.h
+    bx, by = self.sx * (x1 - x0), -self.h * (y1 - y0)
+
+    def distance(X, Y):
+        px, py = X - x, Y - y
+        t = px * bx + py * by  # the nearest point of the line, as a share of its length
         t /= max(bx * bx + by * by, 1e-9)
         np.maximum(t, 0.0, out=t)
         np.minimum(t, 1.0, out=t)
-        u, v = t * bx, t * by
-        np.subtract(px, u, out=u)
-        np.subtract(py, v, out=v)
-        u *= u
-        v *= v
-        u += v
-        np.sqrt(u, out=u)
-        u -= half
-        self._lay(rows, cols, X, Y, u, paint)
+        u, v = px - t * bx, py - t * by
+        d = np.sqrt(u * u + v * v)
+        d -= half
+        return d
 
-    def poly(self, points, paint):
-        "A convex polygon, its points in either direction."
-        px = [self.x + self.sx * p[0] for p in points]
-        py = [self.y - self.h * p[1] for p in points]
-        w = self._window(
-            min(p[0] for p in points), min(p[1] for p in points), max(p[0] for p in points), max(p[1] for p in points)
-        )
-        if w is None:
-            return
-        rows, cols, X, Y = w
-        n = len(points)
-        area = 0.0
-        for i in range(n):
-            j = (i + 1) % n
-            area += px[i] * py[j] - px[j] * py[i]
-        turn, d = (1.0 if area > 0 else -1.0), None
-        for i in range(n):
-            j = (i + 1) % n
-            nx, ny = turn * (py[j] - py[i]), -turn * (px[j] - px[i])
+    self.fill(min(x0, x1) - m, min(y0, y1) - m, max(x0, x1) + m, max(y0, y1) + m, distance, paint)
+
+# %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #29ea9da2
+@patch
+def poly(self: Pen, points, paint):
+    "A convex polygon, its points in either direction."
+    corners = [self.at(x, y) for x, y in points]
+    edges = list(zip(corners, corners[1:] + corners[:1]))
+    area = 0.0
+    for (ax, ay), (bx, by) in edges:
+        area += ax * by - bx * ay
+    turn = 1.0 if area > 0 else -1.0
+
+    def distance(X, Y):
+        d = None
+        for (ax, ay), (bx, by) in edges:
+            nx, ny = turn * (by - ay), -turn * (bx - ax)
             length = float(np.sqrt(nx * nx + ny * ny))
             nx, ny = nx / length, ny / length
-            e = nx * X + (ny * Y - (nx * px[i] + ny * py[i]))
+            e = nx * X + (ny * Y - (nx * ax + ny * ay))
             d = e if d is None else np.maximum(d, e)
-        self._lay(rows, cols, X, Y, d, paint)
+        return d
+
+    xs, ys = zip(*points)
+    self.fill(min(xs), min(ys), max(xs), max(ys), distance, paint)

@@ -51,20 +51,14 @@ def _truck(pen: Pen, c: Paint):
     for x in (-0.58, -0.22, 0.56):
         _wheel(pen, x, 0.16)
 
-
+# %% ../../../nbs/lib/miniworld/art/04_objects.ipynb #3c7cf3d7
 def _bicycle(pen: Pen, c: Paint):
     for x in (-0.46, 0.46):
         pen.ring(x, 0.30, 0.27, 0.07, INK)
         pen.ellipse(x, 0.30, 0.05, 0.05, STEEL)
-    for a, b in (
-        ((-0.46, 0.30), (-0.22, 0.74)),
-        ((-0.46, 0.30), (0.02, 0.30)),
-        ((0.02, 0.30), (-0.20, 0.70)),
-        ((-0.20, 0.70), (0.34, 0.72)),
-        ((0.02, 0.30), (0.34, 0.72)),
-        ((0.46, 0.30), (0.32, 0.92)),
-    ):
-        pen.line(*a, *b, 0.085, c)
+    for tube in ((-0.46, 0.30, -0.22, 0.74), (-0.46, 0.30, 0.02, 0.30), (0.02, 0.30, -0.20, 0.70),
+                 (-0.20, 0.70, 0.34, 0.72), (0.02, 0.30, 0.34, 0.72), (0.46, 0.30, 0.32, 0.92)):  # fmt: skip
+        pen.line(*tube, 0.085, c)
     pen.line(-0.34, 0.80, -0.12, 0.80, 0.09, INK)
     pen.line(0.30, 0.94, 0.44, 0.98, 0.07, INK)
 
@@ -75,7 +69,6 @@ def _boat(pen: Pen, c: Paint, sail: bool = True):
         pen.line(0.0, 0.30, 0.0, 0.98, 0.05, BARK)
         pen.poly([(0.04, 0.42), (0.04, 0.98), (0.46, 0.42)], SNOW)
         pen.poly([(-0.04, 0.42), (-0.04, 0.88), (-0.34, 0.42)], CREAM)
-    if sail:
         pen.poly([(-0.56, top), (0.56, top), (0.40, 0.0), (-0.40, 0.0)], c)
         pen.line(-0.56, top, 0.56, top, 0.07, c.plain(0.7))
     else:
@@ -181,7 +174,7 @@ def _box(pen: Pen, c: Paint, back: bool = True, front: bool = True):
     if front:
         pen.box(-0.50, 0.0, 0.50, 0.72, c, r=0.02)
 
-
+# %% ../../../nbs/lib/miniworld/art/04_objects.ipynb #8f0b1ba1
 def _cup(pen: Pen, c: Paint):
     pen.ring(0.42, 0.50, 0.20, 0.10, c.plain(0.85))
     pen.poly([(-0.40, 0.94), (0.40, 0.94), (0.30, 0.02), (-0.30, 0.02)], c)
@@ -212,7 +205,7 @@ def _balloon(pen: Pen, c: Paint):
     pen.ellipse(0.0, 0.71, 0.25, 0.29, c)
     pen.ellipse(-0.08, 0.82, 0.06, 0.07, c.plain(1.6))
 
-
+# %% ../../../nbs/lib/miniworld/art/04_objects.ipynb #a28da212
 def _guitar(pen: Pen, c: Paint):
     pen.line(0.0, 0.45, 0.0, 0.92, 0.07, BARK.plain(0.7))
     pen.box(-0.07, 0.88, 0.07, 1.0, BARK.plain(0.55), r=0.02)
@@ -239,17 +232,12 @@ def _suitcase(pen: Pen, c: Paint):
     for x in (-0.34, 0.34):
         pen.line(x, 0.06, x, 0.74, 0.07, c.plain(0.6))
 
-
+# %% ../../../nbs/lib/miniworld/art/04_objects.ipynb #4bf6c016
 def _tree(pen: Pen, c: Paint):
     pen.poly([(-0.08, 0.0), (0.08, 0.0), (0.04, 0.5), (-0.04, 0.5)], BARK)
-    for x, y, r in (
-        (-0.17, 0.50, 0.17),
-        (0.17, 0.52, 0.17),
-        (-0.14, 0.70, 0.17),
-        (0.15, 0.70, 0.17),
-        (0.0, 0.84, 0.16),
-    ):
-        pen.ellipse(x, y, r, r, c.plain(0.88))
+    for x, y in ((-0.17, 0.50), (0.17, 0.52), (-0.14, 0.70), (0.15, 0.70)):
+        pen.ellipse(x, y, 0.17, 0.17, c.plain(0.88))
+    pen.ellipse(0.0, 0.84, 0.16, 0.16, c.plain(0.88))
     pen.ellipse(0.0, 0.62, 0.20, 0.22, c)
     pen.ellipse(-0.07, 0.78, 0.08, 0.06, c.plain(1.25))
 
