@@ -68,38 +68,39 @@ def _middle(t: Thing) -> float:
     return 0.5 * (t.box[0] + t.box[2])
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #78788222
-_TURNED = {"in front of": "behind"}
+def _garments(scene: Scene, t: Thing, hair: bool) -> list[Thing]:
+    "What a person is seen to wear, or the hair that is seen."
+    return [g for g in scene.things if g.parent == t.id and (g.noun == "hair") == hair and can_be_named(scene, g)]
+
+
+def _related(scene: Scene, t: Thing) -> list[tuple[str, Thing]]:
+    "Pairs (relation, other thing); 'in front of' is read off 'behind'."
+    pairs = [(r.predicate, r.object) for r in scene.relations if r.subject == t.id]
+    pairs += [("in front of", r.subject) for r in scene.relations if r.object == t.id and r.predicate == "behind"]
+    return [(relation, scene.thing(other)) for relation, other in pairs]
 
 
 def _certain(scene: Scene, t: Thing, c: Clause) -> bool:
     if c.relation == "wearing":
-        worn = [g for g in scene.things if g.parent == t.id and can_be_named(scene, g)]
-        return any(_is(g, c.name, c.facts) and (c.name or PLACES[g.noun] == "top") for g in worn)
-    for r in scene.relations:
-        a, b = (r.object, r.subject) if c.relation in _TURNED else (r.subject, r.object)
-        if a == t.id and r.predicate == _TURNED.get(c.relation, c.relation):
-            o = scene.thing(b)
-            if can_be_named(scene, o) and _is(o, c.name, c.facts) and _looks_its_size(scene, o, c.facts):
-                return True
-    return False
+        worn = [g for g in _garments(scene, t, c.name == "hair") if _is(g, c.name, c.facts)]
+        return any(c.name or PLACES[g.noun] == "top" for g in worn)
+    others = [other for relation, other in _related(scene, t) if relation == c.relation and can_be_named(scene, other)]
+    return any(_is(o, c.name, c.facts) and _looks_its_size(scene, o, c.facts) for o in others)
 
 
 def _thinkable(scene: Scene, t: Thing, c: Clause) -> bool:
     if c.relation == "wearing":
         return any(g.parent == t.id and _is(g, c.name, c.facts) for g in scene.things)
-    for o in scene.top_level():
-        if o.id == t.id or not _is(o, c.name, c.facts):
-            continue
-        held = any(r.subject == t.id and r.predicate == "holding" and r.object == o.id for r in scene.relations)
-        if {
-            "holding": held,
-            "left of": _middle(t) < _middle(o),
-            "right of": _middle(t) > _middle(o),
-            "behind": t.depth <= o.depth and _meets(t, o),
-            "in front of": t.depth >= o.depth and _meets(t, o),
-        }[c.relation]:
-            return True
-    return False
+    others = [o for o in scene.top_level() if o.id != t.id and _is(o, c.name, c.facts)]
+    held = {r.object for r in scene.relations if r.subject == t.id and r.predicate == "holding"}
+    could = {
+        "holding": lambda o: o.id in held,
+        "left of": lambda o: _middle(t) < _middle(o),
+        "right of": lambda o: _middle(t) > _middle(o),
+        "behind": lambda o: t.depth <= o.depth and _meets(t, o),
+        "in front of": lambda o: t.depth >= o.depth and _meets(t, o),
+    }[c.relation]
+    return any(map(could, others))
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #1432c8be
 def denoted(scene: Scene, e: Expression) -> tuple[set, set]:
@@ -128,119 +129,109 @@ def identifies(scene: Scene, e: Expression, number: int) -> bool:
     return denoted(scene, e) == ({number}, {number})
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #ae692049
-def _facts(d: Dice, t: Thing, p: float) -> tuple:
+def _facts(dice: Dice, t: Thing, p: float) -> tuple:
     "Some of the facts that can be said of a thing, each with probability `p`, in the order of English adjectives."
-    return tuple(fact for fact in facts_of(t).items() if d.chance(p))
+    return tuple(fact for fact in facts_of(t).items() if dice.chance(p))
 
 
-def _a(words: list, d: Dice | None = None) -> list:
+def _a(words: list, dice: Dice | None = None) -> list:
+    "The words with an article where they need one; with dice, half of them with 'the'."
     if words[-1] in BARE:
         return words
-    return ["the" if d is not None and d.chance(0.5) else article(words[0]), *words]
-
-
-def _worn(d: Dice, scene: Scene, t: Thing) -> list:
-    "What a person is seen to wear, hair left out, in random order."
-    return d.shuffled(g for g in scene.things if g.parent == t.id and g.noun != "hair" and can_be_named(scene, g))
-
-
-def _hair(scene: Scene, t: Thing) -> list:
-    return [g for g in scene.things if g.parent == t.id and g.noun == "hair" and can_be_named(scene, g)]
-
-
-def _linked(d: Dice, scene: Scene, t: Thing, relations: tuple) -> list:
-    "Pairs (relation, other thing) in random order, 'in front of' read off 'behind'."
-    pairs = [(r.predicate, r.object) for r in scene.relations if r.subject == t.id]
-    pairs += [("in front of", r.subject) for r in scene.relations if r.object == t.id and r.predicate == "behind"]
-    return d.shuffled((p, scene.thing(o)) for p, o in pairs if p in relations)
+    return ["the" if dice is not None and dice.chance(0.5) else article(words[0]), *words]
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #73a2b2f6
-def _short_clause(d: Dice, scene: Scene, t: Thing) -> tuple:
-    "A clause of two or three words: 'in red', 'with black hair', 'holding kite'."
-    held = _linked(d, scene, t, ("holding",))
-    if held and d.chance(0.5):
-        o, name = held[0][1], d.pick(NAMES[held[0][1].noun])
-        facts = _facts(d, o, 0.35)
-        return Clause("holding", name, facts), [d.pick(("holding", "with")), *adjectives(d, facts), name]
-    hair, worn = _hair(scene, t), _worn(d, scene, t)
-    if hair and d.chance(0.2):
-        facts = (("colour", hair[0].colour),)
-        return Clause("wearing", "hair", facts), ["with", hair[0].colour, "hair"]
+def _short_clause(dice: Dice, scene: Scene, t: Thing) -> tuple[tuple[Clause, ...], list]:
+    "A clause of two or three words: 'in red', 'with black hair', 'holding kite'; none for who wears nothing visible."
+    held = [other for relation, other in _related(scene, t) if relation == "holding"]
+    if held and dice.chance(0.5):
+        name, facts = dice.pick(NAMES[held[0].noun]), _facts(dice, held[0], 0.35)
+        said = [dice.pick(("holding", "with")), *adjectives(dice, facts), name]
+        return (Clause("holding", name, facts),), said
+    hair, worn = _garments(scene, t, hair=True), dice.shuffled(_garments(scene, t, hair=False))
+    if hair and dice.chance(0.2):
+        colour = hair[0].colour
+        return (Clause("wearing", "hair", (("colour", colour),)),), ["with", colour, "hair"]
     if not worn:
-        return None, []
-    g = worn[0]
-    if PLACES[g.noun] == "top" and d.chance(0.3):
-        return Clause("wearing", "", (("colour", g.colour),)), ["in", g.colour]
-    name, facts = d.pick(NAMES[g.noun]), tuple(f for f in _facts(d, g, 0.8) if f[0] != "material")
-    return Clause("wearing", name, facts), [d.pick(("in", "wearing")), *adjectives(d, facts), name]
+        return (), []
+    garment = worn[0]
+    if PLACES[garment.noun] == "top" and dice.chance(0.3):
+        return (Clause("wearing", "", (("colour", garment.colour),)),), ["in", garment.colour]
+    name = dice.pick(NAMES[garment.noun])
+    facts = tuple(fact for fact in _facts(dice, garment, 0.8) if fact[0] != "material")
+    return (Clause("wearing", name, facts),), [dice.pick(("in", "wearing")), *adjectives(dice, facts), name]
+
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #db0e467d
+_SIDED = {
+    "left": ("left", "on left", "on the left"),
+    "right": ("right", "on right", "on the right"),
+    "middle": ("middle", "in middle", "in the middle"),
+}
 
 
-_SIDED = {"left": ("left", "on left", "on the left"), "right": ("right", "on right", "on the right")}
-_SIDED["middle"] = ("middle", "in middle", "in the middle")
-
-
-def short_expression(d: Dice, scene: Scene, t: Thing, *, sides: bool) -> Expression:
+def short_expression(dice: Dice, scene: Scene, t: Thing, *, sides: bool) -> Expression:
     "One draw in the manner of RefCOCO ('left dog', 'woman in red') or, without sides, of RefCOCO+."
-    name, facts = d.pick(NAMES[t.noun]), _facts(d, t, 0.55)
+    name, facts = dice.pick(NAMES[t.noun]), _facts(dice, t, 0.55)
     clauses, tail = (), []
-    if t.category == "people" and d.chance(0.55 if sides else 0.95):
-        clause, tail = _short_clause(d, scene, t)
-        clauses = (clause,) if clause else ()
-    side = d.pick(("left", "right", "middle")) if sides and d.chance(0.55) else ""
-    words = [*adjectives(d, facts), name, *tail]
+    if t.category == "people" and dice.chance(0.55 if sides else 0.95):
+        clauses, tail = _short_clause(dice, scene, t)
+    side = dice.pick(tuple(_SIDED)) if sides and dice.chance(0.55) else ""
+    words = [*adjectives(dice, facts), name, *tail]
     if side:
-        where = d.pick(_SIDED[side])
+        where = dice.pick(_SIDED[side])
         words = [where, *words] if " " not in where else [*words, where]
-    if d.chance(0.2):
+    if dice.chance(0.2):
         words = ["the", *words]
     return Expression(" ".join(words), name, facts, clauses, side)
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #e55d88ea
-def _dressed(d: Dice, scene: Scene, t: Thing) -> tuple:
+def _dressed(dice: Dice, scene: Scene, t: Thing) -> tuple[list, list]:
     "Up to two garments, and now and then the hair: 'with blond hair wearing a red shirt and blue pants'."
     clauses, words = [], []
-    for g in _hair(scene, t) if d.chance(0.3) else []:
-        clauses.append(Clause("wearing", "hair", (("colour", g.colour),)))
-        words += ["with", g.colour, "hair"]
-    for k, g in enumerate(_worn(d, scene, t)[: d.pick((1, 2), (2, 1))]):
-        name, facts = d.pick(NAMES[g.noun]), _facts(d, g, 0.9)
+    for hair in _garments(scene, t, hair=True) if dice.chance(0.3) else []:
+        clauses.append(Clause("wearing", "hair", (("colour", hair.colour),)))
+        words += ["with", hair.colour, "hair"]
+    worn = dice.shuffled(_garments(scene, t, hair=False))
+    for k, garment in enumerate(worn[: dice.pick((1, 2), (2, 1))]):
+        name, facts = dice.pick(NAMES[garment.noun]), _facts(dice, garment, 0.9)
         clauses.append(Clause("wearing", name, facts))
-        words += ["and"] if k else [d.pick(("in", "wearing", "wearing"))]
-        words += _a([*adjectives(d, facts), name])
+        words += ["and"] if k else [dice.pick(("in", "wearing", "wearing"))]
+        words += _a([*adjectives(dice, facts), name])
     return clauses, words
 
 
-def _beside(d: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple:
+def _beside(dice: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple[list, list]:
     "A neighbour that its own words single out: 'standing to the left of a brown dog'."
-    for relation, o in _linked(d, scene, t, relations):
-        name, facts = d.pick(NAMES[o.noun]), _facts(d, o, 0.7)
-        if o.id == t.id or not identifies(scene, Expression("", name, facts), o.id):
+    for relation, other in dice.shuffled(pair for pair in _related(scene, t) if pair[0] in relations):
+        name, facts = dice.pick(NAMES[other.noun]), _facts(dice, other, 0.7)
+        if other.id == t.id or not identifies(scene, Expression("", name, facts), other.id):
             continue
-        loose = d.pick(LINKS[relation][0])
+        loose = dice.pick(LINKS[relation][0])
         verb = "that is" if t.category not in ("people", "animals") or t.pose == "flying" else "standing"
-        words = [loose] if relation == "holding" else [verb, loose] if d.chance(0.75) else [loose]
-        return [Clause(relation, name, facts)], [*words, *_a([*adjectives(d, facts), name])]
+        words = [loose] if relation == "holding" else [verb, loose] if dice.chance(0.75) else [loose]
+        return [Clause(relation, name, facts)], [*words, *_a([*adjectives(dice, facts), name])]
     return [], []
 
-
-def long_expression(d: Dice, scene: Scene, t: Thing) -> Expression:
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #702d4071
+def long_expression(dice: Dice, scene: Scene, t: Thing) -> Expression:
     "One draw in the manner of RefCOCOg: 'a man in a red shirt standing to the left of a brown dog on the grass'."
-    name, facts = d.pick(NAMES[t.noun]), _facts(d, t, 0.75)
-    clauses, words = [], _a([*adjectives(d, facts), name], d)
+    name, facts = dice.pick(NAMES[t.noun]), _facts(dice, t, 0.75)
+    words, added = _a([*adjectives(dice, facts), name], dice), []
     if t.category == "people":
-        more, said = _dressed(d, scene, t)
-        clauses, words = clauses + more, words + said
-        more, said = _beside(d, scene, t, ("holding",)) if d.chance(0.5) else ([], [])
-        clauses, words = clauses + more, words + said
-    if d.chance(0.45):
-        more, said = _beside(d, scene, t, ("left of", "right of", "behind", "in front of"))
-        clauses, words = clauses + more, words + said
-    if t.pose != "flying" and (len(words) < 5 or d.chance(0.15)):
-        words += d.pick(SETTINGS[scene.background])
-    return Expression(" ".join(words), name, facts, tuple(clauses))
+        added.append(_dressed(dice, scene, t))
+        if dice.chance(0.5):
+            added.append(_beside(dice, scene, t, ("holding",)))
+    if dice.chance(0.45):
+        added.append(_beside(dice, scene, t, ("left of", "right of", "behind", "in front of")))
+    clauses = tuple(clause for more, _ in added for clause in more)
+    words += [word for _, said in added for word in said]
+    if t.pose != "flying" and (len(words) < 5 or dice.chance(0.15)):
+        words += dice.pick(SETTINGS[scene.background])
+    return Expression(" ".join(words), name, facts, clauses)
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #872b6831
 MANNERS = ("refcoco", "refcoco+", "refcocog")
+_DRAWS = 40
 
 
 def expressions(scene: Scene, number: int, manner: str, count: int, dice: Dice) -> list[Expression]:
@@ -252,7 +243,7 @@ def expressions(scene: Scene, number: int, manner: str, count: int, dice: Dice) 
     if manner not in MANNERS:
         raise ValueError(f"manner: expected one of {MANNERS}, got {manner!r}")
     t, found, spare = scene.thing(number), {}, {}
-    for _ in range(40):
+    for _ in range(_DRAWS):
         if manner == "refcocog":
             e = long_expression(dice, scene, t)
         else:
