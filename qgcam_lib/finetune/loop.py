@@ -8,7 +8,7 @@ __all__ = ['adamw', 'Training', 'train_step', 'steps', 'save_checkpoint', 'load_
 # %% ../../nbs/lib/finetune/06_loop.ipynb #844d73bc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing import get_context
@@ -26,11 +26,12 @@ from .recipe import Recipe, seeded
 from ..storage.files import whole_file, write_whole
 
 # %% ../../nbs/lib/finetune/06_loop.ipynb #944410a3
-def adamw(parameters: Sequence[torch.nn.Parameter], recipe: Recipe, *, vectors_decay: bool = True) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[torch.nn.Parameter], recipe: Recipe, *, vectors_decay: bool = True) -> torch.optim.AdamW:
     """AdamW with a recipe's rate and decay. vectors_decay: False leaves parameters with fewer than two axes alone."""
-    decay = {True: [p for p in parameters if vectors_decay or p.ndim > 1],
-             False: [p for p in parameters if not (vectors_decay or p.ndim > 1)]}
-    groups = [{"params": found, "weight_decay": recipe.weight_decay * on} for on, found in decay.items() if found]
+    groups = {recipe.weight_decay: [], 0.0: []}
+    for parameter in parameters:
+        groups[recipe.weight_decay if vectors_decay or parameter.ndim > 1 else 0.0].append(parameter)
+    groups = [{"params": found, "weight_decay": decay} for decay, found in groups.items() if found]
     return torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.98))
 
 # %% ../../nbs/lib/finetune/06_loop.ipynb #9f7ad55b

@@ -1,0 +1,123 @@
+"""The training loop on a net of four weights: what a recipe brings, averaging, checkpoints, and stopping anywhere."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from qgcam_lib.finetune.loop import Training, adamw, steps, train
+from qgcam_lib.finetune.recipe import Recipe, seeded
+
+
+@dataclass(frozen=True)
+class LineRecipe(Recipe):
+    steps: int = 20
+    batch: int = 8
+    warmup: int = 2
+    workers: int = 1
+    log_every: int = 4
+    slope: float = 2.0
+
+
+class LineTraining(Training):
+    columns = ("error", "seldom")
+
+    def draw(self, step, worker=0):
+        x = self.recipe.random(step).normal(size=(self.recipe.batch, 3))[worker :: self.recipe.workers]
+        return torch.from_numpy(x).float()
+
+    def losses(self, batch):
+        noise = 0.1 * torch.randn(len(batch), 1)  # as dropout would draw
+        error = ((self.model(batch) + noise - self.recipe.slope * batch[:, :1]) ** 2).mean()
+        return {"error": error, "total": error} | ({"seldom": error.detach()} if self.step == 9 else {})
+
+
+def start(recipe, fingerprint="line"):
+    with seeded(recipe.seed):
+        return LineTraining(torch.nn.Linear(3, 1), recipe, fingerprint)
+
+
+def weights(training):
+    return torch.cat([p.flatten() for p in training.model.state_dict().values()])
+
+
+@pytest.mark.parametrize("average", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("stops", [(1,), (7, 13), (19, 20)])
+def test_a_training_stopped_anywhere_ends_at_the_same_bits(tmp_path, average, stops):
+    recipe = LineRecipe(average=average)
+    whole = train(partial(start, recipe), progress=False)
+    for stop in stops:
+        assert train(partial(start, recipe), tmp_path, stop_at=stop, progress=False).step == stop
+    again = train(partial(start, recipe), tmp_path, progress=False)
+    assert torch.equal(weights(whole), weights(again)) and not again.model.training
+    logs = (training.log.drop(columns="seconds") for training in (whole, again))
+    pd.testing.assert_frame_equal(*logs, check_exact=True)
+    assert again.log.step.tolist() == [4, 8, 12, 16, 20] and again.log.seldom.notna().tolist() == [0, 0, 1, 0, 0]
+    assert len(pd.read_csv(tmp_path / "log.csv")) == 5
+
+
+def test_the_average_is_the_mean_of_the_last_weights():
+    recipe, seen = LineRecipe(average=0.4), []
+    training = start(recipe)
+    for _ in steps(training, recipe.steps):
+        seen.append(weights(training).clone())
+    found = train(partial(start, recipe), progress=False)
+    torch.testing.assert_close(weights(found), torch.stack(seen[12:]).mean(0))
+    assert [recipe.averaged(done) for done in (0, 12, 13, 20)] == [0, 0, 1, 8]
+    plain = train(partial(start, replace(recipe, average=0.0)), progress=False)
+    assert torch.equal(weights(plain), seen[-1]) and not plain.mean
+
+
+def test_a_checkpoint_lies_there_whole_after_every_few_steps(tmp_path):
+    found = []
+
+    def look(training):
+        found.append((training.step, torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]))
+        if training.step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(partial(start, LineRecipe()), tmp_path, save_every=6, on_checkpoint=look, progress=False)
+    assert found == [(6, 6), (12, 12)] and {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "log.csv"}
+    again = train(partial(start, LineRecipe()), tmp_path, progress=False)
+    assert torch.equal(weights(again), weights(train(partial(start, LineRecipe()), progress=False)))
+
+
+@pytest.mark.parametrize("changed, said", [(dict(slope=1.0), "slope"), (dict(average=0.5), "average"),
+                                           (dict(steps=21), "steps"), (dict(seed=1, batch=4), "batch, seed")])
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, changed, said):
+    train(partial(start, LineRecipe(cooldown=0.9)), tmp_path, stop_at=10, progress=False)  # past the plateau
+    with pytest.raises(ValueError, match=rf"another training \(it differs in {said}\)"):
+        train(partial(start, LineRecipe(cooldown=0.9, **changed)), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="differs in its data"):
+        train(partial(start, LineRecipe(cooldown=0.9), "other"), tmp_path, progress=False)
+
+
+def test_steps_may_change_on_the_plateau_but_not_once_weights_are_averaged(tmp_path):
+    long, cut = LineRecipe(steps=40, average=0.5), LineRecipe(steps=14, average=0.5)
+    train(partial(start, long), tmp_path, stop_at=6, progress=False)
+    again = train(partial(start, cut), tmp_path, progress=False)
+    assert torch.equal(weights(again), weights(train(partial(start, cut), progress=False)))
+    train(partial(start, long), tmp_path / "late", stop_at=9, progress=False)
+    with pytest.raises(ValueError, match="differs in steps"):
+        train(partial(start, cut), tmp_path / "late", progress=False)
+
+
+def test_decay_can_spare_vectors():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    plain = adamw(model.parameters(), Recipe()).param_groups
+    assert [(group["weight_decay"], len(group["params"])) for group in plain] == [(0.05, 4)]
+    spared = adamw(model.parameters(), Recipe(), vectors_decay=False).param_groups
+    axes = {group["weight_decay"]: [p.ndim for p in group["params"]] for group in spared}
+    assert axes == {0.05: [2], 0.0: [1, 1, 1]}
+
+
+def test_the_rate_rises_stays_and_falls():
+    recipe = Recipe(steps=100, warmup=10, cooldown=0.5)
+    rates = np.array([recipe.rate(step) for step in range(100)]) / recipe.learning_rate
+    np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 10)
+    np.testing.assert_allclose(rates[10:51], 1)
+    np.testing.assert_allclose(rates[50:], np.arange(50, 0, -1) / 50)
