@@ -42,6 +42,7 @@ from ..phrase_detection.run import detect_phrases
 from ..phrase_detection.score import evaluate
 from ..settings import settings
 from ..statistics import summarize
+from ..storage.files import write_whole
 
 # %% ../../nbs/lib/finetune/13_minis.ipynb #b3f9b60d
 METRICS = ("pg_hit", "io_ratio", "iou_soft", "wdp_soft_rel")
@@ -160,7 +161,7 @@ def make_entry(training: Training, root: str | Path, out: str | Path, *, name: s
     card["data"] = {"name": "miniworld", "generator": CHECKSUM, "training_sha256": training.fingerprint,
                     "training_images": min(training.recipe.images, images), **card["data"]}
     folder = save_model(Path(out) / name, training.model, training.config.to_dict(), training.vocabulary, card)
-    training.log.to_csv(folder / "log.csv", index=False, float_format="%.5g")
+    write_whole(folder / "log.csv", training.log.to_csv(index=False, float_format="%.5g"))
     write_card(folder)
     return folder
 
