@@ -147,7 +147,7 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 
 def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
     """Print means, intervals and counts, and under them what they are means of."""
-    from qgcam_lib.metrics.score import METRICS
+    from qgcam_lib.statistics import METRICS
 
     arrow = {True: "up", False: "down", None: ""}
     shown = summary[list(by)].assign(

@@ -23,7 +23,7 @@ from .run import ground
 from ..maps import MapProtocol, get_protocol, prepare_map
 from ..metrics.formulas import find_peaks
 from ..metrics.score import score_maps
-from ..statistics import compare
+from ..statistics import N_BOOTSTRAP, compare
 from ..storage.maps import MapStore
 
 # %% ../../nbs/lib/grounding/05_audit.ipynb #a998a7f2
@@ -307,7 +307,7 @@ def score_choice(maps: MapSet, choice: Choice | None = None, base: str | MapProt
 
 def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProtocol = "paper",
                 other_boxes: MapSet | None = None, explain: Callable[[Mapping], MapSet] | None = None,
-                n_bootstrap: int = 1000, seed: int = 0, **scores: Any) -> pd.DataFrame:
+                n_bootstrap: int = N_BOOTSTRAP, seed: int = 0, **scores: Any) -> pd.DataFrame:
     """The movement of every Table 1 column under each choice, flipped alone.
 
     maps: under the base; other_boxes: the same maps with the other reading of boxes; explain: makes the MapSet for

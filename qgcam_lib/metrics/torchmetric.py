@@ -19,7 +19,8 @@ from fastcore.basics import patch
 from torchmetrics import Metric
 
 from ..maps import MapProtocol, get_protocol
-from .score import METRICS, SCORE_COLUMNS, score_maps
+from .score import SCORE_COLUMNS, score_maps
+from ..statistics import MAP_SCORES
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20
 def _encoded(texts: Sequence[Any] | None, n: int, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +72,7 @@ def _empty(device: torch.device) -> dict[str, torch.Tensor]:
     return {"scores": rows} | {name: torch.zeros(0, dtype=kind, device=device) for name, kind in _KINDS.items()}
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #74fa1199
-_UNDEFINED = tuple(name for name, metric in METRICS.items() if metric.undefined_when != "never")
+_UNDEFINED = tuple(metric.name for metric in MAP_SCORES if metric.undefined_when != "never")
 
 
 def _means(rows: np.ndarray) -> dict[str, float]:

@@ -16,8 +16,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from ..metrics.score import METRICS
-from ..statistics import summarize
+from ..statistics import METRICS, N_BOOTSTRAP, summarize
 
 # %% ../../nbs/lib/report/02_tables.ipynb #d650658d
 TABLE1 = {  # our metric -> (the paper's group, its column, its name in data/published)
@@ -44,7 +43,7 @@ def score_summary(
     metrics: list[str] | None = None,
     *,
     group: str = "group",
-    n_bootstrap: int = 1000,
+    n_bootstrap: int = N_BOOTSTRAP,
     level: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:

@@ -14,7 +14,8 @@ from html import escape
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..metrics.score import METRICS, score_maps
+from ..metrics.score import score_maps
+from ..statistics import METRICS
 
 # %% ../../nbs/lib/teach/01_map_scores.ipynb #27d4d495
 _SCORES_JS = """

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...grounding.audit import largest_wdp, wdp_distance
-from ...metrics.score import METRICS
 from ...report.figures import PALETTE
 from ...report.tables import column_label
+from ...statistics import METRICS
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_audit.ipynb #e42683ba
 def label_choices(found: pd.DataFrame) -> pd.Series:

@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ...metrics.score import METRICS
 from ...report.figures import PALETTE
 from ...report.tables import TABLE1, column_label
-from ...statistics import correlate
+from ...statistics import METRICS, correlate
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #86e3bc65
 def setting_means(summary: pd.DataFrame) -> pd.DataFrame:

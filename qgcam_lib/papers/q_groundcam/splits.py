@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...metrics.score import METRICS
 from ...models.registry import MODELS, zoo_folder
 from ...report.beside import paper_vs_ours, why_not_comparable
 from qgcam_lib.report.tables import (
@@ -28,6 +27,7 @@ from qgcam_lib.report.tables import (
     score_summary,
 )
 from ...runs import find_runs
+from ...statistics import METRICS
 from ...storage.rows import RecordStore
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #851d8bec
