@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from qgcam_lib.data import picture_loop
 from qgcam_lib.data.catalog import load_dataset
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
 from qgcam_lib.data.records import GroundingExample
@@ -19,6 +20,7 @@ from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models.baselines import CentreGuess, RandomMap, UniformMap
+from qgcam_lib.storage.fingerprints import code_files
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
@@ -162,6 +164,20 @@ def test_a_store_grows_and_keeps_its_rows(root, tmp_path):
     assert full.set_index("id").loc[small.id].reset_index().equals(small)
     assert images == 3 and sum(map(len, model.asked)) == 3 + 10, "only the picture that was cut is asked again"
     assert run(model, dataset, limit=7, store=tmp_path / "s").equals(small)
+
+
+def test_rows_of_other_code_are_never_continued(root, tmp_path, monkeypatch):
+    dataset, roots = Flickr30kEntities(root), []
+    true_code = picture_loop.code_fingerprint
+    monkeypatch.setattr(picture_loop, "code_fingerprint", lambda *given: roots.extend(given) or true_code(*given))
+    run(Noted(), dataset, limit=4, store=tmp_path / "s", save_maps=True)
+    files = {path.relative_to(ROOT / "qgcam_lib").as_posix() for path in code_files(*roots)}
+    assert {"data/picture_loop.py", "grounding/run.py", "metrics/kernels.py", "models/baselines.py",
+            "data/flickr30k/entities.py"} <= files and "phrase_detection/run.py" not in files
+    monkeypatch.setattr(picture_loop, "code_fingerprint", lambda *given: "edited")
+    for store in ({"store": tmp_path / "s"}, {"store": tmp_path / "new", "save_maps": tmp_path / "s-maps"}):
+        with pytest.raises(StoreError, match="code is"):
+            run(Noted(), dataset, **store)
 
 
 @pytest.mark.parametrize("change", [{"protocol": "paper"}, {"tau": 0.5}, {"ties": "first"}])

@@ -241,7 +241,7 @@ def test_saved_maps_are_those_that_were_scored(examples, tmp_path):
     frame = run(RandomMap(), examples, store=tmp_path / "scores", save_maps=True)
     assert frame.attrs["maps"] == str(tmp_path / "scores-maps")
     store = MapStore(frame.attrs["maps"])
-    assert list(store) == frame.id.tolist() and set(store.config) == {"model", "dataset", "library"}
+    assert list(store) == frame.id.tolist() and set(store.config) == {"model", "dataset", "code"}
     for e in examples:
         picture = Image.open(e.image).convert("RGB")
         np.testing.assert_array_equal(store[e.id], np.asarray(RandomMap().maps(picture, [e.prompt])[0]))

@@ -17,10 +17,10 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from .. import __version__
 from .by_image import picture_path
 from .records import open_image
 from ..errors import ExampleError, StoreError
+from ..storage.fingerprints import code_fingerprint
 from ..storage.maps import MapStore
 from ..storage.rows import RecordStore
 
@@ -131,7 +131,7 @@ class Kept:
     """Rows by id, in a store or in memory, and maps in a store of their own.
 
     store: a folder, a RecordStore or None; maps: a MapStore or None; config: what both depend on, with model, dataset
-    and library, JSON-like (StoreError where they were made under another); columns: as in `frame_of`.
+    and code, JSON-like (StoreError where they were made under another); columns: as in `frame_of`.
     """
 
     def __init__(self, store: str | Path | RecordStore | None, maps: MapStore | None, config: dict[str, Any],
@@ -142,7 +142,7 @@ class Kept:
             self.store.bind(config)
             self.rows = self._by_id(frame_of(self.store.read(keep="last"), self.columns).to_dict("records"))
         if maps is not None:
-            maps.bind({key: config[key] for key in ("model", "dataset", "library")})
+            maps.bind({key: config[key] for key in ("model", "dataset", "code")})
 
     def _by_id(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in rows}
@@ -206,7 +206,7 @@ def _answers(model, ask: Callable, batch: list[list[Asked]], record: bool) -> li
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #cb6db250
 def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, list], Sequence[Mapping[str, Any]]],
-                 columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
+                 columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any], loader: Any = None,
                  store: str | Path | RecordStore | None = None, maps: MapStore | None = None, on_error: str = "raise",
                  batch_images: int = 8, progress: bool = True, limit: int | None = None,
                  seed: int = 0) -> pd.DataFrame:
@@ -215,14 +215,15 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     model: has a `card`. asked: the records, in the data's order. ask: (model, pictures, whats), as long as each other
     -> a mapping of values for each; under "map" stands a raw map. columns: dtype of every known and every found value
     ("object" for texts that may be missing, and for lists). dataset: name and fingerprint of what is asked, and more
-    to report. settings: the task's options that values depend on. store, maps: where rows and maps are kept and an
-    earlier run is continued. on_error: "raise", or "record" for a row with the error's text. batch_images: pictures
+    to report. settings: the task's options that values depend on. loader: the object that read `asked` where its code
+    counts, since `dataset` describes files. store, maps: where rows and maps are kept and an earlier run is continued.
+    on_error: "raise", or "record" for a row with the error's text. batch_images: pictures
     opened at once, and the most that a killed run loses. limit, seed: how `asked` was drawn, to report.
 
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).
     Errors: ExampleError naming record and picture; whatever `ask` raises; StoreError where the store has rows made
-    under other settings or from another picture; ValueError for an option out of range.
+    under other settings, by other code or from another picture; ValueError for an option out of range.
     """
     if on_error not in ("raise", "record"):
         raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
@@ -230,7 +231,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
         raise ValueError(f"batch_images: expected at least 1, got {batch_images!r}")
     begin, story = time.perf_counter(), {"model": dict(model.card), "dataset": dataset, "settings": settings}
     same = {key: dataset[key] for key in ("name", "split", "fingerprint") if key in dataset}
-    kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, "library": __version__}, columns)
+    code = code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader)
+    kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, "code": code}, columns)
     pictures = _by_picture(asked)
     todo = [missing for items in pictures if (missing := [item for item in items if kept.lacks(item)])]
     name = f"{model.card.get('name', 'model')} on {dataset['name']}"

@@ -127,7 +127,7 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
     asked, ask = _asked(dataset, limit, seed, remedy), partial(_ask, options={"protocol": rule, **scores})
     frame = ask_pictures(model, asked, ask, _COLUMNS, dataset=dataset.describe(),
-                         settings={"protocol": rule.as_dict(), **scores},
+                         settings={"protocol": rule.as_dict(), **scores}, loader=dataset,
                          store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
                          limit=limit, seed=seed)
     frame.attrs["maps"] = None if maps is None else str(maps.folder)

@@ -151,7 +151,8 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
         if isinstance(root, str) and len(list(_files_of(root, package))) <= root.count("."):
             raise ValueError(f"roots: expected a module of {package.name}, given {root!r}, which it does not have.")
         classes = (root if isinstance(root, type) else type(root)).__mro__
-        names |= {root} if isinstance(root, str) else {root.__module__, *(c.__module__ for c in classes)}
+        own = getattr(root, "__module__", None) or ""
+        names |= {root} if isinstance(root, str) else {own, *(c.__module__ for c in classes)}
     try:
         return names | named_modules(source)
     except SyntaxError:
