@@ -201,38 +201,12 @@ def _paint(scene: Scene, empty: np.ndarray) -> Picture:
     return Picture(scene, canvas.pixels(), canvas.owner, canvas.extent)
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #3a52443e
-def _grain(a, d):
-    speckle = noise(a.shape[0], a.shape[1], d.bits())[..., None] * 60.0
-    return a + speckle.astype(np.int32) - 30
-
-
-def _dusk(a, d):
-    return a * np.array((12, 13, 17), np.int32) // 20
-
-
-def _fog(a, d):
-    return (a * 12 + 8 * 215) // 20
-
-
-def _cast(a, d):
-    turn = d.pick(([0, 1, 1], [0, 0, 2], [2, 1, 2], [1, 1, 2]))
-    return (a * 13 + a[..., turn] * 7) // 20
-
-# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #f3501deb
 def _blur(a, d):
     for _ in range(2):
         p = np.pad(a, ((1, 1), (1, 1), (0, 0)), mode="edge")
         p = p[:-2] + 2 * p[1:-1] + p[2:]
         a = (p[:, :-2] + 2 * p[:, 1:-1] + p[:, 2:] + 8) // 16
     return a
-
-
-def _few_tones(a, d):
-    return a // 52 * 52 + 24
-
-
-def _faded(a, d):
-    return (a * 9 + 11 * (a.sum(axis=2, keepdims=True) // 3)) // 20
 
 
 def _coarse(a, d):
@@ -248,9 +222,19 @@ def _scan_lines(a, d):
     a[::3] = a[::3] * 11 // 20
     return a
 
-# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #e9ad5f6e
-_ALL = (_grain, _dusk, _fog, _cast, _blur, _few_tones, _faded, _coarse, _scan_lines)
-FAULTS = {f.__name__[1:].replace("_", " "): f for f in _ALL}
+
+_CASTS = ([0, 1, 1], [0, 0, 2], [2, 1, 2], [1, 1, 2])  # from which channels the cast takes its colour
+FAULTS = {
+    "grain": lambda a, d: a + (noise(*a.shape[:2], d.bits())[..., None] * 60.0).astype(np.int32) - 30,
+    "dusk": lambda a, d: a * np.array((12, 13, 17), np.int32) // 20,
+    "fog": lambda a, d: (a * 12 + 8 * 215) // 20,
+    "cast": lambda a, d: (a * 13 + a[..., d.pick(_CASTS)] * 7) // 20,
+    "blur": _blur,
+    "few tones": lambda a, d: a // 52 * 52 + 24,
+    "faded": lambda a, d: (a * 9 + 11 * (a.sum(axis=2, keepdims=True) // 3)) // 20,
+    "coarse": _coarse,
+    "scan lines": _scan_lines,
+}
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #2798776e
 def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:

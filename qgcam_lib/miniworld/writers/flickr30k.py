@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from ..scenes.render import SEED, Picture, make_picture
 from ..words.language import describe
 from ..words.words import Entity, Sentence
-from .files import CARD, open_folder, png
+from .files import CARD, make_card, open_folder, png
 from ...storage.files import locked_folder, sha256_of, write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #24b1bdcf
@@ -119,8 +119,7 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    wanted = {"format": "miniworld", "layout": "flickr30k_entities", "version": VERSION, "generator": CHECKSUM,
-              "seed": seed, "size": size}
+    wanted = make_card("flickr30k_entities", VERSION, CHECKSUM, seed, size=size)
     with locked_folder(root):
         card = open_folder(root, wanted, fixed=wanted) or {**wanted, "splits": {}}
         for split, count in (("test", n_test), ("val", n_val), ("train", n_train)):

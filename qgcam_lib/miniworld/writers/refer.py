@@ -21,7 +21,7 @@ from ..scenes.crowd import SPLITS, make_crowd, rivals
 from ..scenes.render import SEED, Picture
 from ..scenes.scene import Scene, Thing
 from ..words.expressions import MANNERS, expressions
-from .files import at_least, bring_up_to_date, check_counts, jpeg
+from .files import bring_up_to_date, check_counts, jpeg, make_card
 from ...storage.files import sha256_of, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #23f13c78
@@ -222,11 +222,7 @@ def ensure_refer(root: str | Path, names: str | Iterable[str] = MANNERS, n_test:
     if not names or names - set(MANNERS):
         raise ValueError(f"names: expected names among {MANNERS}, got {sorted(names)}")
     check_counts(99_999, "pictures", n_train=n_train, n_val=n_val, n_test=n_test)
-    asked = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
-
-    def grow(held: dict) -> dict:
-        every = [name for name in MANNERS if name in names or name in held["names"]]
-        return {"names": every, "pictures": at_least(asked, held["pictures"])}
+    counts = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
 
     def is_whole(wanted: dict) -> bool:
         paths = (_path(root, split, i) for split, n in wanted["pictures"].items() for i in range(n))
@@ -239,16 +235,13 @@ def ensure_refer(root: str | Path, names: str | Iterable[str] = MANNERS, n_test:
         for name in lacking:
             _write_lists(root, name, pictures, refs[name])
 
-    card = {"format": "miniworld", "layout": "refer", "version": VERSION, "generator": CHECKSUM, "seed": seed}
     files = [f"{_IMAGES}/COCO_train2014_*.jpg", *(f"{name}/{file}" for name in MANNERS for file in _lists(name))]
-    return bring_up_to_date(root, card, {"names": [], "pictures": {}}, grow=grow, is_whole=is_whole, write=write,
+    asked = {"names": list(names), "pictures": counts}
+    return bring_up_to_date(root, make_card("refer", VERSION, CHECKSUM, seed), asked, is_whole=is_whole, write=write,
                             files=files, anew=anew)
 
 
 @delegates(ensure_refer, but=["anew"])
 def make_refer(root: str | Path, *args, **options) -> Path:
-    """Writes the data sets anew, whatever is there of this layout and seed, and returns the folder.
-
-    Arguments, files and errors are those of `ensure_refer`.
-    """
+    "Writes the data sets anew, whatever is there of this layout and seed; for the rest see `ensure_refer`."
     return ensure_refer(root, *args, **options, anew=True)

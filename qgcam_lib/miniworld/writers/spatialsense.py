@@ -20,7 +20,7 @@ from ..scenes.scene import Thing
 from ..scenes.spatial_truth import PREDICATES9, is_false, is_true
 from ..scenes.strange import make_strange
 from ..words.words import NAMES
-from .files import at_least, bring_up_to_date, check_counts, jpeg
+from .files import bring_up_to_date, check_counts, jpeg, make_card
 from ...storage.files import sha256_of, write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #a30d2e75
@@ -148,7 +148,7 @@ def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, 
     `images/nyu/*.jpg` and `miniworld.json`. A picture without a certain relation gets no entry.
     Errors: ValueError for a negative count, or a folder that holds something else or another seed.
     """
-    root, asked = Path(root), {"train": n_train, "valid": n_valid, "test": n_test}
+    root, counts = Path(root), {"train": n_train, "valid": n_valid, "test": n_test}
     check_counts(18_999, "pictures", n_train=n_train, n_valid=n_valid, n_test=n_test)
 
     def is_whole(wanted: dict) -> bool:
@@ -165,17 +165,12 @@ def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, 
                 write_whole(path, jpeg(picture.image))
         write_json(root / "annotations.json", entries)
 
-    card = {"format": "miniworld", "layout": "spatialsense", "version": VERSION, "generator": SPATIALSENSE_CHECKSUM,
-            "seed": seed}  # fmt: skip
-    return bring_up_to_date(root, card, {"pictures": {}}, files=("images/*/*.jpg", "annotations.json"),
-                            grow=lambda held: {"pictures": at_least(asked, held["pictures"])},
-                            is_whole=is_whole, write=write, anew=anew)  # fmt: skip
+    card = make_card("spatialsense", VERSION, SPATIALSENSE_CHECKSUM, seed)
+    return bring_up_to_date(root, card, {"pictures": counts}, is_whole=is_whole, write=write,
+                            files=("images/*/*.jpg", "annotations.json"), anew=anew)
 
 
 @delegates(ensure_spatialsense, but=["anew"])
 def make_spatialsense(root: str | Path, *args, **options) -> Path:
-    """Writes the data set anew, whatever is there of this layout and seed, and returns the folder.
-
-    Arguments, files and errors are those of `ensure_spatialsense`.
-    """
+    "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_spatialsense`."
     return ensure_spatialsense(root, *args, **options, anew=True)

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from ..pairs.contradictions import Group, make_group
 from ..scenes.render import SEED
 from ..words.claims import question
-from .files import at_least, bring_up_to_date, check_counts, png
+from .files import bring_up_to_date, check_counts, make_card, png
 from ...storage.files import sha256_of, write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #1e77e7fd
@@ -157,7 +157,7 @@ def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed:
     Written: `TRICD_grounding_<split>.json`, `TRICD_VQA_<split>.json`, `images/*.png` and `miniworld.json`.
     Errors: ValueError for a negative count, or a folder that holds something else or another seed.
     """
-    root, asked = Path(root), {"val": n_val, "test": n_test}
+    root, counts = Path(root), {"val": n_val, "test": n_test}
     check_counts(99_999, "groups", n_val=n_val, n_test=n_test)
 
     def is_whole(wanted: dict) -> bool:
@@ -171,16 +171,11 @@ def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed:
             for split, count in wanted["groups"].items():
                 _write_split(root, split, count, seed, bar)
 
-    card = {"format": "miniworld", "layout": "tricd", "version": VERSION, "generator": TRICD_CHECKSUM, "seed": seed}
-    return bring_up_to_date(root, card, {"groups": {}}, files=("images/*.png", "TRICD_*.json"),
-                            grow=lambda held: {"groups": at_least(asked, held["groups"])},
-                            is_whole=is_whole, write=write, anew=anew)  # fmt: skip
+    return bring_up_to_date(root, make_card("tricd", VERSION, TRICD_CHECKSUM, seed), {"groups": counts},
+                            is_whole=is_whole, write=write, files=("images/*.png", "TRICD_*.json"), anew=anew)
 
 
 @delegates(ensure_tricd, but=["anew"])
 def make_tricd(root: str | Path, *args, **options) -> Path:
-    """Writes the data set anew, whatever is there of this layout and seed, and returns the folder.
-
-    Arguments, files and errors are those of `ensure_tricd`.
-    """
+    "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_tricd`."
     return ensure_tricd(root, *args, **options, anew=True)
