@@ -555,7 +555,8 @@ def test_a_path_is_no_data(example):
     ("images", {"contradiction": ["object"]}, "pair 3.*contradiction"),
     ("images", {"original_id": "5"}, "pair 3.*original_id"),
     ("images", {"original_id": "0_2"}, "pair 3.*original_id"),
-    ("images", {"positive": False}, "stand twice"),
+    ("images", {"positive": False}, "pair 3.*the caption is false, but annotation 1"),
+    ("images", {"original_id": "0_1"}, "stand twice"),
     ("images", {"height": 0}, "pair 3.*height, width"),
     ("images", {"phrases": {"a": [[0, 3]]}}, "pair 3.*whole numbers as ids, got 'a'"),
     ("images", {"phrases": {"100": [[0, 3]], "0100": [[0, 3]]}}, "pair 3.*used twice"),
@@ -609,5 +610,5 @@ def test_bad_files(folder):
         (folder / "bad.json").write_text(text)
         with pytest.raises(ExampleError, match=message):
             load_tricd(folder / "bad.json")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ExampleError, match="none.json: cannot be read"):
         load_tricd(folder / "none.json")

@@ -379,17 +379,17 @@ def drop(key, number, field=None):
 
 
 BROKEN = {
-    "record number 2 of questions has no usable question": drop("questions", 2, "question"),
-    "record number 5 of annotations has no usable answer": change("annotations", 5, answer="yes"),
-    "record number 4 of annotations has no usable answer": change("annotations", 4, answer=True),
-    "record number 1 of questions has no usable image_id": change("questions", 1, image_id="2"),
-    "image_id 1 is listed twice in questions": change("questions", 1, image_id=1),
+    "question 3.*the key 'question' is missing": drop("questions", 2, "question"),
+    "annotation 6.*answer: expected int, got 'yes'": change("annotations", 5, answer="yes"),
+    "annotation 5.*answer: expected int, got True": change("annotations", 4, answer=True),
+    "question 2.*image_id: expected int, got '2'": change("questions", 1, image_id="2"),
+    "question 1.*the id is used twice": change("questions", 1, image_id=1),
     "example 4.* has no annotation": drop("annotations", 3),
     "example 4.* has no question": drop("questions", 3),
     "example 7.*expected answer 0 or 1, got 2": change("annotations", 6, answer=2),
     "example 1.*expected coco_type": drop("annotations", 0, "coco_type"),
-    "expected an object with a list 'questions'": lambda data: data.pop("questions"),
-    "expected an object with a list 'annotations'": lambda data: data.update(annotations={}),
+    "expected an object with the lists questions and annotations": lambda data: data.pop("questions"),
+    "with the lists questions and annotations": lambda data: data.update(annotations={}),
 }
 
 
@@ -405,7 +405,7 @@ def test_a_broken_record_is_named(tmp_path, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not a JSON file"), ("[]", "a list 'questions'"), ("3", "a list"), ("[" * 100_000, "not a JSON file")],
+    [("{", "usable JSON file"), ("[]", "the lists questions"), ("3", "the lists"), ("[" * 100_000, "usable JSON file")],
 )
 def test_a_file_of_another_kind(tmp_path, text, message):
     with pytest.raises(ExampleError, match=message):

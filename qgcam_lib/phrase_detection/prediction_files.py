@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.tricd.pairs import Tricd
+from ..data.tricd.pairs import Tricd, read_json
 from ..errors import ExampleError
 from .prediction_rows import FORMS, rows_of, whole_number
 from .predictions import pack
@@ -83,15 +83,6 @@ def _from_torch(path: Path) -> Any:
         raise ExampleError(f"not a usable torch file: {str(error)[:200]}") from error
 
 
-def _whole_object(pairs: list[tuple[str, Any]]) -> dict:
-    "An object of JSON in which no key stands twice."
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ExampleError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
-    return found
-
-
 def _content(path: Path) -> Any:
     "What the file holds: objects and lists, or a frame."
     if path.suffix in (".pth", ".pt"):
@@ -101,12 +92,7 @@ def _content(path: Path) -> Any:
             return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
         except (ValueError, OSError) as error:
             raise ExampleError(f"not a usable table: {error}") from error
-    try:
-        return json.loads(path.read_bytes(), object_pairs_hook=_whole_object)
-    except ExampleError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise ExampleError(f"not a usable JSON file: {error}") from error
+    return read_json(path)
 
 # %% ../../nbs/lib/phrase_detection/05_prediction_files.ipynb #d34a5122
 def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None

@@ -6,7 +6,6 @@
 __all__ = ['SUBSETS', 'SCORES', 'load_tricd_vqa', 'evaluate_answers']
 
 # %% ../../nbs/lib/phrase_detection/11_questions.ipynb #c2bcf58c
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..data.tricd.pairs import tricd_records
 from ..errors import ExampleError
 from .question_texts import parse_answer
 from ..statistics import N_BOOTSTRAP, check_resampling, group_codes, group_sums, group_weights, summary_rows
@@ -21,35 +21,6 @@ from ..statistics import N_BOOTSTRAP, check_resampling, group_codes, group_sums,
 # %% ../../nbs/lib/phrase_detection/11_questions.ipynb #2b4728f8
 SUBSETS = ("all", "coco_obj", "coco_rel", "winoground")
 _SUBSET_OF = {"object": "coco_obj", "relation": "coco_rel"}
-
-
-def _records(content: Any, key: str, kinds: dict[str, type], file: Path) -> dict[int, dict]:
-    "The records of one list of the file by their id (the first of `kinds`), each checked."
-    if not isinstance(content, dict) or not isinstance(content.get(key), list):
-        raise ExampleError(f"expected an object with a list {key!r}", file=file, remedy="Is it the TRICD file?")
-    out: dict[int, dict] = {}
-    id_name = next(iter(kinds))
-    for number, record in enumerate(content[key]):
-        wrong = [name for name, kind in kinds.items() if not isinstance(record, dict)
-                 or not isinstance(record.get(name), kind) or (kind is int and isinstance(record[name], bool))]
-        if wrong:
-            raise ExampleError(f"record number {number} of {key} has no usable {', '.join(wrong)}: "
-                               f"{str(record)[:120]}", file=file, remedy="Fetch the file again")
-        if record[id_name] in out:
-            raise ExampleError(f"{id_name} {record[id_name]} is listed twice in {key}", str(record[id_name]), file)
-        out[record[id_name]] = record
-    return out
-
-
-def _json(path: str | Path) -> Any:
-    "The content of a JSON file, with an error that names the file."
-    try:
-        return json.loads(Path(path).read_bytes())
-    except OSError as error:
-        remedy = "Give the path of the file"
-        raise ExampleError(f"cannot be read: {error.strerror}", file=path, remedy=remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise ExampleError(f"not a JSON file: {error}", file=path, remedy="Fetch the file again") from error
 
 # %% ../../nbs/lib/phrase_detection/11_questions.ipynb #02737434
 def _linked(pictures: list[str], questions: list[str], ids: list[int]) -> list[str]:
@@ -79,7 +50,7 @@ def _subset(annotation: dict, file: Path) -> str:
 def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     "The caption and the group of every question, from TRICD's grounding file."
     kinds = {"id": int, "caption": str, "file_name": str, "original_id": str, "source": str, "positive": bool}
-    pairs = _records(_json(path), "images", kinds, Path(path))
+    [pairs] = tricd_records(path, {"images": ("pair", kinds)})
     for row in frame.itertuples():
         pair = pairs.get(row.image_id)
         if pair is None:
@@ -103,10 +74,10 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
     Errors: ExampleError (a ValueError) with the file and the record: unreadable, a field missing or of another type,
     an id twice, a question without annotation or the other way round, an answer other than 0 or 1.
     """
-    path, content = Path(path), _json(path)
+    path = Path(path)
     kinds = {"image_id": int, "question": str, "question_id": int, "file_name": str}
-    asked = _records(content, "questions", kinds, path)
-    truth = _records(content, "annotations", {"image_id": int, "source": str, "answer": int}, path)
+    asked, truth = tricd_records(path, {"questions": ("question", kinds), "annotations": (
+        "annotation", {"image_id": int, "source": str, "answer": int})})
     for id in asked.keys() ^ truth.keys():
         raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Fetch the file again")
     for id, record in truth.items():

@@ -6,14 +6,13 @@
 __all__ = ['TricdFiles', 'tricd_folder', 'tricd_splits', 'tricd_files']
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #f1454393
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from ..by_image import MINIWORLD_MARKER, picture_path
-from .pairs import load_tricd
+from .pairs import load_tricd, tricd_records
 from ...errors import ExampleError
 from ..records import Problem, image_problems, problem_frame
 from ...settings import settings
@@ -76,15 +75,14 @@ def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Proble
     if files.questions is None:
         return [Problem(f"TRICD_VQA_{files.split}.json", "the file of the questions is not there", "note")]
     try:
-        content = json.loads(files.questions.read_bytes())
-        asked = [q["image_id"] for q in content["questions"]]
-        answers = {a["image_id"]: a["answer"] for a in content["annotations"]}
-    except (ValueError, KeyError, TypeError) as error:
-        return [Problem(files.questions.name, f"not a usable list of questions: {error!r}")]
+        asked, said = tricd_records(files.questions, {
+            "questions": ("question", {"image_id": int}), "annotations": ("annotation", {"image_id": int, "answer": int})})
+    except ExampleError as error:
+        return [Problem(files.questions.name, error.problem, id=error.example)]
     odd = sorted(set(asked) ^ set(truth), key=str)
     found = [Problem(files.questions.name, "asked about or annotated, but not both", id=str(i)) for i in odd]
-    wrong = [i for i in truth if i in answers and answers[i] != int(truth[i])]
-    return found + [Problem(files.questions.name, f"the answer is {answers[i]}, but the caption is "
+    wrong = [i for i in truth if i in said and said[i]["answer"] != int(truth[i])]
+    return found + [Problem(files.questions.name, f"the answer is {said[i]['answer']}, but the caption is "
                             f"{'true' if truth[i] else 'false'}", id=str(i)) for i in wrong]  # fmt: skip
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #b109852f
