@@ -89,37 +89,26 @@ def _mapping(text: str | None, option: str, words: Sequence[str]) -> Any:
         raise typer.BadParameter(f"`{option} {text}`: not a JSON file: {error}") from error
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #5572be22
-def _people(table: Any, level: float) -> Any:
-    """The scores as they are printed: value, interval, n and what is to be said."""
-    ends = zip(table["ci_low"], table["ci_high"])
-    interval = [f"{low:.4f} to {high:.4f}" if low == low else "" for low, high in ends]
-    shown = table[["metric", "subset"]].assign(value=[f"{v:.4f}" if v == v else "" for v in table["value"]])
-    if any(interval):
-        shown[f"{level:.0%} interval"] = interval
-    if table["sd_90"].notna().any():
-        shown["sd of 90 %"] = [f"{v:.4f}" if v == v else "" for v in table["sd_90"]]
-    shown["n"] = table["n"]
+def _people(table: Any, level: float = 0.95) -> str:
+    """The scores as they are printed: value (of a count: the number), interval, n and what is to be said."""
+    def texts(values: Any) -> list[str]:
+        return ["" if v != v else f"{v:.0f}" if name.startswith("n_") else f"{v:.4f}"
+                for name, v in zip(table["metric"], values)]
+
+    ends = zip(texts(table["ci_low"]), texts(table["ci_high"]))
     undefined = [f"{n} undefined" if n else "" for n in table["n_undefined"]]
-    shown["notes"] = ["; ".join(part for part in parts if part) for parts in zip(undefined, table["note"])]
-    return shown if shown["notes"].any() else shown.drop(columns="notes")
-
-
-def _write(table: Any, out: Path) -> None:
-    """The rows as .csv, .parquet or .json, whole or not at all."""
-    from qgcam_lib.storage.files import whole_file
-
-    kinds = {".csv": lambda path: table.to_csv(path, index=False), ".parquet": table.to_parquet,
-             ".json": lambda path: table.to_json(path, orient="records", indent=1)}
-    if out.suffix not in kinds:
-        raise typer.BadParameter(f"`--out {out}`: expected a name ending in {', '.join(kinds)}.")
-    with whole_file(out) as part:
-        kinds[out.suffix](part)
+    notes = zip(undefined, table.get("note", undefined))
+    shown = table[["metric", "subset"]].assign(**{
+        "value": texts(table["value"]), f"{level:.0%} interval": [f"{low} to {high}" * bool(low) for low, high in ends],
+        "sd of 90 %": texts(table.get("sd_90", table["value"] * float("nan"))), "n": table["n"],
+        "notes": ["; ".join(dict.fromkeys(filter(None, parts))) for parts in notes]})
+    return shown.loc[:, (shown != "").any()].to_string(index=False)
 
 
 def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: float) -> None:
     """Print the scores, and under them what they are scores of."""
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
-    typer.echo(_people(there, level).to_string(index=False))
+    typer.echo(_people(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
     typer.echo(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}"
                f"{'; none of ' + ', '.join(empty) if empty else ''}")
@@ -157,6 +146,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     Exit code: 0 scored, 1 a file or a record in it is at fault (its name is said), 2 called wrongly.
     """
     from qgcam_lib.data.tricd.pairs import load_tricd
+    from qgcam_lib.grounding.own_maps import checked_out, write_scores
     from qgcam_lib.phrase_detection import score as phrase_detection
     from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions
 
@@ -166,13 +156,14 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}
     path = _annotations(annotations, split)
     with refused():
+        out = out and checked_out(out)
         data = load_tricd(path)
         found = read_predictions(predictions, data, **how)
         options = {"recall_at": ranks, "n_bootstrap": bootstrap, "n_subsets": subsets_90, "level": level, "seed": seed,
                    "ties": ties, "metrics": names or phrase_detection.METRICS, "subsets": _words(subset), "by": by}
         table = phrase_detection.evaluate(data, found, **options)
     if out is not None:
-        _write(table, out)
+        write_scores(table, out)
     if as_json:
         about = {"predictions": str(predictions), "annotations": str(path), "form": found.form, "boxes": found.n_boxes,
                  "left_out": found.left_out, "pairs": len(data), "groups": len(data.group_names), "options": options}
@@ -221,13 +212,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
         return typer.echo(json.dumps({"answers": str(answers), "questions": str(path), "scores": json.loads(
             table.to_json(orient="records", double_precision=15))}, indent=1))
     rows = table[table["metric"].isin(["macro_f1", "accuracy", "n_unparsable", "n_missing"]) & (table["n"] > 0)]
-    whole = rows["metric"].str.startswith("n_")
-    shown = rows[["metric", "subset"]].assign(
-        value=[f"{v:.0f}" if count else f"{v:.4f}" for v, count in zip(rows["value"], whole)])
-    if bootstrap:
-        shown["95% interval"] = [f"{low:.4f} to {high:.4f}" if low == low else ""
-                                 for low, high in zip(rows["ci_low"], rows["ci_high"])]
-    typer.echo(shown.assign(n=rows["n"]).to_string(index=False))
+    typer.echo(_people(rows))
     typer.echo(f"\n{len(frame)} questions of {short_path(path)}, answers from {short_path(answers)}")
 
 # %% ../../nbs/lib/cli/02_tricd.ipynb #d50b2aac
