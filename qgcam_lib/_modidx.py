@@ -39,7 +39,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'qgcam_lib.cli.tricd._people': ('lib/cli/tricd.html#_people', 'qgcam_lib/cli/tricd.py'),
                                      'qgcam_lib.cli.tricd._ranks': ('lib/cli/tricd.html#_ranks', 'qgcam_lib/cli/tricd.py'),
                                      'qgcam_lib.cli.tricd._words': ('lib/cli/tricd.html#_words', 'qgcam_lib/cli/tricd.py'),
-                                     'qgcam_lib.cli.tricd._write': ('lib/cli/tricd.html#_write', 'qgcam_lib/cli/tricd.py'),
                                      'qgcam_lib.cli.tricd.check': ('lib/cli/tricd.html#check', 'qgcam_lib/cli/tricd.py'),
                                      'qgcam_lib.cli.tricd.evaluate': ('lib/cli/tricd.html#evaluate', 'qgcam_lib/cli/tricd.py'),
                                      'qgcam_lib.cli.tricd.find_annotations': ( 'lib/cli/tricd.html#find_annotations',
