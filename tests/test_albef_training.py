@@ -16,9 +16,10 @@ from qgcam_lib.finetune.albef import (
     mini_albef,
     train_albef,
 )
+from qgcam_lib.finetune.amc import AmcRecipe
 from qgcam_lib.finetune.batches import TokenTable, draw_batch, load_training_set
 from qgcam_lib.finetune.itm import run_layers
-from qgcam_lib.finetune.minis import MINIS, main, make_entry
+from qgcam_lib.finetune.minis import MINIS, main, make_entry, make_mini
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model
 from qgcam_lib.models.albef.network import AlbefConfig, build_albef, inference_state
@@ -200,6 +201,19 @@ def test_an_entry_of_the_zoo_gives_the_maps_that_were_scored(training, root, tmp
     assert torch.equal(loaded.maps(example.image, [example.prompt]), wanted)
     twin = training.as_model(False, block=card["block"], tokens=card["tokens"])
     assert not torch.equal(twin.maps(example.image, [example.prompt]), wanted)
+
+
+def test_a_mini_is_made_from_another_of_the_same_zoo(training, root, tmp_path):
+    how = dict(name="albef-mini", val_limit=6, test_limits=(6,), progress=False)
+    make_entry(training, root, tmp_path / "zoo", **how)
+    recipe = AmcRecipe(steps=2, batch=2, texts=2, images=20, workers=1, log_every=1)
+    folder = make_mini("albef-amc-mini", root, tmp_path / "work", tmp_path / "zoo", recipe, progress=False)
+    card, start = load_zoo("albef-amc-mini", tmp_path / "zoo").card, load_zoo("albef-mini", tmp_path / "zoo").card
+    assert card["starts_from"] == {"name": "albef-mini", "sha256": start["files"]["model.safetensors"]}
+    models = {row["model"] for row in card["scores_on_test"]["500"]}
+    assert models == {"trained", "before AMC", "random weights", "centre guess"}
+    assert "boxes" in card["supervision"] and card["steps"] == 2 and (tmp_path / "work" / "checkpoint.pt").is_file()
+    assert load_model("albef-amc", weights=folder).block == card["block"]
 
 
 def test_every_committed_mini_has_the_numbers_of_its_recipe():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.loop import Training, adamw, steps, train
 from qgcam_lib.finetune.recipe import Recipe, seeded
 
@@ -94,6 +95,14 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, changed, said):
         train(partial(start, LineRecipe(cooldown=0.9, **changed)), tmp_path, progress=False)
     with pytest.raises(ValueError, match="differs in its data"):
         train(partial(start, LineRecipe(cooldown=0.9), "other"), tmp_path, progress=False)
+
+
+def test_a_checkpoint_in_another_form_is_refused(tmp_path):
+    train(partial(start, LineRecipe()), tmp_path, stop_at=2, progress=False)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    torch.save({key: value for key, value in state.items() if key != "extra"}, tmp_path / "checkpoint.pt")
+    with pytest.raises(FileFault, match="the form of the file"):
+        train(partial(start, LineRecipe()), tmp_path, progress=False)
 
 
 def test_steps_may_change_on_the_plateau_but_not_once_weights_are_averaged(tmp_path):

@@ -262,3 +262,15 @@ def test_a_small_entry_is_written_and_loads(training, world, tmp_path, monkeypat
     assert card["data"]["training_images"] == 40 and "blip-mini" in (folder / "README.md").read_text()
     detector = load_model("owl-vit-b32", folder, max_boxes=3)
     assert len(detector.detect(Image.new("RGB", (50, 40)), "a dog", [[(0, 5)]])) == 3
+
+
+def test_the_one_call_makes_the_pairs_beside_the_world(world, tmp_path, monkeypatch):
+    root, _ = world
+    asked, row = [], {"model": "trained", "subset": "all", "metric": "AP", "value": 0.5, "n": 4, "n_groups": 1}
+    row |= {"ci_low": None, "ci_high": None}
+    monkeypatch.setattr(minis, "ensure_tricd", lambda folder, **_: asked.append(folder) or folder)
+    monkeypatch.setattr(minis, "score_detectors", lambda models, pairs, **_: pd.DataFrame([row] * len(models)))
+    folder = minis.make_mini("owl-vit-mini", root, None, tmp_path, SMALL, progress=False)
+    card = load_zoo("owl-vit-mini", tmp_path).card
+    assert asked == [root.with_name("world_tricd")] and card["starts_from"]["name"] == "blip-mini"
+    assert SMALL.differs(card["recipe"]) == [] and len(pd.read_csv(folder / "log.csv")) == 3

@@ -157,6 +157,7 @@ def load_checkpoint(training: Training, path: Path) -> None:
     state = torch.load(path, map_location="cpu", weights_only=True)
     recipe, stored = training.recipe, state["recipe"]
     differs = recipe.differs(stored) + sorted(stored.keys() - {f.name for f in fields(recipe)})
+    differs += ["the form of the file"] if {"extra", *_PROGRESS} - state.keys() else []
     if differs == ["steps"] and recipe.on_plateau(state["step"]):
         differs = [] if replace(recipe, **stored).on_plateau(state["step"]) else differs
     if differs or state["fingerprint"] != training.fingerprint:
