@@ -29,7 +29,7 @@ def group_codes(frame: pd.DataFrame, group: str | None) -> tuple[np.ndarray, int
     codes, names = pd.factorize(frame[group], sort=True)
     return codes, len(names)
 
-
+# %% ../nbs/lib/04_statistics.ipynb #0db72eb5
 def group_sums(values: np.ndarray, codes: np.ndarray, n_groups: int) -> np.ndarray:
     "values [n, m] summed by group (codes [n]), NaN as 0: float64 [n_groups, m]."
     sums = np.zeros((n_groups, values.shape[1]))
@@ -84,7 +84,7 @@ def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
             found[:, k] = *np.quantile(good, [(1 - level) / 2, (1 + level) / 2]), good.std(ddof=1)
     return found
 
-
+# %% ../nbs/lib/04_statistics.ipynb #a707c91d
 def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int, n_undefined: np.ndarray | int,
                  n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95,
                  note: Sequence[str] | str = "") -> pd.DataFrame:
@@ -116,7 +116,7 @@ class Metric:
     undefined_when: str
     source: str
 
-
+# %% ../nbs/lib/04_statistics.ipynb #a66dce83
 _OVERLAP = "section 2 and its reference 19"
 _WDP = "WDP, equation 2 in closed form R / (1 + R)"
 _OURS = "ours: WDP without the image size"

@@ -84,7 +84,7 @@ def _best_scores(matches: Matches) -> tuple[np.ndarray, np.ndarray]:
     np.maximum.at(best_hit, matches.packed.phrase[matches.hit], matches.packed.score[matches.hit])
     return best, best_hit
 
-
+# %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #1227c8e6
 def false_alarms(matches: Matches) -> pd.DataFrame:
     """Each phrase of a false caption beside its rival, the same phrase on the picture where it is true.
 
@@ -196,7 +196,7 @@ def _wins(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
     wins = (best_hit > alarm) + 0.5 * (best_hit == alarm)
     return np.flatnonzero(matches.asked & data.has_rival), best_hit, alarm, wins
 
-
+# %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #e2d36091
 def calibration(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
     """Do scores compare within a phrase, and across phrases?
 

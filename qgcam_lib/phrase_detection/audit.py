@@ -8,13 +8,13 @@ __all__ = ['DEFECTS', 'after_group_recall', 'second_call', 'refused', 'fill_sile
 
 # %% ../../nbs/lib/phrase_detection/14_audit.ipynb #13514b35
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..data.tricd.pairs import SUBSETS, Tricd
+from ..data.tricd.pairs import Tricd
 from qgcam_lib.phrase_detection.matching import (
     RECALL_POINTS,
     THRESHOLDS,
@@ -26,10 +26,11 @@ from qgcam_lib.phrase_detection.matching import (
     match,
     positions_of,
 )
+from .parts import parts
 from .predictions import pack
-from .score import Matches, evaluate, match_predictions
+from .score import Matches, evaluate, match_predictions, overlap_aps
 from .synthetic import break_ties
-from ..statistics import group_weights
+from ..statistics import group_weights, spread_of
 
 # %% ../../nbs/lib/phrase_detection/14_audit.ipynb #94bd010c
 _Predictions = Mapping[Any, Mapping[str, Any]]
@@ -111,7 +112,7 @@ def tie_effect(data: Tricd, predictions: _Predictions, *, k: int = 1, n_orders: 
     value.
     """
     name, rows = f"group_recall@{k}", []
-    what = {"recall_at": (k,), "metrics": ("AP", "group_recall"), "subsets": ("all",)}
+    what = {"recall_at": (k,), "metrics": ("AP", "group_recall"), "subsets": ("all",), "n_bootstrap": 0}
     for rule, ties in (("true first", "stable"), ("false first", "pessimistic")):
         table = _all(evaluate(data, predictions, ties=ties, **what))
         rows.append((name, rule, table[name], np.nan, np.nan))
@@ -167,21 +168,15 @@ def subset_spread(matches: Matches, *, n: int = 400, seed: int = 0) -> pd.DataFr
     matches: from `match_predictions`. n: resamples of each kind.
     """
     data, rows = matches.data, []
-    n_truth = np.bincount(data.phrase_pairs, np.diff(data.truth_starts), minlength=len(data))
-    for subset in ("all", *SUBSETS):
-        inside = np.ones(len(data), bool) if subset == "all" else data.subset_codes == SUBSETS.index(subset)
-        chosen = inside[matches.pair]
-        if n_truth[inside].sum() == 0:
-            continue
+    for whole in parts(data, n_bootstrap=0):
         for unit, labels in (("pair", np.arange(len(data))), ("group", data.group_codes)):
             codes = np.zeros(len(data), np.int64)
-            names, codes[inside] = np.unique(labels[inside], return_inverse=True)
+            names, codes[whole.inside] = np.unique(labels[whole.inside], return_inverse=True)
             weights = group_weights(len(names), n, n, np.random.default_rng(seed))
-            totals = weights @ np.bincount(codes[inside], n_truth[inside], minlength=len(names))
-            ap = average_precisions(*positions_of(matches.hits[:, chosen]), codes[matches.pair[chosen]], weights,
-                                    totals, RECALL_POINTS).mean(1)
-            drawn, parts = (np.nanstd(part, ddof=1) for part in (ap[1 : 1 + n], ap[1 + n :]))
-            rows.append((subset, unit, len(names), parts, drawn, parts / drawn if drawn > 0 else np.nan))
+            ap = overlap_aps(matches, replace(whole, codes=codes, n_groups=len(names), weights=weights)).mean(1)
+            if not np.isnan(ap[0]):
+                drawn, taken = (spread_of(some[:, None])[2, 0] for some in (ap[1 : 1 + n], ap[1 + n :]))
+                rows.append((whole.name, unit, len(names), taken, drawn, taken / drawn if drawn > 0 else np.nan))
     return pd.DataFrame(rows, columns=["subset", "unit", "n_units", "sd_90", "bootstrap_sd", "ratio"])
 
 # %% ../../nbs/lib/phrase_detection/14_audit.ipynb #64951c4d
@@ -262,11 +257,12 @@ def defect_effects(data: Tricd, predictions: _Predictions, *, n_orders: int = 30
     """
     whole = {pair.id: predictions.get(pair.id, predictions.get(str(pair.id), {"scores": [], "boxes": [],
                                                                              "phrase_ids": []})) for pair in data.pairs}
-    right = evaluate(data, whole, metrics=("AP",)).query("metric == 'AP'")
+    quick = {"metrics": ("AP",), "n_bootstrap": 0}
+    right = evaluate(data, whole, **quick).query("metric == 'AP'")
     ap = right[right["value"].notna()].set_index("subset")["value"]
     rows = []
     for key, other in (("order", after_group_recall(data, whole, rename=False)), ("silence", fill_silent(data, whole))):
-        theirs = evaluate(data, other, metrics=("AP",)).query("metric == 'AP'").set_index("subset")["value"]
+        theirs = evaluate(data, other, **quick).query("metric == 'AP'").set_index("subset")["value"]
         rows += [(key, "AP", subset, theirs[subset], value) for subset, value in ap.items()]
     ties = tie_effect(data, whole, n_orders=n_orders, seed=seed).set_index(["metric", "rule"])["value"]
     for metric, rule in (("group_recall@1", "true first"), ("AP", "as listed")):

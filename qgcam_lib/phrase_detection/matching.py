@@ -143,7 +143,7 @@ def _mean_precision(at, cum_all, owner, weight, total, points, found, precision)
         mean += precision[k]
     return mean / len(points)
 
-
+# %% ../../nbs/lib/phrase_detection/01_matching.ipynb #a72c91d0
 @njit(cache=True)
 def average_precisions(positions, starts, owner, weights, totals, points):
     """Average precision of each threshold under each set of weights.

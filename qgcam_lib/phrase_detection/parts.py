@@ -45,7 +45,7 @@ def _note(name: str, n: int, value: float, n_groups: int, n_cut: int, why: str) 
     notes = [f"{cut} boxes beyond the {MAX_BOXES} best of their pairs left out"] if cut else []
     return "; ".join([*notes, *(["one group: no interval"] if n_groups == 1 else [])])
 
-
+# %% ../../nbs/lib/phrase_detection/02_parts.ipynb #294ac8ab
 @dataclass(frozen=True, eq=False)
 class Part:
     """A part of the data. name; inside: bool [P], its pairs; codes: int64 [P], number of each pair's group among the

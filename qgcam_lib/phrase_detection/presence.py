@@ -81,7 +81,7 @@ def presence_curve(matches: Matches) -> pd.DataFrame:
     return pd.DataFrame({"threshold": score[last], "IL_MCC": mcc, "IL_recall": ratio(said, said + missed),
                          "IL_FPR": ratio(wrong, wrong + quiet), "pmF1": f1, "cgF1": f1 * mcc})
 
-
+# %% ../../nbs/lib/phrase_detection/07_presence.ipynb #56f2a1c1
 def best_threshold(matches: Matches, score: str = "cgF1") -> float:
     """The threshold with the highest "cgF1", "IL_MCC" or "pmF1" of `presence_curve`, the largest one among equals.
 

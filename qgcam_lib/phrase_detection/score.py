@@ -44,9 +44,9 @@ class Matches:
     count for AP, the 100 best of each pair. hits: bool [10, N], true positives at each of THRESHOLDS, for the N boxes
     kept. ties: see `match_predictions`. From these, when first asked for: pair, phrase, score [N] of the boxes kept, in
     descending score; n_cut, the number of boxes beyond; hit, bool over all boxes: IoU of at least .5 with any truth box
-    of the phrase; and float64 [Q], the rank of each phrase's first hit (0 the best, infinity none) as rank,
-    merged_rank, group_rank, NaN where undefined: phrases of false captions, true phrases without a truth box, and for
-    group_rank those without a partner on the other image.
+    of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; and float64 [Q], the rank of each
+    phrase's first hit (0 the best, infinity none) as rank, merged_rank, group_rank, NaN where undefined: phrases not
+    asked, and for group_rank those without a partner on the other image.
     """
 
     data: Tricd
@@ -56,48 +56,34 @@ class Matches:
     hits: np.ndarray
     ties: str = "stable"
 
-    @cached_property
-    def pair(self) -> np.ndarray:
-        return self.packed.pair[self.kept]
-
-    @cached_property
-    def phrase(self) -> np.ndarray:
-        return self.packed.phrase[self.kept]
-
-    @cached_property
-    def score(self) -> np.ndarray:
-        return self.packed.score[self.kept]
-
-    @property
-    def n_cut(self) -> int:
-        return len(self.order) - len(self.kept)
-
-    @cached_property
-    def hit(self) -> np.ndarray:
-        data = self.data
-        return best_overlap(self.packed.boxes, self.packed.phrase, data.truth, data.truth_starts) >= THRESHOLDS[0]
-
-    @cached_property
-    def asked(self) -> np.ndarray:
-        "Phrases of true captions that have a truth box, bool [Q]."
-        return self.data.positive[self.data.phrase_pairs] & (np.diff(self.data.truth_starts) > 0)
-
-    @cached_property
-    def rank(self) -> np.ndarray:
-        found = first_hits(self.order, self.packed.phrase, self.hit, len(self.data.phrases))
-        return np.where(self.asked, found, np.nan)
-
-    @cached_property
-    def merged_rank(self) -> np.ndarray:
-        merged, starts = merged_boxes(self.data.truth, self.data.truth_starts)
-        hit = best_overlap(self.packed.boxes, self.packed.phrase, merged, starts) >= THRESHOLDS[0]
-        return np.where(self.asked, first_hits(self.order, self.packed.phrase, hit, len(self.data.phrases)), np.nan)
-
-    @cached_property
-    def group_rank(self) -> np.ndarray:
-        return _group_ranks(self)
+    pair = cached_property(lambda self: self.packed.pair[self.kept])
+    phrase = cached_property(lambda self: self.packed.phrase[self.kept])
+    score = cached_property(lambda self: self.packed.score[self.kept])
+    n_cut = property(lambda self: len(self.order) - len(self.kept))
+    hit = cached_property(lambda self: _hits_any(self, self.data.truth, self.data.truth_starts))
+    asked = cached_property(lambda self: _asked(self.data))
+    rank = cached_property(lambda self: _ranks(self, self.hit))
+    merged_rank = cached_property(lambda self: _ranks(
+        self, _hits_any(self, *merged_boxes(self.data.truth, self.data.truth_starts))))
+    group_rank = cached_property(lambda self: _group_ranks(self))
 
 # %% ../../nbs/lib/phrase_detection/06_score.ipynb #8210c60e
+def _asked(data: Tricd) -> np.ndarray:
+    "Phrases of true captions that have a truth box. bool [Q]"
+    return data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0)
+
+
+def _hits_any(matches: Matches, truth: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    "Boxes with an IoU of at least .5 with any truth box of their phrase; truth, starts: as in `best_overlap`. bool"
+    return best_overlap(matches.packed.boxes, matches.packed.phrase, truth, starts) >= THRESHOLDS[0]
+
+
+def _ranks(matches: Matches, hit: np.ndarray) -> np.ndarray:
+    "Rank of each phrase's first hit among its boxes."
+    found = first_hits(matches.order, matches.packed.phrase, hit, len(matches.data.phrases))
+    return np.where(matches.asked, found, np.nan)
+
+
 def _group_ranks(matches: Matches) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes on both images of its group."
     data, packed, order = matches.data, matches.packed, matches.order
@@ -107,7 +93,7 @@ def _group_ranks(matches: Matches) -> np.ndarray:
     pooled = first_hits(order[target[order] >= 0], target, matches.hit & true, len(data.phrases))
     return np.where(matches.asked & data.has_rival, pooled, np.nan)
 
-
+# %% ../../nbs/lib/phrase_detection/06_score.ipynb #49e64bd7
 def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable") -> Matches:
     """Match predictions (see `pack` for their forms) with the truth, once for all scores.
 
@@ -161,7 +147,7 @@ def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence
             columns.append(_hits_at(getattr(matches, rank), at))
     return names, np.column_stack(columns)
 
-
+# %% ../../nbs/lib/phrase_detection/06_score.ipynb #f2f207cc
 def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list[str],
                scores: np.ndarray) -> pd.DataFrame:
     "The rows of one part; names, scores: see `_phrase_scores`."

@@ -81,7 +81,7 @@ def perfect_predictions(data: Tricd) -> dict[int, dict[str, list]]:
 
 def _perfect(data: Tricd) -> tuple[str, str, bool]:
     metrics = [name for name in METRICS if name != "merged_recall"]  # asks for one box around them all
-    values = _values(evaluate(data, perfect_predictions(data), metrics=metrics))
+    values = _values(evaluate(data, perfect_predictions(data), metrics=metrics, n_bootstrap=0))
     crowded = max((sum(len(p.boxes) for p in pair.phrases) for pair in data.pairs), default=0)
     if crowded > 100:
         raise _NotRun(f"a pair has {crowded} truth boxes, more than the 100 that count")
@@ -93,7 +93,7 @@ def _perfect(data: Tricd) -> tuple[str, str, bool]:
 
 def _silent(data: Tricd) -> tuple[str, str, bool]:
     empty = {pair.id: {"scores": [], "boxes": [], "phrase_ids": []} for pair in data.pairs}
-    values = [value for form in ({}, empty) for value in _values(evaluate(data, form)).values()]
+    values = [value for form in ({}, empty) for value in _values(evaluate(data, form, n_bootstrap=0)).values()]
     if not values:
         raise _NotRun("no phrase has a truth box")
     return "0 everywhere, no error", f"{max(values):.6f} at most, over {len(values)} values", max(values) == 0
@@ -114,9 +114,9 @@ def _shuffled(data: Tricd, predictions: Mapping, rng: np.random.Generator) -> tu
 
 def _order(data: Tricd, predictions: Mapping, n: int, seed: int) -> tuple[str, str, bool]:
     rng, distinct = np.random.default_rng(seed), break_ties(predictions, seed)
-    before, apart = _values(evaluate(data, distinct)), 0.0
+    before, apart = _values(evaluate(data, distinct, n_bootstrap=0)), 0.0
     for _ in range(n):
-        after = _values(evaluate(*_shuffled(data, distinct, rng)))
+        after = _values(evaluate(*_shuffled(data, distinct, rng), n_bootstrap=0))
         apart = max(apart, *(abs(before[key] - after[key]) for key in before))
     return "no difference", f"{apart:.1g} at most, in {n} other orders", apart < 1e-12
 
@@ -194,7 +194,7 @@ def _literal(data: Tricd, predictions: Mapping) -> tuple[str, str, bool]:
     kinds = {"recall": {}, "group_recall": {"group": True}, "merged_recall": {"merged": True}}
     expected = {(f"{name}@{k}", subset): value for k in (1, 5) for name, kind in kinds.items()
                 for subset, value in plain_recall(data, predictions, k, **kind).items()}
-    return _compare(expected, _values(evaluate(data, predictions)), 1e-12)
+    return _compare(expected, _values(evaluate(data, predictions, n_bootstrap=0)), 1e-12)
 
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #1edd19a7
 BACKENDS = ("pycocotools", "faster_coco_eval")
@@ -250,7 +250,7 @@ def _other_program(data: Tricd, predictions: Mapping, backend: str) -> tuple[str
         raise _NotRun(f"{backend} is not installed")
     distinct = break_ties(predictions)
     expected = {(name, "all"): value for name, value in pseudo_image_ap(data, distinct, backend).items()}
-    return _compare(expected, _values(evaluate(data, distinct)), 1e-9)
+    return _compare(expected, _values(evaluate(data, distinct, n_bootstrap=0)), 1e-9)
 
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #68eadd49
 _DRIVER = """
@@ -330,7 +330,7 @@ def _official(data: Tricd, predictions: Mapping, checkout: str | Path | None) ->
         expected = official_scores(data, predictions, checkout)
     except (FileNotFoundError, ValueError) as error:
         raise _NotRun(str(error)) from error
-    return _compare(expected, _values(evaluate(data, predictions)), 1e-4)
+    return _compare(expected, _values(evaluate(data, predictions, n_bootstrap=0)), 1e-4)
 
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #87dc73df
 def known_case() -> tuple[Tricd, dict, dict[tuple[str, str], float]]:
@@ -345,7 +345,7 @@ def known_case() -> tuple[Tricd, dict, dict[tuple[str, str], float]]:
 def _known(case: tuple[Tricd, Mapping, dict]) -> tuple[str, str, bool]:
     data, predictions, expected = case
     ranks = sorted({int(metric.split("@")[1]) for metric, _ in expected if "@" in metric} | {1})
-    return _compare(expected, _values(evaluate(data, predictions, recall_at=ranks)), 1e-6)
+    return _compare(expected, _values(evaluate(data, predictions, recall_at=ranks, n_bootstrap=0)), 1e-6)
 
 
 def _given(data: Tricd, predictions: Mapping | None, expected: Mapping | None) -> tuple[str, str, bool]:
