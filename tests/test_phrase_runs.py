@@ -331,7 +331,7 @@ class Short(Hashing):
 
 
 def test_a_batch_with_too_few_results_is_refused(root, data):
-    with pytest.raises(ValueError, match="one a pair"):
+    with pytest.raises(ValueError, match="detect: expected .* results"):
         run(Short(), data, root)
 
 

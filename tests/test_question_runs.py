@@ -245,7 +245,7 @@ def test_a_batch_with_too_few_answers_and_frames_without_columns_are_refused(roo
         def answer_batch(self, images, questions):
             return ["yes"]
 
-    with pytest.raises(ValueError, match="one a question, got 1"):
+    with pytest.raises(ValueError, match="answer: expected .* results, .* got 1"):
         run(Short(), questions, root)
     with pytest.raises(ValueError, match=r"expected columns \['file_name'\]"):
         run(Hashing(), questions.drop(columns="file_name"), root)

@@ -6,7 +6,7 @@
 __all__ = ['MapFile', 'open_maps']
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #431f4be4
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +28,6 @@ class MapFile:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def chunks(self, ids: Sequence[str], size: int = 1024) -> Iterator[tuple[list[str], list[np.ndarray]]]:
-        """Ids and maps, piece by piece."""
-        for start in range(0, len(ids), size):
-            part = list(ids[start:start + size])
-            yield part, self.load(part)
 
 
 def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from ..data.picture_loop import outcomes
 from ..errors import FileFault
 from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
+from .run import score_rows
 from ..maps import MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.files import write_whole
@@ -53,17 +54,29 @@ def _usable(id: str, record: BoxRecord, rule: MapProtocol, where: str) -> None:
                         "size; add width and height (in JSON \"size\": [height, width]), give one size for all, or "
                         "take protocol 'native' if the boxes lie on the map's own grid")
 
+
+def _completed(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int, int] | None, rule: MapProtocol,
+               where: str) -> bool:
+    """Give records their missing size; refuse what cannot be scored. Do they say which group they are of?"""
+    for id in ids:
+        records[id].size = records[id].size or size
+        _usable(id, records[id], rule, where)
+    grouped = [records[id].group is not None for id in ids]
+    if any(grouped) and not all(grouped):
+        raise FileFault(f"{where}: record {ids[grouped.index(False)]!r}: the group is missing, and others have one")
+    return all(grouped)
+
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #244738a5
 def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any], clipped: list[str]) -> Callable:
-    """A function ids -> rows of scores."""
+    """A function ids -> rows of scores; it adds to `clipped` the ids whose boxes stuck out."""
 
     def work(ids: Sequence[str]) -> list[dict[str, Any]]:
         arrays = maps.load(ids)
-        sizes = np.array([boxes[id].size or a.shape for id, a in zip(ids, arrays)])
-        cut = [clip_boxes(boxes[id].boxes, tuple(size)) for id, size in zip(ids, sizes.tolist())]
-        frame = score_maps(arrays, [b for b, _ in cut], image_sizes=sizes, **options)
+        sizes = [boxes[id].size or a.shape for id, a in zip(ids, arrays)]
+        cut = [clip_boxes(boxes[id].boxes, size) for id, size in zip(ids, sizes)]
+        rows = score_rows(arrays, [b for b, _ in cut], sizes, options)
         clipped.extend(id for id, (_, n) in zip(ids, cut) if n)
-        return frame[list(SCORE_COLUMNS)].astype(np.float64).to_dict("records")
+        return rows
 
     return work
 
@@ -135,13 +148,8 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     chosen = {"ties": ties, "tau": tau, "delta": delta, **options}
     score_maps([], [], protocol=rule, **chosen)  # refuses a wrong option before any work
     file, records = open_maps(maps), read_boxes(boxes, box_format)
-    ids, clipped, where = _joined(file, records, str(boxes), common), [], str(boxes)
-    for id in ids:
-        records[id].size = records[id].size or size
-        _usable(id, records[id], rule, where)
-    grouped = [records[id].group is not None for id in ids]
-    if any(grouped) and not all(grouped):
-        raise FileFault(f"{where}: record {ids[grouped.index(False)]!r}: the group is missing, and others have one")
+    ids, clipped = _joined(file, records, str(boxes), common), []
+    grouped = _completed(ids, records, size, rule, str(boxes))
     work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped), []
     for start in range(0, len(ids), 256):
         part = ids[start:start + 256]
@@ -149,7 +157,7 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
                   **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
     frame = _frame(rows)
     frame.attrs = {"protocol": rule.as_dict(), "scores": chosen, "n_maps": len(file), "n_boxes": len(records),
-                   "grouped": all(grouped), "clipped": list(dict.fromkeys(clipped))}
+                   "grouped": grouped, "clipped": list(dict.fromkeys(clipped))}
     if clipped:
         warnings.warn(f"{len(frame.attrs['clipped'])} records have boxes that stick out of their images; they were "
                       f"clipped, the first is {clipped[0]!r}", UserWarning, stacklevel=2)

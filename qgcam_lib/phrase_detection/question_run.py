@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of, together
 from ..errors import ExampleError
 from ..models.matching import BASELINES, BaselineAnswerer
 from ..models.registry import MODELS, find_model, load_model
@@ -68,10 +68,7 @@ def _about(questions: pd.DataFrame) -> dict[str, Any]:
 def _ask(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[Any, str]], scores: bool) -> list[dict]:
     """Answer and yes score (or NaN) of each question. todo: (image_id, question as put)."""
     asked = [text for _, text in todo]
-    several = getattr(answerer, "answer_batch", None)
-    said = list(several(pictures, asked) if several else map(answerer.answer, pictures, asked))
-    if len(said) != len(todo):
-        raise ValueError(f"answerer: expected {len(todo)} answers, one a question, got {len(said)}")
+    said = together(answerer, "answer", pictures, asked)
     for (id, _), answer in zip(todo, said):
         if not isinstance(answer, str):
             raise ValueError(f"answerer: expected a text as the answer for image_id {id}, got {type(answer).__name__}")

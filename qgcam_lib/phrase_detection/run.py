@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, together
 from ..data.tricd.pairs import Tricd, TricdPair
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Detections, Detector
@@ -50,10 +50,7 @@ def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.nda
 def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
     """What the detector finds for each pair in its opened picture."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]
-    several = getattr(detector, "detect_batch", None)
-    found = several(pictures, captions, spans) if several else list(map(detector.detect, pictures, captions, spans))
-    if len(found) != len(pairs):
-        raise ValueError(f"detector: expected {len(pairs)} results, one a pair, got {len(found)}")
+    found = together(detector, "detect", pictures, captions, spans)
     return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(found, pairs)]
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #f0313807
