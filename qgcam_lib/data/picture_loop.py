@@ -218,9 +218,9 @@ def _answers(model, ask: Callable, batch: list[list[Asked]], record: bool) -> li
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #cb6db250
 def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, list], Sequence[Mapping[str, Any]]],
-                 columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any], loader: Any = None,
-                 store: str | Path | RecordStore | None = None, maps: MapStore | None = None, on_error: str = "raise",
-                 batch_images: int = 8, progress: bool = True, limit: int | None = None,
+                 columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
+                 loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
+                 on_error: str = "raise", batch_images: int = 8, progress: bool = True, limit: int | None = None,
                  seed: int = 0) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
@@ -229,8 +229,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     ("object" for texts that may be missing, and for lists). dataset: name and fingerprint of what is asked, and more
     to report. settings: the task's options that values depend on. loader: the object that read `asked` where its code
     counts, since `dataset` describes files. store, maps: where rows and maps are kept and an earlier run is continued.
-    on_error: "raise", or "record" for a row with the error's text. batch_images: pictures
-    opened at once, and the most that a killed run loses. limit, seed: how `asked` was drawn, to report.
+    on_error: "raise", or "record" for a row with the error's text. batch_images: pictures opened at once, and the most
+    that a killed run loses. limit, seed: how `asked` was drawn, to report.
 
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).

@@ -219,7 +219,7 @@ def _protocol_choices() -> list[Choice]:
         flip("resolution", "384 x 384", "original", "the model's input; not excluded", grid=(384, 384)),
     ]
 
-
+# %% ../../nbs/lib/grounding/05_audit.ipynb #5f6c4a00
 def _score_choices() -> list[Choice]:
     def flip(question, answer, base, why, **options):
         return Choice(question, answer, base, why, scores=options)
@@ -304,7 +304,7 @@ def score_choice(maps: MapSet, choice: Choice | None = None, base: str | MapProt
     frame = rule(frame, maps, protocol, options) if rule else frame
     return frame.assign(id=maps.ids, group=maps.groups)
 
-
+# %% ../../nbs/lib/grounding/05_audit.ipynb #5e617e6d
 def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProtocol = "paper",
                 other_boxes: MapSet | None = None, explain: Callable[[Mapping], MapSet] | None = None,
                 n_bootstrap: int = N_BOOTSTRAP, seed: int = 0, **scores: Any) -> pd.DataFrame:

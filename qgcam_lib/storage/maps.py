@@ -153,7 +153,7 @@ def reload(self: MapStore) -> None:
     self._places = None
     self._open.cache_clear()
 
-
+# %% ../../nbs/lib/storage/04_maps.ipynb #6d4d8839
 @patch
 def shards(self: MapStore) -> list[str]:
     """Names of the shards that hold maps, in the order of writing."""
@@ -189,7 +189,7 @@ def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any], *, again: bo
     self._add(rows, again)
     return path
 
-
+# %% ../../nbs/lib/storage/04_maps.ipynb #cdfa1afe
 @patch
 def _write(self: MapStore, ids: Sequence[str], packed: Sequence[tuple[np.ndarray, float]]) -> tuple[Path, list[tuple]]:
     """A new shard, not yet in the index."""
@@ -232,7 +232,7 @@ def _stored(self: MapStore, ids: Sequence[str]) -> list[tuple[np.ndarray, float]
                 found[id] = array, scale
     return [found[id] for id in ids]
 
-
+# %% ../../nbs/lib/storage/04_maps.ipynb #abe018d5
 @patch
 def read(self: MapStore, id: str) -> np.ndarray:
     """One map, float32 [h, w]. Errors: KeyError for an unknown id, StoreError for a broken shard."""
@@ -291,7 +291,7 @@ def _portions(self: MapStore, max_bytes: int) -> Iterator[list[str]]:
     if part:
         yield part
 
-
+# %% ../../nbs/lib/storage/04_maps.ipynb #f8918f9e
 @patch
 def check(self: MapStore) -> pd.DataFrame:
     """Read everything. One row a file at fault: a torn or missing shard with the maps it costs, or a stray file."""

@@ -34,7 +34,7 @@ def _part_bytes(frame: pd.DataFrame, digest: str, replaces: list[str]) -> memory
     pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), _META: note}), sink)
     return memoryview(sink.getvalue())
 
-
+# %% ../../nbs/lib/storage/03_rows.ipynb #234b3a93
 @contextmanager
 def _whole_part(path: Path):
     try:
