@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from PIL import Image
 
 from .common.detector import NOTHING, BoxDetector, best_pairs, to_corners
@@ -121,41 +122,50 @@ class GroundingDinoDetector(BoxDetector):
         """An RGB picture as the model sees it, [3, H, W] float32."""
         return imagenet_pixels(image, *dino_size(*image.size, **self.size))
 
-    def text(self, caption: str, phrases: Sequence[Spans], words: Sequence[str]) -> tuple[str, list[Spans]]:
-        """The text that the model reads, which ends with a full stop, and the spans of the phrases in it."""
-        if self.prompt == "caption":
-            return caption if caption.rstrip().endswith(".") else f"{caption.rstrip()}.", list(phrases)
-        parts = [each.replace(".", " ").replace("?", " ") for each in words]
-        starts = np.cumsum([0, *(len(part) + 2 for part in parts)])
-        return ". ".join(parts) + ".", [[(int(start), int(start) + len(part))] for start, part in zip(starts, parts)]
+# %% ../../nbs/lib/models/07_grounding_dino.ipynb #3d1f794b
+@patch
+def text(self: GroundingDinoDetector, caption: str, phrases: Sequence[Spans], words: Sequence[str]) -> tuple[str,
+         list[Spans]]:
+    """The text that the model reads, which ends with a full stop, and the spans of the phrases in it."""
+    if self.prompt == "caption":
+        return caption if caption.rstrip().endswith(".") else f"{caption.rstrip()}.", list(phrases)
+    parts = [each.replace(".", " ").replace("?", " ") for each in words]
+    starts = np.cumsum([0, *(len(part) + 2 for part in parts)])
+    return ". ".join(parts) + ".", [[(int(start), int(start) + len(part))] for start, part in zip(starts, parts)]
 
-    @torch.no_grad()
-    def pairs(self, image: Image.Image, text: str) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int]]]:
-        """Logits [N, L] of the model's N boxes and the tokens, the boxes [N, 4] in the picture's pixels, corners, and
-        the characters (start, end) of each token."""
-        limit = min(self.model.config.max_text_len, self.model.config.text_config.max_position_embeddings)
-        if len(self.tokenizer(text).input_ids) > limit:
-            warnings.warn(f"a text was cut to {limit} tokens: {text[:60]!r}...", stacklevel=2)
-        tokens = self.tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True,
-                                return_tensors="pt")
-        offsets = tokens.pop("offset_mapping")[0].tolist()
-        pixels = self.prepare(image)[None].to(self.device, self.dtype)
-        found = self.model(pixel_values=pixels, **{name: value.to(self.device) for name, value in tokens.items()})
-        return found.logits[0], to_corners(found.pred_boxes[0].float(), *image.size), offsets
 
-    def _pairs(self, picture: Image.Image, caption: str, phrases: Sequence[Spans], words: Sequence[str],
-               texts: Any) -> Detections:
-        text, spans = self.text(caption, phrases, words)
-        logits, boxes, offsets = self.pairs(picture, text)
-        mine = phrase_tokens(offsets, spans)
-        kept = mine.any(1).nonzero()[0]
-        if len(kept) < len(spans):
-            warnings.warn(f"{len(spans) - len(kept)} phrases have no token in what was read and get no boxes",
-                          stacklevel=4)
-        if not len(kept):
-            return NOTHING
-        found = best_pairs(phrase_scores(logits, mine[kept], self.aggregate), boxes, self.max_boxes)
-        return Detections(found.scores, found.boxes, kept[found.phrases])
+@patch
+@torch.no_grad()
+def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[torch.Tensor, torch.Tensor,
+          list[tuple[int, int]]]:
+    """Logits [N, L] of the model's N boxes and the tokens, the boxes [N, 4] in the picture's pixels, corners, and
+    the characters (start, end) of each token."""
+    limit = min(self.model.config.max_text_len, self.model.config.text_config.max_position_embeddings)
+    if len(self.tokenizer(text).input_ids) > limit:
+        warnings.warn(f"a text was cut to {limit} tokens: {text[:60]!r}...", stacklevel=2)
+    tokens = self.tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True,
+                            return_tensors="pt")
+    offsets = tokens.pop("offset_mapping")[0].tolist()
+    pixels = self.prepare(image)[None].to(self.device, self.dtype)
+    found = self.model(pixel_values=pixels, **{name: value.to(self.device) for name, value in tokens.items()})
+    return found.logits[0], to_corners(found.pred_boxes[0].float(), *image.size), offsets
+
+# %% ../../nbs/lib/models/07_grounding_dino.ipynb #ab1a9cc5
+@patch
+def _pairs(self: GroundingDinoDetector, picture: Image.Image, caption: str, phrases: Sequence[Spans],
+           words: Sequence[str],
+           texts: Any) -> Detections:
+    text, spans = self.text(caption, phrases, words)
+    logits, boxes, offsets = self.pairs(picture, text)
+    mine = phrase_tokens(offsets, spans)
+    kept = mine.any(1).nonzero()[0]
+    if len(kept) < len(spans):
+        warnings.warn(f"{len(spans) - len(kept)} phrases have no token in what was read and get no boxes",
+                      stacklevel=4)
+    if not len(kept):
+        return NOTHING
+    found = best_pairs(phrase_scores(logits, mine[kept], self.aggregate), boxes, self.max_boxes)
+    return Detections(found.scores, found.boxes, kept[found.phrases])
 
 # %% ../../nbs/lib/models/07_grounding_dino.ipynb #5efb243c
 def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,

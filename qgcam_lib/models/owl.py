@@ -66,7 +66,7 @@ class OwlModel:
         """The CLIP inside."""
         return self.model.owlv2 if self.pads else self.model.owlvit
 
-
+# %% ../../nbs/lib/models/06_owl.ipynb #2f772573
 def _classes(kind: str) -> tuple[type, type]:
     """Config and model class of "owlvit" or "owlv2"."""
     import transformers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastcore.basics import patch
 from PIL import Image
 
 from .common.adapter import Adapter
@@ -63,42 +64,51 @@ class PromptedAnswerer(Adapter):
         turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
         return self.processor.apply_chat_template([turn], add_generation_prompt=True)
 
-    def _generate(self, image: Image.Image | str | Path, question: str, **options: Any) -> tuple[Any, torch.Tensor]:
-        """What `generate` returns, and the ids of the prompt."""
-        picture = as_picture(image).convert("RGB")
-        inputs = self.processor(images=picture, text=self.text(question), return_tensors="pt")
-        inputs = inputs.to(self.device, self.model.dtype)
-        found = self.model.generate(**inputs, do_sample=False, num_beams=1, return_dict_in_generate=True, **options)
-        return found, inputs["input_ids"][0]
+# %% ../../nbs/lib/models/09_prompted.ipynb #e3287f8a
+@patch
+def _generate(self: PromptedAnswerer, image: Image.Image | str | Path, question: str, **options: Any) -> tuple[Any,
+              torch.Tensor]:
+    """What `generate` returns, and the ids of the prompt."""
+    picture = as_picture(image).convert("RGB")
+    inputs = self.processor(images=picture, text=self.text(question), return_tensors="pt")
+    inputs = inputs.to(self.device, self.model.dtype)
+    found = self.model.generate(**inputs, do_sample=False, num_beams=1, return_dict_in_generate=True, **options)
+    return found, inputs["input_ids"][0]
 
-    @torch.no_grad()
-    def answer(self, image: Image.Image | str | Path, question: str) -> str:
-        """The reply, without the prompt and special tokens."""
-        found, asked = self._generate(image, question, max_new_tokens=self.max_new_tokens)
-        ids = found.sequences[0]
-        repeated = len(ids) >= len(asked) and torch.equal(ids[:len(asked)], asked)
-        return self.processor.decode(ids[len(asked) if repeated else 0:], skip_special_tokens=True).strip()
 
-    @torch.no_grad()
-    def yes_score(self, image: Image.Image | str | Path, question: str) -> float:
-        """Probability that the reply begins like "yes" rather than like "no", 0..1."""
-        found, _ = self._generate(image, question, max_new_tokens=1, output_logits=True)
-        logits = found.logits[0][0].float()
-        yes, no = (logits[ids].logsumexp(0) for ids in self._first_tokens())
-        return float(torch.sigmoid(yes - no))
+@patch
+@torch.no_grad()
+def answer(self: PromptedAnswerer, image: Image.Image | str | Path, question: str) -> str:
+    """The reply, without the prompt and special tokens."""
+    found, asked = self._generate(image, question, max_new_tokens=self.max_new_tokens)
+    ids = found.sequences[0]
+    repeated = len(ids) >= len(asked) and torch.equal(ids[:len(asked)], asked)
+    return self.processor.decode(ids[len(asked) if repeated else 0:], skip_special_tokens=True).strip()
 
-    def _first_tokens(self) -> tuple[list[int], list[int]]:
-        """Ids of the first tokens of the spellings of yes and of no, without those that both have."""
-        words = getattr(self.processor, "tokenizer", self.processor)
-        found = []
-        for word in ("yes", "no"):
-            texts = [form.format(each) for each in (word, word.capitalize()) for form in _SPELLINGS]
-            ids = {tuple(words(text, add_special_tokens=False).input_ids)[0] for text in texts}
-            found.append(ids - {words.unk_token_id})
-        yes, no = found[0] - found[1], found[1] - found[0]
-        if not yes or not no:
-            raise ValueError("yes_score: the model's vocabulary does not tell the beginnings of yes and no apart")
-        return sorted(yes), sorted(no)
+# %% ../../nbs/lib/models/09_prompted.ipynb #8fc5ef2e
+@patch
+@torch.no_grad()
+def yes_score(self: PromptedAnswerer, image: Image.Image | str | Path, question: str) -> float:
+    """Probability that the reply begins like "yes" rather than like "no", 0..1."""
+    found, _ = self._generate(image, question, max_new_tokens=1, output_logits=True)
+    logits = found.logits[0][0].float()
+    yes, no = (logits[ids].logsumexp(0) for ids in self._first_tokens())
+    return float(torch.sigmoid(yes - no))
+
+
+@patch
+def _first_tokens(self: PromptedAnswerer) -> tuple[list[int], list[int]]:
+    """Ids of the first tokens of the spellings of yes and of no, without those that both have."""
+    words = getattr(self.processor, "tokenizer", self.processor)
+    found = []
+    for word in ("yes", "no"):
+        texts = [form.format(each) for each in (word, word.capitalize()) for form in _SPELLINGS]
+        ids = {tuple(words(text, add_special_tokens=False).input_ids)[0] for text in texts}
+        found.append(ids - {words.unk_token_id})
+    yes, no = found[0] - found[1], found[1] - found[0]
+    if not yes or not no:
+        raise ValueError("yes_score: the model's vocabulary does not tell the beginnings of yes and no apart")
+    return sorted(yes), sorted(no)
 
 # %% ../../nbs/lib/models/09_prompted.ipynb #586206bb
 def _processor(where: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from PIL import Image
 
 from qgcam_lib.explain.gradcam import (
@@ -86,63 +87,77 @@ class BlipExplainer(PhraseExplainer):
         """The state of an image, which every method takes in place of the image."""
         return next(self._states([image]))
 
-    def explain(self, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps [P, h, w] and matching probabilities [P] of the phrases, from one pass."""
-        batches = self._batches(phrases)
-        state = next(self._states([image]))
-        maps, logits = [torch.zeros(0, *self.config.grid)], [torch.zeros(0, 2)]
-        for tokens in batches:
-            each, scores = self._token_maps(state, tokens)
-            maps.append(phrase_maps(each, tokens, token_weights(tokens.mask, self.tokens)).cpu())
-            logits.append(scores.float().cpu())
-        return torch.cat(maps), torch.cat(logits).softmax(1)[:, 1]
-
     def token_maps(self, image, phrase: str) -> tuple[list[str], torch.Tensor]:
         """The tokens of one phrase, special ones included, and their maps [T, h, w]."""
         tokens = self.tokenize([phrase])
         each, _ = self._token_maps(next(self._states([image])), tokens)
         return self.model.tokenizer.convert_ids_to_tokens(tokens.ids[0].tolist()), each.cpu()
 
-    def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Matching probabilities [I, T] float32 in 0..1 of every image with every text."""
-        batches = self._batches(texts)
-        text, head = self.model.text_encoder, self.model.itm_head
-        rows = [[match_logits(text, head, tokens, state.seen).float().softmax(1)[:, 1].cpu() for tokens in batches]
-                for state in self._states(images)]
-        return torch.stack([torch.cat(row) for row in rows]) if rows and batches else torch.zeros(len(rows), len(texts))
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #44791602
+@patch
+def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps [P, h, w] and matching probabilities [P] of the phrases, from one pass."""
+    batches = self._batches(phrases)
+    state = next(self._states([image]))
+    maps, logits = [torch.zeros(0, *self.config.grid)], [torch.zeros(0, 2)]
+    for tokens in batches:
+        each, scores = self._token_maps(state, tokens)
+        maps.append(phrase_maps(each, tokens, token_weights(tokens.mask, self.tokens)).cpu())
+        logits.append(scores.float().cpu())
+    return torch.cat(maps), torch.cat(logits).softmax(1)[:, 1]
 
-    def clean(self, phrase: str) -> str:
-        """A phrase as the model expects it; here `clean_phrase`."""
-        return clean_phrase(phrase)
 
-    def tokenize(self, phrases: Sequence[str]) -> Tokens:
-        """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
-        `max_txt_len` tokens.
-        """
-        tokenizer = self.model.tokenizer
-        found = tokenize_texts(tokenizer, [self.clean(phrase) for phrase in phrases], self.config.max_txt_len)
-        ids = found.input_ids.clone()
-        ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
-        return Tokens(ids.to(self.device), found.attention_mask.to(self.device))
+@patch
+def score(self: BlipExplainer, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
+    """Matching probabilities [I, T] float32 in 0..1 of every image with every text."""
+    batches = self._batches(texts)
+    text, head = self.model.text_encoder, self.model.itm_head
+    rows = [[match_logits(text, head, tokens, state.seen).float().softmax(1)[:, 1].cpu() for tokens in batches]
+            for state in self._states(images)]
+    return torch.stack([torch.cat(row) for row in rows]) if rows and batches else torch.zeros(len(rows), len(texts))
 
-    def _token_maps(self, state: ImageState, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        text, head = self.model.text_encoder, self.model.itm_head
-        attention, gradient, logits = attention_gradients(text, head, tokens, state.seen, self.block)
-        return token_maps(attention, gradient, self.config.grid), logits
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #a4b6a304
+@patch
+def clean(self: BlipExplainer, phrase: str) -> str:
+    """A phrase as the model expects it; here `clean_phrase`."""
+    return clean_phrase(phrase)
 
-    def _states(self, images: Sequence) -> Iterator[ImageState]:
-        """States of images, encoded batch by batch; a state among them passes through."""
-        for start in range(0, len(images), self.batch_images):
-            batch = images[start:start + self.batch_images]
-            fresh = [image for image in batch if not isinstance(image, ImageState)]
-            encoded = iter(self._encode(fresh) if fresh else ())
-            for image in batch:
-                if isinstance(image, ImageState):
-                    yield image
-                else:
-                    with torch.no_grad():
-                        yield ImageState(image_keys_values(self.model.text_encoder, next(encoded)))
 
-    def _encode(self, images: Sequence) -> torch.Tensor:
-        pixels = torch.stack([prepare_image(image, self.config.image_size) for image in images])
-        return image_states(self.model.visual_encoder, pixels.to(self.model.itm_head.weight))
+@patch
+def tokenize(self: BlipExplainer, phrases: Sequence[str]) -> Tokens:
+    """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
+    `max_txt_len` tokens.
+    """
+    tokenizer = self.model.tokenizer
+    found = tokenize_texts(tokenizer, [self.clean(phrase) for phrase in phrases], self.config.max_txt_len)
+    ids = found.input_ids.clone()
+    ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
+    return Tokens(ids.to(self.device), found.attention_mask.to(self.device))
+
+
+@patch
+def _token_maps(self: BlipExplainer, state: ImageState, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    text, head = self.model.text_encoder, self.model.itm_head
+    attention, gradient, logits = attention_gradients(text, head, tokens, state.seen, self.block)
+    return token_maps(attention, gradient, self.config.grid), logits
+
+
+@patch
+def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
+    """States of images, encoded batch by batch; a state among them passes through."""
+    for start in range(0, len(images), self.batch_images):
+        batch = images[start:start + self.batch_images]
+        fresh = [image for image in batch if not isinstance(image, ImageState)]
+        encoded = iter(self._encode(fresh) if fresh else ())
+        for image in batch:
+            if isinstance(image, ImageState):
+                yield image
+            else:
+                with torch.no_grad():
+                    yield ImageState(image_keys_values(self.model.text_encoder, next(encoded)))
+
+
+@patch
+def _encode(self: BlipExplainer, images: Sequence) -> torch.Tensor:
+    pixels = torch.stack([prepare_image(image, self.config.image_size) for image in images])
+    return image_states(self.model.visual_encoder, pixels.to(self.model.itm_head.weight))

@@ -73,7 +73,7 @@ class BlipConfig:
         """The sizes as a plain dictionary, as the zoo stores them."""
         return asdict(self)
 
-
+# %% ../../../nbs/lib/models/blip/01_network.ipynb #797211ff
 CONFIGS = {
     "blip-base": BlipConfig(),
     "blip-large": BlipConfig(vision_width=1024, vision_depth=24, vision_heads=16, drop_path=0.1),

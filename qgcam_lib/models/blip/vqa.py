@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastcore.basics import patch
 from PIL import Image
 
 from .explainer import image_states
@@ -123,83 +124,98 @@ class LavisAnswerer(Adapter):
         """The best of the answers, or the generated one."""
         return self.answer_batch([image], [question])[0]
 
-    @torch.no_grad()
-    def answer_batch(self, images: Sequence, questions: Sequence[str]) -> list[str]:
-        """One answer a question; equal to `answer` for each. A picture that stands there twice is encoded once."""
-        if len(images) != len(questions):
-            raise ValueError(f"questions: expected {len(images)}, one an image, got {len(questions)}")
-        if not len(images):
-            return []
-        states, mask = self._read(images, questions)
-        return self._rank(states, mask) if self.mode == "rank" else self._generate(states, mask)
+# %% ../../../nbs/lib/models/blip/04_vqa.ipynb #6bdc980f
+@patch
+@torch.no_grad()
+def answer_batch(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> list[str]:
+    """One answer a question; equal to `answer` for each. A picture that stands there twice is encoded once."""
+    if len(images) != len(questions):
+        raise ValueError(f"questions: expected {len(images)}, one an image, got {len(questions)}")
+    if not len(images):
+        return []
+    states, mask = self._read(images, questions)
+    return self._rank(states, mask) if self.mode == "rank" else self._generate(states, mask)
 
-    @torch.no_grad()
-    def answer_scores(self, image: Image.Image | str | Path, question: str,
-                      answers: Sequence[str] | None = None) -> torch.Tensor:
-        """Ranking scores float32 [A] of the answers (by default the model's list): higher is likelier, at most 0."""
-        ids, mask = self._answers(self.answers if answers is None else answer_list(answers))
-        states, seen = self._read([image], [question])
-        return self._losses(states, seen, ids[None], mask[None])[0].neg().cpu()
 
-    def yes_score(self, image: Image.Image | str | Path, question: str) -> float:
-        """How much likelier "yes" is than "no", 0..1: the softmax of their ranking scores."""
-        return float(self.answer_scores(image, question, ["yes", "no"]).softmax(0)[0])
+@patch
+@torch.no_grad()
+def answer_scores(self: LavisAnswerer, image: Image.Image | str | Path, question: str,
+                  answers: Sequence[str] | None = None) -> torch.Tensor:
+    """Ranking scores float32 [A] of the answers (by default the model's list): higher is likelier, at most 0."""
+    ids, mask = self._answers(self.answers if answers is None else answer_list(answers))
+    states, seen = self._read([image], [question])
+    return self._losses(states, seen, ids[None], mask[None])[0].neg().cpu()
 
-    # What ALBEF does in another way.
 
-    def _open(self, ids: torch.Tensor, part: str) -> torch.Tensor:
-        """Token ids with the first token that the model was trained with. part: "question" or "answer"."""
-        ids, words = ids.clone(), self.model.tokenizer
-        ids[:, 0] = words.enc_token_id if part == "question" else words.bos_token_id
-        return ids
+@patch
+def yes_score(self: LavisAnswerer, image: Image.Image | str | Path, question: str) -> float:
+    """How much likelier "yes" is than "no", 0..1: the softmax of their ranking scores."""
+    return float(self.answer_scores(image, question, ["yes", "no"]).softmax(0)[0])
 
-    # The steps.
+# %% ../../../nbs/lib/models/blip/04_vqa.ipynb #02f57c1f
+@patch
+def _open(self: LavisAnswerer, ids: torch.Tensor, part: str) -> torch.Tensor:
+    """Token ids with the first token that the model was trained with. part: "question" or "answer"."""
+    ids, words = ids.clone(), self.model.tokenizer
+    ids[:, 0] = words.enc_token_id if part == "question" else words.bos_token_id
+    return ids
 
-    def _read(self, images: Sequence, questions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """States of the questions [Q, L, C], each read with its image, and the mask of their words [Q, L]."""
-        tokens = self.model.tokenizer([clean_question(q) for q in questions], padding="longest", truncation=True,
-                                      max_length=self.config.max_txt_len, return_tensors="pt").to(self.device)
-        tokens["input_ids"] = self._open(tokens.input_ids, "question")
-        place = {id(image): k for k, image in enumerate({id(image): image for image in images}.values())}
-        fresh = {id(image): image for image in images}
-        pixels = torch.stack([prepare_image(image, self.config.image_size) for image in fresh.values()])
-        seen = image_states(self.model.visual_encoder, pixels.to(self.model.visual_encoder.pos_embed))
-        seen = seen[[place[id(image)] for image in images]]
-        found = self.model.text_encoder.forward_automask(tokenized_text=tokens, visual_embeds=seen)
-        return found.last_hidden_state, tokens.attention_mask
 
-    def _answers(self, answers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.model.tokenizer(list(answers), padding="longest", return_tensors="pt").to(self.device)
-        return self._open(found.input_ids, "answer"), found.attention_mask
+@patch
+def _read(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of the questions [Q, L, C], each read with its image, and the mask of their words [Q, L]."""
+    tokens = self.model.tokenizer([clean_question(q) for q in questions], padding="longest", truncation=True,
+                                  max_length=self.config.max_txt_len, return_tensors="pt").to(self.device)
+    tokens["input_ids"] = self._open(tokens.input_ids, "question")
+    place = {id(image): k for k, image in enumerate({id(image): image for image in images}.values())}
+    fresh = {id(image): image for image in images}
+    pixels = torch.stack([prepare_image(image, self.config.image_size) for image in fresh.values()])
+    seen = image_states(self.model.visual_encoder, pixels.to(self.model.visual_encoder.pos_embed))
+    seen = seen[[place[id(image)] for image in images]]
+    found = self.model.text_encoder.forward_automask(tokenized_text=tokens, visual_embeds=seen)
+    return found.last_hidden_state, tokens.attention_mask
 
-    def _losses(self, states: torch.Tensor, seen: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Loss [Q, K] float32 of K answers [Q, K, T] to each of Q questions."""
-        each, ids, mask = ids.shape[1], ids.flatten(0, 1), mask.flatten(0, 1)
-        labels = ids.masked_fill(ids == self.model.tokenizer.pad_token_id, -100)
-        found = self.model.text_decoder(
-            ids, attention_mask=mask, encoder_hidden_states=states.repeat_interleave(each, 0),
-            encoder_attention_mask=seen.repeat_interleave(each, 0), labels=labels, return_dict=True, reduction="none")
-        return found.loss.float().unflatten(0, (-1, each))
 
-    def _rank(self, states: torch.Tensor, seen: torch.Tensor) -> list[str]:
-        """The best answer of each question, among those whose first tokens are most likely."""
-        ids, mask = self._answers(self.answers)
-        kept = torch.arange(len(ids), device=self.device).expand(len(states), -1)
-        if self.candidates < len(ids):
-            first = self.model.text_decoder(ids[:1, :1].expand(len(states), 1), encoder_hidden_states=states,
-                                            encoder_attention_mask=seen, return_dict=True).logits[:, 0]
-            kept = first.float()[:, ids[:, 1]].topk(self.candidates, dim=1).indices
-        best = self._losses(states, seen, ids[kept], mask[kept]).argmin(1, keepdim=True)
-        return [self.answers[k] for k in kept.gather(1, best)[:, 0].tolist()]
+@patch
+def _answers(self: LavisAnswerer, answers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    found = self.model.tokenizer(list(answers), padding="longest", return_tensors="pt").to(self.device)
+    return self._open(found.input_ids, "answer"), found.attention_mask
 
-    def _generate(self, states: torch.Tensor, seen: torch.Tensor) -> list[str]:
-        words = self.model.tokenizer
-        start = self._answers(["yes"])[0][:, :1].expand(len(states), 1)
-        found = self.model.text_decoder.generate(
-            input_ids=start, attention_mask=torch.ones_like(start), encoder_hidden_states=states,
-            encoder_attention_mask=seen, max_length=self.max_length, min_length=1, num_beams=self.beams,
-            do_sample=False, eos_token_id=words.sep_token_id, pad_token_id=words.pad_token_id)
-        return [words.decode(ids, skip_special_tokens=True) for ids in found]
+
+@patch
+def _losses(self: LavisAnswerer, states: torch.Tensor, seen: torch.Tensor, ids: torch.Tensor,
+            mask: torch.Tensor) -> torch.Tensor:
+    """Loss [Q, K] float32 of K answers [Q, K, T] to each of Q questions."""
+    each, ids, mask = ids.shape[1], ids.flatten(0, 1), mask.flatten(0, 1)
+    labels = ids.masked_fill(ids == self.model.tokenizer.pad_token_id, -100)
+    found = self.model.text_decoder(
+        ids, attention_mask=mask, encoder_hidden_states=states.repeat_interleave(each, 0),
+        encoder_attention_mask=seen.repeat_interleave(each, 0), labels=labels, return_dict=True, reduction="none")
+    return found.loss.float().unflatten(0, (-1, each))
+
+# %% ../../../nbs/lib/models/blip/04_vqa.ipynb #a1eb47bb
+@patch
+def _rank(self: LavisAnswerer, states: torch.Tensor, seen: torch.Tensor) -> list[str]:
+    """The best answer of each question, among those whose first tokens are most likely."""
+    ids, mask = self._answers(self.answers)
+    kept = torch.arange(len(ids), device=self.device).expand(len(states), -1)
+    if self.candidates < len(ids):
+        first = self.model.text_decoder(ids[:1, :1].expand(len(states), 1), encoder_hidden_states=states,
+                                        encoder_attention_mask=seen, return_dict=True).logits[:, 0]
+        kept = first.float()[:, ids[:, 1]].topk(self.candidates, dim=1).indices
+    best = self._losses(states, seen, ids[kept], mask[kept]).argmin(1, keepdim=True)
+    return [self.answers[k] for k in kept.gather(1, best)[:, 0].tolist()]
+
+
+@patch
+def _generate(self: LavisAnswerer, states: torch.Tensor, seen: torch.Tensor) -> list[str]:
+    words = self.model.tokenizer
+    start = self._answers(["yes"])[0][:, :1].expand(len(states), 1)
+    found = self.model.text_decoder.generate(
+        input_ids=start, attention_mask=torch.ones_like(start), encoder_hidden_states=states,
+        encoder_attention_mask=seen, max_length=self.max_length, min_length=1, num_beams=self.beams,
+        do_sample=False, eos_token_id=words.sep_token_id, pad_token_id=words.pad_token_id)
+    return [words.decode(ids, skip_special_tokens=True) for ids in found]
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #c2fc86ba
 _POSITIONS = r"text_(en|de)coder\.(bert\.)?embeddings\.position_ids$"

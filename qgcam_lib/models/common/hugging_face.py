@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastcore.basics import patch
 from PIL import Image
 
 from ...explain.attention import EXPLAIN, row_maps, watch_attention
@@ -72,92 +73,124 @@ class AttentionExplainer(PhraseExplainer):
         pixels = self.prepare(as_picture(image))[None].to(self.device, self.model.dtype)
         return self._encode(pixels)
 
-    def explain(self, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps [P, h, w] and matching scores [P] of the phrases, from one pass."""
-        batches, state = self._batches(phrases), self.encode(image)
-        maps, scores = [torch.zeros(0, *state.grid)], [torch.zeros(0)]
-        for tokens in batches:
-            each, logits = self._row_maps(state, tokens)
-            maps.append(torch.einsum("pr,prhw->phw", self._weights(tokens.mask), each).cpu())
-            scores.append(self._score(logits).float().cpu())
-        return torch.cat(maps), torch.cat(scores)
+# %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #2169876a
+@patch
+def explain(self: AttentionExplainer, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps [P, h, w] and matching scores [P] of the phrases, from one pass."""
+    batches, state = self._batches(phrases), self.encode(image)
+    maps, scores = [torch.zeros(0, *state.grid)], [torch.zeros(0)]
+    for tokens in batches:
+        each, logits = self._row_maps(state, tokens)
+        maps.append(torch.einsum("pr,prhw->phw", self._weights(tokens.mask), each).cpu())
+        scores.append(self._score(logits).float().cpu())
+    return torch.cat(maps), torch.cat(scores)
 
-    def token_maps(self, image, phrase: str) -> tuple[list[str], torch.Tensor]:
-        """The rows of one phrase by name (its tokens, or a Q-Former's queries) and their maps [R, h, w]."""
-        tokens = self.tokenize([phrase])
-        each, _ = self._row_maps(self.encode(image), tokens)
-        return self._row_names(tokens.ids[0].tolist()), each[0].cpu()
 
-    @torch.no_grad()
-    def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Matching scores [I, T] float32 of every picture with every text; higher fits better."""
-        batches = self._batches(texts)
-        rows = []
-        for image in images:
-            state = self.encode(image)
-            found = [self._score(self._match(state, tokens)).float().cpu() for tokens in batches]
-            rows.append(torch.cat([torch.zeros(0), *found]))
-        return torch.stack(rows) if rows else torch.zeros(0, len(texts))
+@patch
+def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str], torch.Tensor]:
+    """The rows of one phrase by name (its tokens, or a Q-Former's queries) and their maps [R, h, w]."""
+    tokens = self.tokenize([phrase])
+    each, _ = self._row_maps(self.encode(image), tokens)
+    return self._row_names(tokens.ids[0].tolist()), each[0].cpu()
 
-    def tokenize(self, phrases: Sequence[str]) -> Tokens:
-        """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
-        found = tokenize_texts(self.tokenizer, [self.clean(phrase) for phrase in phrases], self.max_tokens)
-        return Tokens(found.input_ids.to(self.device), found.attention_mask.to(self.device))
 
-    def _row_maps(self, state: EncodedImage, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps of the rows [P, R, h, w] and the logits, from one watched pass."""
-        weighted = self.explain_by == "gradcam"
-        with torch.set_grad_enabled(weighted), watch_attention(self._attention().dropout) as watch:
-            logits = self._match(state, tokens)
-        gradient = self._to_patches(watch.gradient(self._logit(logits)), tokens) if weighted else None
-        return row_maps(self._to_patches(watch.attention, tokens), gradient, state.grid), logits.detach()
+@patch
+@torch.no_grad()
+def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
+    """Matching scores [I, T] float32 of every picture with every text; higher fits better."""
+    batches = self._batches(texts)
+    rows = []
+    for image in images:
+        state = self.encode(image)
+        found = [self._score(self._match(state, tokens)).float().cpu() for tokens in batches]
+        rows.append(torch.cat([torch.zeros(0), *found]))
+    return torch.stack(rows) if rows else torch.zeros(0, len(texts))
 
-    # What a family may change, and below what it must give.
+# %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #2b706cfc
+@patch
+def tokenize(self: AttentionExplainer, phrases: Sequence[str]) -> Tokens:
+    """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
+    found = tokenize_texts(self.tokenizer, [self.clean(phrase) for phrase in phrases], self.max_tokens)
+    return Tokens(found.input_ids.to(self.device), found.attention_mask.to(self.device))
 
-    def clean(self, phrase: str) -> str:
-        """A phrase as the model expects it."""
-        return plain_phrase(phrase)
 
-    def _weights(self, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
-        """Weight of each row in its phrase's map, [P, R]; with `check`, only refuse a wrong `tokens`."""
-        return token_weights(mask, 0 if check and type(self.tokens) is int else self.tokens)
+@patch
+def clean(self: AttentionExplainer, phrase: str) -> str:
+    """A phrase as the model expects it."""
+    return plain_phrase(phrase)
 
-    def _row_names(self, ids: list[int]) -> list[str]:
-        return self.tokenizer.convert_ids_to_tokens(ids)
 
-    def _logit(self, logits: torch.Tensor) -> torch.Tensor:
-        """The score [P] that GradCAM differentiates: the logit of a match."""
-        return logits[:, 1]
+@patch
+def _row_maps(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps of the rows [P, R, h, w] and the logits, from one watched pass."""
+    weighted = self.explain_by == "gradcam"
+    with torch.set_grad_enabled(weighted), watch_attention(self._attention().dropout) as watch:
+        logits = self._match(state, tokens)
+    gradient = self._to_patches(watch.gradient(self._logit(logits)), tokens) if weighted else None
+    return row_maps(self._to_patches(watch.attention, tokens), gradient, state.grid), logits.detach()
 
-    def _score(self, logits: torch.Tensor) -> torch.Tensor:
-        """The score [P] that users see: the probability of a match."""
-        return logits.softmax(1)[:, 1]
 
-    def _card_grid(self) -> tuple[int, int] | str:
-        sizes = self.model.config.vision_config
-        return (sizes.image_size // sizes.patch_size,) * 2
+@patch
+def _weights(self: AttentionExplainer, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
+    """Weight of each row in its phrase's map, [P, R]; with `check`, only refuse a wrong `tokens`."""
+    return token_weights(mask, 0 if check and type(self.tokens) is int else self.tokens)
 
-    def _input_size(self) -> tuple[int, int] | str:
-        return (self.model.config.vision_config.image_size,) * 2
 
-    def prepare(self, image: Image.Image) -> torch.Tensor:
-        """A picture as the model sees it, [3, H, W] float32; the whole picture, nothing cropped."""
-        return prepare_image(image, self.model.config.vision_config.image_size)
+@patch
+def _row_names(self: AttentionExplainer, ids: list[int]) -> list[str]:
+    return self.tokenizer.convert_ids_to_tokens(ids)
 
-    def _to_patches(self, attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        """The part of an attention from words (or queries) to patches, [P, heads, R, h*w]."""
-        return attention[..., 1:]
 
-    def _encode(self, pixels: torch.Tensor) -> EncodedImage:
-        raise NotImplementedError
+@patch
+def _logit(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
+    """The score [P] that GradCAM differentiates: the logit of a match."""
+    return logits[:, 1]
 
-    def _match(self, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
-        """Matching logits [P, k], through the library's own modules."""
-        raise NotImplementedError
 
-    def _attention(self) -> torch.nn.Module:
-        """The attention module of the explained layer, whose `dropout` is watched."""
-        raise NotImplementedError
+@patch
+def _score(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
+    """The score [P] that users see: the probability of a match."""
+    return logits.softmax(1)[:, 1]
+
+# %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #fa5566e1
+@patch
+def _card_grid(self: AttentionExplainer) -> tuple[int, int] | str:
+    sizes = self.model.config.vision_config
+    return (sizes.image_size // sizes.patch_size,) * 2
+
+
+@patch
+def _input_size(self: AttentionExplainer) -> tuple[int, int] | str:
+    return (self.model.config.vision_config.image_size,) * 2
+
+
+@patch
+def prepare(self: AttentionExplainer, image: Image.Image) -> torch.Tensor:
+    """A picture as the model sees it, [3, H, W] float32; the whole picture, nothing cropped."""
+    return prepare_image(image, self.model.config.vision_config.image_size)
+
+
+@patch
+def _to_patches(self: AttentionExplainer, attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """The part of an attention from words (or queries) to patches, [P, heads, R, h*w]."""
+    return attention[..., 1:]
+
+
+@patch
+def _encode(self: AttentionExplainer, pixels: torch.Tensor) -> EncodedImage:
+    raise NotImplementedError
+
+
+@patch
+def _match(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
+    """Matching logits [P, k], through the library's own modules."""
+    raise NotImplementedError
+
+
+@patch
+def _attention(self: AttentionExplainer) -> torch.nn.Module:
+    """The attention module of the explained layer, whose `dropout` is watched."""
+    raise NotImplementedError
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #95329079
 def model_folder(path: str | Path) -> str:

@@ -112,6 +112,13 @@ def card_markdown(card: Mapping) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def write_card(folder: str | Path) -> Path:
+    """Write `README.md` of a zoo folder from its card.json, and return its path."""
+    folder = Path(folder)
+    text = card_markdown(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+    return write_whole(folder / "README.md", text)
+
+# %% ../../../nbs/lib/models/common/06_zoo.ipynb #aecf1f24
 def _explainer_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of an explainer."""
     scores, choice = _scores(card), []
@@ -146,7 +153,7 @@ def _detector_scores(card: Mapping) -> list[str]:
         *choice,
     ]
 
-
+# %% ../../../nbs/lib/models/common/06_zoo.ipynb #fae7b99b
 def _list(values: Mapping) -> str:
     return "\n".join(f"* {key}: {value}" for key, value in values.items())
 
@@ -163,10 +170,3 @@ def _shown(value) -> str:
     if not isinstance(value, float):
         return str(value)
     return "-" if pd.isna(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
-
-
-def write_card(folder: str | Path) -> Path:
-    """Write `README.md` of a zoo folder from its card.json, and return its path."""
-    folder = Path(folder)
-    text = card_markdown(json.loads((folder / "card.json").read_text(encoding="utf-8")))
-    return write_whole(folder / "README.md", text)

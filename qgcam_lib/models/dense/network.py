@@ -125,32 +125,38 @@ class DenseGrounding(nn.Module):
         """
         return self.ground(self.cells(pixels), ids, mask, tokens, owner)
 
-    def cells(self, pixels: torch.Tensor) -> torch.Tensor:
-        """What the convolutions see at each cell, before any word is read: [B, C, W]."""
-        return self.stem(pixels).flatten(2).mT
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #65979baf
+@patch
+def cells(self: DenseGrounding, pixels: torch.Tensor) -> torch.Tensor:
+    """What the convolutions see at each cell, before any word is read: [B, C, W]."""
+    return self.stem(pixels).flatten(2).mT
 
-    def ground(self, cells: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor,
-               owner: torch.Tensor) -> Grounded:
-        """`forward` from cells [B, C, W] on."""
-        words = self.words(ids) + self.positions[: ids.shape[1]]
-        for layer in self.reading:
-            words = layer(words, mask)
-        cells = (cells + self.places).repeat_interleave(len(ids) // len(cells), 0)
-        states, seen = torch.cat([cells, words], 1), F.pad(mask, (cells.shape[1], 0), value=True)
-        for layer in self.fusion:
-            states = layer(states, seen)
-        cells, words = states.split([cells.shape[1], ids.shape[1]], 1)
-        share = tokens.to(words) / tokens.sum(1, keepdim=True)
-        phrase = self.word_norm((share[:, None] @ words[owner])[:, 0])
-        return self._head(self.cell_norm(cells), phrase, owner)
 
-    def _head(self, cells: torch.Tensor, phrase: torch.Tensor, owner: torch.Tensor) -> Grounded:
-        """cells: [N, C, W]; phrase: [Q, W]."""
-        fit = (self.cell_align(cells)[owner] @ self.word_align(phrase)[:, :, None])[:, :, 0]
-        hidden = F.gelu(self.cell_box(cells)[owner] + self.word_box(phrase)[:, None])
-        raw = self.box(hidden)
-        logits = fit / self.config.width**0.5 + self.presence(phrase)
-        return Grounded(logits, cell_boxes(raw[..., :4], self.config.grid), raw[..., 4])
+@patch
+def ground(self: DenseGrounding, cells: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor,
+           owner: torch.Tensor) -> Grounded:
+    """`forward` from cells [B, C, W] on."""
+    words = self.words(ids) + self.positions[: ids.shape[1]]
+    for layer in self.reading:
+        words = layer(words, mask)
+    cells = (cells + self.places).repeat_interleave(len(ids) // len(cells), 0)
+    states, seen = torch.cat([cells, words], 1), F.pad(mask, (cells.shape[1], 0), value=True)
+    for layer in self.fusion:
+        states = layer(states, seen)
+    cells, words = states.split([cells.shape[1], ids.shape[1]], 1)
+    share = tokens.to(words) / tokens.sum(1, keepdim=True)
+    phrase = self.word_norm((share[:, None] @ words[owner])[:, 0])
+    return self._head(self.cell_norm(cells), phrase, owner)
+
+
+@patch
+def _head(self: DenseGrounding, cells: torch.Tensor, phrase: torch.Tensor, owner: torch.Tensor) -> Grounded:
+    """cells: [N, C, W]; phrase: [Q, W]."""
+    fit = (self.cell_align(cells)[owner] @ self.word_align(phrase)[:, :, None])[:, :, 0]
+    hidden = F.gelu(self.cell_box(cells)[owner] + self.word_box(phrase)[:, None])
+    raw = self.box(hidden)
+    logits = fit / self.config.width**0.5 + self.presence(phrase)
+    return Grounded(logits, cell_boxes(raw[..., :4], self.config.grid), raw[..., 4])
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #ec267987
 def cell_centres(grid: tuple[int, int]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from PIL import Image
 
 from ..common.adapter import Adapter
@@ -137,51 +138,59 @@ class MdetrDetector(Adapter):
         """
         return self.detect_batch([image], [caption], [phrases])[0]
 
-    @torch.no_grad()
-    def detect_batch(self, images: Sequence, captions: Sequence[str],
-                     phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
-        """One `Detections` a pair, equal to `detect` pair by pair up to rounding; equal pictures are encoded once."""
-        if not len(images) == len(captions) == len(phrases_per_image):
-            raise ValueError("images, captions, phrases_per_image: expected as many of each, got "
-                             f"{len(images)}, {len(captions)} and {len(phrases_per_image)}.")
-        positions = [self._positions(*pair) for pair in zip(captions, phrases_per_image)]
-        asked = [k for k, phrases in enumerate(positions) if phrases]
-        found, encoded = [Detections([], [], []) for _ in images], {}
-        names = [str(image) if isinstance(image, (str, Path)) else id(image) for image in images]
-        for start in range(0, len(asked), self.batch_pairs):
-            some = asked[start:start + self.batch_pairs]
-            for k in some:
-                if names[k] not in encoded:
-                    encoded[names[k]] = self._encode(images[k])
-            tokens = self.tokenizer([captions[k] for k in some], padding="longest", return_tensors="pt").to(self.device)
-            patches, sizes = zip(*(encoded[names[k]] for k in some))
-            output = self.model(patches, tokens.input_ids, tokens.attention_mask)
-            for k, size, logits, boxes in zip(some, sizes, output.logits, output.boxes):
-                found[k] = self._detections(logits, boxes, positions[k], size)
-        return found
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #611a279d
+@patch
+@torch.no_grad()
+def detect_batch(self: MdetrDetector, images: Sequence, captions: Sequence[str],
+                 phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
+    """One `Detections` a pair, equal to `detect` pair by pair up to rounding; equal pictures are encoded once."""
+    if not len(images) == len(captions) == len(phrases_per_image):
+        raise ValueError("images, captions, phrases_per_image: expected as many of each, got "
+                         f"{len(images)}, {len(captions)} and {len(phrases_per_image)}.")
+    positions = [self._positions(*pair) for pair in zip(captions, phrases_per_image)]
+    asked = [k for k, phrases in enumerate(positions) if phrases]
+    found, encoded = [Detections([], [], []) for _ in images], {}
+    names = [str(image) if isinstance(image, (str, Path)) else id(image) for image in images]
+    for start in range(0, len(asked), self.batch_pairs):
+        some = asked[start:start + self.batch_pairs]
+        for k in some:
+            if names[k] not in encoded:
+                encoded[names[k]] = self._encode(images[k])
+        tokens = self.tokenizer([captions[k] for k in some], padding="longest", return_tensors="pt").to(self.device)
+        patches, sizes = zip(*(encoded[names[k]] for k in some))
+        output = self.model(patches, tokens.input_ids, tokens.attention_mask)
+        for k, size, logits, boxes in zip(some, sizes, output.logits, output.boxes):
+            found[k] = self._detections(logits, boxes, positions[k], size)
+    return found
 
-    def _positions(self, caption: str, phrases: Sequence[Spans]) -> list[list[int]]:
-        """Token positions of every phrase of a caption."""
-        texts, encoding, limit = phrase_texts(caption, phrases), self.tokenizer([caption]), self.model.config
-        if len(encoding.input_ids[0]) > limit.text_positions - 2:
-            raise ValueError(f"caption: {len(encoding.input_ids[0])} tokens, and RoBERTa reads at most "
-                             f"{limit.text_positions - 2}. Shorten {caption[:60]!r}...")
-        found = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
-        for text, those in zip(texts, found):
-            if not those:
-                raise ValueError(f"phrases: {text!r} of {caption[:60]!r} has no token among the first "
-                                 f"{limit.positions - 1}. Give it words, or shorten the caption.")
-        return found
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfc441ab
+@patch
+def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> list[list[int]]:
+    """Token positions of every phrase of a caption."""
+    texts, encoding, limit = phrase_texts(caption, phrases), self.tokenizer([caption]), self.model.config
+    if len(encoding.input_ids[0]) > limit.text_positions - 2:
+        raise ValueError(f"caption: {len(encoding.input_ids[0])} tokens, and RoBERTa reads at most "
+                         f"{limit.text_positions - 2}. Shorten {caption[:60]!r}...")
+    found = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
+    for text, those in zip(texts, found):
+        if not those:
+            raise ValueError(f"phrases: {text!r} of {caption[:60]!r} has no token among the first "
+                             f"{limit.positions - 1}. Give it words, or shorten the caption.")
+    return found
 
-    def _encode(self, image: Image.Image | str | Path) -> tuple[ImagePatches, tuple[int, int]]:
-        """The encoded picture and its width and height."""
-        picture, config = as_picture(image).convert("RGB"), self.model.config
-        rows, columns = mdetr_size(*picture.size, shorter=config.shorter, longest=config.longest)
-        pixels = imagenet_pixels(picture, rows, columns)
-        return self.model.encode_image(pixels.contiguous().to(self.device)), picture.size
 
-    def _detections(self, logits, boxes, positions: list[list[int]], size: tuple[int, int]) -> Detections:
-        scores = phrase_scores(logits, positions, self.token_score).cpu().double().numpy()
-        pixels = to_corners(boxes.cpu().double(), *size).numpy()
-        phrases = np.repeat(np.arange(len(positions)), len(pixels))
-        return Detections(scores.ravel(), np.tile(pixels, (len(positions), 1)), phrases)
+@patch
+def _encode(self: MdetrDetector, image: Image.Image | str | Path) -> tuple[ImagePatches, tuple[int, int]]:
+    """The encoded picture and its width and height."""
+    picture, config = as_picture(image).convert("RGB"), self.model.config
+    rows, columns = mdetr_size(*picture.size, shorter=config.shorter, longest=config.longest)
+    pixels = imagenet_pixels(picture, rows, columns)
+    return self.model.encode_image(pixels.contiguous().to(self.device)), picture.size
+
+
+@patch
+def _detections(self: MdetrDetector, logits, boxes, positions: list[list[int]], size: tuple[int, int]) -> Detections:
+    scores = phrase_scores(logits, positions, self.token_score).cpu().double().numpy()
+    pixels = to_corners(boxes.cpu().double(), *size).numpy()
+    phrases = np.repeat(np.arange(len(positions)), len(pixels))
+    return Detections(scores.ravel(), np.tile(pixels, (len(positions), 1)), phrases)
