@@ -22,7 +22,8 @@ from snakemake.exceptions import WorkflowError
 
 from qgcam_lib.data.tricd.files import tricd_splits
 from qgcam_lib.runs.parameters import read_parameters
-from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs, why_not_runnable
+from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
+from qgcam_lib.report.cautions import why_not_runnable
 from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import settings
 

@@ -14,30 +14,27 @@ from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import score_maps
-from qgcam_lib.report.beside import cautions, comparison_view, coverage, paper_vs_ours, verdict, why_not_comparable
-from qgcam_lib.report.figures import (
-    PALETTE,
-    choose_examples,
-    example_maps,
-    panel,
-    panels,
-    score_histograms,
-    score_intervals,
-    score_lines,
-    use_style,
-)
-from qgcam_lib.report.published import published
+from qgcam_lib.papers.q_groundcam.figures import panel, panels, score_lines
+from qgcam_lib.papers.q_groundcam.gallery import choose_examples, example_maps
+from qgcam_lib.papers.q_groundcam.splits import ONE_SPLIT, Q_GROUNDCAM, SCORES, SHARES, TABLE1, score_summary
+from qgcam_lib.report.beside import comparison_view, paper_vs_ours, verdict, verdict_counts
+from qgcam_lib.report.cautions import cautions, why_not_comparable
+from qgcam_lib.report.figures import histogram_grid, interval_figure
+from qgcam_lib.report.paper import printed_summary
+from qgcam_lib.report.style import PALETTE, use_style
 from qgcam_lib.report.tables import (
-    TABLE1,
-    format_interval,
-    format_score,
-    paper_table,
+    MarkedTable,
+    interval_text,
+    number_text,
+    printed_table,
     rank_marks,
-    score_summary,
     score_table,
+    show,
 )
 
-NAMES = {"dataset": "Flickr30K Entities", "split": "test", "model": "blip-base"}
+COLUMNS = {column.name: column for column in TABLE1.columns}
+
+KEYS = ["dataset", "split", "model"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +45,7 @@ def closed_figures():
 
 @pytest.fixture(scope="module")
 def table1():
-    return published("q_groundcam_table1")
+    return TABLE1.printed()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,7 @@ def records():
 def test_summary_is_the_mean_of_the_defined_scores(records):
     records = records.assign(io_ratio=records["io_ratio"].where(records.index != 2))
     summary = score_summary(records, n_bootstrap=50).set_index("metric")
-    assert list(summary.index) == list(TABLE1)
+    assert list(summary.index) == list(SCORES)
     assert summary.loc["io_ratio", "value"] == pytest.approx(records["io_ratio"].mean())
     assert summary.loc["io_ratio", ["n", "n_undefined"]].tolist() == [23, 1]
     assert (summary["ci_low"] <= summary["value"]).all() and (summary["value"] <= summary["ci_high"]).all()
@@ -76,11 +73,11 @@ def test_summary_is_the_mean_of_the_defined_scores(records):
 
 def test_failed_examples_are_left_out_and_counted(records):
     broken = records.copy()
-    broken.loc[0, list(TABLE1)] = np.nan
+    broken.loc[0, list(SCORES)] = np.nan
     broken["error"] = [*["truncated"], *[None] * 23]
     summary = score_summary(broken, n_bootstrap=10)
     assert (summary["n_failed"] == 1).all() and (summary["n_undefined"] == 0).all() and (summary["n"] == 23).all()
-    assert score_table(summary).frame.loc["", "n"] == "23\n1 failed"
+    assert score_table(summary, ONE_SPLIT).frame.loc["", "n"] == "23\n1 failed"
 
 
 def test_summary_refuses_missing_columns_and_frames_without_scores(records):
@@ -92,7 +89,7 @@ def test_summary_refuses_missing_columns_and_frames_without_scores(records):
 
 def test_marks_follow_the_unrounded_means_and_the_direction(records):
     better = records.assign(io_ratio=records["io_ratio"] + 1e-4, wdp_soft=records["wdp_soft"] - 1e-4)
-    table = score_table({"a": records, "b": better}, n_bootstrap=10)
+    table = score_table(score_summary({"a": records, "b": better}, n_bootstrap=10), ONE_SPLIT)
     assert table.marks["IO ratio ↑"].tolist() == ["second", "best"]
     assert table.marks["WDP soft ↓"].tolist() == ["second", "best"]
     assert table.marks["IoU soft ↑"].tolist() == ["best", "best"]
@@ -106,14 +103,15 @@ def test_rank_marks_edges():
 
 
 def test_numbers_are_printed_as_in_table_1():
-    assert format_score("pg_hit", 0.60083, 14481, digits=3) == "60.08"
-    assert format_score("pg_uncertain", 317 / 14481, 14481) == "317 / 14481"
-    assert format_score("wdp_binary", float("nan"), 5) == "–"
-    assert format_interval("io_ratio", float("nan"), 0.2, 5) == ""
+    assert number_text(COLUMNS["pg_accuracy"], 0.60083) == "60.08"
+    assert number_text(COLUMNS["pg_uncertain"], 317 / 14481, 14481) == "317 / 14481"
+    assert number_text(COLUMNS["wdp_binary"], float("nan")) == "–"
+    assert interval_text(COLUMNS["io_ratio"], float("nan"), 0.2) == ""
 
 
 def test_table_in_markdown_html_latex_and_plain(records):
-    table = score_table({"a <b>": records, "c|d": records.assign(iou_soft=0.0)}, n_bootstrap=10, caption="<x>")
+    summary = score_summary({"a <b>": records, "c|d": records.assign(iou_soft=0.0)}, n_bootstrap=10)
+    table = score_table(summary, ONE_SPLIT, caption="<x>")
     markdown, page, latex, plain = table.to_markdown(), table._repr_html_(), table.to_latex(), table.plain()
     assert markdown.count("\n| ") == 4 and len({line.count(" | ") for line in markdown.splitlines()[2:]}) == 1
     assert "c\\|d" in markdown
@@ -122,8 +120,8 @@ def test_table_in_markdown_html_latex_and_plain(records):
     assert list(plain.columns) == ["score", "a <b>", "c|d"] and plain.loc[0, "c|d"].startswith("0.00 [")
 
 
-def test_paper_table_marks_agree_with_the_paper_where_its_numbers_do_not_tie(table1):
-    marks = paper_table(table1).marks
+def test_printed_marks_agree_with_the_paper_where_its_numbers_do_not_tie():
+    marks = printed_table(TABLE1).marks
     best = marks.apply(lambda column: column[column == "best"].index.get_level_values("model").tolist())
     assert best["IO ratio ↑"] == ["albef-amc"] * 6  # bold in the paper, all six splits
     assert best["PG accuracy, % ↑"] == ["albef-amc"] * 6
@@ -135,19 +133,21 @@ def test_paper_table_marks_agree_with_the_paper_where_its_numbers_do_not_tie(tab
 # ---------------------------------------------------------------- paper against run
 
 
-def as_summary(row, **shift):
-    """The summary a run would give if it returned the paper's own numbers, shifted where asked."""
-    scale = {"pg_hit": 100, "pg_uncertain": row["n"]}
-    values = {m: row[name] / scale.get(m, 1) + shift.get(m, 0) for m, (_, _, name) in TABLE1.items()}
-    return pd.DataFrame([{"metric": m, "value": v, "n": row["n"], "n_undefined": 0, "ci_low": v, "ci_high": v}
-                         for m, v in values.items()])
+def as_run(row, **shift):
+    """The summary a run would give if it returned the paper's own numbers of one row, shifted where asked."""
+    summary = printed_summary(TABLE1, row.to_frame().T.infer_objects()).assign(n_undefined=0)
+    summary["value"] += summary["metric"].map(shift).fillna(0)
+    return summary.assign(ci_low=summary["value"], ci_high=summary["value"])
+
+
+def lines(row, **more):
+    return row[KEYS].to_frame().T.assign(**more)
 
 
 @pytest.mark.parametrize("line", range(24))
 def test_the_papers_own_numbers_are_reproduced_for_every_row(table1, line):
     row = table1.iloc[line]
-    names = {key: row[key] for key in NAMES}
-    rows = paper_vs_ours(as_summary(row), table1, **names)
+    rows = paper_vs_ours(as_run(row), TABLE1, lines(row))
     assert set(rows["verdict"]) == {"reproduced"} and len(rows) == 9
     assert rows["difference"].abs().max() < 1e-9
 
@@ -155,7 +155,7 @@ def test_the_papers_own_numbers_are_reproduced_for_every_row(table1, line):
 def test_verdicts_follow_the_tolerance_of_the_file(table1):
     row = table1.iloc[0]
     shift = {"iou_soft": 0.0051, "iou_binary": 0.0201, "pg_hit": 0.0149, "pg_uncertain": 0.0101, "wdp_binary": -0.03}
-    rows = paper_vs_ours(as_summary(row, **shift), table1, **NAMES, run_id="r1").set_index("metric")
+    rows = paper_vs_ours(as_run(row, **shift), TABLE1, lines(row, run_id="r1")).set_index("metric")
     assert rows.loc[list(shift), "verdict"].tolist() == [
         "within tolerance", "differs", "within tolerance", "differs", "within tolerance"]
     assert rows.loc["pg_hit", "difference"] == pytest.approx(1.49)
@@ -164,31 +164,36 @@ def test_verdicts_follow_the_tolerance_of_the_file(table1):
 
 
 def test_a_reason_withholds_every_verdict(table1):
-    rows = paper_vs_ours(as_summary(table1.iloc[0]), table1, **NAMES, not_comparable="miniworld")
-    assert set(rows["verdict"]) == {"not comparable: miniworld"}
-    assert (comparison_view(rows)["difference"] == "–").all()
+    for reason in ({"not_comparable": "miniworld"}, {}):
+        own = {} if reason else {"not_comparable": "miniworld"}
+        rows = paper_vs_ours(as_run(table1.iloc[0]), TABLE1, lines(table1.iloc[0], **own), **reason)
+        assert set(rows["verdict"]) == {"not comparable: miniworld"}
+        assert (comparison_view(rows, TABLE1)["difference"] == "–").all()
 
 
 def test_an_undefined_mean_gets_no_verdict(table1):
-    summary = as_summary(table1.iloc[0])
+    summary = as_run(table1.iloc[0])
     summary.loc[summary["metric"] == "wdp_binary", ["value", "ci_low", "ci_high"]] = np.nan
-    rows = paper_vs_ours(summary, table1, **NAMES).set_index("metric")
-    assert rows.loc["wdp_binary", "verdict"] == "not comparable: undefined"
-    assert comparison_view(rows.reset_index()).loc["WDP binary ↓", "ours [95 % interval]"] == "–"
+    rows = paper_vs_ours(summary, TABLE1, lines(table1.iloc[0]))
+    assert rows.set_index("metric").loc["wdp_binary", "verdict"] == "not comparable: undefined"
+    assert comparison_view(rows, TABLE1).loc["WDP binary ↓", "ours [95 % interval]"] == "–"
 
 
-def test_not_run_and_unknown_rows_need_a_reason(table1):
-    rows = paper_vs_ours(None, table1, **NAMES, not_run="no weights here")
+def test_rows_that_were_not_run_and_rows_the_paper_lacks_say_so(table1):
+    nothing, row = as_run(table1.iloc[0]).head(0), table1.iloc[0]
+    rows = paper_vs_ours(nothing, TABLE1, lines(row, why="no weights here"))
     assert set(rows["verdict"]) == {"not run: no weights here"} and rows["n_ours"].isna().all()
-    with pytest.raises(ValueError, match="not_run"):
-        paper_vs_ours(None, table1, **NAMES)
-    with pytest.raises(ValueError, match="there is none"):
-        paper_vs_ours(as_summary(table1.iloc[0]), table1, **{**NAMES, "split": "val"})
-    val = {**NAMES, "split": "val"}
-    unknown = paper_vs_ours(as_summary(table1.iloc[0]), table1, **val, not_comparable="no such row")
-    assert unknown["paper"].isna().all() and len(comparison_view(unknown)) == 9
-    with pytest.raises(ValueError, match="one model"):
-        paper_vs_ours(pd.concat([as_summary(table1.iloc[0])] * 2), table1, **NAMES)
+    assert set(paper_vs_ours(nothing, TABLE1)["verdict"]) == {"not run: no run was given"}
+    assert "blip-large" in set(paper_vs_ours(nothing, TABLE1, not_run={"blip-large": "x"}).query(
+        "verdict == 'not run: x'")["model"])
+    val = row.replace("test", "val")
+    unknown = paper_vs_ours(as_run(row).assign(split="val"), TABLE1, lines(val))
+    assert unknown["paper"].isna().all() and set(unknown["verdict"]) == {"not comparable: not in the paper"}
+    assert len(comparison_view(unknown, TABLE1)) == 9
+    with pytest.raises(ValueError, match="several for"):
+        paper_vs_ours(pd.concat([as_run(row)] * 2), TABLE1, lines(row))
+    with pytest.raises(ValueError, match="several for"):
+        score_table(pd.concat([as_run(row)] * 2), TABLE1)
 
 
 def test_verdict_limits_are_inclusive_and_nan_is_refused():
@@ -210,21 +215,18 @@ def test_only_the_same_experiment_is_comparable():
 
 
 def test_cautions_name_what_the_reader_must_know():
-    said = " ".join(cautions(is_miniworld=True, weights="random", n=5, n_split=9))
-    assert "miniworld" in said and "random" in said and "5 of 9" in said
-    assert cautions(is_miniworld=False, weights="official", n=9, n_split=9) == [
-        "All 9 phrases of the split are scored, with trained weights."]
+    said = " ".join(cautions(Q_GROUNDCAM, is_miniworld=True, weights="random", n=5, n_split=9))
+    assert "miniworld" in said and "random" in said and "5 of 9 phrases" in said
+    assert cautions(Q_GROUNDCAM, is_miniworld=False, weights="official", n=9, n_split=9) == [
+        "All 9 phrases of the split are scored."]
 
 
-def test_coverage_names_every_row_and_a_reason(table1):
-    done = paper_vs_ours(as_summary(table1.iloc[0]), table1, **NAMES)
-    rows = coverage(table1, [done], models=["blip-base", "blip-large"], datasets=["flickr30k entities"])
-    status = rows.set_index(["dataset", "split", "model"])["status"]
-    assert len(rows) == 24 and status.str.len().min() > 0
-    assert status["Flickr30K Entities", "test", "blip-base"] == "reproduced (9 scores)"
-    assert status["Flickr30K Entities", "test", "blip-large"] == "not run: no run was asked for"
-    assert status["Flickr30K Entities", "test", "albef-amc"] == "not run: no adapter for albef-amc yet"
-    assert status["SpatialSense", "objects", "blip-base"] == "not run: no loader for SpatialSense yet"
+def test_every_row_of_the_table_gets_a_status(table1):
+    rows = table1[KEYS].assign(why=["", *["not part of this run"] * 23])
+    counts = verdict_counts(paper_vs_ours(as_run(table1.iloc[0]), TABLE1, rows), TABLE1.rows)
+    status = counts.set_index(KEYS)["status"]
+    assert len(counts) == 24 and status["Flickr30K Entities", "test", "blip-base"] == "reproduced"
+    assert status["SpatialSense", "objects", "blip-base"] == "not run: not part of this run"
 
 
 # ---------------------------------------------------------------- figures
@@ -319,16 +321,19 @@ def test_panels_show_the_grid_that_was_scored(example, records):
 
 
 def test_histograms_sum_to_all_examples_and_label_their_axes(records):
-    figure = score_histograms({"a": records, "b": records.iloc[:10]}, title="two sets")
-    assert [ax.get_xlabel() for ax in figure.axes] == ["IoU soft ↑", "IO ratio ↑"]
-    assert figure.axes[0].get_ylabel() == "share of phrases, %"
-    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["a (n = 24)", "b (n = 10)"]
+    columns = {"x": {"a": records, "b": records.iloc[:10]}, "y": "not run: why"}
+    figure = histogram_grid(columns, ("iou_soft", "io_ratio"), names=SHARES, title="two sets")
+    first = figure.axes[0]
+    assert [ax.get_ylabel() for ax in figure.axes[::2]] == ["IoU soft ↑\nshare, %", "IO ratio ↑\nshare, %"]
+    assert [text.get_text() for text in first.get_legend().get_texts()] == ["a (n = 24)", "b (n = 10)"]
+    assert sum(first.patches[0].get_data().values) == pytest.approx(100)
+    assert "not run" in figure.axes[1].texts[0].get_text()
     figure.canvas.draw()
 
 
 def test_intervals_place_the_means(records):
     summary = score_summary({"a": records, "b": records}, n_bootstrap=20)
-    (ax,) = score_intervals(summary).axes
+    (ax,) = interval_figure(summary, names=SHARES).axes
     drawn = ax.containers[0].lines[0].get_xdata()
     assert np.allclose(drawn, summary.query("model == 'a'")["value"])
     assert [text.get_text() for text in ax.get_yticklabels()][0] == "IoU soft ↑"
@@ -337,9 +342,18 @@ def test_intervals_place_the_means(records):
 def test_two_tables_of_one_page_do_not_share_their_marks():
     import re
 
-    from qgcam_lib.report.tables import MarkedTable
-
     cells, best, other = (pd.DataFrame({"a": column}) for column in (["1", "2"], ["best", ""], ["", "best"]))
     pages = [MarkedTable(cells, marks, "caption")._repr_html_() for marks in (best, other)]
     names = [set(re.findall(r"#(T_\w+?)_row", page)) for page in pages]
     assert all(names) and not names[0] & names[1]
+
+
+def test_no_text_from_data_reaches_a_page_as_html():
+    bad = "<img src=x onerror=alert(1)>"
+    frame = pd.DataFrame({bad: [bad, 1.5], "n": [0.25, None]}, index=pd.Index([bad, "b"], name="model"))
+    for form in (None, {"n": "{:.1f}"}):
+        page = show(frame, form, index=True, caption=bad).to_html()
+        assert "<img" not in page and page.count("&lt;img") == 4 and "–" in page
+    wide = frame.set_index(bad, append=True)
+    assert "<img" not in show(wide, "{:.1f}", index=True).to_html()
+    assert "<img" not in MarkedTable(frame.astype(str), frame.map(lambda _: "best"), bad)._repr_html_()

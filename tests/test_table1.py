@@ -3,22 +3,24 @@
 import pandas as pd
 import pytest
 
-from qgcam_lib.papers.q_groundcam.claims import check_claims, setting_means
+from qgcam_lib.papers.q_groundcam.claims import CLAIMS, claim_tables, setting_means
 from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
 from qgcam_lib.papers.q_groundcam.splits import (
+    Q_GROUNDCAM,
     SPLITS,
+    TABLE1,
     TABLE1_MODELS,
     find_split,
     find_table1_runs,
-    paper_model,
-    published_summary,
     table1_comparison,
     table1_runs,
-    table1_table,
-    why_not_runnable,
+    with_domain,
 )
+from qgcam_lib.report.cautions import why_not_runnable
+from qgcam_lib.report.claims import check_claims
+from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.report.published import published
-from qgcam_lib.report.tables import TABLE1, column_label
+from qgcam_lib.report.tables import printed_table, score_table
 from qgcam_lib.statistics import correlate
 
 KEYS = ["dataset", "split", "model"]
@@ -31,12 +33,11 @@ def printed():
 
 def test_the_papers_numbers_give_the_papers_marks(printed):
     """211 of 216 marks; the other five are ties in two decimals or underlines that the print lacks."""
-    ours = table1_table(published_summary(printed), printed, intervals=False).marks
+    ours = printed_table(TABLE1).marks
     theirs = published("q_groundcam_table1_marks").fillna("")
     assert theirs[KEYS].equals(printed[KEYS])
-    differ = {(*printed.loc[i, ["split", "model"]], name): (ours[column_label(metric)].iloc[i], theirs.loc[i, name])
-              for metric, (_, _, name) in TABLE1.items() for i in printed.index
-              if ours[column_label(metric)].iloc[i] != theirs.loc[i, name]}
+    differ = {(*printed.loc[i, ["split", "model"]], c.name): (ours[c.label].iloc[i], theirs.loc[i, c.name])
+              for c in TABLE1.columns for i in printed.index if ours[c.label].iloc[i] != theirs.loc[i, c.name]}
     assert set(differ.values()) == {("second", "")}
     assert set(differ) == {("testA", "blip-base", "wdp_soft"), ("testA", "blip-large", "wdp_soft"),
                            ("test", "blip-large", "io_ratio"), ("testA", "blip-base", "io_ratio"),
@@ -44,7 +45,7 @@ def test_the_papers_numbers_give_the_papers_marks(printed):
 
 
 def test_latex_markdown_and_file_hold_every_row(printed):
-    table = table1_table(published_summary(printed), printed, intervals=False)
+    table = printed_table(TABLE1)
     latex = table.to_latex()
     assert latex.count(r"\textbf") == int((table.marks == "best").sum().sum()) and r"\toprule" in latex
     assert latex.count(r"\underline") == int((table.marks == "second").sum().sum())
@@ -53,10 +54,12 @@ def test_latex_markdown_and_file_hold_every_row(printed):
 
 def test_a_row_without_a_run_keeps_its_line_and_its_reason(printed):
     rows = printed[KEYS].assign(run_id="", why="no weights here")
-    table = table1_table(published_summary(printed).query("model == 'blip-base'"), rows.assign(
-        why=rows["why"].where(rows["model"] != "blip-base", "")))
+    summary = printed_summary(TABLE1)
+    rows.loc[rows["model"] == "blip-base", "why"] = ""
+    table = score_table(summary.query("model == 'blip-base'"), TABLE1, rows)
     assert len(table.frame) == 24 and (table.frame["note"] == "not run: no weights here").sum() == 18
-    verdicts = table1_comparison(published_summary(printed).head(9), rows, printed, is_miniworld=True, weights="mini")
+    rows["why"] = ["", *["no weights here"] * 23]
+    verdicts = table1_comparison(summary.head(9), rows, is_miniworld=True, weights="mini")
     assert verdicts["verdict"].value_counts().to_dict() == {"not run: no weights here": 207,
                                                             "not comparable: miniworld": 9}
 
@@ -64,7 +67,7 @@ def test_a_row_without_a_run_keeps_its_line_and_its_reason(printed):
 def test_names_agree_with_the_printed_table(printed):
     assert [(one.dataset, one.name) for one in SPLITS] == list(printed[KEYS[:2]].drop_duplicates().itertuples(
         index=False, name=None))
-    assert [paper_model(name) for name in TABLE1_MODELS] == printed["model"].head(4).tolist()
+    assert [Q_GROUNDCAM.model(name) for name in TABLE1_MODELS] == printed["model"].head(4).tolist()
     for one in SPLITS:
         assert find_split(one.data, one.split) is one is find_split(one.miniworld, one.split)
     assert find_split("refcocog", "testA") is None
@@ -86,8 +89,8 @@ def test_runs_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_claims_and_correlation_of_the_printed_table(printed):
-    summary = published_summary(printed)
-    claims = check_claims(summary)
+    summary = with_domain(printed_summary(TABLE1))
+    claims = check_claims(CLAIMS, claim_tables(summary))
     assert (claims.query("said == 'all'")["holds"] == claims.query("said == 'all'")["of"]).all()
     found = correlate(setting_means(summary)).set_index("method")
     expected = printed[["io_ratio", "pg_accuracy"]].corr().iloc[0, 1]

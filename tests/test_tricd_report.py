@@ -13,20 +13,17 @@ from PIL import Image
 
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.miniworld import make_tricd
-from qgcam_lib.papers.tricd.claims import PAPER_ROLES as ROLES
-from qgcam_lib.papers.tricd.claims import TRICD_CLAIMS, check_tricd_claims, claim_tables, printed_tables
-from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, effects_figure, spread_figure, subset_intervals
+from qgcam_lib.papers.tricd.claims import CLAIMS, ROLES, claim_tables, printed_tables
+from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, spread_figure
 from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, alarm_gallery, choose_alarms, choose_questions, question_panel
-from qgcam_lib.papers.tricd.runs import plan_sources, tricd_cautions, why_not_tricd
 from qgcam_lib.papers.tricd.tables import (
     SUBSET_NAMES,
+    TRICD,
+    by_subset,
     discrimination,
     printed_gaps,
     question_agreement,
     statistics_beside,
-    tricd_beside,
-    tricd_paper_table,
-    tricd_table,
 )
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.analysis import false_alarms
@@ -34,7 +31,12 @@ from qgcam_lib.phrase_detection.compare import match_all, paired_differences, pe
 from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
 from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
 from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.report.beside import paper_vs_ours
+from qgcam_lib.report.cautions import cautions, plan_sources, why_not_comparable
+from qgcam_lib.report.claims import assign_roles, check_claims
+from qgcam_lib.report.figures import beside_figure, interval_figure
 from qgcam_lib.report.published import published
+from qgcam_lib.report.tables import printed_table, score_table
 from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
@@ -69,7 +71,7 @@ def printed():
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 8])
 def test_the_papers_tables_are_shown_as_printed(number):
     table = published(f"tricd_table{number}")
-    shown = tricd_paper_table(table)
+    shown = printed_table(TRICD.tables[number])
     assert shown.frame.index.tolist() == table["model"].tolist()
     for subset in set(SUBSET_NAMES) & set(table):
         assert shown.frame[SUBSET_NAMES[subset]].astype(float).tolist() == table[subset].tolist()
@@ -79,34 +81,37 @@ def test_the_papers_tables_are_shown_as_printed(number):
 
 
 def test_our_table_shows_what_the_summary_says_and_why_a_model_is_missing(summary):
-    shown = tricd_table(summary, "AP", not_run={"x": "its file is not there"})
+    lost = pd.DataFrame({"model": ["x"], "why": ["its file is not there"]})
+    shown = score_table(summary, by_subset("AP"), lost)
     value = summary.query("model == 'good' and metric == 'AP' and subset == 'all'").iloc[0]
     first, second = shown.frame.loc["good", "all"].split("\n")
     assert first == f"{100 * value['value']:.1f}" and second == f"{100 * value.ci_low:.1f}–{100 * value.ci_high:.1f}"
-    assert shown.frame.loc["x", "n"] == "not run (its file is not there)" and shown.frame.loc["x", "all"] == "–"
+    assert shown.frame.loc["x", "note"] == "not run: its file is not there" and shown.frame.loc["x", "all"] == "–"
     assert "Winoground" not in shown.frame  # no such pair, no such column
     assert shown.marks.loc[["good", "same"], "all"].eq("best").all() and "not run" in shown.to_markdown()
     with pytest.raises(ValueError, match="AP"):
-        tricd_table(summary, "mAP")
+        score_table(summary, by_subset("mAP"))
+    assert not score_table(summary, by_subset("AP"), unranked=["good"]).marks.loc["good"].any()
 
 
 def test_no_run_at_all_gives_a_table_of_reasons():
     empty = pd.DataFrame(columns=["model", "metric", "subset", "value", "n"])
-    assert tricd_table(empty, "AP", not_run={"x": "why", "y": "why not"}).frame["n"].tolist() == [
-        "not run (why)", "not run (why not)"]
+    lost = pd.DataFrame({"model": ["x", "y"], "why": ["why", "why not"]})
+    assert score_table(empty, by_subset("AP"), lost).frame["note"].tolist() == ["not run: why", "not run: why not"]
 
 
 def test_verdicts_are_drawn_only_for_the_same_model_on_the_same_data(summary):
     table = published("tricd_table3")
-    every = tricd_beside(summary, table, not_comparable="miniworld", same={"good": "fiber"})
+    every = paper_vs_ours(summary, TRICD.tables[3], not_comparable="miniworld", same={"good": "fiber"})
     assert every["verdict"].str.startswith(("not run", "not comparable")).all()
-    real = tricd_beside(summary, table, same={"good": "fiber"}).set_index(["model", "subset"])
+    real = paper_vs_ours(summary, TRICD.tables[3], same={"good": "fiber"}).set_index(["model", "subset"])
     assert real.loc[("fiber", "all"), "verdict"] == "differs"
     assert real.loc[("poor", "all"), "verdict"] == "not comparable: not in the paper"
     assert math.isnan(real.loc[("poor", "all"), "paper"]) and real.loc[("mdetr", "all"), "paper"] == 10.7
     as_printed = pd.DataFrame({"model": "fiber", "metric": "AP", "subset": list(SUBSET_NAMES),
                                "value": [table.set_index("model").loc["fiber", s] / 100 for s in SUBSET_NAMES]})
-    assert tricd_beside(as_printed, table).query("model == 'fiber'")["verdict"].eq("reproduced").all()
+    again = paper_vs_ours(as_printed, TRICD.tables[3])
+    assert again.query("model == 'fiber'")["verdict"].eq("reproduced").all()
 
 
 def test_the_statistics_stand_side_by_side():
@@ -148,22 +153,28 @@ def test_three_times_the_printed_deviation_reaches_two_printed_gaps():
 
 # --- the sentences ---------------------------------------------------------------------------------------------------
 
+def roles_of(tables):
+    return assign_roles(ROLES, tables["AP"].index)
+
+
 def test_the_paper_agrees_with_itself(printed):
-    claims = check_tricd_claims(printed, ROLES)
-    assert len(claims) == len(TRICD_CLAIMS) and claims["result"].eq("holds").all() and (claims["of"] > 0).all()
+    assert roles_of(printed) == {"without": "mdetr", "with_negatives": "glip-t", "detector": "owl-vit"}
+    claims = check_claims(CLAIMS, printed, roles_of(printed))
+    assert len(claims) == len(CLAIMS) and claims["result"].eq("holds").all() and (claims["of"] > 0).all()
 
 
 def test_a_sentence_can_fail_and_can_have_nobody_to_ask(printed):
-    other = check_tricd_claims(printed, ROLES | {"without": "fiber"}).set_index("claim")["result"]
+    cast = roles_of(printed)
+    other = check_claims(CLAIMS, printed, cast | {"without": "fiber"}).set_index("claim")["result"]
     assert other.iloc[0] == "does not hold"
-    nobody = check_tricd_claims(printed, {})
-    asked = np.array([not claim.needs for claim in TRICD_CLAIMS])
+    nobody = check_claims(CLAIMS, printed, {})
+    asked = np.array([not claim.needs for claim in CLAIMS])
     assert nobody["result"][~asked].str.startswith("not asked: no model for").all()
     assert nobody["result"][asked].eq("holds").all()
-    alone = check_tricd_claims({metric: table.loc[["mdetr"]] for metric, table in printed.items()}, ROLES)["result"]
+    alone = check_claims(CLAIMS, {metric: table.loc[["mdetr"]] for metric, table in printed.items()}, cast)["result"]
     assert alone.iloc[0] == alone.iloc[-1] == "not asked: fewer than two models"
     without = {metric: table.drop(columns="coco_obj") for metric, table in printed.items()}
-    assert check_tricd_claims(without, ROLES)["result"].iloc[0] == "not asked: no coco_obj"
+    assert check_claims(CLAIMS, without, cast)["result"].iloc[0] == "not asked: no coco_obj"
 
 
 def test_claim_tables_hold_percent(summary):
@@ -189,8 +200,10 @@ def test_figures_show_every_box_and_row(made, summary):
     rows = discrimination(summary)
     assert len(spread_figure(rows, label="model,subset").axes[0].get_yticks()) == len(rows)
     effects = pd.DataFrame({"label": ["a", "b"], "theirs": [0.1, 0.2], "ours": [0.2, 0.2]})
-    assert [t.get_text() for t in effects_figure(effects).axes[0].get_yticklabels()] == ["a", "b"]
-    assert len(subset_intervals(summary).axes) == 3
+    beside = beside_figure(effects, {"theirs": "theirs", "ours": "ours"})
+    assert [t.get_text() for t in beside.axes[0].get_yticklabels()] == ["a", "b"]
+    shown = interval_figure(summary, y="subset", panels="metric", names=SUBSET_NAMES, scale=100)
+    assert len(shown.axes) == summary.dropna(subset="value")["metric"].nunique()
     plt.close("all")
 
 
@@ -242,9 +255,10 @@ def test_hard_questions_are_those_most_models_get_wrong():
 
 def test_sources_that_cannot_run_say_why(tmp_path):
     (tmp_path / "mine.json").write_text("{}")
-    run, why = plan_sources([f"predictions:{tmp_path}/mine.json", f"predictions:{tmp_path}/gone.json", "mdetr-enb3"])
-    assert run == {"mine": f"predictions:{tmp_path}/mine.json"}
-    assert why == {"gone": "no such file: gone.json", "mdetr-enb3": "it has no mini weights"}
+    plan = plan_sources([f"predictions:{tmp_path}/mine.json", f"predictions:{tmp_path}/gone.json", "mdetr-enb3"])
+    assert plan["model"].tolist() == ["mine", "gone", "mdetr-enb3"]
+    assert plan["why"].tolist() == ["", "no such file: gone.json", "it has no mini weights"]
+    assert TRICD.why_no_run(plan.replace("mdetr-enb3", "mdetr-enb5"))["mdetr"] == "it has no mini weights"
     with pytest.raises(ValueError, match="mdetr-enb5"):
         plan_sources(["no-such-model"])
     with pytest.raises(ValueError, match="twice"):
@@ -252,11 +266,10 @@ def test_sources_that_cannot_run_say_why(tmp_path):
 
 
 def test_why_a_run_is_not_the_papers():
-    assert why_not_tricd(is_miniworld=True, weights="official", n_pairs=2672, official=None) == "miniworld"
-    assert why_not_tricd(is_miniworld=False, weights="mini", n_pairs=2672, official=2672) == "mini weights"
-    assert why_not_tricd(is_miniworld=False, weights="official", n_pairs=40, official=2672) == "40 of 2672 pairs"
-    assert why_not_tricd(is_miniworld=False, weights="official", n_pairs=2672, official=2672) == ""
-    notes = tricd_cautions(is_miniworld=False, weights="official", n_groups=3, n_split=5, official=204, n_pairs=100)
+    real = {"is_miniworld": False, "weights": "official", "n_paper": 2672, "unit": "pairs"}
+    assert why_not_comparable(**real | {"is_miniworld": True, "n_paper": None}, n_ours=2672) == "miniworld"
+    assert why_not_comparable(**real, n_ours=40) == "40 of 2672 pairs" and why_not_comparable(**real, n_ours=2672) == ""
+    notes = cautions(TRICD, is_miniworld=False, weights="official", n=3, n_split=5, n_published=204, n_file=100)
     assert len(notes) == 2 and "3 of 5" in notes[0] and "204" in notes[1]
 
 
@@ -354,8 +367,8 @@ def test_detection_runs_and_says_what_did_not(detection):
     assert figures == {"boxes_where", "boxes_per_phrase", "scores", "precision_recall", "calibration",
                        "discrimination", "gallery_mine", "gallery_other"}
     shown = table(detection, "ap").set_index("model")
-    assert shown.loc["lost", "n"] == "not run (no such file: lost.json)"
-    assert shown.loc["mdetr-enb5", "n"] == "not run (it has no mini weights)"
+    assert shown.loc["lost", "note"] == "not run: no such file: lost.json"
+    assert shown.loc["mdetr-enb5", "note"] == "not run: it has no mini weights"
     record = json.loads((detection.folder / "run.json").read_text())
     captions = [item["caption"] for item in record["outputs"] if item["kind"] == "figure"]
     assert captions and all("miniworld" in caption for caption in captions)
