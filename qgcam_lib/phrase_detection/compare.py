@@ -70,7 +70,7 @@ def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: A
     """One analysis for every model, with a column `model` first.
 
     what: "scores" (`summarize_matches`), "price", "calibration", "presence" or "curve"; options go to that analysis.
-  ValueError for another name.
+    ValueError for another name.
     """
     if what not in _ANALYSES:
         raise ValueError(f"what: expected one of {sorted(_ANALYSES)}, got {what!r}")

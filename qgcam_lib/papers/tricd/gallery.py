@@ -7,7 +7,6 @@ __all__ = ['ALARM_ROLES', 'PHRASE_COLOURS', 'choose_alarms', 'draw_caption', 'dr
            'question_panel']
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #73e1db7b
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from ...data.tricd.pairs import Tricd, TricdPair
 from ...phrase_detection.question_texts import parse_answer
-from ...report.figures import open_picture
+from ...report.gallery import choose_by_rule
+from ...report.style import bare, draw_boxes, open_picture, titled, wrapped
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #efa7e53d
 ALARM_ROLES = {
@@ -44,23 +41,15 @@ def choose_alarms(alarms: pd.DataFrame, roles: Sequence[str] = ("misled", "close
     alarms: from `phrase_analysis.false_alarms`. roles: of ALARM_ROLES, in this order; a role nobody fills is missing,
     no group is shown twice. subset: only phrases of it. Ties go to the lower image id. ValueError for an unknown role.
     """
-    if unknown := [role for role in roles if role not in ALARM_ROLES]:
-        raise ValueError(f"roles: expected some of {list(ALARM_ROLES)}, got {unknown}")
     rows = alarms[(alarms["rival_image_id"] >= 0) & alarms["subset"].isin([subset] if subset else alarms["subset"])]
     rows = rows.sort_values(["image_id", "phrase_id"])
-    finite = rows[np.isfinite(rows["margin"])]
-    heard = np.isfinite(rows["alarm"])
-    ranking = {"misled": finite["margin"][finite["margin"] < 0], "right": -finite["margin"][finite["margin"] > 0],
-               "close": finite["margin"].abs(), "silent": -rows["rival_hit"][~heard & np.isfinite(rows["rival_hit"])],
-               "blind": -rows["alarm"][heard & ~np.isfinite(rows["rival_hit"])]}
-    taken: dict[str, int] = {}
-    for role in roles:
-        groups = set(rows.loc[list(taken.values()), "group"])
-        left = ranking[role][~rows.loc[ranking[role].index, "group"].isin(groups)]
-        if len(left):
-            taken[role] = left.index[int(np.argmin(left.to_numpy()))]
-    chosen = rows.loc[list(taken.values())].assign(role=list(taken))
-    return chosen.assign(rule=chosen["role"].map(ALARM_ROLES)).reset_index(drop=True)
+    margin, heard, found = rows["margin"][np.isfinite(rows["margin"])], np.isfinite(rows["alarm"]), np.isfinite(
+        rows["rival_hit"])
+    strengths = {"misled": -margin[margin < 0], "right": margin[margin > 0], "close": -margin.abs(),
+                 "silent": rows["rival_hit"][~heard & found], "blind": rows["alarm"][heard & ~found]}
+    chosen = choose_by_rule(strengths, ALARM_ROLES, roles, together=rows["group"])
+    return rows.loc[chosen["chosen"]].assign(role=chosen["role"].tolist(), rule=chosen["rule"].tolist()).reset_index(
+        drop=True)
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #35504c27
 PHRASE_COLOURS = ("#c8553d", "#1f6fb2", "#2e8b57", "#b8860b", "#7b4fa3", "#444444")
@@ -97,9 +86,6 @@ def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) 
                                     bbox_transform=ax.transAxes, borderpad=0))
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #1c7b7e2b
-_EDGE = [withStroke(linewidth=3.5, foreground="white")]
-
-
 def _picture(source: str | Path | Image.Image, size: tuple[int, int] | None = None) -> Image.Image:
     "The picture; where its file is not there, a grey field of `size` (height, width)."
     if isinstance(source, Image.Image) or Path(source).is_file():
@@ -118,23 +104,34 @@ def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[st
     found: the pair's entry in the predictions, or {} for none. The score stands inside the upper edge of the box.
     """
     ax.imshow(picture)
+    scores = np.asarray(found.get("scores", ()), float)
     for k, phrase in enumerate(pair.phrases):
         colour = PHRASE_COLOURS[k % len(PHRASE_COLOURS)]
-        for x0, y0, x1, y1 in phrase.boxes:
-            ax.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8,
-                                   linestyle=(0, (4, 2)), path_effects=_EDGE))
+        draw_boxes(ax, phrase.boxes, edge="white", edgecolor=colour, linewidth=1.8, linestyle=(0, (4, 2)))
         mine = np.flatnonzero(np.asarray(found.get("phrase_ids", ()), int) == phrase.id)
-        scores = np.asarray(found.get("scores", ()), float)
         for n in mine[np.argsort(-scores[mine], kind="stable")][:boxes]:
-            x0, y0, x1, y1 = np.asarray(found["boxes"][n], float)
-            ax.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=2.2,
-                                   path_effects=_EDGE))
-            at, side = (x0, "left") if k % 2 == 0 else (x1, "right")  # so that the marks of two phrases seldom meet
-            ax.text(np.clip(at, 0, picture.width), np.clip(y0, 0, picture.height), f"{scores[n]:.2f}", color="white",
-                    fontsize=8, va="top", ha=side, clip_on=True,
+            box = np.asarray(found["boxes"][n], float)
+            draw_boxes(ax, box, edge="white", edgecolor=colour, linewidth=2.2)
+            at, side = (box[0], "left") if k % 2 == 0 else (box[2], "right")  # the marks of two phrases seldom meet
+            ax.text(np.clip(at, 0, picture.width), np.clip(box[1], 0, picture.height), f"{scores[n]:.2f}",
+                    color="white", fontsize=8, va="top", ha=side, clip_on=True,
                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 1})
-    ax.set(xticks=[], yticks=[], xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
-    sns.despine(ax=ax, left=True, bottom=True)
+    ax.set(xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
+    bare(ax)
+
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #cb72e8c6
+def _two(score: float) -> str:
+    return f"{score:.2f}" if np.isfinite(score) else "none"
+
+
+def _grid(n: int, shape: float) -> tuple[Figure, np.ndarray, float]:
+    "A figure of n rows of two pictures (height over width: shape) with room for a caption above each row; its height."
+    width, caption, gap = 3.15, 0.62, 0.3  # of a picture, of the lines above it, below it, in inches
+    high = (width * shape + caption + gap) * n + 0.3
+    figure, axes = plt.subplots(n, 2, figsize=(2 * width + 0.3, high), squeeze=False, layout="none")
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=gap / high, top=1 - (0.3 + caption) / high, wspace=0.04,
+                           hspace=(caption + gap) / (width * shape))
+    return figure, axes, high
 
 
 def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image],
@@ -146,12 +143,8 @@ def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image
     `choose_alarms` (image_id, rival_image_id, role, text, alarm, rival_hit); boxes: shown for each phrase.
     """
     by_id = {pair.id: pair for pair in data.pairs}
-    n, shape = max(len(chosen), 1), max([np.divide(*by_id[id].size) for id in chosen["image_id"]], default=0.5)
-    width, caption, gap = 3.15, 0.62, 0.3  # of a picture, of the lines above it, below it, in inches
-    high = (width * shape + caption + gap) * n + 0.3
-    figure, axes = plt.subplots(n, 2, figsize=(2 * width + 0.3, high), squeeze=False, layout="none")
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=gap / high, top=1 - (0.3 + caption) / high, wspace=0.04,
-                           hspace=(caption + gap) / (width * shape))
+    shape = max([np.divide(*by_id[id].size) for id in chosen["image_id"]], default=0.5)
+    figure, axes, high = _grid(max(len(chosen), 1), shape)
     for ax in axes.ravel()[2 * len(chosen):]:
         ax.set_axis_off()
         ax.text(0, 0.5, "no such phrase", transform=ax.transAxes)
@@ -165,10 +158,6 @@ def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image
         draw_caption(row[0], by_id[one.rival_image_id], role=line, width=60)
     figure.suptitle(title, x=0.01, y=1 - 0.08 / high, va="top", ha="left", weight="bold")
     return figure
-
-
-def _two(score: float) -> str:
-    return f"{score:.2f}" if np.isfinite(score) else "none"
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
@@ -203,11 +192,10 @@ def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | I
         source = picture(row.file_name)
         ax.imshow(_picture(source))
         lines = ["(no such picture here)"] if _is_missing(source) else []
-        lines += ["\n".join(textwrap.wrap(f"{row.question}?", 42)), f"truth: {'yes' if row.answer else 'no'}"]
+        lines += [wrapped(f"{row.question}?", 42, 9), f"truth: {'yes' if row.answer else 'no'}"]
         for name, said in answers.items():
             text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
             mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
             lines.append(f"{mark} {name}: {'' if text is None else str(text)[:28]}")
         ax.text(0, -0.03, "\n".join(lines), transform=ax.transAxes, va="top", fontsize=8.5)
-    figure.suptitle(title, x=0.01, ha="left", weight="bold")
-    return figure
+    return titled(figure, title)
