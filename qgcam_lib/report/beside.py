@@ -48,9 +48,9 @@ def _our_cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"n_ours": row.get("n"), "n_undefined": row.get("n_undefined"), **numbers}
 
 
-def _result(cell: Mapping[str, Any], was_run: bool, not_run: str, not_comparable: str) -> str:
-    "The verdict on one cell, or why there is none."
-    if not was_run:
+def _result(cell: Mapping[str, Any], not_run: str, not_comparable: str) -> str:
+    "The verdict on one cell, or why there is none. not_run: '' where the cell was run."
+    if not_run:
         return f"not run: {not_run}"
     if not_comparable or np.isnan(cell["paper"]):
         return f"not comparable: {not_comparable or 'not in the paper'}"
@@ -99,11 +99,12 @@ def paper_vs_ours(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame |
         for column in table.columns:
             ours = found[column.name].get(name, {})
             cell = _paper_cell(column, theirs.get(name, {}), printed.attrs) | _our_cell(column, ours)
-            if np.isnan(cell["paper"]) and not ours:
+            if np.isnan(cell["paper"]) and np.isnan(cell["ours"]):
                 continue
+            lost = "" if ours else "not part of this run" if name in run else why
             cells.append({**column.where, **{key: line[key] for key in table.rows}, **cell,
                           "difference": cell["ours"] - cell["paper"], "run_id": line.get("run_id", ""),
-                          "verdict": _result(cell, name in run, why, reason)})
+                          "verdict": _result(cell, lost, reason)})
     order = [*table.columns[0].where, *table.rows, "n_paper", "n_ours", "n_undefined", "paper", "ours", "ci_low",
              "ci_high", "difference", "tolerance", "verdict", "run_id"]
     return pd.DataFrame(cells, columns=order).astype(dict.fromkeys(["n_paper", "n_ours", "n_undefined"], "Int64"))

@@ -74,8 +74,10 @@ def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "
     points = spread.assign(**{name: scale * spread[name] for name in ("sd_90", "bootstrap_sd")})
     columns = {"sd_90": "over parts of 90 % (the paper's way)", "bootstrap_sd": "bootstrap",
                "three": "three times the first"}
-    return beside_figure(points.assign(three=3 * points["sd_90"]), columns, label=label, title=title,
-                         xlabel="standard deviation of AP, points")
+    figure = beside_figure(points.assign(three=3 * points["sd_90"]), columns, label=label, title=title,
+                           xlabel="standard deviation of AP, points")
+    figure.axes[0].set_xlim(left=0)
+    return figure
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #6a12371d
 def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title: str = "") -> Figure:
