@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..models.common.checkpoints import zoo_folder
-from ..models.registry import MODELS
+from ..models.registry import MODELS, zoo_folder
 from ..phrase_detection.prediction_files import predictions_source
 from .paper import Paper
 
