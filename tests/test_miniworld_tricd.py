@@ -601,7 +601,7 @@ def test_faults_are_found_one_by_one(tmp_path, root):
     assert found.severity.tolist().count("note") == 1 and (found.severity == "error").sum() == 3
     assert set(found.id) >= {"1", "3", "60"}
     (copy / "TRICD_VQA_test.json").write_text("[]")
-    assert tricd_files(copy).verify().problem.str.contains("not a usable list").any()
+    assert tricd_files(copy).verify().problem.str.contains("expected an object with the lists").any()
     (copy / "TRICD_VQA_test.json").unlink()
     assert tricd_files(copy).verify().problem.str.contains("not there").any()
     content["images"][0].pop("caption")
