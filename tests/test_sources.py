@@ -90,7 +90,7 @@ def get(one, tmp_path, **options):
 def left(tmp_path):
     """Everything on disk but locks and the record."""
     return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")
-                  if p.is_file() and p.name not in (".fetch.lock", "fetched.toml"))
+                  if p.is_file() and p.name not in (".lock", "fetched.toml"))
 
 
 # -- downloading

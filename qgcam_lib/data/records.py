@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -21,8 +20,8 @@ import pandas as pd
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from ..boxes import as_boxes
-
 from ..errors import ExampleError
+from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/data/01_records.ipynb #d540ab88
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class ExampleList:
     def fingerprint(self) -> str:
         """sha256 over the examples' values, with the picture's file name in place of its path."""
         values = [(e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size) for e in self]
-        return sha256(repr(values).encode()).hexdigest()
+        return sha256_of(repr(values))
 
 # %% ../../nbs/lib/data/01_records.ipynb #68791efd
 def image_problems(path: Path, size: tuple[int, int] | None = None, root: Path | None = None) -> list[Problem]:

@@ -6,26 +6,24 @@
 __all__ = ['SOURCES_FILE', 'MAX_BYTES', 'Source', 'read_sources', 'manual_steps', 'fetch_file', 'unpack', 'read_fetched', 'fetch']
 
 # %% ../../nbs/lib/data/08_sources.ipynb #f6a5d732
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 import stat
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ..settings import ROOT, settings
-
 from ..errors import SourceError
+from ..settings import ROOT, settings
+from ..storage.files import file_sha256, locked_folder, whole_file, write_whole
 
 # %% ../../nbs/lib/data/08_sources.ipynb #adaa1c89
 @dataclass(frozen=True)
@@ -256,18 +254,15 @@ def _content(folder: Path) -> Path:
 def _put(file: Path, place: Path) -> None:
     """Make `place` from a fetched file: the unpacked folder, or a copy; whole or not at all."""
     packed = file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if packed:
-            part.mkdir()
-            unpack(file, part)
-            os.replace(_content(part), place)  # an empty folder at `place` is replaced, a filled one is an error
-        else:
+    if not packed:
+        with whole_file(place) as part:
             shutil.copyfile(file, part)
-            os.replace(part, place)
-    finally:
-        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as part:
+        (unpacked := Path(part) / "content").mkdir()
+        unpack(file, unpacked)
+        os.replace(_content(unpacked), place)  # an empty folder at `place` is replaced, a filled one is an error
 
 # %% ../../nbs/lib/data/08_sources.ipynb #7875dac7
 def read_fetched(data_root: str | Path | None = None) -> dict[str, dict]:
@@ -278,8 +273,7 @@ def read_fetched(data_root: str | Path | None = None) -> dict[str, dict]:
 
 def _record(source: Source, file: Path, data_root: Path) -> None:
     """Add the file to raw/fetched.toml; SourceError when nobody states a checksum and an earlier fetch got another."""
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    digest = file_sha256(file)
     before = read_fetched(data_root).get(source.name, {})
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
         file.unlink()
@@ -290,20 +284,8 @@ def _record(source: Source, file: Path, data_root: Path) -> None:
     entries = {**read_fetched(data_root), source.name: entry}
     lines = [f"[{json.dumps(name)}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows.items())
              for name, rows in sorted(entries.items())]
-    path = data_root / "raw" / "fetched.toml"
-    part = path.with_suffix(f".{os.getpid()}.part")
     head = "# Written by `qgcam data fetch`: what came, to compare the next time with.\n\n"
-    part.write_text(head + "\n".join(lines), encoding="utf-8")
-    os.replace(part, path)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one fetch at a time works in a folder; a second one waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".fetch.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    write_whole(data_root / "raw" / "fetched.toml", head + "\n".join(lines))
 
 # %% ../../nbs/lib/data/08_sources.ipynb #9081b731
 def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, Source] | None = None,
@@ -323,7 +305,8 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
         how = "only be fetched by hand; see manual_steps" if source.by_hand else "be left to load_model"
         raise SourceError(f"{name} can {how}")
     place, downloads = data_root / source.place, data_root / "raw" / "downloads"
-    with _alone(data_root / "raw"):
+    (data_root / "raw").mkdir(parents=True, exist_ok=True)
+    with locked_folder(data_root / "raw"):
         if place.is_file() or place.is_dir() and any(place.iterdir()):
             return place
         file = fetch_file(source, downloads, progress=progress)

@@ -7,15 +7,14 @@ __all__ = ['OPTIONS', 'OFFICIAL_SPLITS', 'LICENCES', 'Flickr30kEntities']
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #5383a4b7
 from collections import Counter
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from fastcore.basics import patch
 
 from ...boxes import union_box
-from ..by_image import ByImage, ImageRead, check_options
-from ...errors import FormatError
+from ..by_image import ByImage, ImageRead, check_options, checksum
 from qgcam_lib.data.flickr30k.format import (
     Annotation,
     EntitiesFolder,
@@ -26,8 +25,9 @@ from qgcam_lib.data.flickr30k.format import (
     read_split,
     read_unrelated,
 )
-from ...errors import ExampleError
+from ...errors import ExampleError, FormatError
 from ..records import GroundingExample, Problem, box_share, image_problems, problem_frame
+from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #383c99ee
 def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:
@@ -160,7 +160,7 @@ class Flickr30kEntities(ByImage):
         self._known = frozenset(self._ids)
         listed = self.root / "UNRELATED_CAPTIONS"
         self._reader = _ImageReader(self.folder, self.options, read_unrelated(listed) if listed.is_file() else set())
-        key = sha256("\n".join(sorted(self._ids)).encode()).hexdigest()[:16]
+        key = sha256_of("\n".join(sorted(self._ids)))[:16]
         self.official = OFFICIAL_SPLITS.get(key)
         kind = "miniworld" if self.is_miniworld else "flickr30k-entities" if self.official else ""
         self.name = name or kind or self.root.resolve().name
@@ -185,71 +185,59 @@ class Flickr30kEntities(ByImage):
         image_id = id.split("/")[0]
         return image_id if image_id in self._known else None
 
-    def describe(self) -> dict:
-        """Counts, shares, options, licence and checksum, as plain values: the data card."""
-        return _describe(self)
-
-    def verify(self) -> pd.DataFrame:
-        """Reads every file of the split, decodes every picture; a row (file, problem, severity, id) for each fault."""
-        return _verify(self)
-
-    def fingerprint(self, *, pictures: bool = False) -> str:
-        """sha256 over the options, the list, the sentence and annotation files, and the pictures' names and lengths.
-
-        pictures: hash the pictures' bytes too. Where the folder lies does not matter.
-        """
-        return _fingerprint(self, pictures)
-
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #d4c949f5
-def _describe(dataset: Flickr30kEntities) -> dict:
-    total = dataset._all
+@patch
+def describe(self: Flickr30kEntities) -> dict:
+    """Counts, shares, options, licence and checksum, as plain values: the data card."""
+    total = self._all
     names = sorted(name for name in total.counts if name.startswith("skipped "))
     skipped = {name.removeprefix("skipped "): total.counts[name] for name in names}
-    licence = "miniworld" if dataset.is_miniworld else "official" if dataset.official else "other"
-    examples = [example for image_id in dataset.images() for example in dataset.read_image(image_id)[0]]
+    licence = "miniworld" if self.is_miniworld else "official" if self.official else "other"
+    examples = [example for image_id in self.images() for example in self.read_image(image_id)[0]]
     shares = np.array([box_share(example.boxes, example.size) for example in examples] or [np.nan])
     types = Counter(kind for example in examples for kind in example.meta["types"])
     boxes = Counter(example.meta["n_boxes_listed"] for example in examples)
     return {
-        "name": dataset.name, "split": dataset.split, "layout": "Flickr30k Entities",
-        "is_miniworld": dataset.is_miniworld, "images": len(dataset.images()),
+        "name": self.name, "split": self.split, "layout": "Flickr30k Entities",
+        "is_miniworld": self.is_miniworld, "images": len(self.images()),
         "sentences": total.counts["sentences"], "phrases": total.counts["phrases"],
-        "examples": len(dataset), "skipped": skipped, "problems": len(total.problems),
+        "examples": len(self), "skipped": skipped, "problems": len(total.problems),
         "clipped_boxes": total.counts["cut boxes"], "types": dict(types.most_common()),
         "boxes_per_phrase": dict(sorted(boxes.items())),
         "box_share": {"mean": float(shares.mean()), "median": float(np.median(shares))},
-        "official": dataset.official, "options": dict(dataset.options), "licence": LICENCES[licence],
-        "fingerprint": dataset.fingerprint(),
+        "official": self.official, "options": dict(self.options), "licence": LICENCES[licence],
+        "fingerprint": self.fingerprint(),
     }
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #8d6691d9
-def _file_digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+@patch
+def fingerprint(self: Flickr30kEntities, *, pictures: bool = False) -> str:
+    """sha256 over the options, the list, the sentence and annotation files, and the pictures' names and lengths.
 
-
-def _fingerprint(dataset: Flickr30kEntities, pictures: bool) -> str:
-    folder, total = dataset.folder, sha256()
-    options = {name: value for name, value in dataset.options.items() if name != "on_error"}
-    total.update(repr((sorted(options.items()), _file_digest(dataset.root / "UNRELATED_CAPTIONS"))).encode())
-    for image_id in dataset.images():
-        picture = folder.picture(image_id)
+    pictures: hash the pictures' bytes too. Where the folder lies does not matter.
+    """
+    options = {name: value for name, value in self.options.items() if name != "on_error"}
+    parts = [repr((sorted(options.items()), checksum(self.root / "UNRELATED_CAPTIONS")))]
+    for image_id in self.images():
+        picture = self.folder.picture(image_id)
         length = picture.stat().st_size if picture.is_file() else "missing"
-        known = (image_id, _file_digest(folder.sentences(image_id)), _file_digest(folder.annotation(image_id)),
-                 picture.name, _file_digest(picture) if pictures else length)
-        total.update(repr(known).encode())
-    return total.hexdigest()
+        parts.append(repr((image_id, checksum(self.folder.sentences(image_id)), checksum(self.folder.annotation(image_id)),
+                           picture.name, checksum(picture) if pictures else length)))
+    return sha256_of(*parts)
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #2ec48952
-def _verify(dataset: Flickr30kEntities) -> pd.DataFrame:
-    folder, found = dataset.folder, list(dataset.problems)
-    for image_id in dataset.images():
-        found += image_problems(folder.picture(image_id), dataset._image(image_id).size, dataset.root)
-    clipped, official = dataset._all.counts["cut boxes"], dataset.official or {}
+@patch
+def verify(self: Flickr30kEntities) -> pd.DataFrame:
+    """Reads every file of the split, decodes every picture; a row (file, problem, severity, id) for each fault."""
+    folder, found = self.folder, list(self.problems)
+    for image_id in self.images():
+        found += image_problems(folder.picture(image_id), self._image(image_id).size, self.root)
+    clipped, official = self._all.counts["cut boxes"], self.official or {}
     if clipped:
         found.append(Problem("Annotations", f"{clipped} boxes stick out of their picture and are cut", "note"))
     expected = official.get("examples")
     plain = {name: values[0] for name, values in OPTIONS.items() if name not in ("boxes", "on_error")}
-    if expected and len(dataset) != expected and plain.items() <= dataset.options.items():
-        problem = f"{len(dataset)} phrases with boxes; {expected} are expected of a complete {official['split']} split"
-        found.append(Problem(f"{dataset.split}.txt", problem, "warning"))
+    if expected and len(self) != expected and plain.items() <= self.options.items():
+        problem = f"{len(self)} phrases with boxes; {expected} are expected of a complete {official['split']} split"
+        found.append(Problem(f"{self.split}.txt", problem, "warning"))
     return problem_frame(found)
