@@ -198,6 +198,56 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
     assert formula[1] != words[1]
 
 
+def test_imports_are_found_wherever_they_stand_and_what_only_a_type_checker_reads_is_not():
+    source = """
+import house.a
+if TYPE_CHECKING: import house.never
+else: import house.b
+if typing.TYPE_CHECKING:
+    from house.never import x
+try:
+    from house import c
+except ImportError:
+    from . import d
+else:
+    from .. import e
+finally:
+    from ..f import x
+async def one():
+    async with two():
+        match three:
+            case 4:
+                for five in six:
+                    while True:
+                        import house.g as seven
+    class Eight:
+        from .h import x
+NINE = importlib.import_module("house.i")
+"""
+    found = {name for name in fingerprints.named_modules(source, "house.room") if "never" not in name}
+    assert {"house.a", "house.b", "house.c", "house.room.d", "house.e", "house.f", "house.g", "house.room.h",
+            "house.i"} <= found
+    assert found == fingerprints.named_modules(source, "house.room")
+
+
+def test_objects_stand_for_the_modules_of_their_classes():
+    from functools import partial
+
+    from qgcam_lib.models.baselines import CentreGuess
+
+    class Own(CentreGuess):
+        pass
+
+    known = fingerprints.code_fingerprint("qgcam_lib.models.baselines")
+    for root in (CentreGuess, CentreGuess(), Own(), partial(partial(CentreGuess))):
+        assert fingerprints.code_fingerprint(root) == known
+    nothing = fingerprints.code_files(Own().card, None, len, lambda: 1)
+    assert nothing == [] and len(fingerprints.code_files()) > 100
+    for wrong in ("qgcam_lib.no", "qgcam_lib.models.baselines.CentreGuess", "numpy"):
+        with pytest.raises(ValueError, match="expected a module of qgcam_lib"):
+            fingerprints.code_fingerprint(wrong)
+
+
 def test_the_closure_holds_every_module_that_is_imported():
     """What each paper notebook imports, and what every loader of the registry does, is among the files that count."""
     code = """if True:
