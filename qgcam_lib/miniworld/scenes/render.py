@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
+from fastcore.meta import delegates
 
 from ..art.backgrounds import paint_background
 from ..art.creatures import ANIMALS, HAIRS, SKINS, Garment, PersonLook, draw_person
@@ -230,8 +231,7 @@ def make_picture(
     raise RuntimeError(f"no scene with two visible things after {_ATTEMPTS} attempts ({asked})")
 
 
-def make_scene(
-    index: int, split: str = "test", *, seed: int = SEED, size: int = 96, natural: bool | None = None
-) -> Scene:
+@delegates(make_picture)
+def make_scene(index: int, split: str = "test", **kwargs) -> Scene:
     "The scene graph of scene number `index`; see `make_picture` for the arguments. Its things carry boxes."
-    return make_picture(index, split, seed=seed, size=size, natural=natural).scene
+    return make_picture(index, split, **kwargs).scene

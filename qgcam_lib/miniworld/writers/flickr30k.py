@@ -32,13 +32,11 @@ def image_id(index: int, split: str) -> int:
     return _OFFSET[split] + index
 
 
-def annotated(
-    index: int, split: str = "test", *, seed: int = SEED, size: int = 96, natural: bool | None = None
-) -> tuple[Picture, list[Sentence], list[Entity]]:
-    "Picture, sentences and entities of a scene, numbered as in the written data set."
-    picture = make_picture(index, split, seed=seed, size=size, natural=natural)
-    sentences, entities = describe(picture.scene, _NUMBERS * image_id(index, split))
-    return picture, sentences, entities
+@delegates(make_picture)
+def annotated(index: int, split: str = "test", **kwargs) -> tuple[Picture, list[Sentence], list[Entity]]:
+    "Picture, sentences and entities of a scene, numbered as in the written data set. Arguments: see `make_picture`."
+    picture = make_picture(index, split, **kwargs)
+    return picture, *describe(picture.scene, _NUMBERS * image_id(index, split))
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #38571dd1
 def annotation_xml(picture: Picture, entities: Iterable[Entity], filename: str) -> str:
@@ -134,7 +132,7 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
 
 
 @delegates(make_flickr30k)
-def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), **options) -> Path:
+def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), **kwargs) -> Path:
     """Makes the splits that are missing or incomplete, and only those; returns the folder.
 
     splits: names among 'train', 'val', 'test'. The other arguments are those of `make_flickr30k`.
@@ -142,4 +140,4 @@ def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), **options)
     splits = {splits} if isinstance(splits, str) else set(splits)
     if splits - set(_OFFSET):
         raise ValueError(f"splits: expected names among {sorted(_OFFSET)}, got {sorted(splits - set(_OFFSET))}")
-    return make_flickr30k(root, **{**options, **{f"n_{split}": 0 for split in set(_OFFSET) - splits}})
+    return make_flickr30k(root, **{**kwargs, **{f"n_{split}": 0 for split in set(_OFFSET) - splits}})

@@ -242,6 +242,6 @@ def ensure_refer(root: str | Path, names: str | Iterable[str] = MANNERS, n_test:
 
 
 @delegates(ensure_refer, but=["anew"])
-def make_refer(root: str | Path, *args, **options) -> Path:
+def make_refer(root: str | Path, *args, **kwargs) -> Path:
     "Writes the data sets anew, whatever is there of this layout and seed; for the rest see `ensure_refer`."
-    return ensure_refer(root, *args, **options, anew=True)
+    return ensure_refer(root, *args, **kwargs, anew=True)

@@ -171,6 +171,6 @@ def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, 
 
 
 @delegates(ensure_spatialsense, but=["anew"])
-def make_spatialsense(root: str | Path, *args, **options) -> Path:
+def make_spatialsense(root: str | Path, *args, **kwargs) -> Path:
     "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_spatialsense`."
-    return ensure_spatialsense(root, *args, **options, anew=True)
+    return ensure_spatialsense(root, *args, **kwargs, anew=True)

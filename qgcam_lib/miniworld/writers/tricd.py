@@ -58,9 +58,8 @@ _FOUR = ((0, 0), (1, 1), (0, 1), (1, 0))  # picture and caption
 
 def records(g: Group, index: int, split: str) -> tuple[list[dict], list[dict]]:
     "The four entries of `images` and the annotations of a group; ids are numbered within the group, from 0."
-    roles = g.contradiction == "who_does_what"
-    common = {"source": "winoground" if roles else "miniworld", "contradiction": g.contradiction}
-    common |= {"made_by": "miniworld"}
+    source = "winoground" if g.contradiction == "who_does_what" else "miniworld"
+    common = {"source": source, "contradiction": g.contradiction, "made_by": "miniworld"}
     kind = "object" if g.contradiction == "object" else "relation"
     pairs, annotations, phrases = [], [], 0
     for side, told in _FOUR:
@@ -176,6 +175,6 @@ def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed:
 
 
 @delegates(ensure_tricd, but=["anew"])
-def make_tricd(root: str | Path, *args, **options) -> Path:
+def make_tricd(root: str | Path, *args, **kwargs) -> Path:
     "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_tricd`."
-    return ensure_tricd(root, *args, **options, anew=True)
+    return ensure_tricd(root, *args, **kwargs, anew=True)
