@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..explain.gradcam import Tokens
-from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
+from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
 from .common.words import clean_phrase
-from .registry import ModelEntry, find_model
+from .registry import ModelEntry
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #82f6866c
 class Blip2Explainer(AttentionExplainer):
@@ -32,6 +32,12 @@ class Blip2Explainer(AttentionExplainer):
         super().__init__(model, tokenizer, block=block, tokens=tokens, explain=explain,
                          blocks=range(0, sizes.num_hidden_layers, sizes.cross_attention_frequency),
                          max_tokens=max_tokens or min(32, sizes.max_position_embeddings), **options)
+
+    @staticmethod
+    def usual_block(sizes: Any, published: int) -> int:
+        """The published layer, else the middle one with cross-attention."""
+        crossing = range(0, sizes.qformer_config.num_hidden_layers, sizes.qformer_config.cross_attention_frequency)
+        return published if published in crossing else crossing[len(crossing) // 2]
 
     def clean(self, phrase: str) -> str:
         """A phrase as LAVIS prepares it for BLIP-2, see `clean_phrase`."""
@@ -69,28 +75,18 @@ class Blip2Explainer(AttentionExplainer):
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #4562d70e
 def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,
-               vocab: str | Path | None = None, block: int | None = None, tokens: str | int | None = None,
                **options: Any) -> Blip2Explainer:
-    """Load BLIP-2's matcher; called by `load_model`, whose docstring explains the common arguments.
-
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: a
-    Blip2Config, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; block, tokens, `explain`,
-    `device`, `precision`, `max_tokens`, `batch_phrases`: see `Blip2Explainer`; of a shallower model, the middle layer
-    with cross-attention is the default.
-    """
+    """Load BLIP-2's matcher; called by `load_model`; options: see `load_matcher`."""
     from transformers import Blip2ForImageTextRetrieval
 
-    entry = find_model(entry)
     config = _matching_config() if config is None and weights == "random" else config
-    model, tokenizer, card = load_pretrained(entry, weights, Blip2ForImageTextRetrieval, config=config, vocab=vocab,
-                                             seed=seed, text_part="qformer_config")
-    sizes = model.config.qformer_config
+    loaded = load_matcher(entry, weights, Blip2ForImageTextRetrieval, Blip2Explainer, seed=seed, config=config,
+                          text_part="qformer_config", **options)
     if weights == "random":  # transformers leaves the queries at zero, all alike; drawn as in LAVIS
-        model.query_tokens.data.normal_(0, sizes.initializer_range, generator=torch.Generator().manual_seed(seed))
-    crossing = range(0, sizes.num_hidden_layers, sizes.cross_attention_frequency)
-    block = (entry.block if entry.block in crossing else crossing[len(crossing) // 2]) if block is None else block
-    return Blip2Explainer(model, tokenizer, block=block, tokens=entry.tokens if tokens is None else tokens,
-                          card={**card, "name": entry.name}, **options)
+        spread, queries = loaded.model.config.qformer_config.initializer_range, loaded.model.query_tokens
+        drawn = torch.empty(queries.shape).normal_(0, spread, generator=torch.Generator().manual_seed(seed))
+        queries.data.copy_(drawn)
+    return loaded
 
 
 def _matching_config():

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..explain.gradcam import Tokens
-from .common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
-from .registry import ModelEntry, find_model
+from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
+from .registry import ModelEntry
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a
 class BridgeTowerExplainer(AttentionExplainer):
@@ -71,24 +71,13 @@ class BridgeTowerExplainer(AttentionExplainer):
         return self.model.bridgetower.cross_modal_text_layers[self.block].crossattention.self
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #e7b05884
-def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,
-                     vocab: str | Path | None = None, block: int | None = None, tokens: str | int | None = None,
+def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", *, vocab: str | Path | None = None,
                      **options: Any) -> BridgeTowerExplainer:
-    """Load BridgeTower; called by `load_model`, whose docstring explains the common arguments.
-
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: a
-    BridgeTowerConfig, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt, for random weights
-    only; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`: see `BridgeTowerExplainer`;
-    of a shallower model, the last layer but one is the default.
-    """
+    """Load BridgeTower; called by `load_model`; options: see `load_matcher`. vocab: for random weights only."""
     from transformers import BridgeTowerForImageAndTextRetrieval
 
-    entry = find_model(entry)
     if vocab is not None and weights != "random":
         raise ValueError("vocab: BridgeTower's words are RoBERTa's, in its folder. Leave it out; it is for weights="
                          "'random'.")
-    model, tokenizer, card = load_pretrained(entry, weights, BridgeTowerForImageAndTextRetrieval, config=config,
-                                             vocab=vocab, seed=seed, text_part="text_config")
-    block = min(entry.block, max(model.config.num_hidden_layers - 2, 0)) if block is None else block
-    return BridgeTowerExplainer(model, tokenizer, block=block, tokens=entry.tokens if tokens is None else tokens,
-                                card={**card, "name": entry.name}, **options)
+    return load_matcher(entry, weights, BridgeTowerForImageAndTextRetrieval, BridgeTowerExplainer, vocab=vocab,
+                        text_part="text_config", **options)

@@ -82,8 +82,6 @@ class BoxDetector(Adapter):
             found.append(self._pairs(picture, caption, phrases, own, texts) if own else NOTHING)
         return found
 
-    # What a family must give.
-
     def _texts(self, captions: Sequence[str], words: Sequence[Sequence[str]]) -> Any:
         """What all captions of a call share: texts encoded once. words: of each caption's phrases."""
         return None

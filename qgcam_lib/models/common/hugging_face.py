@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EncodedImage', 'AttentionExplainer', 'model_folder', 'weights_sha256', 'read_checked', 'read_pretrained',
-           'load_pretrained']
+           'load_pretrained', 'load_matcher']
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #ae68c042
 import json
@@ -25,7 +25,7 @@ from .images import as_picture, prepare_image
 from .sources import source_card
 from .vocabulary import build_vocabulary, make_tokenizer, tokenize_texts
 from .words import plain_phrase
-from ..registry import ModelEntry
+from ..registry import ModelEntry, find_model
 from ...storage.files import file_sha256, sha256_of
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #469590ef
@@ -38,7 +38,10 @@ class EncodedImage:
 
 
 class AttentionExplainer(PhraseExplainer):
-    """A transformers matcher as Explainer and Matcher; a family fills in the methods of the second half.
+    """A transformers matcher as Explainer and Matcher.
+
+    A family gives `_encode(pixels)` -> EncodedImage, `_match(state, tokens)` -> logits [P, k] through the library's own
+    modules, and `_attention()`, the attention module of the explained layer, whose `dropout` is watched.
 
     model: in evaluation mode and frozen from here on; tokenizer: its own; block: 0-based layer whose attention is
     shown, one of `blocks`; tokens: "lavis" (mean over all but the special tokens at both ends), "amc" (over all) or a
@@ -61,6 +64,11 @@ class AttentionExplainer(PhraseExplainer):
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, explain=explain)
         self.tokenizer, self.batch_phrases = tokenizer, batch_phrases
         self.card |= {"grid": self._card_grid(), "input_size": self._input_size()}
+
+    @staticmethod
+    def usual_block(sizes: Any, published: int) -> int:
+        """The layer that is shown by default of a model with these sizes. published: of the published one."""
+        return min(published, max(sizes.num_hidden_layers - 2, 0))
 
     def _details(self) -> str:
         return f", grid {self.card['grid']}, explain={self.explain_by!r}, block={self.block}"
@@ -175,23 +183,6 @@ def _to_patches(self: AttentionExplainer, attention: torch.Tensor, tokens: Token
     """The part of an attention from words (or queries) to patches, [P, heads, R, h*w]."""
     return attention[..., 1:]
 
-
-@patch
-def _encode(self: AttentionExplainer, pixels: torch.Tensor) -> EncodedImage:
-    raise NotImplementedError
-
-
-@patch
-def _match(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
-    """Matching logits [P, k], through the library's own modules."""
-    raise NotImplementedError
-
-
-@patch
-def _attention(self: AttentionExplainer) -> torch.nn.Module:
-    """The attention module of the explained layer, whose `dropout` is watched."""
-    raise NotImplementedError
-
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #95329079
 def model_folder(path: str | Path) -> str:
     """The folder's path, if it has the form that transformers reads."""
@@ -295,3 +286,21 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
     model, where, card = read_pretrained(entry, weights, model_class)
     tokenizer = make_tokenizer(vocab, lavis_tokens=False) if vocab else _tokenizer(where, entry.name)
     return model, tokenizer, card
+
+# %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #f497246a
+def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type, adapter: type, *, seed: int = 0,
+                 config: Any = None, vocab: str | Path | None = None, text_part: str = "", block: int | None = None,
+                 tokens: str | int | None = None, **options: Any) -> AttentionExplainer:
+    """Load a transformers matcher; the families' loaders are called by `load_model` and pass the options on to here.
+
+    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: the
+    model class's config, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; block, tokens,
+    `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`: see the adapter; block and tokens are the
+    registry's where they are not given, but of a shallower model the last layer but one.
+    """
+    entry = find_model(entry)
+    model, tokenizer, card = load_pretrained(entry, weights, model_class, config=config, vocab=vocab, seed=seed,
+                                             text_part=text_part)
+    block = adapter.usual_block(model.config, entry.block) if block is None else block
+    return adapter(model, tokenizer, block=block, tokens=entry.tokens if tokens is None else tokens,
+                   card={**card, "name": entry.name}, **options)

@@ -121,17 +121,14 @@ def write_card(folder: str | Path) -> Path:
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #aecf1f24
 def _explainer_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of an explainer."""
-    scores, choice = _scores(card), []
+    scores = _scores(card)
     explained = card.get("explained", f"GradCAM of text layer {card['block']}, tokens `{card['tokens']}`")
-    if card["choice_on_val"]:
-        table = _table(pd.DataFrame(card["choice_on_val"]), "block tokens pg_hit ci_low ci_high n")
-        choice = ["## Choice of layer and tokens, on validation scenes", table]
     return [
         "## Pointing Game accuracy on unseen test scenes (miniworld)",
         _table(scores[scores.metric == "pg_hit"], "examples model value ci_low ci_high n n_groups"),
         f"95 % intervals, bootstrapped over pictures (n_groups). Protocol `{card['protocol']}`, {explained}. "
         "The stored float16 weights were scored.",
-        *choice,
+        *_choice(card, "## Choice of layer and tokens, on validation scenes", "block tokens pg_hit ci_low ci_high n"),
     ]
 
 
@@ -140,20 +137,23 @@ _DETECTION = ("AP", "AP50", "AP75", "recall@1", "group_recall@1", "recall@5", "g
 
 def _detector_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of a detector."""
-    scores, choice = _scores(card), []
-    if card["choice_on_val"]:
-        chosen = pd.DataFrame(card["choice_on_val"])
-        choice = ["## Choice on validation pairs", _table(chosen, " ".join(chosen.columns))]
+    scores = _scores(card)
     return [
         "## Contextual phrase detection on unseen test pairs (miniworld TRICD)",
         _table(scores[scores.metric.isin(_DETECTION)], "model subset metric value ci_low ci_high n n_groups"),
         "95 % intervals, bootstrapped over groups of four pairs (n_groups); n counts pairs for AP, phrases of true "
         "captions for recall. `qgcam_lib.phrase_detection.evaluate` defines the metrics. The stored float16 weights "
         "were scored.",
-        *choice,
+        *_choice(card, "## Choice on validation pairs"),
     ]
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #fae7b99b
+def _choice(card: Mapping, title: str, columns: str = "") -> list[str]:
+    """What was chosen on validation data, as a title and a table; nothing where nothing was chosen."""
+    frame = pd.DataFrame(card["choice_on_val"])
+    return [title, _table(frame, columns or " ".join(frame.columns))] if len(frame) else []
+
+
 def _list(values: Mapping) -> str:
     return "\n".join(f"* {key}: {value}" for key, value in values.items())
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ...explain.gradcam import Tokens
-from ..common.hugging_face import AttentionExplainer, EncodedImage, load_pretrained
+from ..common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
 from ..common.images import prepare_image
-from ..registry import ModelEntry, find_model
+from ..registry import ModelEntry
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #86770a3a
 def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -> tuple[int, int]:
@@ -84,21 +84,8 @@ class ViltExplainer(AttentionExplainer):
     _score = _logit
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #6609ad7e
-def load_vilt(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,
-              vocab: str | Path | None = None, block: int | None = None, tokens: str | int | None = None,
-              **options: Any) -> ViltExplainer:
-    """Load ViLT; called by `load_model`, whose docstring explains the common arguments.
-
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: a
-    ViltConfig, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; block, tokens, `explain`,
-    `device`, `precision`, `max_tokens`, `batch_phrases`: see `ViltExplainer`; of a shallower model, the last layer but
-    one is the default.
-    """
+def load_vilt(entry: ModelEntry | str, weights: str | Path = "official", **options: Any) -> ViltExplainer:
+    """Load ViLT; called by `load_model`; options: see `load_matcher`."""
     from transformers import ViltForImageAndTextRetrieval
 
-    entry = find_model(entry)
-    model, tokenizer, card = load_pretrained(entry, weights, ViltForImageAndTextRetrieval, config=config, vocab=vocab,
-                                             seed=seed)
-    block = min(entry.block, max(model.config.num_hidden_layers - 2, 0)) if block is None else block
-    return ViltExplainer(model, tokenizer, block=block, tokens=entry.tokens if tokens is None else tokens,
-                         card={**card, "name": entry.name}, **options)
+    return load_matcher(entry, weights, ViltForImageAndTextRetrieval, ViltExplainer, **options)
