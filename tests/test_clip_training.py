@@ -11,7 +11,8 @@ from qgcam_lib.finetune.batches import load_training_set
 from qgcam_lib.finetune.clip import (
     MINI_CLIP,
     ClipRecipe,
-    ClipSize,
+    channels,
+    clip_sizes,
     contrast,
     encode_texts,
     image_cells,
@@ -22,7 +23,7 @@ from qgcam_lib.finetune.pairs import Truths, draw_pairs
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
-TINY = ClipSize({
+TINY = clip_sizes({
     **MINI_CLIP.model,
     "embed_dim": 16,
     "vision_cfg": {**MINI_CLIP.model["vision_cfg"], "image_size": 32, "width": 4},
@@ -102,7 +103,7 @@ def test_the_training_pass_is_open_clips():
         torch.testing.assert_close(encode_texts(built.model, ids), built.model.encode_text(padded, normalize=True))
         cells = image_cells(built.model.visual, pixels)
         torch.testing.assert_close(built.model.visual.attnpool(cells), built.model.encode_image(pixels))
-    assert cells.shape == (2, TINY.channels, 2, 2)
+    assert cells.shape == (2, channels(TINY.model), 2, 2)
 
 
 def test_a_training_goes_on_to_the_bit_and_refuses_another_recipe(root, tmp_path):
