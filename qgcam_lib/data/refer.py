@@ -15,6 +15,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
+
 from ..boxes import xywh_to_xyxy
 from .by_image import MINIWORLD_MARKER, ByImage, ImageRead, check_options, fitted, picture_path
 from .safe_pickle import read_plain_pickle
@@ -206,39 +208,43 @@ class Refer(ByImage):
     def _image_of_ref(self) -> dict[str, str]:
         return {str(ref["ref_id"]): image_id for image_id, refs in self._by_image.items() for ref, _ in refs}
 
-    def _image_ids(self) -> list[str]:
-        return list(self._by_image)
-
-    def _image_of(self, id: str) -> str | None:
-        return self._image_of_ref.get(id.split("/")[0])
-
-    def _files(self) -> list[Path]:
-        return [self._place.refs, self._place.instances]
-
-    def _read(self, image_id: str) -> ImageRead:
-        return _read_image(self, image_id)
-
 # %% ../../nbs/lib/data/05_refer.ipynb #ba916f8b
-def _read_image(dataset: Refer, image_id: str) -> ImageRead:
-    out, place, refs = ImageRead(), dataset._place, dataset._by_image[image_id]
-    record = dataset._instances.images.get(refs[0][0]["image_id"])
+@patch
+def _read(self: Refer, image_id: str) -> ImageRead:
+    out, place, refs = ImageRead(), self._place, self._by_image[image_id]
+    record = self._instances.images.get(refs[0][0]["image_id"])
     if record is None:
         fault = f"picture {image_id} is not in {place.instances.name}"
     else:
-        fault = _picture(out, dataset, record)
+        fault = _picture(out, self, record)
     for ref, again in refs:
         out.counts["objects"] += 1
         wrong = fault or ("its ref_id is used twice" if again else "")
-        box = None if wrong else _box(out, dataset, ref)
+        box = None if wrong else _box(out, self, ref)
         if isinstance(box, str):
             wrong = box
-        for id, prompt, problem in _sentences(out, place, ref, dataset.options["text"]):
+        for id, prompt, problem in _sentences(out, place, ref, self.options["text"]):
             out.counts["sentences"] += 1
             if wrong or problem:
                 out.lose(_named(place, place.refs), wrong or problem, id)
                 continue
-            out.examples.append(_example(out, dataset, ref, id, prompt, box))
+            out.examples.append(_example(out, self, ref, id, prompt, box))
     return out
+
+
+@patch
+def _image_ids(self: Refer) -> list[str]:
+    return list(self._by_image)
+
+
+@patch
+def _image_of(self: Refer, id: str) -> str | None:
+    return self._image_of_ref.get(id.split("/")[0])
+
+
+@patch
+def _files(self: Refer) -> list[Path]:
+    return [self._place.refs, self._place.instances]
 
 
 def _named(place: _Place, path: Path) -> str:

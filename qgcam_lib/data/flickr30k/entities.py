@@ -75,53 +75,63 @@ class _ImageReader:
         out.problems.append(Problem(self.folder.relative(path), problem, "error", f"{image_id}/*"))
         return None
 
-    def _sentence(self, out: ImageRead, image_id: str, number: int, line: str, annotation: Annotation) -> None:
-        unrelated = (image_id, number) in self.unrelated
-        out.counts["sentences"] += 1
-        if unrelated and self.options["unrelated"] == "drop":
-            out.counts["skipped unrelated sentence"] += 1
-            return
-        try:
-            text, phrases = parse_sentence(line)
-        except FormatError as error:
-            file = self.folder.relative(self.folder.sentences(image_id))
-            out.problems.append(Problem(file, f"sentence {number}: {error}", "error", f"{image_id}/{number}/*"))
-            return
-        for position, phrase in enumerate(phrases):
-            outcome = _outcome(phrase, annotation, unrelated)
-            out.counts["phrases"] += 1
-            self._phrase(out, (image_id, number, position), text, phrase, annotation, outcome)
+# %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #eb92bf96
+@patch
+def _sentence(self: _ImageReader, out: ImageRead, image_id: str, number: int, line: str, annotation: Annotation
+              ) -> None:
+    unrelated = (image_id, number) in self.unrelated
+    out.counts["sentences"] += 1
+    if unrelated and self.options["unrelated"] == "drop":
+        out.counts["skipped unrelated sentence"] += 1
+        return
+    try:
+        text, phrases = parse_sentence(line)
+    except FormatError as error:
+        file = self.folder.relative(self.folder.sentences(image_id))
+        out.problems.append(Problem(file, f"sentence {number}: {error}", "error", f"{image_id}/{number}/*"))
+        return
+    for position, phrase in enumerate(phrases):
+        outcome = _outcome(phrase, annotation, unrelated)
+        out.counts["phrases"] += 1
+        self._phrase(out, (image_id, number, position), text, phrase, annotation, outcome)
 
-    def _phrase(self, out, place, text, phrase: Phrase, annotation: Annotation, outcome: str) -> None:
-        id = "/".join(map(str, place))
-        problem = {"broken": lambda: f"entity {phrase.entity}: {annotation.broken[phrase.entity]}",
-                   "undefined": lambda: f"entity {phrase.entity} of the phrase {phrase.text!r} is not in this file"}
-        if outcome == "undefined" and self.options["undefined"] == "skip" or outcome == "unrelated":
-            out.counts[f"skipped {outcome}"] += 1
-        elif outcome in problem:
-            file = self.folder.relative(self.folder.annotation(place[0]))
-            out.problems.append(Problem(file, problem[outcome](), "error", id))
-        elif outcome != "boxes" and self.options["boxless"] == "skip":
-            out.counts[f"skipped {outcome}"] += 1
-        elif self._seen_before(out, phrase):
-            out.counts["skipped duplicate"] += 1
-        else:
-            out.examples.append(self._example(id, place, text, phrase, annotation))
 
-    def _seen_before(self, out: ImageRead, phrase: Phrase) -> bool:
-        if self.options["duplicates"] == "keep":
-            return False
-        same = (phrase.entity, phrase.text.casefold())
-        return any(same == (e.meta["entity"], e.prompt.casefold()) for e in out.examples)
+@patch
+def _phrase(self: _ImageReader, out, place, text, phrase: Phrase, annotation: Annotation, outcome: str) -> None:
+    id = "/".join(map(str, place))
+    problem = {"broken": lambda: f"entity {phrase.entity}: {annotation.broken[phrase.entity]}",
+               "undefined": lambda: f"entity {phrase.entity} of the phrase {phrase.text!r} is not in this file"}
+    if outcome == "undefined" and self.options["undefined"] == "skip" or outcome == "unrelated":
+        out.counts[f"skipped {outcome}"] += 1
+    elif outcome in problem:
+        file = self.folder.relative(self.folder.annotation(place[0]))
+        out.problems.append(Problem(file, problem[outcome](), "error", id))
+    elif outcome != "boxes" and self.options["boxless"] == "skip":
+        out.counts[f"skipped {outcome}"] += 1
+    elif self._seen_before(out, phrase):
+        out.counts["skipped duplicate"] += 1
+    else:
+        out.examples.append(self._example(id, place, text, phrase, annotation))
 
-    def _example(self, id: str, place, text: str, phrase: Phrase, annotation: Annotation) -> GroundingExample:
-        image_id, number, position = place
-        listed = annotation.boxes.get(phrase.entity, np.empty((0, 4)))
-        boxes = union_box(listed)[None] if self.options["boxes"] == "union" and len(listed) else listed
-        meta = {"entity": phrase.entity, "types": list(phrase.types), "sentence": text, "sentence_number": number,
-                "phrase_number": position, "start": phrase.start, "end": phrase.end, "n_boxes_listed": len(listed)}
-        return GroundingExample(id, self.folder.picture(image_id), phrase.text, boxes, image_id, annotation.size,
-                                phrase.types[0], meta)
+# %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #7d22b089
+@patch
+def _seen_before(self: _ImageReader, out: ImageRead, phrase: Phrase) -> bool:
+    if self.options["duplicates"] == "keep":
+        return False
+    same = (phrase.entity, phrase.text.casefold())
+    return any(same == (e.meta["entity"], e.prompt.casefold()) for e in out.examples)
+
+
+@patch
+def _example(self: _ImageReader, id: str, place, text: str, phrase: Phrase, annotation: Annotation
+             ) -> GroundingExample:
+    image_id, number, position = place
+    listed = annotation.boxes.get(phrase.entity, np.empty((0, 4)))
+    boxes = union_box(listed)[None] if self.options["boxes"] == "union" and len(listed) else listed
+    meta = {"entity": phrase.entity, "types": list(phrase.types), "sentence": text, "sentence_number": number,
+            "phrase_number": position, "start": phrase.start, "end": phrase.end, "n_boxes_listed": len(listed)}
+    return GroundingExample(id, self.folder.picture(image_id), phrase.text, boxes, image_id, annotation.size,
+                            phrase.types[0], meta)
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #412b4d62
 OFFICIAL_SPLITS = {  # first 16 hex digits of sha256 over the sorted ids, joined by line ends
