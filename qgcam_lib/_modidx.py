@@ -343,7 +343,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'qgcam_lib.data.refer._example': ('lib/data/refer.html#_example', 'qgcam_lib/data/refer.py'),
                                       'qgcam_lib.data.refer._named': ('lib/data/refer.html#_named', 'qgcam_lib/data/refer.py'),
                                       'qgcam_lib.data.refer._picture': ('lib/data/refer.html#_picture', 'qgcam_lib/data/refer.py'),
-                                      'qgcam_lib.data.refer._read_image': ('lib/data/refer.html#_read_image', 'qgcam_lib/data/refer.py'),
                                       'qgcam_lib.data.refer._read_instances': ( 'lib/data/refer.html#_read_instances',
                                                                                 'qgcam_lib/data/refer.py'),
                                       'qgcam_lib.data.refer._read_refs': ('lib/data/refer.html#_read_refs', 'qgcam_lib/data/refer.py'),
