@@ -125,5 +125,5 @@ class Answerer(Protocol):
     card: dict[str, Any]
 
     def answer(self, image: "Image.Image | str | Path", question: str) -> str:
-        """The answer as the model words it; reading yes or no from it is left to `phrase_questions.parse_answer`."""
+        """The answer as the model words it; reading yes or no from it is left to `phrase_detection`."""
         ...
