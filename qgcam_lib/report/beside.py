@@ -47,7 +47,7 @@ def _our_cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
                (("ours", "value"), ("ci_low", "ci_low"), ("ci_high", "ci_high"))}
     return {"n_ours": row.get("n"), "n_undefined": row.get("n_undefined"), **numbers}
 
-
+# %% ../../nbs/lib/report/05_beside.ipynb #ad904357
 def _result(cell: Mapping[str, Any], not_run: str, not_comparable: str) -> str:
     "The verdict on one cell, or why there is none. not_run: '' where the cell was run."
     if not_run:
@@ -124,7 +124,7 @@ def _spread(column: Column, row: Any) -> str:
     digits = 1 if column.is_count else column.digits + (column.scale == 1)
     return "" if pd.isna(row.ci_low) else f" [{row.ci_low:.{digits}f}, {row.ci_high:.{digits}f}]"
 
-
+# %% ../../nbs/lib/report/05_beside.ipynb #8ff7d755
 def comparison_view(rows: pd.DataFrame, table: PaperTable) -> pd.DataFrame:
     """The frame of `paper_vs_ours` as text for a reader, a line a number."""
     lines = []

@@ -38,7 +38,7 @@ _WEIGHTS = {
             "say nothing about the paper's models.",
 }
 
-
+# %% ../../nbs/lib/report/04_cautions.ipynb #d385838a
 def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split: int, n_file: int | None = None,
              n_published: int | None = None) -> list[str]:
     """What a reader must know before the scores of a run, as Markdown paragraphs; never empty.

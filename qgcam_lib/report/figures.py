@@ -105,7 +105,7 @@ def _histogram(ax: Axes, values: pd.Series, k: int, bins: int, name: str) -> Non
         ax.plot([values.median()], [0], marker="^", markersize=7, clip_on=False, zorder=5, color=look["color"],
                 markeredgecolor="white")
 
-
+# %% ../../nbs/lib/report/08_figures.ipynb #9c74354f
 def histogram_grid(columns: Mapping[str, Mapping[str, pd.DataFrame] | str], metrics: Sequence[str], *,
                    names: Mapping[str, str] | None = None, sets: Sequence[str] = (), title: str = "",
                    bins: int = 25) -> Figure:

@@ -66,7 +66,7 @@ def open_picture(image: str | Path | Image.Image) -> Image.Image:
     """The image as RGB, from a path or as given; `open_image` raises for a file that is missing or broken."""
     return image.convert("RGB") if isinstance(image, Image.Image) else open_image(image)
 
-
+# %% ../../nbs/lib/report/07_style.ipynb #6c193149
 def draw_boxes(ax: Axes, boxes: np.ndarray, *, edge: str = "black", **options) -> None:
     """Draw xyxy boxes (half-open pixels of the image) as frames on an edge of another colour, visible on any picture.
 

@@ -61,7 +61,7 @@ def _markdown_cell(text: str, mark: str = "") -> str:
     first = {"best": f"**{first}**", "second": f"<u>{first}</u>"}.get(mark, first)
     return "<br>".join([first, *[f"<sub>{line}</sub>" for line in others]])
 
-
+# %% ../../nbs/lib/report/03_tables.ipynb #6df885b5
 @dataclass(frozen=True, repr=False)
 class MarkedTable:
     """A table ready to read: `frame` holds the cells as text, `marks` says 'best', 'second' or '' for each of them."""
@@ -124,7 +124,7 @@ def interval_text(column: Column, low: float, high: float, n: float = np.nan, di
         return f"{low * n:.0f}–{high * n:.0f}"
     return f"{number_text(column, low, n, digits)}–{number_text(column, high, n, digits)}"
 
-
+# %% ../../nbs/lib/report/03_tables.ipynb #bfa3c0ec
 def _cell_text(column: Column, row: Mapping[str, Any], intervals: bool) -> str:
     "Value, and its interval on a second line."
     n, digits = row.get("n", np.nan), min(column.digits, 1) if intervals and column.scale == 100 else column.digits

@@ -44,7 +44,7 @@ def tornado_panel(found: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -
     if not len(rows):
         ax.text(0.5, 0.5, "no choice moves it", transform=ax.transAxes, ha="center", fontsize="small")
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #eca7bd80
 def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
     """A tornado plot for each metric, three in a row. found: from `sensitivity`; metrics: None for all of them; top:
     choices a panel.
@@ -70,7 +70,7 @@ def movement_table(found: pd.DataFrame) -> pd.DataFrame:
     wide = found.pivot(index=keys, columns="metric", values="difference")
     return wide.loc[list(dict.fromkeys(found[keys].itertuples(index=False, name=None))), list(found["metric"].unique())]
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e2d0a363
 def movement_map(found: pd.DataFrame, *, title: str = "") -> Figure:
     """The movements as a heat map: number = difference, colour = difference over the half width of its interval."""
     found = found.assign(choice=label_choices(found))
@@ -128,7 +128,7 @@ def wdp_arithmetic(table: pd.DataFrame, grids: Sequence[tuple[int, int]], bases:
             rows.append(row)
     return pd.DataFrame(rows)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #da93d3ab
 def dice_arithmetic(table: pd.DataFrame) -> pd.DataFrame:
     """Printed Dice beside 2 IoU / (1 + IoU) of the printed IoU, soft and binary: rows as printed, plus the difference.
 

@@ -48,7 +48,7 @@ def _two_best(table: pd.DataFrame, pair: set[str]) -> pd.Series:
     """Whether no other model is better than the worse of the pair, in each split; higher is better."""
     return table[list(pair)].min(axis=1) >= table[[m for m in table if m not in pair]].max(axis=1)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #1ba5ed9b
 def _place(table: pd.DataFrame, model: str, *, most: bool = False) -> pd.Series:
     """The model's place by the fewest (or the most) in each split; equal values share the better place."""
     return table.rank(axis=1, method="min", ascending=not most)[model]

@@ -99,7 +99,7 @@ def panel(example, heat: np.ndarray, scores: Mapping | pd.Series, *, axes: Seque
     axes[1].set_xlabel(score_lines(scores), family="monospace", fontsize="small", loc="left")
     return axes[0].figure
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2ab77056
 def panels(items: Sequence[tuple], title: str, **options) -> Figure:
     """A row of panels under one title: items are (role, example, heat, scores); options go to `panel`."""
     if not items:
@@ -125,7 +125,7 @@ def _correlation_lines(means: pd.DataFrame, x: str, y: str) -> str:
     found = correlate(means, x, y)
     return "".join(f"\n{r.method.title()} {r.value:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]" for r in found.itertuples())
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #82fdc1f9
 def correlation_figure(sources: Mapping[str, pd.DataFrame], *, x: str = "io_ratio", y: str = "pg_hit",
                        title: str = "") -> Figure:
     """Every setting as a point, one axis a source: {heading: summary}. Filled points are ID, hollow ones OOD.

@@ -128,7 +128,7 @@ def choose_gallery(records: Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]
     found = pd.concat(parts, ignore_index=True)
     return found[["dataset", "split", "role", "rule", "id", "prompt", "strength"]]
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #4e6d5fe8
 def gallery_maps(runs: Sequence[Mapping[str, Any]], cases: pd.DataFrame) -> dict[tuple, tuple]:
     """The maps of the chosen examples: (dataset, split, id, model) -> (example, map [H, W] as it was scored).
 
@@ -166,7 +166,7 @@ def _draw_example(ax, heading: str, example: Any) -> None:
     ax.set_title(heading, fontsize="small")
     ax.set_xlabel(wrapped(f"“{example.prompt}”"), fontsize="small", style="italic")
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #82f5e31c
 def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: str, **options) -> Figure:
     """A row a case: the image with its boxes, then every model's map with its peaks and scores.
 

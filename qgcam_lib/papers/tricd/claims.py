@@ -55,7 +55,7 @@ def _falls_more(t: _Tables, r: _Roles, subset: str = "coco_obj") -> list[bool]:
     kept = {m: t[m].loc[r["without"], subset] / t[m].loc[r["with_negatives"], subset] for m in ("AP", "group_recall@1")}
     return [bool(kept["AP"] < kept["group_recall@1"])]
 
-
+# %% ../../../nbs/lib/papers/tricd/02_claims.ipynb #bbc6b7f0
 def _recalls(t: _Tables, r: _Roles) -> list[pd.Series]:
     "Recall@1 of the grounding models on the subsets that there are."
     table = t["recall@1"]

@@ -30,7 +30,7 @@ def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
     ax.set(xlim=(0, 1), ylim=(1, 0), xlabel="x of the centre, share of the width")
     ax.set_title(f"{SUBSET_NAMES[subset]} (n = {len(boxes)})", fontsize="medium", weight="normal")
 
-
+# %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #fae981dd
 def box_map(data: Tricd, *, title: str = "") -> Figure:
     """Figure 5a: centres of all truth boxes in shares of their image, the marker's area proportional to the box's
     (as a share of the image), one axis a subset that has boxes."""

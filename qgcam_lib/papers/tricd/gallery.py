@@ -65,7 +65,7 @@ def _pieces(pair: TricdPair) -> list[tuple[str, str | None]]:
     return [(pair.caption[a:b], PHRASE_COLOURS[owner[a] % len(PHRASE_COLOURS)] if owner[a] >= 0 else None)
             for a, b in zip(cuts, cuts[1:])]
 
-
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #c28c2196
 def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) -> None:
     """Write a pair's caption above an axis, each phrase in its colour, in lines of about `width` letters."""
     words = [(word, colour) for text, colour in _pieces(pair) for word in text.split()]
@@ -97,7 +97,7 @@ def _picture(source: str | Path | Image.Image, size: tuple[int, int] | None = No
 def _is_missing(source: str | Path | Image.Image) -> bool:
     return not isinstance(source, Image.Image) and not Path(source).is_file()
 
-
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #1c998176
 def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[str, Any], *, boxes: int = 1) -> None:
     """Draw a pair's picture with the truth of its phrases dashed and each phrase's `boxes` best predictions solid.
 
@@ -133,7 +133,7 @@ def _grid(n: int, shape: float) -> tuple[Figure, np.ndarray, float]:
                            hspace=(caption + gap) / (width * shape))
     return figure, axes, high
 
-
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #3d3bf3d1
 def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image],
                   predictions: Mapping[Any, Mapping[str, Any]], chosen: pd.DataFrame, *, title: str = "",
                   boxes: int = 1) -> Figure:
@@ -175,7 +175,7 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
     others = table[table["answer"].astype(bool) & ~table["group"].isin(false["group"])]
     return pd.concat([false, others.drop_duplicates("group").head(n // 2)], ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #a92185d3
 def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | Image.Image],
                    answers: Mapping[str, Mapping[int, Any]], *, title: str = "") -> Figure:
     """A picture a question, with the question, the truth and every model's answer; ✓ right, ✗ wrong, ? not readable.
