@@ -411,8 +411,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'qgcam_lib/data/spatialsense.py'),
                                              'qgcam_lib.data.spatialsense._part': ( 'lib/data/spatialsense.html#_part',
                                                                                     'qgcam_lib/data/spatialsense.py'),
-                                             'qgcam_lib.data.spatialsense._read_image': ( 'lib/data/spatialsense.html#_read_image',
-                                                                                          'qgcam_lib/data/spatialsense.py'),
                                              'qgcam_lib.data.spatialsense._read_pictures': ( 'lib/data/spatialsense.html#_read_pictures',
                                                                                              'qgcam_lib/data/spatialsense.py'),
                                              'qgcam_lib.data.spatialsense._relation': ( 'lib/data/spatialsense.html#_relation',

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,3 +257,18 @@ def test_pack_keeps_what_was_given(example):
     ids = data.phrase_ids[packed.phrase]
     rows = sorted(zip(data.pair_ids[packed.pair].tolist(), ids.tolist(), packed.score.tolist()))
     assert rows == sorted(as_table(predictions)[["image_id", "phrase_id", "score"]].itertuples(index=False, name=None))
+
+
+def test_what_other_libraries_hold_is_read_too(example):
+    data, _ = example
+    pair = data.pairs[0]
+    id, phrase = pair.id, pair.phrases[0].id
+    columns = {"scores": [0.5], "boxes": [[0.0, 0.0, 5.0, 5.0]], "phrase_ids": [phrase]}
+    sized = pd.DataFrame({"image_id": [str(id)], "phrase_id": phrase, "score": 0.5, "x": 0, "y": 0, "w": 5, "h": 5})
+    forms = [columns, {name: torch.tensor(value) for name, value in columns.items()},
+             {name: pd.Series(value) for name, value in columns.items()}]
+    for form in (*({np.int64(id): entry} for entry in forms), sized):
+        packed = pack(data, form)
+        assert packed.boxes.tolist() == [[0, 0, 5, 5]] and packed.named.tolist() == [0]
+    with pytest.raises(ExampleError, match=f"row 1.*pair {id} stands twice"):
+        pack(data, pd.concat([sized.assign(image_id=id).astype({"image_id": object}), sized], ignore_index=True))

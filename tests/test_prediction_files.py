@@ -14,6 +14,7 @@ from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions, write_predictions
 from qgcam_lib.phrase_detection.prediction_rows import FORMS
+from qgcam_lib.phrase_detection.predictions import pack
 
 CAPTIONS = [("a cat on a table", [(2, 5), (11, 16)]), ("a dog", [(2, 5)])]
 
@@ -110,6 +111,15 @@ def test_every_form_gives_the_same_boxes(folder, data, form):
         assert found[id]["phrase_ids"].tolist() == [row[2] for row in mine]
         np.testing.assert_allclose(found[id]["boxes"], [row[5] for row in mine], atol=1e-12)
     assert evaluate(data, found).value.notna().any()
+
+
+@pytest.mark.parametrize("form", [form for form in EVERY if not form.endswith(("csv", "parquet", "instances"))])
+def test_what_a_file_holds_is_read_as_well_without_the_file(folder, data, form):
+    path, options = written(folder, form, data, rows_of(data, 1))
+    found, packed = read_predictions(path, data, **options), pack(data, json.loads(path.read_text()), **options)
+    ids = data.phrase_ids[packed.phrase]
+    for name, column in (("scores", packed.score), ("boxes", packed.boxes), ("phrase_ids", ids)):
+        assert np.array_equal(np.concatenate([entry[name] for entry in found.values()]), column)
 
 
 @settings(max_examples=20, deadline=None)

@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from fastcore.basics import patch
+
 from ..boxes import yyxx_to_xyxy
 from .by_image import ByImage, ImageRead, check_options, fitted, picture_path
 from ..errors import ExampleError
@@ -112,34 +114,32 @@ class SpatialSense(ByImage):
     def _files(self) -> list[Path]:
         return [self.file]
 
-    def _read(self, image_id: str) -> ImageRead:
-        return _read_image(self, image_id)
-
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #15257dcd
-def _read_image(dataset: SpatialSense, image_id: str) -> ImageRead:
-    out, records, seen = ImageRead(), dataset._records[image_id], set()
+@patch
+def _read(self: SpatialSense, image_id: str) -> ImageRead:
+    out, records, seen = ImageRead(), self._records[image_id], set()
     folder, name = image_id.split("/", 1)
     sizes = {(record.get("height"), record.get("width")) for record in records}
-    out.picture = picture_path(name, [dataset.images_folder / folder])
+    out.picture = picture_path(name, [self.images_folder / folder])
     if len(sizes) > 1 or not all(isinstance(side, int) and side > 0 for size in sizes for side in size):
         problem = f"expected one height and width above 0, got {sorted(map(str, sizes))}"
-        out.lose(dataset.file.name, problem, f"{image_id}/*")
+        out.lose(self.file.name, problem, f"{image_id}/*")
         return out
     out.size = sizes.pop()
     for relation in (relation for record in records for relation in record["annotations"]):
         out.counts["relations"] += 1
         id = relation.get("_id") if isinstance(relation, dict) else None
         if not isinstance(id, str) or not id:
-            out.lose(dataset.file.name, f"a relation without an _id: {str(relation)[:60]}", f"{image_id}/*")
+            out.lose(self.file.name, f"a relation without an _id: {str(relation)[:60]}", f"{image_id}/*")
             continue
-        again, known = id in seen, dataset._owners.get(id) == image_id
+        again, known = id in seen, self._owners.get(id) == image_id
         seen.add(id)
         if again or not known:
-            out.lose(dataset.file.name, "the _id is used twice", f"{id}#2")
+            out.lose(self.file.name, "the _id is used twice", f"{id}#2")
         elif relation.get("label") is False:
             out.counts["skipped label False"] += 1
         else:
-            _relation(out, dataset, image_id, id, relation)
+            _relation(out, self, image_id, id, relation)
     return out
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #d6220723
