@@ -45,7 +45,7 @@ def whole_number(value: Any, what: str) -> int:
         raise ExampleError(f"{what}: expected a whole number, got {value!r:.40}")
     return int(value)
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #d95feab2
 def _column(values: Sequence, what: str, name: Callable[[int], str], width: int = 0, whole: bool = False) -> np.ndarray:
     "Values as float64 [n] or [n, width], or (whole) as int64; the first row that is something else is named."
     shape, kind = (len(values), width)[:2 if width else 1], np.int64 if whole else np.float64
@@ -74,7 +74,7 @@ def _name_misfit(values: Sequence, what: str, name: Callable[[int], str], width:
                 shown = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
                 raise ExampleError(f"{what}: expected {wanted}{limit}, got {shown!r:.60}", name(n))
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #2f57cb42
 def _corners(boxes: np.ndarray, what: str, name: Callable[[int], str], sized: bool) -> np.ndarray:
     "Boxes [n, 4] as half-open xyxy; the first inverted one is named. sized: they come as x, y, width, height."
     bad = (boxes[:, 2:] < (0 if sized else boxes[:, :2])).any(1)
