@@ -158,6 +158,19 @@ def test_no_notebook_uses_what_a_later_one_defines():
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(dict.fromkeys(wrong))
 
 
+def test_links_between_notebooks_lead_somewhere():
+    """Also those of the lessons and paper notebooks; and the tour has a link into every room."""
+    lost, toured = [], set()
+    for path in (ROOT / "nbs").rglob("*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            for address in re.findall(r"\]\(([^)\s#]+\.ipynb)", cell.source) if cell.cell_type == "markdown" else ():
+                target = (path.parent / address).resolve()
+                lost += [] if target.is_file() else [f"{path.relative_to(ROOT)} to {address}"]
+                toured |= {target} if path.name == "00_tour.ipynb" else set()
+    assert not lost, "\n".join(lost)
+    assert not [room["path"] for room in rooms() if not toured & set(room["notebooks"])]
+
+
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 def test_an_export_cell_is_no_longer_than_sixty_lines_or_says_why():
