@@ -183,7 +183,7 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #307a9b31
-def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,
+def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
              n_subsets: int = 0, level: float = 0.95, seed: int = 0, ties: str = "stable",
              metrics: Sequence[str] = METRICS, subsets: Sequence[str] | None = None,
              by: str = "subset") -> pd.DataFrame:
@@ -191,8 +191,9 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
     [n]}}, image ids int or str, or a frame, or a COCO-like list (see `pack`); absent pairs and phrases are allowed.
-    Nothing is changed. recall_at: the k of recall. n_bootstrap: replicates over groups, 0 for none. n_subsets: parts of
-    90 % of the groups without replacement, 100 in the paper. ties: see `match_predictions`. metrics:
+    Nothing is changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by
+    default, here alone, because programs call this in loops for its values. n_subsets: parts of 90 % of the groups
+    without replacement, 100 in the paper. ties: see `match_predictions`. metrics:
     families to compute, of METRICS; ("AP",) is the fastest. subsets: parts to report, None for "all" and every subset.
     by: "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
     Returns one row a subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
