@@ -3245,6 +3245,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                     'qgcam_lib/phrase_detection/prediction_rows.py'),
                                                             'qgcam_lib.phrase_detection.prediction_rows._records': ( 'lib/phrase_detection/prediction_rows.html#_records',
                                                                                                                      'qgcam_lib/phrase_detection/prediction_rows.py'),
+                                                            'qgcam_lib.phrase_detection.prediction_rows._stacked': ( 'lib/phrase_detection/prediction_rows.html#_stacked',
+                                                                                                                     'qgcam_lib/phrase_detection/prediction_rows.py'),
                                                             'qgcam_lib.phrase_detection.prediction_rows._table': ( 'lib/phrase_detection/prediction_rows.html#_table',
                                                                                                                    'qgcam_lib/phrase_detection/prediction_rows.py'),
                                                             'qgcam_lib.phrase_detection.prediction_rows.rows_of': ( 'lib/phrase_detection/prediction_rows.html#rows_of',

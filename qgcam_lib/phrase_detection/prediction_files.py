@@ -129,6 +129,9 @@ def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, A
     """
     rows = rows_of(predictions)
     ids = [whole_number(image, "image_id") for image in rows.images]
-    content = {str(id): {"scores": part.score.tolist(), "boxes": part.boxes.tolist(), "phrase_ids": part.label.tolist()}
-               for id, part in zip(ids, rows.parts)}
+    order = np.argsort(rows.image, kind="stable")
+    ends = np.searchsorted(rows.image[order], np.arange(len(ids)), side="right")
+    content = {str(id): {"scores": rows.score[own].tolist(), "boxes": rows.boxes[own].tolist(),
+                         "phrase_ids": rows.label[own].tolist()}
+               for id, own in zip(ids, np.split(order, ends[:-1]))}
     return write_whole(path, json.dumps(content, allow_nan=False))

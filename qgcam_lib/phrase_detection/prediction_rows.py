@@ -179,15 +179,36 @@ def _places(keys: Sequence, name: Callable[[int], str]) -> tuple[np.ndarray, lis
 def _label_key(keys: Any) -> str:
     return "category_id" if "category_id" in keys and "phrase_id" not in keys else "phrase_id"
 
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #9ddb4616
+def _stacked(entries: Sequence[Sequence], words: Sequence[str], wheres: Sequence[str]) -> Part | None:
+    "Labels, scores and boxes of all images as one part; None where they are not all arrays that fit together."
+    if not all(isinstance(a, np.ndarray) for entry in entries for a in entry):
+        return None
+    filled = [place for place, entry in enumerate(entries) if any(a.size for a in entry)]
+    columns = [[entries[place][k] for place in filled] for k in range(3)]
+    for column, kinds, ndim in zip(columns, ("i", "iuf", "iuf"), (1, 1, 2)):
+        if not all(a.ndim == ndim and a.dtype.kind in kinds for a in column):
+            return None
+    counts = [len(label) for label in columns[0]]
+    if not filled or any([len(a) for a in column] != counts for column in columns) or {
+            boxes.shape[1] for boxes in columns[2]} != {4}:
+        return None
+    image, starts = np.repeat(filled, counts), np.repeat(np.cumsum(counts) - counts, counts)
+    joined = {word: np.concatenate(column) for word, column in zip(words, columns)}
+    return _part(image, joined, "", lambda n: f"{wheres[image[n]]}, box {n - starts[n]}")
+
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #ec47a05e
 def _by_image(content: Mapping) -> Rows:
     "The forms `tricd` and `labels`."
     first = next(iter(content.values()), {})
     labels = isinstance(first, Mapping) and "labels" in first and "phrase_ids" not in first
-    words, parts = ("labels" if labels else "phrase_ids", "scores", "boxes"), []
-    for place, (image, entry) in enumerate(content.items()):
-        where = f"image {_image_id(image)}"
-        parts.append(_part(place, dict(zip(words, _need(entry, words, where))), where))
+    words = ("labels" if labels else "phrase_ids", "scores", "boxes")
+    wheres = [f"image {_image_id(image)}" for image in content]
+    entries = [_need(entry, words, where) for entry, where in zip(content.values(), wheres)]
+    if together := _stacked(entries, words, wheres):
+        parts = [together]
+    else:
+        parts = [_part(place, dict(zip(words, entry)), wheres[place]) for place, entry in enumerate(entries)]
     return Rows("labels" if labels else "tricd", "category" if labels else "phrase", list(content), parts)
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #79ae9118
