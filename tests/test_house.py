@@ -80,7 +80,7 @@ def test_tasks_know_nothing_of_each_other():
 
 
 def test_the_house_is_small_enough_to_draw():
-    """At most 24 rooms, and at most 8 floors when each room stands one floor above the highest it imports from."""
+    """At most 24 rooms, and at most 8 levels when each room stands one above the highest that it imports from."""
     arrows = {}
     for module in SOURCES:
         room = module.split(".")[0]
@@ -89,11 +89,11 @@ def test_the_house_is_small_enough_to_draw():
     assert len(arrows) <= 24
 
     @cache
-    def floor(room, above=()):
+    def level(room, above=()):
         assert room not in above, f"cycle: {' -> '.join([*above, room])}"
-        return 1 + max((floor(one, (*above, room)) for one in arrows[room] - {room, ""}), default=0)
+        return 1 + max((level(one, (*above, room)) for one in arrows[room] - {room, ""}), default=0)
 
-    assert max(floor(room) for room in arrows) <= 8
+    assert max(level(room) for room in arrows) <= 8
 
 
 def test_no_private_name_leaves_its_module():

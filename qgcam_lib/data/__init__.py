@@ -1,1 +1,1 @@
-"""Loaders: one module for every official data format."""
+"""Examples from official files, a module or folder a format, and the loop that asks a model about pictures."""

@@ -162,7 +162,7 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
                 model_options: Mapping[str, Any] | None = None, **run_options: Any) -> pd.DataFrame:
     """The answers of an answerer in the registry, or of a file, in the form of `answer_questions`.
 
-    source: an answerer's name, one of `matching.BASELINES`, or predictions:PATH (see `read_answers`).
+    source: an answerer's name, one of `models.matching.BASELINES`, or predictions:PATH (see `read_answers`).
     questions: of the whole split. images: folder or folders of the pictures; not needed for a file. weights, device,
     model_options: see `load_model`; seed is also that of random weights and of the coin. run_options: see
     `answer_questions`; a file needs none of them.

@@ -1,1 +1,1 @@
-"""What the model families share: vocabulary, checkpoints, the zoo, Hugging Face folders, detectors."""
+"""What the model families share: devices, pictures, words, checkpoints, the zoo, sources of weights, adapters."""

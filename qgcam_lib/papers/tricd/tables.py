@@ -68,7 +68,7 @@ def printed_gaps(published: pd.DataFrame, *, sd: float = 0.5, factor: float = 3.
 def statistics_beside(ours: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """The counts of Table 1 or 7 beside those of our file: statistic, then for each subset "paper" and "ours".
 
-    ours: from `data.tricd_statistics`; published: `published("tricd_table1")` or 7.
+    ours: from `data.tricd.counts.tricd_statistics`; published: `published("tricd_table1")` or 7.
     """
     paper = published.set_index(published["statistic"].str.replace("_", " ").replace("pairs", "image-caption pairs"))
     frame = pd.DataFrame(index=pd.Index([*paper.index, *(s for s in ours.index if s not in paper.index)],
