@@ -44,8 +44,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {"omdet-turbo": {}}
 class OmDetDetector(BoxDetector):
     """OmDet-Turbo as Detector; what is not said here is as in `BoxDetector`.
 
-    model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, see `clip.network.TextTokenizer`; prompt:
-    "caption" makes the caption the task, "phrase" the task "Detect a, b." of the phrases alone, as the authors do;
+    model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, `clip.network.TextTokenizer`;
+    prompt: "caption" makes the caption the task, "phrase" the task "Detect a, b." of the phrases alone, as the authors do;
     overlap: of two boxes of a phrase that overlap by more, the weaker one goes (0.5 is the published value).
     """
 
@@ -98,8 +98,8 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
     """Load OmDet-Turbo; called by `load_model`, whose docstring explains the common arguments.
 
     weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: what
-    differs from OmDetTurboConfig's defaults, vocab: words as for `clip.network.word_tokenizer`, both for random weights only;
-    options: `prompt`, `overlap`, `max_boxes`, `device`, `precision`.
+    differs from OmDetTurboConfig's defaults, vocab: words as for `clip.network.word_tokenizer`, both for random weights
+    only; options: `prompt`, `overlap`, `max_boxes`, `device`, `precision`.
     """
     from transformers import OmDetTurboConfig, OmDetTurboForObjectDetection
 
