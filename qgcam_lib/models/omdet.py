@@ -44,8 +44,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {"omdet-turbo": {}}
 class OmDetDetector(BoxDetector):
     """OmDet-Turbo as Detector; what is not said here is as in `BoxDetector`.
 
-    model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, `clip.network.TextTokenizer`;
-    prompt: "caption" makes the caption the task, "phrase" the task "Detect a, b." of the phrases alone, as the authors do;
+    model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, see `TextTokenizer`; prompt:
+    "caption" makes the caption the task, "phrase" the task "Detect a, b." of the phrases alone, as the authors do;
     overlap: of two boxes of a phrase that overlap by more, the weaker one goes (0.5 is the published value).
     """
 

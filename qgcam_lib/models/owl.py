@@ -81,7 +81,7 @@ def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | Non
     """An OWL-ViT or OWLv2 of any size, untrained, drawn from a seed, in evaluation mode.
 
     config: what differs from the defaults of transformers' config, with "model_type" "owlvit" (where it is missing) or
-    "owlv2". vocab: words of a small model (`clip.network.word_tokenizer`), None for CLIP's own 49,408 tokens. The global
+    "owlv2". vocab: words of a small model, see `word_tokenizer`, None for CLIP's own 49,408 tokens. The global
     random state is left as it was. Raises ValueError where there are more tokens than text_config.vocab_size.
     """
     config = deepcopy(dict(config))

@@ -38,8 +38,8 @@ def choose_alarms(alarms: pd.DataFrame, roles: Sequence[str] = ("misled", "close
                   subset: str = "") -> pd.DataFrame:
     """Phrases for the gallery, chosen by rule: rows of `alarms` with the columns role and rule.
 
-    alarms: from `phrase_detection.analysis.false_alarms`. roles: of ALARM_ROLES, in this order; a role nobody fills is
-    missing, no group is shown twice. subset: only phrases of it. Ties go to the lower image id. ValueError for an unknown role.
+    alarms: of `analysis.false_alarms`. roles: of ALARM_ROLES, in this order; a role nobody fills is missing, no
+    group is shown twice. subset: only phrases of it. Ties go to the lower image id. ValueError for an unknown role.
     """
     rows = alarms[(alarms["rival_image_id"] >= 0) & alarms["subset"].isin([subset] if subset else alarms["subset"])]
     rows = rows.sort_values(["image_id", "phrase_id"])
