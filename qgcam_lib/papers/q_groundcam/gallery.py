@@ -35,7 +35,7 @@ def choose_examples(frame: pd.DataFrame, roles: Sequence[str] = tuple(ROLES)) ->
     Raises ValueError for an unknown role.
     """
     rows = frame.assign(lift=frame["io_ratio"] - frame["box_share"]).dropna(subset=["lift"]).sort_values("id")
-    near = -(rows["lift"] - rows["lift"].median()).abs()
+    near = -(rows["lift"] - rows["lift"].median()).abs().round(6)  # of an even number two are nearest: no noise decides
     strengths = {"best": rows["lift"], "worst": -rows["lift"], "typical": near,
                  "uncertain": near[rows["pg_uncertain"].fillna(0).astype(bool)]}
     order = sorted(roles, key=lambda role: role != "uncertain")  # the rarest role chooses first
