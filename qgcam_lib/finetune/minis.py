@@ -41,7 +41,7 @@ from ..models.roles import Detector
 from ..phrase_detection.run import detect_phrases
 from ..phrase_detection.score import evaluate
 from ..settings import settings
-from ..statistics import summarize
+from ..statistics import N_BOOTSTRAP, summarize
 from ..storage.files import write_whole
 
 # %% ../../nbs/lib/finetune/13_minis.ipynb #b3f9b60d
@@ -64,8 +64,8 @@ def score_explainers(models: Mapping[str, Any], dataset: Flickr30kEntities, *, l
     return found[["model", "metric", "value", "n", "n_undefined", "n_groups", "ci_low", "ci_high"]]
 
 # %% ../../nbs/lib/finetune/13_minis.ipynb #61e9df12
-def score_detectors(models: Mapping[str, Detector], pairs: str | Path, split: str = "test", *, n_bootstrap: int = 1000,
-                    progress: bool = True) -> pd.DataFrame:
+def score_detectors(models: Mapping[str, Detector], pairs: str | Path, split: str = "test", *,
+                    n_bootstrap: int = N_BOOTSTRAP, progress: bool = True) -> pd.DataFrame:
     """AP, recall@k, group_recall@k and the others of `evaluate` for detectors by name: model, subset, metric, value, n,
     n_groups, ci_low, ci_high.
 

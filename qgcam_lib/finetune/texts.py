@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from fastcore.basics import patch
 
 from ..data.flickr30k.format import EntitiesFolder, parse_sentence, read_sentences, read_split
 from ..models.common.words import clean_phrase
@@ -176,7 +177,8 @@ def _changed(maker: TextMaker, words: Sequence[str], rng: np.random.Generator) -
     return tuple(words)
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #071bd78d
-def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[str, ...]:
+@patch
+def false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[str, ...]:
     """A phrase that is not true of the picture, borrowed with probability `borrowed`, else a changed true one.
 
     Raises ValueError where a hundred draws were all possibly true.
@@ -191,21 +193,17 @@ def _false_phrase(self: TextMaker, text: ImageText, rng: np.random.Generator, bo
         f"texts: no phrase could be found that is false of picture {text.id}. Give a larger or more varied split."
     )
 
-
-TextMaker.false_phrase = _false_phrase
-
 # %% ../../nbs/lib/finetune/01_texts.ipynb #18931063
-def _mentions(self: TextMaker, index: int, k: int, rng: np.random.Generator) -> list[Mention]:
+@patch
+def mentions(self: TextMaker, index: int, k: int, rng: np.random.Generator) -> list[Mention]:
     """The k // 2 mentions of a picture that `phrases` takes as true from the same state of the generator."""
     text = self.texts[index]
     order = rng.permutation(len(text.mentions))
     return [text.mentions[order[i % len(order)]] for i in range(k // 2)]
 
-
-TextMaker.mentions = _mentions
-
 # %% ../../nbs/lib/finetune/01_texts.ipynb #e92e2c1c
-def _phrases(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[list, list]:
+@patch
+def phrases(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4) -> tuple[list, list]:
     """k phrases of a picture and their labels, the first k // 2 true (1), the others false (0).
 
     True phrases are drawn without repetition until there are no more. borrowed: share of easy false phrases.
@@ -214,11 +212,9 @@ def _phrases(self: TextMaker, index: int, k: int, rng: np.random.Generator, borr
     false = [self.false_phrase(self.texts[index], rng, borrowed) for _ in range(k - k // 2)]
     return true + false, [1] * len(true) + [0] * len(false)
 
-
-TextMaker.phrases = _phrases
-
 # %% ../../nbs/lib/finetune/01_texts.ipynb #ca18b983
-def _sentences(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4
+@patch
+def sentences(self: TextMaker, index: int, k: int, rng: np.random.Generator, borrowed: float = 0.4
                ) -> tuple[list, list]:
     """k sentences of a picture and their labels, as `phrases`; a false one has one phrase that is false of the
     picture.
@@ -232,9 +228,6 @@ def _sentences(self: TextMaker, index: int, k: int, rng: np.random.Generator, bo
         words = text.sentences[mention.sentence]
         false.append(words[: mention.start] + self.false_phrase(text, rng, borrowed) + words[mention.stop :])
     return true + false, [1] * len(true) + [0] * len(false)
-
-
-TextMaker.sentences = _sentences
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #b6761272
 def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str], np.ndarray]:

@@ -8,7 +8,6 @@ __all__ = ['EXPLORER_SCORES', 'Explorer', 'explore_scores']
 # %% ../../nbs/lib/teach/01_map_scores.ipynb #93ca3586
 import json
 from dataclasses import dataclass
-from hashlib import sha256
 from html import escape
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from ..metrics.score import score_maps
 from ..statistics import METRICS
+from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/teach/01_map_scores.ipynb #27d4d495
 _SCORES_JS = """
@@ -178,7 +178,7 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
     python = {name: None if np.isnan(row[name]) else float(row[name]) for name in EXPLORER_SCORES}
     data = json.dumps({"map": heat.astype(float).tolist(), "box": box.astype(int).tolist(), "tau": tau, "delta": delta,
                        "python": python})
-    name = "explorer-" + sha256((data + title).encode()).hexdigest()[:10]
+    name = "explorer-" + sha256_of(data, title)[:10]
     return Explorer(_page(name, data, title, tau))
 
 
