@@ -90,8 +90,15 @@ def test_runs_that_do_not_fit_are_refused(tmp_path):
 
 def test_claims_and_correlation_of_the_printed_table(printed):
     summary = with_domain(printed_summary(TABLE1))
-    claims = check_claims(CLAIMS, claim_tables(summary))
-    assert (claims.query("said == 'all'")["holds"] == claims.query("said == 'all'")["of"]).all()
+    claims = check_claims(CLAIMS, claim_tables(summary)).set_index("claim")
+    asked = claims[claims["of"] > 0]
+    partly = asked.query("said == 'all' and holds < of")[["holds", "of"]].agg(tuple, axis=1).to_dict()
+    assert partly == {  # three sentences without a qualifier that the paper's own table does not bear out in every case
+        "ALBEF AMC has the best value in more of the nine columns than any other model": (1, 6),
+        "CLIP gScoreCAM is best and ALBEF AMC second by IoU and Dice": (22, 24),
+        "of two models on a split, the one with the higher PG accuracy has the higher mean IoU soft, and IO ratio":
+            (56, 72)}
+    assert claims.loc[claims["of"] == 0, "result"].tolist() == ["not asked: no histograms in a table of means"]
     found = correlate(setting_means(summary)).set_index("method")
     expected = printed[["io_ratio", "pg_accuracy"]].corr().iloc[0, 1]
     assert found.loc["pearson", "value"] == pytest.approx(expected) and found.loc["pearson", "n_groups"] == 6

@@ -16,15 +16,17 @@ import pandas as pd
 # %% ../../nbs/lib/report/06_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper. text; said: how often it should hold; where: its section; needs: the roles it speaks of;
-    count: takes tables {metric: frame} and roles {role: model}, gives the cases as booleans, none where nothing can be
-    compared."""
+    """A sentence of a paper and what we count of it. text: our reading, in words that say what a case is; said: how often
+    it should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where something
+    is left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model}, gives the
+    cases as booleans, none where nothing can be compared."""
 
     text: str
     said: str
     where: str
     count: Callable[[Mapping[str, pd.DataFrame], Mapping[str, str]], Any]
     needs: tuple[str, ...] = ()
+    quote: str = ""
 
 
 def assign_roles(candidates: Mapping[str, Sequence[str]], models: Collection[str]) -> dict[str, str]:
@@ -46,7 +48,7 @@ def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str,
 
 def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
                  roles: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """How often each claim holds in tables: claim, where, said, holds, of, result.
+    """How often each claim holds in tables: quote, claim (what was counted), where, said, holds, of, result.
 
     tables: {metric: frame} as the claims expect them; roles: from `assign_roles`. result: "holds", "holds in part",
     "does not hold", or "not asked: ..." where a role, a table or a part of it is missing (holds and of are 0).
@@ -56,17 +58,20 @@ def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
         cases, reason = _cases(claim, tables, roles or {})
         holds, of = int(cases.sum()), cases.size
         word = "holds" if holds == of else "holds in part" if holds else "does not hold"
-        rows.append((claim.text, claim.where, claim.said, holds, of, word if of else f"not asked: {reason}"))
-    return pd.DataFrame(rows, columns=["claim", "where", "said", "holds", "of", "result"])
+        rows.append((claim.quote, claim.text, claim.where, claim.said, holds, of,
+                     word if of else f"not asked: {reason}"))
+    return pd.DataFrame(rows, columns=["quote", "claim", "where", "said", "holds", "of", "result"])
 
 # %% ../../nbs/lib/report/06_claims.ipynb #c57c1a96
 def claims_beside(printed: pd.DataFrame, ours: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Two frames of `check_claims` side by side: claim, where, said, paper ("9 of 12"), this run, result (of the run).
+    """Two frames of `check_claims` side by side, for a page: the paper says (verbatim), counted as, where, said, the
+    paper's own table ("9 of 12", or why it is not asked), this run (the same), result (of the run).
 
     where: what the run was on, for the heading of its column.
     """
     def counts(frame: pd.DataFrame) -> pd.Series:
-        return frame["holds"].astype(str) + " of " + frame["of"].astype(str)
+        return (frame["holds"].astype(str) + " of " + frame["of"].astype(str)).where(frame["of"] > 0, frame["result"])
 
-    return printed[["claim", "where", "said"]].assign(
-        paper=counts(printed), **{f"this run ({where})": counts(ours), "result": ours["result"]})
+    named = printed.rename(columns={"quote": "the paper says", "claim": "counted as"})
+    return named[["the paper says", "counted as", "where", "said"]].assign(
+        **{"the paper's own table": counts(printed), f"this run ({where})": counts(ours)}, result=ours["result"])
