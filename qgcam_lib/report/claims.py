@@ -16,10 +16,10 @@ import pandas as pd
 # %% ../../nbs/lib/report/06_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and what we count of it. text: our reading, in words that say what a case is; said: how often
-    it should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where something
-    is left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model}, gives the
-    cases as booleans, none where nothing can be compared."""
+    """A sentence of a paper and what we count of it. text: our reading, in words that say what a case is; said: how
+    often it should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where
+    something is left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model},
+    gives the cases as booleans, none where nothing can be compared."""
 
     text: str
     said: str

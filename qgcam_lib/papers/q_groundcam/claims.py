@@ -92,19 +92,19 @@ def _strongly_correlated(tables: _Tables) -> list[bool]:
     return [bool(pair.corr("spearman").iloc[0, 1] >= 0.5)]
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #bf0d330f
-_WINNER = ("According to Table 1, ALBEF AMC is the winner, considering the combination of PG Accuracy, PG Uncertainty, and "
-           "IO Ratio metrics.")
-_SIMILARITY = ("Regarding the similarity between the activations and ground-truth masks, CLIP gScoreCAM and ALBEF AMC are "
-               "the best and second-best performing models according to IoU and Dice, while in terms of WDP, it is "
+_WINNER = ("According to Table 1, ALBEF AMC is the winner, considering the combination of PG Accuracy, PG Uncertainty, "
+           "and IO Ratio metrics.")
+_SIMILARITY = ("Regarding the similarity between the activations and ground-truth masks, CLIP gScoreCAM and ALBEF AMC "
+               "are the best and second-best performing models according to IoU and Dice, while in terms of WDP, it is "
                "reversed in most cases.")
-_STRICT = ("the WDP Soft penalization is much more strict than WDP Binary variation, making WDP Binary a more practical "
-           "metric to use.")
+_STRICT = ("the WDP Soft penalization is much more strict than WDP Binary variation, making WDP Binary a more "
+           "practical metric to use.")
 _BLIPS = ("BLIP Large, which has ∼446M parameters and pre-trained on 129M image-text pairs, under-performs BLIP Base, "
           "which has ∼223M parameters and pre-trained on 14M image-text pairs, in terms of the PG Uncertainty in all 6 "
           "dataset splits, and in 2 dataset splits in terms of PG Accuracy.")
 _IO_RATIO = "Our IO Ratio metric has a strong positive correlation with PG Accuracy while being more strict."
-_CAPTION = ("Note that the histograms are more peaked for in-distribution datasets, as shown in blue on the left, and for "
-            "better-performing models, they are shifted to the right.")
+_CAPTION = ("Note that the histograms are more peaked for in-distribution datasets, as shown in blue on the left, and "
+            "for better-performing models, they are shifted to the right.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #c8127f0d
 _OF_MODELS = (
@@ -127,7 +127,8 @@ _OF_MODELS = (
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #77d0b9ac
 _OF_UNCERTAINTY = (
-    Claim("CLIP gScoreCAM has no uncertain phrase", "all", "section 4", count=lambda t, _: t["pg_uncertain"][_CLIP] == 0,
+    Claim("CLIP gScoreCAM has no uncertain phrase", "all", "section 4",
+          count=lambda t, _: t["pg_uncertain"][_CLIP] == 0,
           quote="PG Uncertainty is zero in CLIP gScoreCAM, which we believe stems from the difference in the vision "
                 "backbone and nuances in how the GradCAM is being computed in [3]."),
     Claim("ALBEF AMC has the second fewest uncertain phrases", "all", "section 4",
