@@ -252,6 +252,13 @@ def fingerprint(self: ByImage, *, pictures: bool = False) -> str:
         parts.append(repr(known))
     return sha256_of(*parts)
 
+# %% ../../nbs/lib/data/02_by_image.ipynb #3f8fe101
+@patch
+def files(self: ByImage) -> list[Path]:
+    """Every file that the split reads: its annotation files, and the place of each picture (also of a missing one)."""
+    pictures = (self._image(image_id).picture for image_id in self.images())
+    return [*self._files(), *(picture for picture in pictures if picture is not None)]
+
 # %% ../../nbs/lib/data/02_by_image.ipynb #6f7e1bc9
 @patch
 def verify(self: ByImage) -> pd.DataFrame:

@@ -235,6 +235,14 @@ def fingerprint(self: Flickr30kEntities, *, pictures: bool = False) -> str:
                            picture.name, checksum(picture) if pictures else length)))
     return sha256_of(*parts)
 
+# %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #e1143d58
+@patch
+def files(self: Flickr30kEntities) -> list[Path]:
+    """Every file that the split reads: lists, and three files a picture (also where one is missing). None is opened."""
+    lists = [path for path in (self.folder.split_list(self.split), self.root / "UNRELATED_CAPTIONS") if path.is_file()]
+    return lists + [file for image_id in self.images() for file in (
+        self.folder.sentences(image_id), self.folder.annotation(image_id), self.folder.picture(image_id))]
+
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #2ec48952
 @patch
 def verify(self: Flickr30kEntities) -> pd.DataFrame:

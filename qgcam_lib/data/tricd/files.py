@@ -47,6 +47,11 @@ class TricdFiles:
         "The picture of this name; where none is there, the place where it is expected."
         return picture_path(name, list(self.images) or [self.folder / "images"])
 
+    def files(self) -> list[Path]:
+        "Every file that the split reads: annotations, questions where there are any, and each picture's place."
+        pictures = dict.fromkeys(pair.file_name for pair in load_tricd(self.grounding).pairs)
+        return [self.grounding, *filter(None, [self.questions]), *map(self.picture, pictures)]
+
     def verify(self) -> pd.DataFrame:
         "Every fault: file, problem, severity ('error', 'warning', 'note'), id of the pair."
         return problem_frame(_problems(self))
@@ -86,18 +91,19 @@ def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Proble
                             f"{'true' if truth[i] else 'false'}", id=str(i)) for i in wrong]  # fmt: skip
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #b109852f
-def tricd_folder(data: str | Path = "") -> Path:
+def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Path:
     """The folder of TRICD.
 
     data: "" or "miniworld-tricd" (made under `settings.data_root` when it is missing), "tricd" (raw/tricd there), or a
-    folder with the official files in it or below it. Errors: ExampleError for a folder without them.
+    folder with the official files in it or below it. data_root: instead of `settings.data_root`. Errors: ExampleError
+    for a folder without them.
     """
-    name = str(data)
+    name, data_root = str(data), data_root or settings.data_root
     if name in ("", "miniworld-tricd"):
         from qgcam_lib.miniworld import ensure_tricd
 
-        return ensure_tricd(settings.data_root / "miniworld_tricd")
-    folder = settings.data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
+        return ensure_tricd(data_root / "miniworld_tricd")
+    folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
         raise ExampleError(state, file=folder, remedy="Give a folder with TRICD's files, or '' for the miniworld")
