@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'WEIGHTS', 'ExplainerName', 'DetectorName', 'AnswererName', 'ModelEntry', 'zoo_folder', 'find_model',
-           'load_model', 'name_in_role', 'list_models']
+           'load_model', 'name_in_role', 'cached_files', 'list_models']
 
 # %% ../../nbs/lib/models/02_registry.ipynb #a79c009a
 import difflib
@@ -196,24 +196,29 @@ AnswererName = Annotated[str, Strict(), AfterValidator(partial(name_in_role, "an
 _HUB = "https://huggingface.co/"
 
 
-def _is_cached(entry: ModelEntry) -> bool:
-    """Whether the published checkpoint lies where its library would look for it."""
+def cached_files(entry: ModelEntry) -> list[Path]:
+    """The files of the published checkpoint that lie where its library would look for them; none: not on this machine.
+
+    Of a repository of Hugging Face all its files, once the weights are among them.
+    """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if entry.checkpoint.startswith(_HUB):
         home = os.environ.get("HF_HOME") or caches / "huggingface"
         hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub")
         folder = hub / ("models--" + "--".join(entry.checkpoint.removeprefix(_HUB).split("/")[:2]))
-        return any(file.suffix in (".safetensors", ".bin", ".pt") for file in folder.glob("snapshots/*/*"))
+        found = sorted(folder.glob("snapshots/*/*"))
+        return found if any(file.suffix in (".safetensors", ".bin", ".pt") for file in found) else []
     name = entry.file or entry.checkpoint.rsplit("/", 1)[-1]
     torch_home = Path(os.environ.get("TORCH_HOME") or caches / "torch")
-    return any((place / name).is_file() for place in (torch_home / "hub" / "checkpoints", Path.home() / ".cache/clip"))
+    places = (torch_home / "hub" / "checkpoints", Path.home() / ".cache/clip")
+    return [place / name for place in places if (place / name).is_file()][:1]
 
 
 def _available(entry: ModelEntry) -> str:
     """Which weights an entry can be loaded with on this machine, as text."""
     fetched = "by hand" if entry.checkpoint.startswith("https://drive.google.com/") else "download"
     found = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
-    official = [f"official ({'cached' if _is_cached(entry) else fetched})"] if entry.checkpoint else []
+    official = [f"official ({'cached' if cached_files(entry) else fetched})"] if entry.checkpoint else []
     return ", ".join([*found, "random", *official])
 
 
