@@ -350,9 +350,11 @@ def tracked():
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 
+# in pieces, so that this file names none of them either
+_REGISTRIES = [("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "(?:org|com)"), ("conda", "anaconda", "org")]
 FORBIDDEN = {
     "a machine's path": r"(?<![\w.])/(?:work|root|home|Users)/(?!(?:me|you|user)\b)[\w.]+|(?<![\w.$])/tmp/\w+",
-    "a package registry's address": r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|conda\.anaconda\.org",
+    "a package registry's address": "|".join(r"\.".join(name) for name in _REGISTRIES),
 }
 
 
@@ -360,7 +362,7 @@ FORBIDDEN = {
 def test_tracked_files_do_not_name(what):
     found = []
     for path in tracked():
-        if path == Path(__file__).resolve() or path.suffix in {".safetensors", ".png", ".jpg", ".parquet", ".lock"}:
+        if path.suffix in {".safetensors", ".png", ".jpg", ".parquet", ".lock"}:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         found += [f"{path.relative_to(ROOT)}: {hit.group(0)}" for hit in re.finditer(FORBIDDEN[what], text)]

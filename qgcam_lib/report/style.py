@@ -15,7 +15,6 @@ import numpy as np
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import AbstractPathEffect, withStroke

@@ -1,0 +1,255 @@
+"""Every figure function, drawn with what runs bring: long names, many models, one model, nothing; and the check."""
+
+import itertools
+import os
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+
+from qgcam_lib.report.figure_check import check_figure
+from qgcam_lib.report.figures import beside_figure, curves_figure, histogram_grid, interval_figure, training_curves
+from qgcam_lib.report.style import (
+    DASHES,
+    GUIDE,
+    PALETTE,
+    contrast,
+    described,
+    line_look,
+    on_any_ground,
+    point_look,
+    titled,
+    use_style,
+)
+from qgcam_lib.statistics import METRICS
+
+
+@pytest.fixture(autouse=True)
+def one_style():
+    use_style()
+    yield
+    plt.close("all")
+
+
+def problems_of(figure):
+    found = check_figure(figure).to_dict("records")
+    if SHOW:
+        name = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        figure.savefig(f"{SHOW}/{name}-{figure.number}.png", dpi=70)
+    return found
+
+
+SHOW = os.environ.get("FIGURES_TO", "")  # a folder: the figures are also kept there, to be looked at
+LONG = ["albef-amc, fine-tuned with attention mask consistency, checkpoint weights of $HOME and $PATH",
+        "clip-rn50x16-gscorecam-with-300-channels, random weights, untrained",
+        "an_extraordinarily_long_name_without_any_blank_that_nobody_would_break_by_hand_0123456789"]
+MANY = [f"{name}-{kind}" for name in ("blip", "albef", "clip", "owl") for kind in ("base", "large", "mini")]
+SETS = {"one": ["blip-base"], "few": ["blip-base", "centre guess", "random"], "many": MANY, "long": LONG, "none": []}
+WHERE = "Flickr30K Entities, test, official weights, n = 14,481 phrases of 1,000 pictures, protocol paper, run 01234567"
+
+
+# --- colours ---------------------------------------------------------------------------------------------------------
+
+def test_every_colour_reaches_three_to_one_on_white_and_they_differ_in_grey():
+    colours = np.array([to_rgb(name) for name in PALETTE])
+    assert len(PALETTE) == 5 and contrast(colours, np.ones(3)).min() >= 3
+    assert contrast(to_rgb(GUIDE), np.ones(3)) >= 3
+    light = sorted(116 * np.cbrt((1.05 / contrast(colours, np.ones(3)) - 0.05)) - 16)  # L* of CIE Lab
+    assert min(np.diff(light)) > 9.5
+    assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == [to_rgb(name) for name in PALETTE]
+
+
+def test_contrast_is_the_one_of_wcag():
+    assert contrast((0, 0, 0), (1, 1, 1)) == pytest.approx(21) and contrast((1, 1, 1), (1, 1, 1)) == 1
+    assert contrast(to_rgb("#767676"), (1, 1, 1)) == pytest.approx(4.54, abs=0.005)  # the greyest text of WCAG AA
+    assert contrast((1, 0, 0), (1, 1, 1)) == pytest.approx(4.0, abs=0.005)
+
+
+def test_looks_do_not_repeat():
+    lines = [(look["color"], str(look["linestyle"])) for look in map(line_look, range(25))]
+    points = [tuple(point_look(k).values()) for k in range(40)]
+    assert len(set(lines)) == 25 and len(set(points)) == 40 and len({str(dash) for dash in DASHES}) == 5
+
+
+# --- the check finds planted faults ----------------------------------------------------------------------------------
+
+def plain(alt="a line", **size):
+    figure, ax = plt.subplots(figsize=(4, 3), **size)
+    ax.plot([0, 1], [0, 1], color="black")
+    return described(figure, alt), ax
+
+
+def found(figure):
+    return {row["problem"]: row["what"] for row in problems_of(figure)}
+
+
+def test_a_plain_figure_has_no_problem_and_stays_as_it_was():
+    figure, ax = plain()
+
+
+    def state():
+        return (figure.dpi, type(figure.get_layout_engine()), figure.canvas, ax.lines[0].get_antialiased(),
+                [one.get_visible() for one in figure.findobj()])
+
+    figure.canvas.draw()
+    before = state()
+    assert problems_of(figure) == [] and state() == before
+
+
+@pytest.mark.parametrize("plant", [
+    lambda ax: ax.set_title("a title so long that it leaves this small canvas on the right hand side for sure"),
+    lambda ax: ax.text(0.9, 0.5, "a text that starts near the right edge", transform=ax.transAxes),
+    lambda ax: ax.text(0.9, 0.5, "clipped by its axis", transform=ax.transAxes, clip_on=True),
+    lambda ax: ax.set_ylabel("a label of a vertical axis that is far longer than the axis"),
+])
+def test_it_finds_a_cut_text(plant):
+    figure, ax = plain(layout="none")
+    plant(ax)
+    assert "cut text" in found(figure)
+
+
+@pytest.mark.parametrize("plant", [
+    lambda ax: ax.set_xticks([0, 0.05, 1], ["first", "second", "third"]),
+    lambda ax: (ax.text(0.3, 0.6, "one text"), ax.text(0.32, 0.61, "another")),
+    lambda ax: (ax.set_title("a title", y=0.9), ax.text(0.05, 0.9, "in the title's place", transform=ax.transAxes)),
+    lambda ax: ax.set_yticks([0, 0.01], ["low", "lower"]),
+])
+def test_it_finds_overlapping_texts(plant):
+    figure, ax = plain(layout="none")
+    plant(ax)
+    assert "overlapping texts" in found(figure)
+
+
+@pytest.mark.parametrize("plant", [
+    lambda ax: ax.axhline(0.5, color="0.8", label="pale"),
+    lambda ax: ax.axhline(0.5, color="white", linewidth=3, label="pale"),
+    lambda ax: ax.plot([0.2, 0.5], [0.5, 0.2], "o", color="#f2c14e", label="pale"),
+    lambda ax: ax.scatter([0.2, 0.5], [0.5, 0.2], color=PALETTE[0], alpha=0.3, edgecolor="0.9", label="pale"),
+    lambda ax: ax.bar([0.5], [0.5], color="#7fb285", label="pale"),
+    lambda ax: ax.hlines([0.2], 0, 1, color="0.75", label="pale"),
+    lambda ax: (ax.bar([0.5], [0.5], width=1, color=PALETTE[0]), ax.hlines([0.2], 0.1, 0.9, color="0.3", label="pale")),
+    lambda ax: (ax.imshow(np.full((4, 4, 3), 130, np.uint8)), ax.plot([0, 3], [0, 3], color="0.8", label="pale")),
+])
+def test_it_finds_a_pale_mark(plant):
+    figure, ax = plain()
+    plant(ax)
+    assert "“pale”" in found(figure).get("pale mark", "") or found(figure).get("pale mark") == "Rectangle"
+
+
+def test_it_finds_pale_texts_and_figures_without_words():
+    figure, ax = plain(alt="")
+    ax.text(0.2, 0.8, "grey words", color="0.6")
+    assert found(figure) == {"pale text": "grey words", "no alternative text": "figure"}
+
+
+def test_it_lets_pass_what_can_be_seen():
+    figure, ax = plain()
+    ax.imshow(np.random.default_rng(0).integers(0, 255, (6, 6, 3)).astype(np.uint8), extent=(0, 1, 0, 1))
+    ax.plot([0, 1], [0.5, 0.5], color="white", linewidth=2, path_effects=on_any_ground(4))  # seen by its edge
+    ax.fill_between([0, 1], 0.1, 0.2, alpha=0.1, linewidth=0)  # a ground
+    ax.grid(alpha=0.2)  # decoration
+    ax.plot([], [], color="0.9")  # draws nothing
+    ax.plot([5, 6], [5, 5], color="0.9")  # outside
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    assert problems_of(figure) == []
+
+
+def test_it_does_not_judge_what_is_not_drawn():
+    figure, axes = plt.subplots(1, 2, figsize=(5, 2.5))
+    described(figure, "two axes")
+    axes[0].set_axis_off()
+    axes[1].set_visible(False)
+    axes[1].plot([0, 1], [0, 1], color="0.95")
+    axes[1].text(0, 0, "hidden", color="0.95")
+    assert problems_of(figure) == []
+
+
+# --- figures of report -----------------------------------------------------------------------------------------------
+
+def summary_of(models, metrics=("iou_soft", "wdp_soft", "pg_hit")):
+    rng = np.random.default_rng(len(models))
+    rows = [{"model": model, "metric": metric, "value": v, "ci_low": v - 0.05, "ci_high": v + 0.05}
+            for model in models for metric in metrics for v in [rng.uniform(0, 1)]]
+    return pd.DataFrame(rows, columns=["model", "metric", "value", "ci_low", "ci_high"])
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_intervals(names):
+    figure = interval_figure(summary_of(SETS[names], tuple(METRICS)[:9]), chance=0.5, title=f"Scores ({WHERE})")
+    assert problems_of(figure) == []
+    parts = summary_of(SETS[names]).rename(columns={"metric": "part"})
+    rows = pd.concat([parts.assign(metric=m) for m in ("AP", "recall@1", "group recall@1 of a long name")])
+    shown = interval_figure(rows, y="part", panels="metric", scale=100, title=WHERE)
+    assert problems_of(shown) == []
+    assert not SETS[names] or "Highest" in figure.qgcam_alt and WHERE in shown.qgcam_alt
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_values_beside(names):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame([{"model": m, "subset": s, "theirs": rng.uniform(0, 1), "ours": rng.uniform(0, 1)}
+                         for m in SETS[names] for s in ("all", "coco_obj")],
+                        columns=["model", "subset", "theirs", "ours"])
+    figure = beside_figure(rows, {"theirs": "AP after group recall", "ours": "AP of the predictions"}, scale=100,
+                           label="model,subset", names={"coco_obj": "COCO objects"}, xlabel="AP, %", title=WHERE)
+    assert problems_of(figure) == []
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(labels) == len(rows) and not any("coco_obj" in label for label in labels)
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_curves(names):
+    x = np.linspace(0, 1, 30)
+    curves = {name: pd.DataFrame({"r": x, "p": 1 - x ** (k + 1)}) for k, name in enumerate(SETS[names])}
+    curves |= {"silent": pd.DataFrame({"r": [], "p": []})}
+    figure = curves_figure(curves, x="r", y="p", xlabel="recall", ylabel="precision", title=WHERE, diagonal=True)
+    assert problems_of(figure) == [] and "recall" in figure.qgcam_alt
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_histograms(names):
+    rng = np.random.default_rng(0)
+    sets = {name: pd.DataFrame({"iou": rng.beta(2, 5, 90), "ratio": [*rng.beta(5, 2, 80), *[np.nan] * 10]})
+            for name in SETS[names][:5]}
+    figure = histogram_grid({"": sets}, ("iou", "ratio"), names={"iou": "IoU soft ↑"}, title=WHERE)
+    assert problems_of(figure) == []
+    columns = dict.fromkeys(SETS[names][:6], sets) | {"other": "not run: no weights of this name lie in data/raw"}
+    figure = histogram_grid(columns, ("iou", "ratio"), title=WHERE)
+    assert problems_of(figure) == []
+    assert len(figure.legends) == bool(sets) and not any(ax.get_legend() for ax in figure.axes)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 60])
+def test_trainings(rows):
+    rng = np.random.default_rng(0)
+    log = pd.DataFrame({"step": 20 * np.arange(1, rows + 1), "itm": 0.7 - np.linspace(0, 0.4, rows),
+                        "peak": rng.uniform(0, 1, rows), "mlm": 6 + rng.normal(0, 1, rows),
+                        "amc": rng.uniform(0, 1, rows)})
+    names = {"itm": "matching loss, nats", "peak": "peak inside the box, share of training maps",
+             "mlm": "masked words, nats", "amc": "L_max, share of the range of a map and a long explanation of it"}
+    figure = training_curves(log, names, f"Training ({WHERE})", chance={"itm": np.log(2)},
+                             validation={"peak": {"value": 0.4, "ci_low": 0.3, "ci_high": 0.5}})
+    assert problems_of(figure) == []
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "validation, end of training" in labels and "running mean of 5 rows" in labels
+    assert all(ax.get_ylabel() and ax.get_xlabel() == "training step" for ax in figure.axes if ax.get_visible())
+    assert "validation 0.4" in figure.qgcam_alt
+    with pytest.raises(ValueError, match="loss"):
+        training_curves(log, {"loss": "loss"})
+
+
+def test_a_dollar_is_a_dollar():
+    name = "costs $5 and $6, $\\frac"
+    figures = [interval_figure(summary_of([name]), title=name),
+               curves_figure({name: pd.DataFrame({"x": [0, 1], "y": [0, 1]})}, x="x", y="y", xlabel=name, ylabel=name)]
+    for figure, text in itertools.product(figures, (name, "$5 and $6")):
+        assert any(text in one.get_text() and not one.get_parse_math() for one in figure.findobj(plt.Text))
+        figure.canvas.draw()  # would raise for a formula that cannot be read
+
+
+def test_titles_are_broken_to_the_width_of_their_figure():
+    figure = titled(plain()[0], WHERE, alt="what is seen")
+    assert figure.get_suptitle().count("\n") >= 1 and figure.qgcam_alt == f"{WHERE}. what is seen"
+    assert problems_of(figure) == []
