@@ -21,6 +21,7 @@ from qgcam_lib.report.beside import comparison_view, paper_vs_ours, verdict, ver
 from qgcam_lib.report.cautions import cautions, why_not_comparable
 from qgcam_lib.report.figures import histogram_grid, interval_figure
 from qgcam_lib.report.paper import printed_summary
+from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import (
     MarkedTable,
     interval_text,
@@ -306,6 +307,7 @@ def test_panels_show_the_grid_that_was_scored(example, records):
     items = example_maps(LeftHalf(), One(), chosen, "pixel")
     expected = prepare_maps(LeftHalf().maps(Image.new("RGB", (1, 1)), ["a red square"]), (40, 60), "pixel")[0]
     assert len(items) == 2 and np.array_equal(items[0][2], expected)
+    use_style()
     figure = panels(items, "two")
     assert len(figure.axes) == 4 and figure.axes[0].get_title(loc="left").startswith("best")
     with pytest.raises(ValueError, match="at least one"):
