@@ -56,7 +56,7 @@ def test_every_colour_reaches_three_to_one_on_white_and_they_differ_in_grey():
     colours = np.array([to_rgb(name) for name in PALETTE])
     assert len(PALETTE) == 5 and contrast(colours, np.ones(3)).min() >= 3
     assert contrast(to_rgb(GUIDE), np.ones(3)) >= 3
-    light = sorted(116 * np.cbrt((1.05 / contrast(colours, np.ones(3)) - 0.05)) - 16)  # L* of CIE Lab
+    light = sorted(116 * np.cbrt(1.05 / contrast(colours, np.ones(3)) - 0.05) - 16)  # L* of CIE Lab
     assert min(np.diff(light)) > 9.5
     assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == [to_rgb(name) for name in PALETTE]
 
