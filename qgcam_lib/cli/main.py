@@ -82,7 +82,8 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         if "=" not in pair:
             raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
     given = dict(pair.split("=", 1) for pair in parameter or [])
-    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet)
+    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
+                          say=lambda text: typer.echo(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     typer.echo(f"run {result.run_id} of {path.name}: {how}. {short_path(result.folder)}")
     if gather is not None:
@@ -107,9 +108,13 @@ def _echo_tables(folder: Path, record: dict) -> None:
 def table(notebook: Annotated[str | None, typer.Argument(help="only runs of this notebook")] = None,
           run_id: Annotated[str | None, typer.Option("--run", help="this run instead of the newest")] = None,
           outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None) -> None:
-    """Print the score tables of the newest finished run, its id, and where the report lies."""
+    """Print the score tables of the newest finished run, its id, and where the report lies.
+
+    A run whose tables are not as it recorded them is refused.
+    """
     from qgcam_lib.runs import find_runs
     from qgcam_lib.runs.gather import run_line
+    from qgcam_lib.runs.record import check_outputs
     from qgcam_lib.settings import settings
 
     outputs = outputs or settings.outputs
@@ -118,6 +123,7 @@ def table(notebook: Annotated[str | None, typer.Argument(help="only runs of this
     if not found:
         raise FileNotFoundError(f"no finished run in {short_path(outputs)}. Make one: qgcam run q_groundcam")
     folder, record = found[0]
+    check_outputs(folder, ("table",))
     _echo_tables(folder, record)
     typer.echo(f"\n{run_line(record)}\nFolder: {short_path(folder)}")
     report = outputs / "report.html"

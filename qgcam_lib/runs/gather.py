@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .record import Colophon, read_run, write_run
+from .record import Colophon, check_outputs, read_run, write_run
 
 # %% ../../nbs/lib/runs/05_gather.ipynb #4ea0a8c5
 _STYLE = """
@@ -62,8 +62,8 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
     """Copy a finished run's figures and tables to `target`; returns the captions by path within it.
 
     target gets figures/ (PNG and SVG), tables/ (for each table an HTML page and the CSV), run.html and run.json;
-    figures/ and tables/ there are replaced. Raises ValueError for a run that is not finished, FileNotFoundError when
-    one of its files is gone.
+    figures/ and tables/ there are replaced. Raises ValueError for a run that is not finished, RunError when one of its
+    files is not as recorded.
     """
     import pandas as pd
 
@@ -71,6 +71,7 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
     record = read_run(folder)
     if record.get("status") != "ok":
         raise ValueError(f"folder: expected a finished run, given {folder} with the status {record.get('status')!r}.")
+    check_outputs(folder, ("figure", "table"))
     for name in ("figures", "tables"):
         shutil.rmtree(target / name, ignore_errors=True)
         (target / name).mkdir(parents=True)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RUN_FILE', 'to_json', 'read_run', 'write_run', 'update_run', 'git_state', 'versions', 'machine', 'Run',
-           'register_output', 'Colophon', 'seed_everything', 'current_run', 'find_runs']
+           'register_output', 'changed_outputs', 'check_outputs', 'Colophon', 'seed_everything', 'current_run',
+           'find_runs']
 
 # %% ../../nbs/lib/runs/03_record.ipynb #2c01613a
 import contextlib
@@ -16,7 +17,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcore.basics import patch
 
+from ..errors import RunError
 from .parameters import to_plain
 from ..settings import ROOT, settings
 from ..storage.files import file_sha256, whole_file, write_json, write_whole
@@ -151,6 +153,31 @@ def register_output(folder: Path, path: Path, kind: str, caption: str = "") -> N
     entry = {"path": name, "sha256": file_sha256(path), "kind": kind, "caption": caption}
     others = [known for known in read_run(folder).get("outputs", []) if known["path"] != name]
     update_run(folder, outputs=[*others, entry])
+
+# %% ../../nbs/lib/runs/03_record.ipynb #0b6a160f
+def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str]:
+    """How the files of the run in `folder` differ from its record, a line a file; empty when they do not.
+
+    kinds: look at outputs of these kinds only ("table", "figure", "records", "notebook"); none: at all.
+    """
+    folder, found = Path(folder), []
+    outputs = [item for item in read_run(folder).get("outputs", []) if not kinds or item["kind"] in kinds]
+    for path, known in ((item["path"], item["sha256"]) for item in outputs):
+        now = file_sha256(folder / path) if (folder / path).is_file() else ""
+        if now != known:
+            found.append(f"{path} has changed (sha256 {now[:12]}, recorded {known[:12]})" if now else f"{path} is gone")
+    if not kinds or "records" in kinds:
+        there = {file.relative_to(folder).as_posix() for file in (folder / "records").rglob("*.parquet")}
+        found += [f"{path} is not in the record" for path in sorted(there - {item["path"] for item in outputs})]
+    return found
+
+
+def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
+    """Refuse a run whose files are not those that it recorded: RunError. kinds: as in `changed_outputs`."""
+    if found := changed_outputs(folder, kinds):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise RunError(f"run {Path(folder).name}: {found[0]}{more}. Run the notebook again with these parameters: the "
+                       "folder as it is will be kept beside the new one.", Path(folder))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #24816b69
 @patch

@@ -17,7 +17,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from ..errors import RunError
 from .inputs import find_inputs
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from qgcam_lib.runs.record import (
+    changed_outputs,
     git_state,
     machine,
     read_run,
@@ -242,10 +244,12 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.replaced")
 
 
-def _is_finished(folder: Path) -> bool:
-    """Whether the run in `folder` ended well and all the files that it recorded are still there."""
-    record = read_run(folder)
-    return record.get("status") == "ok" and all((folder / item["path"]).is_file() for item in record["outputs"])
+def _set_aside(folder: Path) -> Path:
+    """Give the folder of a changed run a name of its own, which no run will take; returns it."""
+    number = 1
+    while (kept := folder.with_name(f"{folder.name}-changed-{number}")).exists():
+        number += 1
+    return folder.rename(kept)
 
 # %% ../../nbs/lib/runs/04_runner.ipynb #4431eec0
 @dataclass(frozen=True)
@@ -256,6 +260,19 @@ class RunResult:
     folder: Path
     status: str
     seconds: float
+
+
+def _is_finished(plan: Plan, say: Callable[[str], object]) -> bool:
+    """Whether the plan's run ended well and its files are as recorded. Says what differs; keeps a changed folder."""
+    if read_run(plan.folder).get("status") != "ok":
+        return False
+    found = changed_outputs(plan.folder)
+    if found:
+        kept = all(line.endswith(" is gone") for line in found) or _set_aside(plan.folder)
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        where = f" The folder as it was is kept in {kept}." if isinstance(kept, Path) else ""
+        say(f"run {plan.run_id}: {found[0]}{more}. It is computed again.{where}")
+    return not found
 
 # %% ../../nbs/lib/runs/04_runner.ipynb #1469670f
 def _compute(plan: Plan, lock: int, timeout: int | None, progress: bool) -> float:
@@ -283,22 +300,23 @@ def _compute(plan: Plan, lock: int, timeout: int | None, progress: bool) -> floa
 # %% ../../nbs/lib/runs/04_runner.ipynb #2865c1e9
 def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *,
                  outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
-                 progress: bool = True) -> RunResult:
+                 progress: bool = True, say: Callable[[str], object] = warnings.warn) -> RunResult:
     """Execute a notebook with parameters into outputs/<notebook>/<run id>, or find that this was done before.
 
     notebook: path of a notebook with exactly one cell tagged `parameters`. parameters: values by name, typed or texts.
     outputs: folder of the results, None for the one from the settings. force: compute a finished run again.
     timeout: seconds that any one cell may take, None for no limit. progress: show papermill's bar, one step a cell.
+    say: called with one line when files of a finished run are not as recorded, and it is computed again.
     A killed or failed run starts again in its folder, where the record store still has what was computed.
     Raises FileNotFoundError (no such notebook), ParameterError (before anything starts), RunError (the notebook failed:
     it is kept as run.error.ipynb; or another process computes the same run).
     """
     plan = plan_run(notebook, parameters, outputs=outputs)
     with lock_run(plan.folder) as lock:
-        if not force and _is_finished(plan.folder):
+        finished, aside = _is_finished(plan, say), _aside(plan.folder)
+        if finished and not force:
             return RunResult(plan.run_id, plan.folder, "skipped", float(read_run(plan.folder)["seconds"]))
-        aside = _aside(plan.folder)
-        if force and _is_finished(plan.folder):
+        if finished:
             shutil.rmtree(aside, ignore_errors=True)
             plan.folder.rename(aside)
         plan.folder.mkdir(parents=True, exist_ok=True)

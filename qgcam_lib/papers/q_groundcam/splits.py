@@ -19,6 +19,7 @@ from ...report.beside import paper_vs_ours
 from ...report.cautions import why_not_comparable, why_not_runnable
 from ...report.paper import Column, Paper, PaperTable
 from ...runs import find_runs
+from ...runs.record import check_outputs
 from ...statistics import METRICS, summarize
 from ...storage.rows import RecordStore
 
@@ -157,7 +158,11 @@ _KEYS = ["dataset", "split", "model", "domain", "run_id"]
 
 
 def run_records(folder: str | Path) -> pd.DataFrame:
-    """The records of the model of one run of `q_groundcam.ipynb`, one row an example; its baselines are left out."""
+    """The records of the model of one run of `q_groundcam.ipynb`, one row an example; its baselines are left out.
+
+    Raises RunError for records that are not those the run recorded.
+    """
+    check_outputs(folder, ("records",))
     return RecordStore(Path(folder) / "records" / "model").read(keep="last")
 
 
