@@ -1,5 +1,6 @@
 """The record store: what is refused, what survives a kill, and that resuming gives the same rows."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from qgcam_lib.errors import StoreError
-from qgcam_lib.storage.files import write_whole
+from qgcam_lib.storage.files import file_sha256, write_whole
 from qgcam_lib.storage.rows import MARKER, RecordStore
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,7 @@ def test_rows_come_back_in_the_order_they_were_written(store):
     found = store.read()
     pd.testing.assert_frame_equal(found, pd.concat([rows(20, 30), rows(0, 10), rows(10, 20)], ignore_index=True))
     assert store.done() == {f"i{k:04d}" for k in range(30)}
-    assert [path.name for path in store.parts()] == [f"part-00000{k}.parquet" for k in (1, 2, 3)]
+    assert [path.name[:11] for path in store.parts()] == [f"part-00000{k}" for k in (1, 2, 3)]
     assert len(store.check()) == 0
 
 
@@ -108,7 +110,7 @@ def test_rows_of_other_settings_are_refused(store):
     RecordStore(store.folder, config={"block": 7, "model": "a"})  # the order of the keys does not matter
     with pytest.raises(StoreError, match="block is 7 there and 8 here"):
         RecordStore(store.folder, config={"model": "a", "block": 8})
-    with pytest.raises(StoreError, match="protocol is None there and 'paper' here"):
+    with pytest.raises(StoreError, match="protocol is missing there and 'paper' here"):
         store.bind({"model": "a", "block": 7, "protocol": "paper"})
     with pytest.raises(StoreError, match="key is 'id', not 'image'"):
         RecordStore(store.folder, key="image")
@@ -128,7 +130,52 @@ def test_tuples_and_paths_in_settings_compare_by_value(tmp_path):
     assert RecordStore(tmp_path, config=config).done() == {"i0000"}
 
 
+def test_every_error_is_short_and_names_what_differs(tmp_path):
+    card = {"name": "a" * 400, "choice": [{"pg_hit": 0.5}] * 300, "recipe": {"steps": 3, "text": "x" * 9000}}
+    deep = tmp_path / ("d" * 200) / ("e" * 200) / "scores"
+    store = RecordStore(deep, config={"model": card, "code": "0" * 64, "unit": None})
+    store.append(rows(0, 4))
+    changes = [({"model": {**card, "recipe": {"steps": 4, "text": "x" * 9000}}, "code": "0" * 64, "unit": None},
+                "model.recipe.steps is 3 there and 4 here"),
+               ({"model": {**card, "choice": 1}, "code": "1" * 64, "unit": None}, "code, model.choice"),
+               ({"model": card, "code": "0" * 64}, "unit is None there and missing here"),
+               ({f"{k}" * 60: k for k in range(200)}, "they differ in code, .*more")]
+    for config, named in changes:
+        with pytest.raises(StoreError, match=named) as caught:
+            store.bind(config)
+        assert len(str(caught.value)) < 300
+    with pytest.raises(StoreError) as caught:
+        RecordStore(deep, key="k" * 900)
+    assert len(str(caught.value)) < 300
+    store.append(rows(0, 1).assign(id="i" * 900))
+    store.append(rows(0, 1).assign(id="i" * 900), again=True)
+    with pytest.raises(StoreError, match="stored twice") as caught:
+        store.read()
+    assert len(str(caught.value)) < 300
+
+
 # -- torn and foreign files
+
+
+@pytest.mark.parametrize("compression", ["snappy", "none"])
+def test_no_flipped_bit_comes_back_as_a_number(store, compression):
+    path = store.append(pd.concat([rows(0, 300), rows(300, 301).assign(value=np.nan)]))
+    if compression == "none":  # without compression nothing but the checksum notices
+        sink = pa.BufferOutputStream()
+        pq.write_table(pq.read_table(path), sink, compression="none")
+        path.unlink()
+        data = sink.getvalue().to_pybytes()
+        path = path.with_name(f"part-000001-{hashlib.sha256(data).hexdigest()[:32]}.parquet")
+        path.write_bytes(data)
+    data = path.read_bytes()
+    assert len(RecordStore(store.folder).read()) == 301
+    for bit in np.random.default_rng(0).choice(8 * len(data), 500, replace=False).tolist():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        for read in (RecordStore(store.folder).read, RecordStore(store.folder).done, store.read):
+            with pytest.raises(StoreError, match=path.name):
+                read()
 
 
 @pytest.mark.parametrize("length", [0, 3, 100, -1])
@@ -143,9 +190,9 @@ def test_a_torn_part_is_named_by_every_reader(store, length):
         lambda: store.append(rows(20, 30)),
         lambda: RecordStore(store.folder).done(),
     ):
-        with pytest.raises(StoreError, match="part-000001.parquet: this part is torn"):
+        with pytest.raises(StoreError, match=f"{path.name}: this part is torn"):
             read()
-    assert store.check().file.tolist() == ["part-000001.parquet"]
+    assert store.check().file.tolist() == [path.name]
     path.rename(store.folder.parent / "moved")
     assert len(store.done()) == 10, "the rows of the torn part are to be made again"
 
@@ -165,15 +212,20 @@ def test_foreign_files(store, tmp_path):
     rows(0, 4).to_parquet(stranger)
     with pytest.raises(StoreError, match="results.parquet: not a part of this store"):
         store.read()
-    stranger.rename(store.folder / "part-000009.parquet")
-    with pytest.raises(StoreError, match="part-000009.parquet: this part was not written by this store"):
+    for name in ("part-000009.parquet", f"part-000009-{'0' * 32}.parquet"):  # without a checksum, and with a wrong one
+        stranger = stranger.rename(store.folder / name)
+        with pytest.raises(StoreError, match="part-000009.*checksum"):
+            store.read()
+    stranger = stranger.rename(store.folder / f"part-000009-{file_sha256(stranger)[:32]}.parquet")
+    with pytest.raises(StoreError, match="part-000009.*this part was not written by this store"):
         store.read()
-    (store.folder / "part-000009.parquet").unlink()
+    stranger.unlink()
     other = RecordStore(tmp_path / "other", config={"model": "b"})
-    other.append(rows(10, 20)).rename(store.folder / "part-000009.parquet")
+    stranger = other.append(rows(10, 20))
+    stranger = stranger.rename(store.folder / stranger.name)
     with pytest.raises(StoreError, match="belongs to a store with other settings"):
         store.done()
-    (store.folder / "part-000009.parquet").unlink()
+    stranger.unlink()
     (store.folder / "notes.txt").write_text("mine")
     (store.folder / ".part-000002.77.tmp.parquet").write_bytes(b"half")
     assert sorted(store.check().file) == [".part-000002.77.tmp.parquet", "notes.txt"]
@@ -207,10 +259,8 @@ def test_two_writers_do_not_overwrite_each_other(store):
     other = RecordStore(store.folder)
     store.append(rows(0, 4))
     other.append(rows(4, 8))
-    write_whole(store.folder / "part-000003.parquet", (store.folder / "part-000001.parquet").read_bytes())
     with pytest.raises(FileExistsError):
-        write_whole(store.folder / "part-000003.parquet", b"x", replace=False)
-    (store.folder / "part-000003.parquet").unlink()
+        write_whole(store.parts()[0], b"x", replace=False)
     assert len(store.read()) == 8
 
 
@@ -223,7 +273,7 @@ def test_without_hard_links_a_rename_does(store, monkeypatch):
     store.append(rows(4, 8))
     assert len(store.read()) == 8
     with pytest.raises(FileExistsError):
-        write_whole(store.folder / "part-000001.parquet", b"x", replace=False)
+        write_whole(store.parts()[0], b"x", replace=False)
 
 
 def test_parts_are_plain_parquet(store):

@@ -22,7 +22,7 @@ from safetensors.numpy import save
 from ..errors import StoreError
 from ..maps import as_map_array
 from .files import cut_short, sha256_of, write_whole
-from .rows import MARKER, RecordStore
+from .rows import MARKER, RecordStore, place_of, shown
 
 # %% ../../nbs/lib/storage/04_maps.ipynb #bff52026
 DTYPES = ("float32", "float16")
@@ -53,7 +53,7 @@ _COLUMNS = {"id": "str", "shard": "str", "key": "str", "row": "int64", "h": "int
 
 
 def _digest(stored: np.ndarray) -> str:
-    return sha256_of(stored.tobytes())[:16]
+    return sha256_of(f"{stored.dtype} {stored.shape} ", stored.tobytes())[:16]
 
 
 def _shard(ids: Sequence[str], packed: Sequence[tuple[np.ndarray, float]], name: str) -> tuple[bytes, list[tuple]]:
@@ -73,9 +73,10 @@ def _whole_shard(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise StoreError(f"{path}: this shard is missing. Bring it back; check() says what lay in it") from error
-    except (SafetensorError, OSError, IndexError, ValueError) as error:
-        raise StoreError(f"{path}: this shard cannot be read as it was written ({error})") from error
+        raise StoreError(f"{place_of(path)}: this shard is missing. Bring it back; check() says what lay in it") from error
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        text = str(error) if len(str(error)) < 100 else f"{str(error)[:99]}…"
+        raise StoreError(f"{place_of(path)}: this shard cannot be read as it was written ({text})") from error
 
 # %% ../../nbs/lib/storage/04_maps.ipynb #65345ed0
 class MapStore(Mapping):
@@ -96,7 +97,8 @@ class MapStore(Mapping):
         rows = self._rows().values()
         self.dtype = dtype or (next(iter(rows))[5] if rows else "float32")
         if rows and self.dtype != next(iter(rows))[5]:
-            raise StoreError(f"{self.folder}: this store holds {next(iter(rows))[5]}, not {dtype}. Use another folder")
+            raise StoreError(f"{place_of(self.folder)}: this store holds {next(iter(rows))[5]}, not {dtype}. "
+                             "Use another folder")
 
     @staticmethod
     def is_store(path: str | Path) -> bool:
@@ -228,7 +230,7 @@ def _stored(self: MapStore, ids: Sequence[str]) -> list[tuple[np.ndarray, float]
                 row, *_, scale, digest = rows[id][2:]
                 array = tensor[row:row + 1][0] if whole is None else whole[row]
                 if _digest(array) != digest:
-                    raise ValueError(f"the checksum of map {id!r} is wrong")
+                    raise ValueError(f"the checksum of map {shown(id)} is wrong")
                 found[id] = array, scale
     return [found[id] for id in ids]
 
@@ -305,7 +307,7 @@ def check(self: MapStore) -> pd.DataFrame:
         try:
             self._stored(ids)
         except StoreError as error:
-            problem = str(error).removeprefix(f"{self.folder / name}: ")
+            problem = str(error).removeprefix(f"{place_of(self.folder / name)}: ")
             faults.append((name, f"{problem}; {len(ids)} maps lie in it, the first is {ids[0]!r}"))
     for path in sorted(self.folder.iterdir()):
         if path.name not in by_shard and path.name != "index" and not (unknown and SHARD.fullmatch(path.name)):
