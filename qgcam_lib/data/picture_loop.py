@@ -20,9 +20,9 @@ from tqdm import tqdm
 from .by_image import picture_path
 from .records import open_image
 from ..errors import ExampleError, StoreError
-from ..storage.fingerprints import code_fingerprint
+from ..storage.fingerprints import code_fingerprint, own_code, weights_fingerprint
 from ..storage.maps import MapStore
-from ..storage.rows import RecordStore
+from ..storage.rows import RecordStore, place_of, shown
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #26c6b435
 def draw(sizes: Sequence[int], limit: int | None = None, seed: int = 0) -> dict[int, int]:
@@ -142,9 +142,11 @@ def frame_of(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[
 class Kept:
     """Rows by id, in a store or in memory, and maps in a store of their own.
 
-    store: a folder, a RecordStore or None; maps: a MapStore or None; config: what both depend on, with model, dataset
-    and code, JSON-like (StoreError where they were made under another); columns: as in `frame_of`.
+    store: a folder, a RecordStore or None; maps: a MapStore or None; config: what both depend on, JSON-like (StoreError
+    where they were made under another); a map depends on its entries of `_MADE_BY` only. columns: as in `frame_of`.
     """
+
+    _MADE_BY = ("model", "dataset", "code", "own_code", "loaded_weights")
 
     def __init__(self, store: str | Path | RecordStore | None, maps: MapStore | None, config: dict[str, Any],
                  columns: Mapping[str, Any]):
@@ -154,7 +156,7 @@ class Kept:
             self.store.bind(config)
             self.rows = self._by_id(frame_of(self.store.read(keep="last"), self.columns).to_dict("records"))
         if maps is not None:
-            maps.bind({key: config[key] for key in ("model", "dataset", "code")})
+            maps.bind({key: config[key] for key in self._MADE_BY})
 
     def _by_id(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in rows}
@@ -165,9 +167,9 @@ class Kept:
         if row is None or row["error"] is not None:
             return True
         if row["bytes"] != item.bytes():
-            raise StoreError(f"{self.store.folder}: the row {item.id} was made from {item.image} with {row['bytes']} "
-                             f"bytes, which now has {item.bytes()} (-1: missing). Put that picture back, or use "
-                             "another folder")
+            raise StoreError(f"{place_of(self.store.folder)}: the row {shown(item.id)} was made from "
+                             f"{item.image[-60:]} with {row['bytes']} bytes, which now has {item.bytes()} (-1: missing). "
+                             "Put that picture back, or use another folder")
         return self.maps is not None and item.id not in self.maps
 
     def add(self, answers: Sequence[tuple[Asked, Any]]) -> None:
@@ -235,7 +237,7 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).
     Errors: ExampleError naming record and picture; whatever `ask` raises; StoreError where the store has rows made
-    under other settings, by other code or from another picture; ValueError for an option out of range.
+    under other settings, by other code or weights, or from another picture; ValueError for an option out of range.
     """
     if on_error not in ("raise", "record"):
         raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
@@ -243,8 +245,9 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
         raise ValueError(f"batch_images: expected at least 1, got {batch_images!r}")
     begin, story = time.perf_counter(), {"model": dict(model.card), "dataset": dataset, "settings": settings}
     same = {key: dataset[key] for key in ("name", "split", "fingerprint") if key in dataset}
-    code = code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader)
-    kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, "code": code}, columns)
+    made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader),
+               "own_code": own_code(ask, model, type(loader)), "loaded_weights": weights_fingerprint(model)}
+    kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
     pictures = _by_picture(asked)
     todo = [missing for items in pictures if (missing := [item for item in items if kept.lacks(item)])]
     name = f"{model.card.get('name', 'model')} on {dataset['name']}"

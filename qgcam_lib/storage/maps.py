@@ -73,7 +73,8 @@ def _whole_shard(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise StoreError(f"{place_of(path)}: this shard is missing. Bring it back; check() says what lay in it") from error
+        raise StoreError(f"{place_of(path)}: this shard is missing. Bring it back; check() says what lay in it"
+                         ) from error
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         text = str(error) if len(str(error)) < 100 else f"{str(error)[:99]}…"
         raise StoreError(f"{place_of(path)}: this shard cannot be read as it was written ({text})") from error
