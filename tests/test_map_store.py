@@ -242,6 +242,9 @@ def test_a_missing_shard_and_a_torn_index_are_named(store):
 # -- ground(save_maps=...) and score_store
 
 
+MADE_BY = ("model", "dataset", "code", "own_code", "loaded_weights")
+
+
 @pytest.fixture
 def examples(tmp_path):
     found = []
@@ -261,7 +264,7 @@ def test_saved_maps_are_those_that_were_scored(examples, tmp_path):
     frame = run(RandomMap(), examples, store=tmp_path / "scores", save_maps=True)
     assert frame.attrs["maps"] == str(tmp_path / "scores-maps")
     store = MapStore(frame.attrs["maps"])
-    assert list(store) == frame.id.tolist() and set(store.config) == {"model", "dataset", "code"}
+    assert list(store) == frame.id.tolist() and set(store.config) == {*MADE_BY}
     for e in examples:
         picture = Image.open(e.image).convert("RGB")
         np.testing.assert_array_equal(store[e.id], np.asarray(RandomMap().maps(picture, [e.prompt])[0]))
@@ -271,19 +274,20 @@ def test_saved_maps_are_those_that_were_scored(examples, tmp_path):
     assert run(RandomMap(), examples).attrs["maps"] is None
 
 
-def test_a_stopped_run_continues_with_its_maps(examples, tmp_path):
-    class Tired(RandomMap):
-        left = 2
+def test_a_stopped_run_continues_with_its_maps(examples, tmp_path, monkeypatch):
+    left, explain = [1, 2], RandomMap.maps_batch
 
-        def maps_batch(self, images, phrases_per_image):
-            type(self).left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-            return super().maps_batch(images, phrases_per_image)
+    def tired(*given):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return explain(*given)
 
     places = {"store": tmp_path / "scores", "save_maps": tmp_path / "maps"}
+    monkeypatch.setattr(RandomMap, "maps_batch", tired)
     with pytest.raises(KeyboardInterrupt):
-        run(Tired(), examples, **places)
+        run(RandomMap(), examples, **places)
+    monkeypatch.undo()
     assert len(MapStore(tmp_path / "maps")) == 12
     frame = run(RandomMap(), examples, **places)
     pd.testing.assert_frame_equal(frame, run(RandomMap(), examples))
