@@ -9,12 +9,16 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 
+from qgcam_lib.papers.q_groundcam.audit import EFFECTS, difference_text, movement_map, tornado
+from qgcam_lib.papers.q_groundcam.splits import SHARES
 from qgcam_lib.report.figure_check import check_figure
 from qgcam_lib.report.figures import beside_figure, curves_figure, histogram_grid, interval_figure, training_curves
 from qgcam_lib.report.style import (
+    BETTER,
     DASHES,
     GUIDE,
     PALETTE,
+    WORSE,
     contrast,
     described,
     line_look,
@@ -253,3 +257,40 @@ def test_titles_are_broken_to_the_width_of_their_figure():
     figure = titled(plain()[0], WHERE, alt="what is seen")
     assert figure.get_suptitle().count("\n") >= 1 and figure.qgcam_alt == f"{WHERE}. what is seen"
     assert problems_of(figure) == []
+
+
+# --- Q-GroundCAM's figures: the audit --------------------------------------------------------------------------------
+
+def movements(metrics=tuple(SHARES), n_choices=12, moved=0.8, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = [{"question": q, "answer": "an answer of some length, then min-max", "base": "-", "metric": m,
+             "base_value": 0.4, "difference": d, "value": 0.4 + d, "ci_low": d - w, "ci_high": d + w}
+            for q in [f"choice {k}" for k in range(n_choices)] for m in metrics
+            for d in [rng.choice([rng.normal(0, 0.04), -0.0002, 0.0], p=[moved - 0.1, 0.1, 1 - moved])]
+            for w in [rng.uniform(0, 0.03)]]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("size", [(tuple(SHARES), 30, 0.8), (("iou_soft",), 1, 1.0), (("pg_hit",), 5, 0.1)])
+def test_movements_and_tornado(size):
+    rows = movements(*size)
+    for figure in (movement_map(rows, title=f"blip-base on {WHERE}"), tornado(rows, title=f"blip-base on {WHERE}")):
+        assert problems_of(figure) == [] and "intervals leave out zero" in figure.qgcam_alt
+
+
+def test_movements_are_coloured_by_effect_and_dotted_by_their_interval():
+    rows = movements(("iou_soft", "wdp_soft"), 1).assign(difference=0.02, ci_low=0.01, ci_high=0.03)  # up and clear
+    rows.loc[rows["metric"] == "wdp_soft", ["ci_low", "ci_high"]] = -0.01, 0.05  # up, which is worse, and not clear
+    ax = movement_map(rows).axes[0]
+    better, worse = ax.collections[0].get_array().ravel()
+    assert better == pytest.approx(2) and worse == pytest.approx(-2 / 3)
+    assert len(ax.lines) == 1 and ax.lines[0].get_xydata().ravel() == pytest.approx([0.4, -0.3])
+    assert contrast(EFFECTS(1.0)[:3], to_rgb(BETTER)) == 1 and contrast(EFFECTS(0.0)[:3], to_rgb(WORSE)) == 1
+    bars = {ax.get_title(loc="left").split(",")[0]: to_rgb(ax.patches[0].get_facecolor()) for ax in tornado(rows).axes}
+    assert bars == {"IoU soft ↑": to_rgb(BETTER), "WDP soft ↓": to_rgb(WORSE)}
+
+
+def test_a_small_difference_has_no_sign():
+    texts = [text.get_text() for text in movement_map(movements()).axes[0].texts]
+    assert "≈0" in texts and "" in texts and not {"-.000", "+.000", "-0.000"} & set(texts)
+    assert difference_text(np.nan) == "–" and difference_text(-1.5) == "-1.500"
