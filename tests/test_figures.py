@@ -8,11 +8,25 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.metrics.score import score_maps
 from qgcam_lib.papers.q_groundcam.audit import EFFECTS, difference_text, movement_map, tornado
-from qgcam_lib.papers.q_groundcam.splits import SHARES
+from qgcam_lib.papers.q_groundcam.figures import (
+    correlation_figure,
+    draw_peaks,
+    model_looks,
+    panels,
+    size_figure,
+    top_line,
+    top_pixels,
+)
+from qgcam_lib.papers.q_groundcam.gallery import case_figure, part_figure
+from qgcam_lib.papers.q_groundcam.splits import SHARES, TABLE1, with_domain
 from qgcam_lib.report.figure_check import check_figure
 from qgcam_lib.report.figures import beside_figure, curves_figure, histogram_grid, interval_figure, training_curves
+from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.report.style import (
     BETTER,
     DASHES,
@@ -294,3 +308,101 @@ def test_a_small_difference_has_no_sign():
     texts = [text.get_text() for text in movement_map(movements()).axes[0].texts]
     assert "≈0" in texts and "" in texts and not {"-.000", "+.000", "-0.000"} & set(texts)
     assert difference_text(np.nan) == "–" and difference_text(-1.5) == "-1.500"
+
+
+# --- Q-GroundCAM's figures: maps, settings, sizes --------------------------------------------------------------------
+
+@pytest.fixture
+def scene(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3)).astype(np.uint8)  # no ground colour to rely on
+    Image.fromarray(pixels).save(tmp_path / "scene.png")
+
+    def example(prompt="a red ball", size=(60, 80), id="a"):
+        Image.fromarray(np.resize(pixels, (*size, 3))).save(tmp_path / f"{id}.png")
+        return GroundingExample(id, tmp_path / f"{id}.png", prompt, np.array([[10, 20, 40, 45]]), "g", size)
+
+    return example
+
+
+def hills(size=(60, 80)):
+    y, x = np.mgrid[:size[0], :size[1]]
+    sharp = np.exp(-((x - 20) ** 2 + (y - 30) ** 2) / 90).astype(np.float32)
+    spots = np.random.default_rng(1).random(size).astype(np.float32)
+    return {"sharp": sharp, "cut": np.minimum(np.roll(sharp, 18, 1), 0.7), "uniform": np.ones(size, np.float32),
+            "noise": np.minimum(spots, 0.99), "nothing": np.zeros(size, np.float32)}
+
+
+@pytest.mark.parametrize("name", [*hills()])
+def test_the_marks_of_a_map_agree_with_its_pointing_game(scene, name):
+    heat, example = hills()[name], scene()
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size, delta=5).iloc[0]
+    inside, outside = top_pixels(heat, example.boxes, example.size)
+    assert inside.sum() / (inside | outside).sum() == pytest.approx(scores["pg_hit"])
+    ax = plt.subplots()[1]
+    draw_peaks(ax, heat, example.boxes, example.size, delta=5)
+    rings, crosses = ([xy for line in ax.lines if line.get_marker() == marker and line.get_markersize() > 4
+                       for xy in line.get_xydata()] for marker in "ox")
+    styles = [str(one.get_linestyle()[0][1]) for one in ax.collections]  # None: solid
+    assert bool(rings or "None" in styles) == (scores["pg_hit"] > 0)
+    assert bool(crosses or any(style != "None" for style in styles)) == (scores["pg_hit"] < 1)
+
+
+def test_a_plateau_is_outlined_where_it_is(scene):
+    heat, example = np.zeros((60, 80), np.float32), scene()
+    heat[22:30, 30:50] = 1  # 10 of 20 columns in the box, which ends at 40
+    ax = plt.subplots()[1]
+    draw_peaks(ax, heat, example.boxes, example.size)
+    inside, outside = (np.concatenate([path.vertices for path in one.get_paths()]) for one in ax.collections)
+    assert not any(len(line.get_xydata()) for line in ax.lines)
+    assert np.allclose([*inside.min(0), *inside.max(0)], [29.5, 21.5, 39.5, 29.5], atol=0.51)
+    assert np.allclose([*outside.min(0), *outside.max(0)], [39.5, 21.5, 49.5, 29.5], atol=0.51)
+    scored = score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+    assert scored["pg_hit"] == 0.5 and top_line(heat, example) == "highest: 80 of 160 pixels in a box"
+
+
+@pytest.mark.parametrize("sizes", [[(60, 80)], [(60, 80), (120, 60), (60, 200)]])
+def test_panels(scene, sizes):
+    items = []
+    for k, (size, prompt) in enumerate(itertools.product(sizes, ["a ball", f"two people who {LONG[0]} " * 2])):
+        example, (name, heat) = scene(prompt, size, str(k)), [*hills(size).items()][k % 5]
+        scores = score_maps([heat], [example.boxes], image_sizes=size).iloc[0]
+        items.append((f"{name}, nearest to the median", example, heat, {**scores, "lift": 0.1234}))
+    figure = panels(items, f"blip-base on {WHERE}")
+    assert problems_of(figure) == [] and "PG hit" in figure.qgcam_alt
+    heights = {round(ax.bbox.height) for row in range(len(items)) for ax in figure.axes[4 * row + 3:4 * row + 4]}
+    assert len(heights) == 1  # all rows are equally high
+    words = [text.get_text() for text in figure.findobj(plt.Text)]
+    assert any("lift +0.12" in one for one in words) and "lowest value of the map" in words
+    assert "highest pixel, outside" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("models", [["blip-base"], MANY[:5], LONG[:2]])
+def test_cases_and_parts(scene, models):
+    cases = []
+    for k, prompt in enumerate(["a ball", f"two people who {LONG[0]} " * 2, "a third of three"]):
+        example, maps = scene(prompt, [(60, 80), (120, 80), (60, 150)][k], str(k)), {}
+        for model, heat in zip(models, hills(example.size).values()):
+            maps[model] = heat, score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+        cases.append(("uncertain, 3 models", example, maps))
+    figure = case_figure(cases, f"Gallery ({WHERE})")
+    assert problems_of(figure) == [] and models[0] in figure.qgcam_alt
+    parts = part_figure({"triplets": cases[0][1], "objects": cases[1][1]}, title=f"Figure 4 ({WHERE})")
+    assert problems_of(parts) == []
+
+
+@pytest.mark.parametrize("models", ["printed", "one", "long", "none"])
+def test_settings_and_sizes(models):
+    printed = with_domain(printed_summary(TABLE1))
+    names = {"printed": list(dict.fromkeys(printed["model"])), **SETS}[models]
+    old = dict.fromkeys(printed["model"])
+    rows = printed[printed["model"].isin([*old][:len(names)])].replace({"model": dict(zip(old, names))})
+    figure = correlation_figure({"as printed (24 settings)": rows, f"ours ({WHERE})": printed.head(0)}, title=WHERE)
+    assert problems_of(figure) == []
+    sizes = pd.DataFrame({"model": names, "parameters_million": [223, 230, 446, np.nan][:len(names)],
+                          "pretraining_pairs_million": [14, 129, np.nan, 400][:len(names)]})
+    assert problems_of(size_figure(rows, sizes, title=WHERE)) == []
+
+
+def test_models_that_are_not_in_the_paper_look_different():
+    looks = model_looks(["mine", "yours", "blip-base"])
+    assert len({tuple(look.values()) for look in looks.values()}) == 3 and looks["blip-base"] == point_look(0)

@@ -14,14 +14,13 @@ from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import score_maps
-from qgcam_lib.papers.q_groundcam.figures import panel, panels, score_lines
+from qgcam_lib.papers.q_groundcam.figures import panels, score_lines
 from qgcam_lib.papers.q_groundcam.gallery import choose_examples, example_maps
 from qgcam_lib.papers.q_groundcam.splits import ONE_SPLIT, Q_GROUNDCAM, SCORES, SHARES, TABLE1, score_summary
 from qgcam_lib.report.beside import comparison_view, paper_vs_ours, verdict, verdict_counts
 from qgcam_lib.report.cautions import cautions, why_not_comparable
 from qgcam_lib.report.figures import histogram_grid, interval_figure
 from qgcam_lib.report.paper import printed_summary
-from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import (
     MarkedTable,
     interval_text,
@@ -241,24 +240,26 @@ def example(tmp_path):
     return GroundingExample("a", tmp_path / "scene.png", "a red square", box, "scene", (40, 60))
 
 
-def test_panel_draws_the_box_and_the_peaks_where_they_are(example):
+def test_panels_draw_the_box_and_the_peaks_where_they_are(example):
     heat = np.zeros((20, 30), dtype=np.float32)
     heat[10, 10], heat[3, 28] = 1.0, 1.0  # on the image at (21, 21), inside, and at (7, 57), outside
     scores = score_maps([heat], [example.boxes], image_sizes=example.size, delta=10).iloc[0]
-    figure = panel(example, heat, scores, role="uncertain", delta=10)
-    left, right = figure.axes
-    (box,) = left.patches
+    figure = panels([("uncertain", example, heat, scores)], "one", delta=10)
+    picture, alone, over, words = figure.axes[:4]
+    (box,) = picture.patches
     assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (9.5, 9.5, 20, 20)
-    points = {line.get_marker(): line.get_xydata().tolist() for line in right.lines if len(line.get_xydata())}
+    points = {line.get_marker(): line.get_xydata().tolist() for line in over.lines if len(line.get_xydata())}
     assert points == {"o": [[20.5, 20.5]], "x": [[56.5, 6.5]]}
-    assert scores["pg_uncertain"] and "uncertain yes" in right.get_xlabel()
+    assert len(alone.images) == 1 and not alone.patches and len(over.images) == 2
+    text = " ".join(one.get_text() for one in words.findobj(plt.Text))
+    assert scores["pg_uncertain"] and "uncertain yes" in text and "highest: 1 of 2 pixels in a box" in text
 
 
-def test_panel_takes_a_constant_map_and_undefined_scores(example):
+def test_panels_take_a_constant_map_and_undefined_scores(example):
     heat = np.zeros((20, 30), dtype=np.float32)
     scores = score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
-    figure = panel(example, heat, scores)
-    assert "–" in figure.axes[1].get_xlabel()
+    figure = panels([("", example, heat, scores)], "one")
+    assert any("–" in one.get_text() for one in figure.axes[3].findobj(plt.Text))
     figure.canvas.draw()
 
 
@@ -270,7 +271,7 @@ def test_score_lines_show_five_scores_and_dashes():
 def test_a_broken_image_is_named_not_drawn(example):
     example.image.write_bytes(b"no picture")
     with pytest.raises(ExampleError, match="scene.png"):
-        panel(example, np.ones((4, 4)), {})
+        panels([("", example, np.ones((4, 4)), {})], "one")
 
 
 def test_examples_are_chosen_by_rule_and_never_twice(records):
@@ -307,9 +308,9 @@ def test_panels_show_the_grid_that_was_scored(example, records):
     items = example_maps(LeftHalf(), One(), chosen, "pixel")
     expected = prepare_maps(LeftHalf().maps(Image.new("RGB", (1, 1)), ["a red square"]), (40, 60), "pixel")[0]
     assert len(items) == 2 and np.array_equal(items[0][2], expected)
-    use_style()
     figure = panels(items, "two")
-    assert len(figure.axes) == 4 and figure.axes[0].get_title(loc="left").startswith("best")
+    assert len(figure.axes) == 2 * 4 + 1  # and the colour bar
+    assert any(one.get_text().startswith("best: lift") for one in figure.axes[3].findobj(plt.Text))
     with pytest.raises(ValueError, match="at least one"):
         panels([], "none")
 

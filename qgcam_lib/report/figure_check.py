@@ -144,6 +144,7 @@ def check_figure(figure: Figure, *, least: float = 3.0, least_text: float = 4.5)
     canvas = FigureCanvasAgg(figure)
     try:
         figure.set_dpi(120)
+        canvas.draw()  # a first drawing settles the layout, as it does when a figure is saved
         canvas.draw()
         found = _text_problems(figure, canvas.get_renderer())
         figure.set_layout_engine("none")

@@ -101,7 +101,7 @@ def beside_figure(frame: pd.DataFrame, columns: Mapping[str, str], *, label: str
 def curves_figure(curves: Mapping[str, pd.DataFrame], *, x: str, y: str, xlabel: str, ylabel: str, title: str = "",
                   diagonal: bool = False, limits: tuple[float, float] = (0, 1)) -> Figure:
     """A line a name over one axis from 0 to 1: precision over recall, hits over scores. diagonal: draw x = y too."""
-    figure, ax = plt.subplots(figsize=(5.2, 4.1 + 0.17 * len(curves)))
+    figure, ax = plt.subplots(figsize=(5.6, 4.3 + 0.2 * len(curves)))
     if diagonal:
         ax.plot([0, 1], [0, 1], color=GUIDE, linewidth=1, zorder=0)
     for k, (name, curve) in enumerate(curves.items()):

@@ -93,7 +93,7 @@ def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **opt
     letters = max(len(line) for label in labels for line in label.split("\n")) + 7
     columns = int(figure.get_figwidth() * 72 / (0.62 * letters * Text(size="small").get_fontsize()))
     figure.legend(handles, labels, loc="outside lower center", ncols=min(max(columns, 1), len(labels), 5),
-                  fontsize="small", **options)
+                  **{"fontsize": "small", "labelspacing": 0.6} | options)
 
 # %% ../../nbs/lib/report/07_style.ipynb #42a24466
 def bare(ax: Axes) -> None:

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...data.catalog import load_dataset
 from ...grounding.run import example_map
 from ...models import load_model
-from .figures import draw_scored
+from .figures import draw_map, draw_scored, heat_bar, key_of_marks, top_pixels
 from ...report.gallery import choose_by_rule
 from ...report.style import bare, draw_boxes, open_picture, titled, wrapped
 
@@ -152,45 +154,61 @@ def gallery_maps(runs: Sequence[Mapping[str, Any]], cases: pd.DataFrame) -> dict
     return found
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #f4f84a78
-def _case_scores(scores: Mapping | pd.Series) -> str:
+def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) -> str:
     sure = "uncertain" if float(scores["pg_uncertain"] or 0) else "certain"
     ratio, iou, hit = (float(scores[name]) for name in ("io_ratio", "iou_soft", "pg_hit"))
-    return f"IO {ratio:.2f}   IoU {iou:.2f}\nPG {hit:.2g}, {sure}"
+    inside, outside = (int(pixels.sum()) for pixels in top_pixels(np.asarray(heat), example.boxes, example.size))
+    return f"IO {ratio:.2f}   IoU {iou:.2f}\nPG {hit:.2g} ({inside} of {inside + outside}), {sure}"
 
 
-def _draw_example(ax, heading: str, example: Any) -> None:
+def _draw_example(ax: Axes, heading: str, example: Any) -> None:
     """The picture of an example with its boxes, its prompt below."""
     ax.imshow(open_picture(example.image))
     draw_boxes(ax, example.boxes)
     bare(ax)
-    ax.set_title(heading, fontsize="small")
+    ax.set_title(wrapped(heading, 27, 2), fontsize="small")
     ax.set_xlabel(wrapped(f"“{example.prompt}”"), fontsize="small", style="italic")
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #82f5e31c
 def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: str, **options) -> Figure:
-    """A row a case: the image with its boxes, then every model's map with its peaks and scores.
+    """A row a case: the image with its boxes, then every model's map on it with its marks, below it the map alone, and
+    its scores; PG with the number of highest pixels in a box. All rows are equally high.
 
-    cases: (heading, example, {model: (map [H, W], its row of scores)}); the models are the same in every case.
-    options: tau and delta as in `score_maps`. Raises ValueError without a case.
+    cases: (heading, example, {model: (map [H, W], its row of scores)}); the models are the same in every case. The
+    heading says the rule and its value. options: tau and delta as in `score_maps`. Raises ValueError without a case.
     """
     if not cases:
         raise ValueError("Expected argument `cases` to hold at least one case, but got none.")
-    names, width = list(cases[0][2]), 2.15
-    shapes = [example.size[0] / example.size[1] for _, example, _ in cases]
-    figure, axes = plt.subplots(len(cases), len(names) + 1, squeeze=False, height_ratios=shapes,
-                                figsize=(width * (len(names) + 1), sum(width * s + 0.95 for s in shapes) + 0.4))
-    for row, (heading, example, maps) in zip(axes, cases, strict=True):
-        _draw_example(row[0], heading, example)
-        for ax, name in zip(row[1:], names, strict=True):
-            draw_scored(ax, open_picture(example.image), example, maps[name][0], **options)
-            ax.set_title(name, fontsize="small", weight="normal")
-            ax.set_xlabel(_case_scores(maps[name][1]), fontsize="small")
-    return titled(figure, title)
+    names, high = list(cases[0][2]), 1.6
+    wide = min(max(max(example.size[1] / example.size[0] for _, example, _ in cases), 1.1), 2) * high
+    figure, axes = plt.subplots(2 * len(cases), len(names) + 1, squeeze=False, height_ratios=[1, 0.45] * len(cases),
+                                figsize=(wide * (len(names) + 1), (1.45 * high + 0.95) * len(cases) + 1.8))
+    for (upper, lower), (heading, example, maps) in zip(axes.reshape(len(cases), 2, -1), cases, strict=True):
+        _draw_example(upper[0], heading, example)
+        prompt = upper[0].get_xlabel()
+        upper[0].set_xlabel("")
+        lower[0].set_axis_off()
+        lower[0].text(0, 1, prompt, transform=lower[0].transAxes, va="top", fontsize="small", style="italic")
+        for name, ax, below in zip(names, upper[1:], lower[1:], strict=True):
+            heat, scores = maps[name]
+            draw_scored(ax, open_picture(example.image), example, heat, **options)
+            ax.set_title(wrapped(name, 24, 2), fontsize="small", weight="normal")
+            draw_map(below, open_picture(example.image), heat, alone=True)
+            bare(below)
+            below.set_xlabel(_case_scores(scores, example, heat), fontsize="small")
+    heat_bar(figure, axes[:, 1:].flat)
+    key_of_marks(figure)
+    said = [f"{heading} “{example.prompt}”: " + ", ".join(
+        f"{name} IO ratio {float(scores['io_ratio']):.2f} PG {float(scores['pg_hit']):.2g}" for name, (_, scores) in
+        maps.items()) for heading, example, maps in cases]
+    what = f"Each picture with its boxes and the maps of {', '.join(names)}."
+    return titled(figure, title, alt=f"{what} {'; '.join(said)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #c39b73d6
 def part_figure(examples: Mapping[str, Any], title: str) -> Figure:
     """One picture once for each prompt about it, with that prompt's boxes: {heading: example}."""
-    figure, axes = plt.subplots(1, len(examples), figsize=(2.6 * len(examples), 3.3), squeeze=False)
-    for ax, (heading, example) in zip(axes[0], examples.items(), strict=True):
+    figure, axes = plt.subplots(1, max(len(examples), 1), figsize=(max(2.6 * len(examples), 4), 3.6), squeeze=False)
+    for ax, (heading, example) in zip(axes[0], examples.items()):
         _draw_example(ax, heading, example)
-    return titled(figure, title)
+    said = [f"{heading} “{example.prompt}”, {len(example.boxes)} boxes" for heading, example in examples.items()]
+    return titled(figure, title, alt=f"The same picture with the boxes of each prompt. {'; '.join(said)}.")
