@@ -57,15 +57,16 @@ _PROTOCOL = ("Protocol: {protocol}, a reconstruction. The paper's code was not p
              "and ties are inferred.")
 
 
-def differences(*, is_miniworld: bool, weights: str, protocol: str, n: int, n_paper: int | None = None) -> list[str]:
+def differences(*, is_miniworld: bool, weights: str, protocol: str, n: int, n_paper: int | None = None,
+                unit: str = "phrases") -> list[str]:
     """What of a run is not the paper's, a sentence each: data, weights, protocol, n. protocol: "" where none is meant;
-    n_paper: None where the paper has no such row."""
+    n_paper: None where the paper has no such row; unit: what n counts."""
     drawn = "Data: the miniworld, small drawn scenes with known boxes, instead of photographs."
     found = [drawn] if is_miniworld else []
     found += [_WEIGHTS[weights]] if weights in _WEIGHTS else []
     found += [_PROTOCOL.format(protocol=protocol)] if protocol else []
     if n_paper is not None and n != n_paper:
-        found.append(f"n: {n} phrases; the paper has {n_paper}.")
+        found.append(f"n: {n} {unit}; the paper has {n_paper}.")
     return found
 
 # %% ../../../nbs/lib/papers/q_groundcam/07_results.ipynb #new1
