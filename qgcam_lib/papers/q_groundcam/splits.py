@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TABLE1', 'SCORES', 'SHARES', 'ONE_SPLIT', 'SPLITS', 'TABLE1_MODELS', 'Q_GROUNDCAM', 'Table1Split', 'find_split',
-           'table1_runs', 'find_table1_runs', 'score_summary', 'run_records', 'table1_summary', 'with_domain',
-           'table1_comparison']
+           'printed_split', 'table1_runs', 'find_table1_runs', 'score_summary', 'run_records', 'table1_summary',
+           'with_domain', 'table1_comparison']
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #1e82dc82
 import re
@@ -17,7 +17,9 @@ import pandas as pd
 
 from ...report.beside import paper_vs_ours
 from ...report.cautions import why_not_comparable, why_not_runnable
-from ...report.paper import Column, Paper, PaperTable
+from ...report.paper import Column, Paper, PaperTable, printed_summary
+from ...report.published import cite
+from ...report.tables import MarkedTable, printed_table, score_table
 from ...runs import find_runs
 from ...runs.record import check_outputs
 from ...statistics import METRICS, summarize
@@ -82,6 +84,17 @@ def find_split(data: str, split: str) -> Table1Split | None:
         if plain in names and split == one.split:
             return one
     return None
+
+# %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #0fe3b030
+def printed_split(data: str, split: str) -> MarkedTable:
+    """The paper's rows of one split as printed, or the whole of Table 1 where `find_split` knows no such split."""
+    one, table = find_split(data, split), TABLE1.printed()
+    caption = f"As printed: {cite(table)}"
+    if one is None:
+        return printed_table(TABLE1, caption)
+    rows = table[(table["dataset"] == one.dataset) & (table["split"] == one.name)]
+    return score_table(printed_summary(TABLE1, rows), ONE_SPLIT, intervals=False,
+                       caption=f"{one.dataset}, {one.name}. {caption}")
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #88834a19
 def table1_runs(data: str | Path = "", *, models: Collection[str] = TABLE1_MODELS,
