@@ -80,20 +80,26 @@ def against_baselines(frames: Mapping[str, pd.DataFrame], metrics: Sequence[str]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 # %% ../../../nbs/lib/papers/q_groundcam/07_results.ipynb #ca4cb37f
+def _who(name: str) -> str:
+    """A model of a run in a sentence: 'blip-base (mini weights)', 'the centre guess'."""
+    model, _, rest = name.partition(", ")
+    return f"{model} ({rest})" if rest else f"the {model}" if " " in model else model
+
+
 def result_of_run(summary: pd.DataFrame, against: pd.DataFrame, model: str, where: str) -> dict[str, Any]:
     """The answer and effects of `q_groundcam.ipynb`. summary: of `score_summary`; against: rows of `compare`, the model
     minus each baseline, with the column `other`; empty without baselines; where: data set and split."""
     mine = summary[summary["model"] == model].set_index("metric", drop=False)
     often = [f"{word} often than" for word in ("clearly more", "clearly less", "not clearly more")]
     hit = mine.loc["pg_hit"]
-    words = [f"{direction(row, often)} the {row['other']} ({_number('pg_hit', row['b'])} %)"
+    words = [f"{direction(row, often)} {_who(row['other'])} ({_number('pg_hit', row['b'])} %)"
              for _, row in against[against["metric"] == "pg_hit"].iterrows()]
-    answer = (f"On {where}, the highest value of the map of {model} lies in the phrase's box for "
+    answer = (f"On {where}, the highest value of the map of {_who(model)} lies in the phrase's box for "
               f"{_number('pg_hit', hit['value'])} % of {hit['n']:.0f} phrases"
               + (f": {' and '.join(words)}." if words else "."))
     means = [estimate(mine.loc[m]) for m in ("pg_hit", "io_ratio", "pg_uncertain")]
     return {"answer": answer,
-            "effect": means + [change(row, f"{model} minus {row['other']}") for _, row in against.iterrows()]}
+            "effect": means + [change(row, f"{_who(model)} minus {_who(row['other'])}") for _, row in against.iterrows()]}
 
 # %% ../../../nbs/lib/papers/q_groundcam/07_results.ipynb #154e83d0
 def _count(claims: pd.DataFrame, words: str) -> str:
