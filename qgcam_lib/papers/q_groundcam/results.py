@@ -98,8 +98,8 @@ def result_of_run(summary: pd.DataFrame, against: pd.DataFrame, model: str, wher
               f"{_number('pg_hit', hit['value'])} % of {hit['n']:.0f} phrases"
               + (f": {' and '.join(words)}." if words else "."))
     means = [estimate(mine.loc[m]) for m in ("pg_hit", "io_ratio", "pg_uncertain")]
-    return {"answer": answer,
-            "effect": means + [change(row, f"{_who(model)} minus {_who(row['other'])}") for _, row in against.iterrows()]}
+    gaps = [change(row, f"{_who(model)} minus {_who(row['other'])}") for _, row in against.iterrows()]
+    return {"answer": answer, "effect": means + gaps}
 
 # %% ../../../nbs/lib/papers/q_groundcam/07_results.ipynb #154e83d0
 def _count(claims: pd.DataFrame, words: str) -> str:
