@@ -20,11 +20,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
 from qgcam_lib.runs import current_run, find_runs, read_run
+from qgcam_lib.runs import record as run_record
 from qgcam_lib.runs import runner as runs
 from qgcam_lib.runs.gather import table_page
 from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
-from qgcam_lib.runs.record import Run, update_run
-from qgcam_lib.runs.runner import lock_run, notebook_sha256, plan_run, run_notebook
+from qgcam_lib.runs.record import Run, lock_run, update_run
+from qgcam_lib.runs.runner import notebook_sha256, plan_run, run_notebook
 from qgcam_lib.storage import fingerprints
 from qgcam_lib.storage.rows import RecordStore
 
@@ -484,7 +485,7 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
             assert runner.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match=f"process {runner.pid} on"):
-            patch.setattr(runs, "LOCK_WAIT", 0.1)  # a second process on the same run
+            patch.setattr(run_record, "LOCK_WAIT", 0.1)  # a second process on the same run
             run_notebook(path, outputs=tmp_path / "out", progress=False)
         runner.send_signal(signal.SIGKILL)
         if victims != "runner":
@@ -560,10 +561,20 @@ def test_the_face_of_runs_is_light():
     assert shown == "set()\n"
 
 
-def test_a_notebook_outside_the_runner_gets_a_folder_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "my notebook.ipynb"))
-    run = current_run(outputs=tmp_path)
-    assert run.folder == tmp_path / "interactive" / "my_notebook" and run.id == "interactive"
+def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path):
+    run = current_run(notebook="my notebook", outputs=tmp_path)
+    assert run.folder.parent == tmp_path / "interactive" / "my_notebook" and run.folder.name == run.id
     run.record(n=1)
-    assert current_run(outputs=tmp_path).folder == run.folder and read_run(run.folder)["results"] == {}
-    assert "interactive" in repr(run.colophon())
+    with pytest.raises(RunError, match="another process"), lock_run(run.folder, wait=0.1):
+        pass
+    other = current_run(notebook="another", outputs=tmp_path)
+    with lock_run(run.folder, wait=0.1):
+        pass
+    assert other.folder.parent.name == "another" and read_run(run.folder)["results"] == {"n": 1}
+    again = current_run(notebook="my notebook", outputs=tmp_path)
+    assert again.folder == run.folder and read_run(run.folder)["results"] == {} and read_run(run.folder)["attempts"] == 2
+    assert run.id in repr(run.colophon()) and read_run(run.folder)["finished"]
+    with lock_run(run.folder, wait=0.1):
+        pass
+    assert find_runs(tmp_path) == [] and len(find_runs(tmp_path, status="interactive")) == 2
+    assert find_runs(tmp_path, "another", status="interactive") == [(other.folder, read_run(other.folder))]

@@ -344,7 +344,7 @@ def _find_notebook(history: list[str], name: str | Path | None) -> tuple[Path | 
     for file in said:
         if name is not None or {source for source, _ in _code_cells(read[file])} & set(history) - {""}:
             return file, _code_cells(read[file])
-    return (None, []) if name is None else (Path(f"{Path(name).stem}.ipynb"), [])
+    return None, []
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011016
 def _assigned(source: str) -> dict[str, bool]:
@@ -406,7 +406,8 @@ def open_notebook(notebook: str | Path | None = None) -> OpenNotebook:
     tagged = next((source for source, tags in cells if "parameters" in tags), "")
     cell, injected = _parameters_cell(history, tagged)
     code = [source for source, _ in cells] or [one for one in history if one not in (cell, injected)]
-    name = path.stem if path else f"cells-{sha256_of(*dict.fromkeys(code))[:8]}"
+    name = f"cells-{sha256_of(*dict.fromkeys(code))[:8]}"
+    name = Path(notebook).name.removesuffix(".ipynb") if notebook else path.stem if path else name
     known = _read_cell(cell, name, _origins([*history, *code]))
     given = {one: space[one] for one in known if one in space}
     given |= {one: space.get(one) for one in _assigned(injected) if one not in known}
