@@ -40,8 +40,8 @@ from qgcam_lib.runs import current_run""", """class Hill:
 model: ExplainerName = "blip-base"  # only its name is used here
 share: float = 0.5  # not used""",
          "run = current_run()",
-         """examples = [GroundingExample(f"{k}", Path(f"{k % 3}.png"), f"thing {k}", np.array([[0, 0, 9, 9]]), f"{k % 3}", (24, 32))
-            for k in range(9)]
+         """box = np.array([[0, 0, 9, 9]])
+examples = [GroundingExample(f"{k}", Path(f"{k % 3}.png"), f"thing {k}", box, f"{k % 3}", (24, 32)) for k in range(9)]
 frame = ground(Hill(), examples, limit=limit, store=run.store("model"), progress=False)
 assert len(frame) == limit
 run.record(n=len(frame), io_ratio=frame["io_ratio"].mean())
@@ -66,8 +66,8 @@ def environment(place):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QGCAM_", "JPY_", "JUPYTER_"))}
     own = {name: str(place / ".own" / name) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR",
                                                          "JUPYTER_DATA_DIR", "QGCAM_CACHE")}
-    return kept | own | {"PYTHONPATH": str(ROOT), "ASKED": str(place / "asked.txt"), "QGCAM_OUTPUTS": str(place / "out"),
-                         "PYTHONWARNINGS": "ignore"}
+    return kept | own | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "ASKED": str(place / "asked.txt"),
+                         "QGCAM_OUTPUTS": str(place / "out")}
 
 
 def start(place, *command, **variables):
@@ -114,7 +114,8 @@ def test_plain_papermill_three_times_and_the_first_again(place):
     assert set(again) == set(runs) and again[4][0] == runs[4][0]
     folder, record = again[4]
     assert record["parameters"] == {"limit": 4, "model": "blip-base", "share": 0.5} and record["attempts"] == 2
-    assert record["finished"] and record["results"]["n"] == 4 and record["notebook"] == str(place / "little paper.ipynb")
+    assert record["finished"] and record["results"]["n"] == 4
+    assert record["notebook"] == str(place / "little paper.ipynb")
     assert {item["kind"] for item in record["outputs"]} == {"table", "records"}
     assert find_runs(place / "out") == [] and find_runs(place / "out", status=None) == [], "no runner's runs"
 
