@@ -357,7 +357,7 @@ def test_the_record_says_what_made_the_result(finished):
     kinds = {item["path"]: item["kind"] for item in record["outputs"]}
     part = RecordStore(result.folder / "records" / "scores").parts()[0].name
     assert kinds == {"run.ipynb": "notebook", "tables/scores.csv": "table", "tables/scores.parquet": "table",
-                     "records/scores/part-000001.parquet": "records"}
+                     f"records/scores/{part}": "records"}
     for item in record["outputs"]:
         assert item["sha256"] == fingerprints.file_sha256(result.folder / item["path"])
 
