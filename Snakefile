@@ -61,10 +61,19 @@ RUNS = {
     "amc_recipe": {} if DATA else {"miniworld": {}},
     "tricd_audit": {"drawn": {}},
     "tricd_detection": {split: given | DETECTORS for split, given in TRICD.items()},
+    "tricd_analysis": {split: {"data": DATA, "split": split} for split in TRICD},
     "tricd_vqa": {split: given | ANSWERERS for split, given in TRICD.items()},
 }
-# notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`
-GATHERS = {"q_groundcam_table1": "q_groundcam"}
+# notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
+# the same name where there are any (a split), else all
+GATHERS = {"q_groundcam_table1": "q_groundcam", "tricd_analysis": "tricd_detection"}
+
+
+def gathered(notebook, name):
+    """The runs (notebook, name) that a run gathers."""
+    runs = [(GATHERS[notebook], other) for other in RUNS.get(GATHERS.get(notebook), {})]
+    return [key for key in runs if key[1] == name] or runs
+
 
 OUTPUTS = Path(os.path.relpath(settings.outputs)).as_posix()
 FOLDER = OUTPUTS + "/gathered/{notebook}/{name}/{run_id}"
@@ -80,7 +89,7 @@ for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
     for name, given in RUNS[notebook].items():
         given = given | {k: v for k, v in GIVEN.items() if k in KNOWN[notebook]}
         if notebook in GATHERS:
-            given["runs"] = [run_id for (one, _), run_id in PLANS.items() if one == GATHERS[notebook]]
+            given["runs"] = [PLANS[key] for key in gathered(notebook, name)]
         PARAMETERS[notebook, name] = given
         PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given).run_id
 FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=run_id) for key, run_id in PLANS.items()}
@@ -98,8 +107,7 @@ def options(wildcards):
 
 def needed(wildcards):
     """The records of the runs that a notebook gathers."""
-    gathered = GATHERS.get(wildcards.notebook)
-    return [folder + "/run.json" for (notebook, _), folder in FOLDERS.items() if notebook == gathered]
+    return [FOLDERS[key] + "/run.json" for key in gathered(wildcards.notebook, wildcards.name)]
 
 
 def about(wildcards, path):

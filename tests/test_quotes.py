@@ -17,7 +17,7 @@ from qgcam_lib.settings import ROOT
 TEXTS = Path(os.environ.get("PAPER_TEXTS") or ROOT.parent / "shared" / "papers")
 FILES = {"Q-GroundCAM": ("q_groundcam.txt", "q_groundcam_html.txt"), "TRICD": ("tricd.txt",),
          "Ref-Adv": ("ref_adv.txt",), "Probing Conceptual Understanding": ("conceptual_probes.txt",)}
-CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS}
+CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS + tricd.VQA_CLAIMS}
 needs_texts = pytest.mark.skipif(not TEXTS.is_dir(), reason="no texts of the papers: ../shared/papers or $PAPER_TEXTS")
 
 # > “Sentence.” — *Paper*, section 4          or, within a line: “sentence” (*Paper*, section 4)

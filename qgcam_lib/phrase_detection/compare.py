@@ -19,7 +19,12 @@ import pandas as pd
 from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
 from ..models.matching import choose_threshold
-from .analysis import calibration, precision_recall, price_of_false_captions
+from qgcam_lib.phrase_detection.analysis import (
+    calibration,
+    false_alarm_rates,
+    precision_recall,
+    price_of_false_captions,
+)
 from .parts import parts
 from .prediction_files import predictions_source
 from .presence import presence
@@ -63,14 +68,14 @@ def match_all(predictions: Mapping[str, Any], data: Tricd, *, limit: int = 0, se
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #7bb7b41f
 _ANALYSES = {"scores": summarize_matches, "price": price_of_false_captions, "calibration": calibration,
-             "presence": presence, "curve": precision_recall}
+             "presence": presence, "curve": precision_recall, "alarms": false_alarm_rates}
 
 
 def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: Any) -> pd.DataFrame:
     """One analysis for every model, with a column `model` first.
 
-    what: "scores" (`summarize_matches`), "price", "calibration", "presence" or "curve"; options go to that analysis.
-    ValueError for another name.
+    what: "scores" (`summarize_matches`), "price", "calibration", "presence", "curve" or "alarms"; options go to that
+    analysis. ValueError for another name.
     """
     if what not in _ANALYSES:
         raise ValueError(f"what: expected one of {sorted(_ANALYSES)}, got {what!r}")

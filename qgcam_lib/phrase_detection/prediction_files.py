@@ -19,7 +19,7 @@ from ..data.tricd.pairs import Tricd, read_json
 from ..errors import ExampleError
 from .prediction_rows import FORMS, rows_of, whole_number
 from .predictions import pack
-from ..storage.files import write_whole
+from ..storage.files import whole_file, write_whole
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #b5873427
 class Predictions(dict[int, dict[str, np.ndarray]]):
@@ -122,13 +122,20 @@ def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:
-    """Write predictions as JSON in TRICD's form, whole or not at all; returns the path.
+    """Write predictions as JSON in TRICD's form, or as a table where the path ends in .parquet, which takes a fraction
+    of the space; whole or not at all. Returns the path.
 
-    predictions: {image_id: {"scores", "boxes", "phrase_ids"}} with lists or arrays. Floats keep all their digits.
-    Errors: ExampleError that names the image, for a missing key, lengths that differ, NaN or infinity.
+    predictions: {image_id: {"scores", "boxes", "phrase_ids"}} with lists or arrays. Floats keep all their digits. A
+    table has a row a box, so a pair without one is not named in it. Errors: ExampleError that names the image, for a
+    missing key, lengths that differ, NaN or infinity.
     """
     rows = rows_of(predictions)
     ids = [whole_number(image, "image_id") for image in rows.images]
+    if Path(path).suffix == ".parquet":
+        table = {"image_id": np.array(ids, np.int64)[rows.image], "phrase_id": rows.label, "score": rows.score}
+        with whole_file(path) as part:
+            pd.DataFrame(table | dict(zip(("x0", "y0", "x1", "y1"), rows.boxes.T))).to_parquet(part, index=False)
+        return Path(path)
     order = np.argsort(rows.image, kind="stable")
     ends = np.searchsorted(rows.image[order], np.arange(len(ids)), side="right")
     content = {str(id): {"scores": rows.score[own].tolist(), "boxes": rows.boxes[own].tolist(),

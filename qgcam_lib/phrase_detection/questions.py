@@ -201,8 +201,9 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, on: str = "image_
     Returns rows subset x metric (macro_f1, f1_yes, f1_no, accuracy, in 0..1; n, n_unparsable, n_missing): subset and
     the columns of `statistics.summary_rows`; n: questions scored, n_undefined: questions dropped. A subset without
     questions is NaN, n 0.
-    Source: TRICD, section 6.1, Table 4, which prints macro-F1 in percent. The official script stops with an error on
-    the subsets; scores of "all" agree with it. Neither argument is changed.
+    Source: TRICD, Table 4, which prints one F1 a cell, in percent; section 5.1 names accuracy and macro-F1, and we take
+    it for the latter. The official script stops with an error on the subsets; scores of "all" agree with it. Neither
+    argument is changed.
     Errors: ValueError naming the id (unknown, twice, missing, not an answer) or the option.
     """
     _one_of("unparsable", unparsable, ("wrong", "opposite", "drop"))

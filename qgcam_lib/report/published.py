@@ -57,5 +57,6 @@ def cite(frame: pd.DataFrame) -> str:
     family = [author.split()[-1] for author in source["authors"]]
     names = " and ".join(family) if len(family) <= 2 else f"{family[0]} et al."
     paper = f"arXiv {source['arxiv']}" if "arxiv" in source else source["address"]
-    place = f"page {source['page']}" if "page" in source else f"section {source['section']}"
+    kind = "page" if "page" in source else "section" if source["section"][0].isdigit() else "appendix"
+    place = f"{kind} {source.get('page', source.get('section'))}"
     return f"{names}, {paper}, {source['table']}, {place}"
