@@ -400,8 +400,8 @@ def test_the_numbers_of_the_page_are_the_evaluators(detection, small_world):
         found = summary["mine", row.metric, row.subset]
         assert found == pytest.approx(row.value, nan_ok=True)
     assert set(table(detection, "paper_vs_ours")["verdict"].str.split(":").str[0]) == {"not comparable", "not run"}
-    claims = table(detection, "claims").set_index("counted as")["result"]
-    assert claims.iloc[0].startswith("not asked") and claims["group recall@1 is lower than recall@1"] != ""
+    claims = table(detection, "claims")
+    assert len(claims) == len(CLAIMS) and claims["result"].str.startswith("not asked").any()
 
 
 def test_questions_run_and_count_what_cannot_be_read(small_world, tmp_path_factory):
