@@ -23,6 +23,7 @@ from qgcam_lib.models.registry import zoo_folder
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]
 TYPES = "text_encoder.bert.embeddings.token_type_embeddings.weight"
+QUEUES = ("image_queue", "text_queue", "idx_queue", "queue_ptr", "queue_ptr_img", "queue_ptr_txt")  # ALBEF's and AMC's
 WORDS = "text_encoder.bert.embeddings.word_embeddings.weight"
 
 
@@ -186,7 +187,7 @@ def published(model):
     heads = {"text_encoder.cls.predictions.bias": torch.zeros(700), "text_encoder_m.cls.predictions.bias":
              torch.zeros(700)}
     queues = {"image_queue": torch.zeros(8, 4), "text_queue": torch.zeros(8, 4), "idx_queue": torch.zeros(1, 4),
-              "queue_ptr": torch.zeros(1, dtype=torch.long)}
+              **{name: torch.zeros(1, dtype=torch.long) for name in ("queue_ptr", "queue_ptr_img", "queue_ptr_txt")}}
     return {**state, WORDS: state[WORDS] - types[0], TYPES: types, **momentum, **heads, **queues}
 
 
@@ -211,12 +212,15 @@ def test_amcs_checkpoint_form_loads(albef, published, vocab, tmp_path, prefix):
     beside = {key for key in published if "_m." in key or "queue" in key or ".cls." in key}
     assert set(ignored) >= beside and all(key in beside or key.endswith("position_ids") for key in ignored)
     assert again.card["file"] == "best_flickr.pth" and len(again.card["sha256"]) == 64
+    assert {name for name in again.card["dropped"] if "queue" in name} == set(QUEUES)
+    assert {"text_encoder_m.*", "visual_encoder_m.*", "text_encoder.cls.*"} <= set(again.card["dropped"])
 
 
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda s: s.pop("itm_head.weight"), "1 missing: itm_head.weight"),
     (lambda s: s.pop(WORDS), "missing: text_encoder.embeddings.word_embeddings.weight"),
     (lambda s: s.update({"decoder.bias": torch.zeros(3)}), "1 unexpected: decoder.bias"),
+    (lambda s: s.update({"queue_ptr_video": torch.zeros(1)}), "1 unexpected: queue_ptr_video"),
     (lambda s: s.update({"text_encoder.bert.encoder.layer.2.crossattention.self.kee.bias": torch.zeros(36)}),
      "unexpected: text_encoder.encoder.layer.2.crossattention.self.kee.bias"),
     (lambda s: s.update({"itm_head.bias": torch.zeros(3)}), r"itm_head.bias \(3,\) instead of \(2,\)"),

@@ -89,6 +89,16 @@ def test_duplicates_go_as_in_a_loop():
     assert len(without_duplicates(Detections([], [], []), 0.5, 4, 4)) == 0
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_one_box_left_is_one_box(n):
+    """The box of every duplicate is the same, so that one is left; of a phrase alone, and of each of two phrases."""
+    boxes, scores = np.tile([2.0, 3.0, 60.0, 9.0], (n, 1)), np.linspace(0.9, 0.5, n)
+    found = without_duplicates(Detections(scores, boxes, np.zeros(n)), 0.5, 50, 45)
+    assert (found.scores.tolist(), found.boxes.tolist(), found.phrases.tolist()) == ([0.9], [[2, 3, 50, 9]], [0])
+    both = Detections([*scores, *scores / 2], np.tile(boxes, (2, 1)), np.repeat([0, 1], n))
+    assert without_duplicates(both, 0.5, 50, 45).phrases.tolist() == [0, 1]
+
+
 def test_texts_are_masked_after_their_end_and_padding_changes_nothing():
     detector = tiny()
     inputs = detector.text_inputs(CAPTION, ["a dog", "ball"])

@@ -11,6 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision.ops import batched_nms
@@ -32,10 +33,10 @@ def without_duplicates(found: Detections, threshold: float, width: int, height: 
 
     Source: OmDet-Turbo's post-processing in transformers, non-maximum suppression for each class.
     """
-    boxes = torch.from_numpy(found.boxes)
-    keep = batched_nms(boxes, torch.from_numpy(found.scores), torch.from_numpy(found.phrases), threshold)
-    limits = boxes.new_tensor([width, height, width, height])
-    return Detections(found.scores[keep], torch.minimum(boxes.clamp(min=0), limits)[keep], found.phrases[keep])
+    scores, boxes, phrases = (torch.from_numpy(part) for part in (found.scores, found.boxes, found.phrases))
+    keep = batched_nms(boxes, scores, phrases, threshold).numpy()  # a tensor of one number would index as a number
+    cut = np.clip(found.boxes, 0, [width, height, width, height])
+    return Detections(found.scores[keep], cut[keep], found.phrases[keep])
 
 # %% ../../nbs/lib/models/08_omdet.ipynb #7c48a7bd
 PUBLISHED: dict[str, dict[str, Any]] = {"omdet-turbo": {}}

@@ -6,6 +6,8 @@
 __all__ = ['MAY_MISS', 'MAY_IGNORE', 'CHECKPOINTS', 'load_albef_weights', 'official_amc', 'load_albef']
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #a256989b
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,11 @@ def load_albef_weights(model, path: str | Path) -> list[str]:
     renamed = {name.replace("text_encoder.bert.", "text_encoder.", 1): name for name in state}
     types = "text_encoder.embeddings.token_type_embeddings.weight"
     return [*spare, *(name for new, name in renamed.items() if new not in fitting and new != types)]
+
+
+def _in_short(names: Sequence[str]) -> list[str]:
+    """Names for the card, those of a momentum copy or of the word-guessing head as one: "text_encoder_m.*"."""
+    return list(dict.fromkeys(re.sub(r"^(\w+_m|text_encoder\.cls)\..*", r"\1.*", name) for name in names))
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #3974e7a2
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     with drawn_from(seed):
         model = build_albef(sizes, words)
     ignored = load_albef_weights(model, found.file) if found.file else []
-    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored), **found.card}
+    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored),
+            "dropped": _in_short(ignored), **found.card}
     usual = {"block": _third_fusing(sizes), "tokens": entry.tokens, "cleaning": "albef", **found.card}
     chosen = {name: usual[name] if given is None else given
               for name, given in (("block", block), ("tokens", tokens), ("cleaning", cleaning))}
