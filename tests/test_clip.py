@@ -279,3 +279,25 @@ def test_a_hostile_pickle_runs_nothing(tmp_path):
     with pytest.raises(ValueError, match="more than tensors"):
         load_clip(NAME, tmp_path / "bad.pt", config=SIZES, vocab=WORDS)
     assert not (tmp_path / "ran").exists()
+
+
+# how a picture is squashed
+
+
+@pytest.mark.parametrize("size", [(120, 70), (40, 90), (64, 64), (1, 300)])
+def test_bilinear_squashing_is_gscorecams_own(tiny, size):
+    """Its load_clip puts torchvision's Resize((n, n)), bilinear, before CLIP's own bicubic resize and crop."""
+    from torchvision import transforms as T
+
+    from qgcam_lib.models.common.images import MEAN, STD
+
+    image, n = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)), 64
+    clips_own = [T.Resize(n, T.InterpolationMode.BICUBIC), T.CenterCrop(n), T.ToTensor(), T.Normalize(MEAN, STD)]
+    theirs = T.Compose([T.Resize((n, n)), *clips_own])(image)
+    published = load_clip(NAME, "random", config=SIZES, vocab=WORDS, n_channels=20, squash="bilinear")
+    torch.testing.assert_close(published.pixels([image])[0], theirs, rtol=0, atol=1e-6)
+    assert (published.card["squash"], tiny.card["squash"]) == ("bilinear", "bicubic")
+    gap = float((tiny.pixels([image])[0] - theirs).abs().max())
+    assert gap == 0 if size == (64, 64) else gap > 0.2
+    with pytest.raises(ValueError, match="squash: expected one of"):
+        load_clip(NAME, "random", config=SIZES, vocab=WORDS, squash="nearest")

@@ -119,8 +119,8 @@ def grad_eclip(reading: ClassReading, out_proj: torch.nn.Linear | None = None) -
     """Maps [P, h*w] float32, >= 0, over the patches: ReLU of (loosened attention x gradient x value), summed over
     the channels of all heads.
 
-    out_proj: the block's output projection, to send query and keys through it first, as the authors' code does; None
-    takes them as they are, as the paper writes. Where all patches' cosines are equal the loosened attention is 1. A
+    out_proj: the block's output projection, to send query and keys through it first, as the authors' generate_emap.py
+    does; None takes them as they are, as the paper and the authors' notebook do. Where all patches' cosines are equal the loosened attention is 1. A
     map is all zero where no patch raises the phrase's cosine. Source: Zhao et al. 2024, on the model's own heads.
     """
     query = reading.queries.flatten().float()
@@ -162,8 +162,8 @@ class ClipVitGradCam(ClipExplainer):
 
 
 class ClipVitGradEclip(ClipVitGradCam):
-    """A Grad-ECLIP map of a CLIP vision transformer. projected: as the authors' code has it, see `grad_eclip`; the
-    rest as for `ClipVitGradCam`.
+    """A Grad-ECLIP map of a CLIP vision transformer. projected: as the authors' generate_emap.py has it, not their
+    notebook, see `grad_eclip`; the rest as for `ClipVitGradCam`.
     """
 
     def __init__(self, clip: ClipModel, *, projected: bool = False, **options: Any):
