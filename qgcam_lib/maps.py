@@ -121,8 +121,8 @@ PROTOCOLS: dict[str, MapProtocol] = {
             before="minmax",
             after="minmax",
             grid="image",
-            evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again. Its model sees the picture "
-            "squashed bilinearly too (the model's option squash; ours is bicubic unless said otherwise).",
+            evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again. Its model sees the "
+            "picture squashed bilinearly too (the model's option squash; ours is bicubic unless said otherwise).",
         ),
         MapProtocol(
             "native", grid="native", evidence="The map as the model gave it, on its own grid; boxes are carried to it."

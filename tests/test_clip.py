@@ -298,6 +298,6 @@ def test_bilinear_squashing_is_gscorecams_own(tiny, size):
     torch.testing.assert_close(published.pixels([image])[0], theirs, rtol=0, atol=1e-6)
     assert (published.card["squash"], tiny.card["squash"]) == ("bilinear", "bicubic")
     gap = float((tiny.pixels([image])[0] - theirs).abs().max())
-    assert gap == 0 if size == (64, 64) else gap > 0.2
+    assert gap == 0 if size == (64, 64) else gap > 0.1
     with pytest.raises(ValueError, match="squash: expected one of"):
         load_clip(NAME, "random", config=SIZES, vocab=WORDS, squash="nearest")

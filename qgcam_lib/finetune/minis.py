@@ -205,6 +205,8 @@ MINIS: dict[str, Mini] = {
     "clip-rn-mini": Mini(ClipRecipe(steps=1900), train_clip, judging={"protocol": "gscorecam", "test_limits": (500,)}),
     "mdetr-like-mini": Mini(DetectorRecipe(), train_detector),
     "glip-like-mini": Mini(DetectorRecipe(texts=3, false=1 / 3), train_detector),
+    "mdetr-like-softmax-mini": Mini(DetectorRecipe(head="softmax"), train_detector),
+    "glip-like-softmax-mini": Mini(DetectorRecipe(texts=3, false=1 / 3, head="softmax"), train_detector),
     "owl-vit-mini": Mini(OwlRecipe(), train_owl, needs="blip-mini"),
 }
 

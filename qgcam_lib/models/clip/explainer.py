@@ -44,7 +44,7 @@ class ClipExplainer(PhraseExplainer):
         super().__init__(clip.model, card, device=device, precision=precision, tokens=tokens, grid=clip.grid,
                          layout=torch.channels_last if channels_last else torch.contiguous_format,
                          input_size=(clip.image_size,) * 2, squash=squash)
-        self.squash, self.clip, self.scale = clip, self.model.logit_scale.detach().float().exp()
+        self.clip, self.squash, self.scale = clip, squash, self.model.logit_scale.detach().float().exp()
 
     def _details(self) -> str:
         return f", grid {self.clip.grid[0]}x{self.clip.grid[1]}"

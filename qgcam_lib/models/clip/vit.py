@@ -120,8 +120,9 @@ def grad_eclip(reading: ClassReading, out_proj: torch.nn.Linear | None = None) -
     the channels of all heads.
 
     out_proj: the block's output projection, to send query and keys through it first, as the authors' generate_emap.py
-    does; None takes them as they are, as the paper and the authors' notebook do. Where all patches' cosines are equal the loosened attention is 1. A
-    map is all zero where no patch raises the phrase's cosine. Source: Zhao et al. 2024, on the model's own heads.
+    does; None takes them as they are, as the paper and the authors' notebook do. Where all patches' cosines are equal
+    the loosened attention is 1. A map is all zero where no patch raises the phrase's cosine. Source: Zhao et al. 2024,
+    on the model's own heads.
     """
     query = reading.queries.flatten().float()
     keys = reading.keys[:, 1:].transpose(0, 1).flatten(1).float()

@@ -41,7 +41,8 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
         raise ValueError(f"weights: {entry.name} is this project's own net, so there are no official weights. Use "
                          "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
-    sizes = json.loads(found.config.read_text(encoding="utf-8")) if found.file else found.config or {}
+    head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
+    sizes = json.loads(found.config.read_text(encoding="utf-8")) if found.file else {**head, **(found.config or {})}
     model = build_dense_grounding(DenseConfig(**sizes), found.vocab, seed)
     if found.file is not None:
         load_state(model, read_state(found.file))
