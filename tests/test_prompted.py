@@ -220,7 +220,7 @@ def test_a_saved_model_comes_back_and_a_damaged_one_does_not(answerer, tmp_path)
 
 def test_wrong_combinations_and_what_is_out_of_reach(folder):
     for options in (
-        {"weights": "random"},
+        {"weights": folder, "config": folder},
         {"weights": "official", "config": folder},
         {"weights": folder, "checkpoint": "owner/name"},
     ):
@@ -230,6 +230,44 @@ def test_wrong_combinations_and_what_is_out_of_reach(folder):
         load_model("prompted", "official", checkpoint="owner/name")
     with pytest.raises(FileNotFoundError, match="SmolVLM-256M-Instruct"):
         load_model("prompted", "official")
+
+
+SMALL = {
+    "text_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1200},
+    "vision_config": {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "image_size": 128},
+}
+SMALL["text_config"] |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL["vision_config"] |= {"num_attention_heads": 4}
+
+
+def test_random_weights_need_no_folder_and_no_hub(monkeypatch):
+    """SmolVLM's class with small sizes: answers, scores, the seed; and every image token gets a patch's state."""
+    monkeypatch.setattr("socket.socket.connect", lambda *a: pytest.fail("asked the network"))
+    one, same, other = (load_model("prompted", "random", seed=s, config=SMALL, max_new_tokens=3) for s in (0, 0, 1))
+    assert isinstance(one, Answerer) and type(one.model).__name__ == "Idefics3ForConditionalGeneration"
+    assert one.card["weights"] == "random" and one.card["seed"] == 0 and one.card["chat_template"]
+    assert one.text("is it so") == "User: <image>is it so Answer yes or no.<end_of_utterance>\nAssistant:"
+    asked = one.processor(images=PICTURES[0], text=one.text("is it so"), return_tensors="pt")
+    assert (asked.input_ids == one.model.config.image_token_id).sum() == (128 // 16 // 4) ** 2
+    assert asked.pixel_values.shape == (1, 1, 3, 128, 128)
+    for image in PICTURES:
+        assert isinstance(one.answer(image, QUESTIONS[0]), str)
+        score = one.yes_score(image, QUESTIONS[0])
+        assert 0 < score < 1 and score == same.yes_score(image, QUESTIONS[0]) != other.yes_score(image, QUESTIONS[0])
+    with pytest.raises(ValueError, match="config: expected a vocab_size of at least"):
+        load_model("prompted", "random", config={"text_config": {"vocab_size": 100}})
+
+
+def test_random_weights_have_the_published_size():
+    from transformers import AutoModelForImageTextToText
+
+    from qgcam_lib.models.prompted import _smolvlm
+
+    config, processor = _smolvlm({})
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 256_484_928
+    assert processor.image_seq_len == 64  # of its model card
 
 
 # --------------------------------------------------------------------------------------------------- a matcher answers
