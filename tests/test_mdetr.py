@@ -227,7 +227,7 @@ def test_official_weights_without_a_network_say_where_to_put_them(tmp_path, monk
     there = save(tmp_path / "checkpoints" / "pretrained_resnet101_checkpoint.pth", {})
     assert published_file(MODELS["mdetr-r101"]) == there
     monkeypatch.setattr("transformers.RobertaTokenizerFast.from_pretrained", unreachable)
-    with pytest.raises(FileNotFoundError, match="Pass vocab=FOLDER"):
+    with pytest.raises(FileNotFoundError, match="pass vocab=FOLDER"):
         roberta_tokenizer()
     with pytest.raises(ValueError, match="config: the official weights"):
         load_mdetr("mdetr-enb5", "official", config=TINY)
@@ -472,3 +472,20 @@ def test_places_of_a_hand_sized_grid():
     fast, slow = sine_places(1, 3, 8)[:, 4:6], sine_places(1, 3, 8)[:, 6:8]
     assert np.allclose(slow[:, 0], np.sin(np.array([1, 2, 3]) / 3 * whole / 100), atol=1e-5)
     assert np.allclose(fast[:, 0], np.sin(np.array([1, 2, 3]) / 3 * whole), atol=1e-5)
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path, monkeypatch):
+    """Without a network: the checkpoint and the tokenizer, each with the place where it has to lie, in one error."""
+    def unreachable(*args, **options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.RobertaTokenizerFast.from_pretrained", unreachable)
+    with pytest.raises(FileNotFoundError) as error:
+        load_model("mdetr-enb5", "official")
+    said = str(error.value)
+    assert str(tmp_path / "torch" / "checkpoints" / "pretrained_EB5_checkpoint.pth") in said
+    assert str(tmp_path / "hub" / "models--roberta-base") in said and "vocab.json and merges.txt" in said

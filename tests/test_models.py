@@ -122,7 +122,7 @@ def test_official_weights_come_from_torchs_cache(monkeypatch, tmp_path):
     target.write_bytes(b"not a checkpoint")
     assert sources.published_file(entry) == target
     assert "official (cached)" in list_models().set_index("name").loc["blip-base", "weights"]
-    with pytest.raises(FileNotFoundError, match="Pass vocab=PATH"):
+    with pytest.raises(FileNotFoundError, match="pass vocab=PATH"):
         load_model("blip-base", "official")
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 
 from .common.adapter import Adapter
 from .common.device import drawn_from, use_dtype
-from .common.hugging_face import model_folder, read_checked, weights_sha256
+from .common.hugging_face import from_cache_or_hub, model_folder, read_checked, weights_sha256
 from .common.images import as_picture
+from .common.sources import hub_folder
 from .common.vocabulary import build_vocabulary, make_tokenizer
 from .registry import ModelEntry, find_model
 
@@ -151,9 +152,10 @@ def _processor(where: str) -> Any:
     from transformers import AutoProcessor
 
     try:
-        return AutoProcessor.from_pretrained(where)
+        return AutoProcessor.from_pretrained(where, **from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:
-        raise FileNotFoundError(f"weights: no processor in {where} ({type(error).__name__}: {str(error)[:120]}). Save "
+        place = where if Path(where).is_dir() else hub_folder(where)
+        raise FileNotFoundError(f"weights: no processor in {place} ({type(error).__name__}: {str(error)[:120]}). Save "
                                 "it beside the model (processor.save_pretrained).") from error
 
 

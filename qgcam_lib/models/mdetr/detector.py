@@ -20,6 +20,7 @@ from PIL import Image
 from ..common.adapter import Adapter
 from ..common.detector import to_corners
 from ..common.images import as_picture, imagenet_pixels
+from ..common.sources import hub_answers, not_on_hub
 from .network import ImagePatches, Mdetr
 from ..roles import Detections, Spans, phrase_texts
 
@@ -62,10 +63,14 @@ def roberta_tokenizer(vocab: str | Path | None = None):
         raise FileNotFoundError(f"vocab: expected a folder with vocab.json and merges.txt, or tokenizer.json, "
                                 f"got {str(vocab)!r}.")
     try:
-        return RobertaTokenizerFast.from_pretrained("roberta-base" if vocab is None else str(vocab))
+        if vocab is not None:
+            return RobertaTokenizerFast.from_pretrained(str(vocab), local_files_only=True)
+        return RobertaTokenizerFast.from_pretrained("roberta-base", local_files_only=not hub_answers())
     except (OSError, ValueError, TypeError) as error:
-        raise FileNotFoundError("vocab: roberta-base's tokenizer is neither in Hugging Face's cache nor reachable, or "
-                                "damaged. Pass vocab=FOLDER with its vocab.json and merges.txt.") from error
+        if vocab is not None:
+            raise FileNotFoundError(f"vocab: the tokenizer in {vocab} is damaged ({type(error).__name__}).") from error
+        raise FileNotFoundError(f"vocab: {not_on_hub('roberta-base', 'vocab.json and merges.txt')} Or pass "
+                                "vocab=FOLDER with these two files.") from error
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfcc8cb8
 def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[int]:

@@ -10,6 +10,7 @@ import argparse
 import re
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from ..common.checkpoints import load_state, read_state
 from ..common.device import drawn_from
-from ..common.sources import find_weights
+from ..common.sources import all_found, find_weights
 from ..common.vocabulary import CAPTION_WORDS
 from .detector import MdetrDetector, byte_tokenizer, roberta_tokenizer
 from .network import MDETR_CONFIGS, Mdetr, MdetrConfig
@@ -93,11 +94,13 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
         raise ValueError("config: the official weights have their own sizes. Leave it out.")
     config, untrained = config or MDETR_CONFIGS[entry.name], weights == "random"
     words = min(config.text_words, 2000)
-    tokenizer = roberta_tokenizer(vocab) if vocab or not untrained else byte_tokenizer([" ".join(CAPTION_WORDS)], words)
+    small = untrained and not vocab
+    found, tokenizer = all_found(
+        partial(find_weights, entry, weights, seed=seed, folders=False),
+        partial(byte_tokenizer, [" ".join(CAPTION_WORDS)], words) if small else partial(roberta_tokenizer, vocab))
     if not untrained and len(tokenizer) != config.text_words:
         raise ValueError(f"vocab: the weights know {config.text_words} pieces, the tokenizer {len(tokenizer)}. "
                          "Pass vocab=FOLDER of the tokenizer that the weights were trained with.")
-    found = find_weights(entry, weights, seed=seed, folders=False)
     with drawn_from(seed):
         model = Mdetr(config)
     spare = load_official(model, read_mdetr_state(found.file, average)) if found.file else []
