@@ -346,6 +346,43 @@ def test_odd_prompts_have_a_defined_outcome(blip):
         assert blip.maps_batch([], []) == [] and blip.score([], ["a dog"]).shape == (0, 1)
 
 
+def test_contrastive_scores_are_those_of_lavis(blip):
+    """BlipITM's own forward pass with match_head="itc", one text at a time and all together."""
+    images, texts = [picture(0), picture(1)], ["a dog", "two women on a red bench", "grass"]
+    pixels = torch.stack([prepare_image(image, blip.config.image_size) for image in images])
+    with torch.no_grad():
+        together = blip.model({"image": pixels, "text_input": texts}, match_head="itc")
+        alone = torch.cat([blip.model({"image": pixels, "text_input": [text]}, match_head="itc") for text in texts], 1)
+    found = blip.score(images, texts, head="itc")
+    torch.testing.assert_close(found, together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+    assert found.shape == (2, 3) and found.abs().max() <= 1 + 1e-6 and blip.card["head"] == "itm"
+    assert not torch.allclose(found, blip.score(images, texts), atol=0.01)
+    assert blip.score([], texts, head="itc").shape == (0, 3) and blip.score(images, [], head="itc").shape == (2, 0)
+    torch.testing.assert_close(blip.score([blip.encode(image) for image in images], texts, head="itc"), found)
+    with pytest.raises(ValueError, match="head: expected one of"):
+        blip.score(images, texts, head="itd")
+
+
+def test_the_head_is_an_option_of_the_model():
+    one, other = load_model("blip-base", head="itc"), load_model("blip-base")
+    assert (one.card["head"], other.card["head"]) == ("itc", "itm")
+    torch.testing.assert_close(one.score([picture()], ["a dog"]), other.score([picture()], ["a dog"], head="itc"))
+    torch.testing.assert_close(one.maps(picture(), ["a dog"]), other.maps(picture(), ["a dog"]))
+    with pytest.raises(ValueError, match="head: expected one of"):
+        load_model("blip-base", head="both")
+    answerer = load_model("blip-base-as-answerer", head="itc")  # a cosine has no usual threshold
+    assert answerer.card["threshold"] is None and answerer.card["head"] == "itc"
+    albef, image = load_model("albef-amc", head="itc"), picture(3)
+    with torch.no_grad():  # as ALBEF's retrieval computes it
+        text = albef.model.tokenizer(["a dog"], return_tensors="pt")
+        said = albef.model.text_encoder(text.input_ids, attention_mask=text.attention_mask, return_dict=True,
+                                        mode="text").last_hidden_state[:, 0]
+        seen = albef.model.visual_encoder.forward_features(prepare_image(image, albef.config.image_size)[None])[:, 0]
+        expected = torch.cosine_similarity(albef.model.vision_proj(seen), albef.model.text_proj(said))
+    torch.testing.assert_close(albef.score([image], ["a dog"])[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_scores_are_lavis_matching_probabilities(blip):
     texts, images = ["a dog", "the red ball on the left", "grass"], [picture(0), picture(1)]
     pixels = torch.stack([prepare_image(image, 64) for image in images])

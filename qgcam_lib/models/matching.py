@@ -108,11 +108,13 @@ def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini"
                            threshold: float | None = None, **options: Any) -> MatchingAnswerer:
     """Load a matcher as Answerer; called by `load_model`, whose docstring explains the common arguments.
 
-    threshold: by default one half for BLIP, whose score is a probability, and none for CLIP, whose score is a cosine
-    times a number: without one it only gives scores, for `choose_threshold`. options: the matcher's own.
+    threshold: by default one half for BLIP, whose score is a probability, and none for CLIP and for BLIP with
+    head="itc", whose scores are cosines: without one it only gives scores, for `choose_threshold`. options: the
+    matcher's own.
     """
     entry = find_model(entry)
     matcher, usual = AS_ANSWERERS[entry.name]
+    usual = None if options.get("head") == "itc" else usual
     model = load_model(matcher, weights, device, seed=seed, **options)
     return MatchingAnswerer(model, usual if threshold is None else threshold, name=entry.name)
 
