@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from qgcam_lib.finetune.detector import DetectorRecipe
 from qgcam_lib.models import Detector, load_model
+from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.common.zoo import card_markdown, load_zoo, zoo_table
 from qgcam_lib.models.dense.loading import build_dense_grounding
-from qgcam_lib.models.dense.network import DenseConfig, DenseDetector, cell_boxes, cell_centres, encode_captions
+from qgcam_lib.models.dense.network import (
+    DenseConfig,
+    DenseDetector,
+    DenseGrounding,
+    cell_boxes,
+    cell_centres,
+    encode_captions,
+)
 from qgcam_lib.models.registry import zoo_folder
 
 TINY = DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
@@ -234,9 +244,10 @@ def test_random_weights_follow_the_seed_and_nobody_has_official_ones():
 
 
 NAMES = ("mdetr-like", "glip-like")
+SOFTMAX = ("mdetr-like-softmax", "glip-like-softmax")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES + SOFTMAX)
 def entry(request):
     return load_zoo(f"{request.param}-mini")
 
@@ -252,7 +263,8 @@ def test_the_zoo_has_what_the_cards_say(entry):
     assert (entry.folder / "model.safetensors").stat().st_size < 4e6
     log = entry.log()
     assert log.step.iloc[-1] == entry.card["steps"] == entry.card["recipe"]["steps"]
-    assert log.focal.tail(10).mean() < 0.5 * log.focal.head(5).mean() and log.overlap.tail(10).mean() > 0.75
+    finding = "soft_tokens" if entry.card["recipe"].get("head") == "softmax" else "focal"
+    assert log[finding].tail(10).mean() < 0.6 * log[finding].head(5).mean() and log.overlap.tail(10).mean() > 0.75
     assert zoo_table().set_index("name").AP[entry.card["name"]] == score(entry.card, "AP").value
     assert score(entry.card, "AP").ci_low > score(entry.card, "AP", model="random weights").ci_high
 
@@ -265,6 +277,63 @@ def test_one_recipe_but_for_the_negatives():
     assert one["nms_overlap"] == other["nms_overlap"] == 0.6
     assert (zoo_folder() / "glip-like-mini" / "config.json").read_bytes() == (
         zoo_folder() / "mdetr-like-mini" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(("sigmoid", "softmax"), zip(NAMES, SOFTMAX))
+def test_one_recipe_but_for_the_head(sigmoid, softmax):
+    """Steps, data, captions, losses of boxes: what the two cards' recipes both have is equal; then the head's own."""
+    one, other = (load_zoo(f"{name}-mini").card for name in (sigmoid, softmax))
+    both = one["recipe"].keys() & other["recipe"].keys()
+    assert {key: one["recipe"][key] for key in both} == {key: other["recipe"][key] for key in both}
+    added = {key: value for key, value in other["recipe"].items() if key not in both}
+    assert {"head": "softmax", "soft_tokens": 1.0, "no_object": 0.1}.items() <= added.items()
+    assert {key: value for key, value in asdict(DetectorRecipe()).items() if key in added and key != "head"} == {
+        key: value for key, value in added.items() if key != "head"}
+    assert one["data"]["training_sha256"] == other["data"]["training_sha256"]
+    sizes = [json.loads((zoo_folder() / f"{name}-mini" / "config.json").read_text()) for name in (sigmoid, softmax)]
+    assert {**sizes[0], "head": "softmax"} == sizes[1]
+
+
+def test_the_head_comes_back_with_the_folder_and_with_the_name():
+    for name in NAMES + SOFTMAX:
+        expected = "softmax" if name in SOFTMAX else "sigmoid"
+        assert load_model(name).model.config.head == expected
+        random = load_model(name, "random", config={"image_size": 32, "width": 16, "heads": 2})
+        assert random.model.config.head == expected and hasattr(random.model, "nothing") == (name in SOFTMAX)
+    with pytest.raises(ValueError, match="head: expected 'sigmoid' or 'softmax'"):
+        load_model("mdetr-like", "random", config={"head": "hinge"})
+
+
+def test_softmax_scores_are_mdetrs(tokenizer):
+    """PostProcessFlickr's line, over tokens and no object: max of (positive tokens x softmax of the logits)."""
+    torch.manual_seed(5)
+    net = DenseGrounding(DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1, head="softmax"),
+                         tokenizer).eval()
+    text = encode_captions(tokenizer, ["a cat and a dog", "two dogs on a big red bench by a lake"],
+                           [[[(0, 5)], [(10, 15)], [(0, 5), (10, 15)]], [[(12, 26)]]], 40)
+    with torch.no_grad():
+        found = net(torch.randn(2, 3, 32, 32), text.ids, text.mask, text.tokens, text.owner)
+        kept = {}
+        hooks = [getattr(net, name).register_forward_hook(lambda m, i, o, name=name: kept.update({name: o}))
+                 for name in ("cell_align", "word_align", "nothing")]
+        net(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), text.ids, text.mask, text.tokens,
+            text.owner)
+        again = net(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), text.ids, text.mask,
+                    text.tokens, text.owner)
+        [hook.remove() for hook in hooks]
+    for n, length in enumerate(text.mask.sum(1).tolist()):
+        out_logits = torch.cat([kept["cell_align"][n] @ kept["word_align"][n, :length].T / 4, kept["nothing"][n]], 1)
+        prob = out_logits.softmax(-1)
+        for q in (text.owner == n).nonzero()[:, 0].tolist():
+            pos = torch.cat([text.tokens[q, :length], torch.tensor([False])])
+            scores, _ = torch.max(pos.unsqueeze(0) * prob, dim=-1)
+            torch.testing.assert_close(again.logits[q].sigmoid(), scores, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.words.exp().sum(-1), torch.ones(2, 16))
+    picture_ = picture((32, 32), 2)
+    with torch.no_grad():
+        alone = net(prepare_image(picture_, 32)[None], text.ids[:1], text.mask[:1], text.tokens[:3], text.owner[:3])
+    given = DenseDetector(net, nms_overlap=1.0, quality_power=0).detect(picture_, "a cat and a dog", [[(0, 5)]])
+    np.testing.assert_allclose(np.sort(given.scores), np.sort(alone.logits[0].sigmoid()), rtol=1e-5)
 
 
 def test_the_chosen_power_is_the_best_on_validation_pairs(entry):

@@ -20,6 +20,7 @@ from qgcam_lib.finetune.detector import (
     draw_detector_batch,
     focal_loss,
     giou,
+    soft_token_loss,
     start_detector,
     train_detector,
     word_loss,
@@ -238,6 +239,88 @@ def test_a_false_caption_asks_for_no_anywhere(data, tokenizer):
     assert all(float(losses[name]) == 0 for name in ("l1", "giou", "quality", "overlap"))
 
 
+def softmax_batch(data, tokenizer, false=0.4, step=0):
+    """A batch, its logits over tokens and "no object" [N, C, T + 1], and the cells of each phrase."""
+    batch = draw_detector_batch(data, tokenizer, 40, replace(SHORT, false=false, batch=6), step)
+    shape = (*batch.text.ids.shape, 16)
+    logits = torch.randn(shape[0], 16, shape[1] + 1, generator=torch.Generator().manual_seed(step)) * 3
+    logits[..., :-1] = logits[..., :-1].masked_fill(~batch.text.mask[:, None], -1e4)
+    here = assign(batch.boxes, batch.owner, len(batch.text.tokens), (4, 4)) >= 0
+    return batch, logits, here
+
+
+def mdetr_loss_labels(pred_logits, src_idx, tgt_pos, num_boxes, eos_coef):
+    """Written after `SetCriterion.loss_labels` of ashkamath/mdetr, line by line; targets come matched here."""
+    logits = pred_logits.log_softmax(-1)
+    target_sim = torch.zeros_like(logits)
+    target_sim[:, :, -1] = 1
+    target_sim[src_idx] = tgt_pos
+    loss_ce = -(logits * target_sim).sum(-1)
+    weight = torch.full(loss_ce.shape, eos_coef)
+    weight[src_idx] = 1
+    return (loss_ce * weight).sum() / num_boxes
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("no_object", [0.1, 1.0])
+def test_soft_token_loss_is_mdetrs(data, tokenizer, step, no_object):
+    """Every cell that has to find phrases is a matched query; its positive map has all tokens of its phrases."""
+    batch, logits, here = softmax_batch(data, tokenizer, step=step)
+    owner, tokens, rows, columns, maps = batch.text.owner, batch.text.tokens, [], [], []
+    for n in range(len(logits)):
+        for cell in range(16):
+            mine = [tokens[q] for q in range(len(here)) if owner[q] == n and here[q, cell]]
+            if mine:
+                positive_map = torch.zeros(logits.shape[-1])
+                positive_map[:-1] = torch.stack(mine).any(0).float()
+                rows, columns = [*rows, n], [*columns, cell]
+                maps.append(positive_map / (positive_map.sum(-1, keepdim=True) + 1e-6))  # as MDETR normalises
+    assert 0 < len(rows) < here.sum() + 1 and batch.false.any() and not batch.false.all()
+    src_idx = (torch.tensor(rows), torch.tensor(columns))
+    wanted = mdetr_loss_labels(logits, src_idx, torch.stack(maps), len(rows), no_object)
+    found = soft_token_loss(logits.log_softmax(-1), here, batch.text, no_object)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_soft_token_loss_is_torchs_cross_entropy_with_soft_targets(data, tokenizer):
+    batch, logits, here = softmax_batch(data, tokenizer, step=5)
+    said = torch.zeros(logits.shape[0], 16, logits.shape[-1])
+    for q, (n, row) in enumerate(zip(batch.text.owner.tolist(), batch.text.tokens)):
+        said[n, here[q], :-1] = (said[n, here[q], :-1] + row).clamp(max=1)
+    matched = said.any(-1)
+    said[..., -1] = (~matched).float()
+    target = said / said.sum(-1, keepdim=True)
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1), reduction="none")
+    wanted = (each * torch.where(matched.flatten(), 1.0, 0.1)).sum() / matched.sum()
+    torch.testing.assert_close(soft_token_loss(logits.log_softmax(-1), here, batch.text), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_false_caption_asks_for_no_object_everywhere(data, tokenizer):
+    batch, logits, here = softmax_batch(data, tokenizer, false=1.0)
+    assert batch.false.all() and not here.any()
+    wanted = -0.1 * logits.log_softmax(-1)[..., -1].sum()
+    torch.testing.assert_close(soft_token_loss(logits.log_softmax(-1), here, batch.text), wanted)
+    sure = torch.full_like(logits, -30.0)
+    sure[..., -1] = 0
+    assert soft_token_loss(sure.log_softmax(-1), here, batch.text) < 1e-6
+
+
+def test_the_heads_start_alike_and_only_the_loss_of_finding_differs(data, tokenizer):
+    one, other = (start_detector(data, replace(SHORT, head=head), TINY) for head in ("sigmoid", "softmax"))
+    states = [training.model.state_dict() for training in (one, other)]
+    same = states[0].keys() & states[1].keys()
+    assert {*states[0]} - same == {"presence.weight", "presence.bias"} and {*states[1]} - same == {
+        "nothing.weight", "nothing.bias"}
+    assert all(torch.equal(states[0][key], states[1][key]) for key in same)
+    assert (one.columns[0], other.columns[0]) == ("focal", "soft_tokens") and one.columns[1:] == other.columns[1:]
+    losses = [training.losses(training.draw(0)) for training in (one, other)]
+    for name in ("l1", "giou", "quality", "overlap", "words"):
+        torch.testing.assert_close(losses[0][name], losses[1][name])
+    assert other.config.head == "softmax" and other.config.to_dict()["head"] == "softmax"
+    with pytest.raises(ValueError, match="head: expected 'sigmoid' or 'softmax'"):
+        start_detector(data, replace(SHORT, head="hinge"), TINY)
+
+
 def test_losses_of_a_perfect_answer(data, tokenizer):
     batch = draw_detector_batch(data, tokenizer, 40, replace(SHORT, false=0.0), 3)
     target = assign(batch.boxes, batch.owner, len(batch.text.tokens), (4, 4))
@@ -295,17 +378,19 @@ def test_names_of_cells(data, boxes):
     torch.testing.assert_close(found, plain * names.size / names.any(1).sum())
 
 
-def test_stopping_changes_nothing(world, tmp_path):
-    how = dict(recipe=SHORT, config=TINY, progress=False)
+@pytest.mark.parametrize("head", ["sigmoid", "softmax"])
+def test_stopping_changes_nothing(world, tmp_path, head):
+    how = dict(recipe=replace(SHORT, head=head), config=TINY, progress=False)
     whole = train_detector(world, tmp_path / "a", **how)
     train_detector(world, tmp_path / "b", stop_at=3, **how)
     resumed = train_detector(world, tmp_path / "b", **how)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
     assert whole.log.drop(columns="seconds").equals(resumed.log.drop(columns="seconds"))
-    assert list(whole.log.columns[3:]) == ["focal", "l1", "giou", "quality", "overlap", "words"]
+    finding = "focal" if head == "sigmoid" else "soft_tokens"
+    assert list(whole.log.columns[3:]) == [finding, "l1", "giou", "quality", "overlap", "words"]
     with pytest.raises(ValueError, match="another training"):
-        train_detector(world, tmp_path / "b", **{**how, "recipe": replace(SHORT, false=0.0)})
+        train_detector(world, tmp_path / "b", **{**how, "recipe": replace(how["recipe"], false=0.0)})
 
 
 def test_negatives_change_captions_only(data, tokenizer):
@@ -314,11 +399,12 @@ def test_negatives_change_captions_only(data, tokenizer):
     assert torch.equal(one.pixels, other.pixels) and not one.false.any() and other.false.any()
 
 
-def test_it_learns_four_pictures_by_heart(world):
+@pytest.mark.parametrize("head", ["sigmoid", "softmax"])
+def test_it_learns_four_pictures_by_heart(world, head):
     """One caption each: after a short training the best box of every phrase is right."""
     data = load_training_set(world, 32, limit=4, cache=world.parent / "cache")
     config = replace(TINY, width=32)
-    recipe = DetectorRecipe(steps=220, batch=4, warmup=10, learning_rate=4e-3, images=4, short=0.0)
+    recipe = DetectorRecipe(steps=220, batch=4, warmup=10, learning_rate=4e-3, images=4, short=0.0, head=head)
     training = start_detector(data, recipe, config)
     first = training.draw(0)
     losses = [train_step(training, first) for _ in range(recipe.steps) if setattr(training, "step", 0) is None]
