@@ -101,8 +101,9 @@ _register(*(ModelEntry(f"mdetr-{name}", checkpoint=_ZENODO.format(file), licence
             for name, file in (("enb5", "EB5"), ("enb3", "EB3"), ("r101", "resnet101"))))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #ca473e5a
-_register(*(ModelEntry(f"{kind}-like", licence="Apache-2.0", role="detector", mini=f"{kind}-like-mini",
-                       loader="qgcam_lib.models.dense.loading:load_dense") for kind in ("mdetr", "glip")))
+_register(*(ModelEntry(name, licence="Apache-2.0", role="detector", mini=f"{name}-mini",
+                       loader="qgcam_lib.models.dense.loading:load_dense")
+            for name in ("mdetr-like", "glip-like", "mdetr-like-softmax", "glip-like-softmax")))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #9792233f
 _FACE = "https://huggingface.co/"
@@ -156,7 +157,7 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     published checkpoint, downloaded by its own library or read from its cache), "random" (the full-size
     architecture, untrained, drawn from `seed`), or the path of a checkpoint file or of a folder in the zoo's form.
     device: "cpu", "cuda", "cuda:1", "mps". options: the loader's own (see its docstring); for BLIP `block`, `tokens`,
-    `vocab`, `precision`, `image_size`, `config`, `max_txt_len`, `batch_images`.
+    `vocab`, `precision`, `image_size`, `config`, `max_txt_len`, `batch_images`, `head` ("itm" or "itc").
     Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing.
     """
     entry = find_model(name)
