@@ -28,7 +28,7 @@ from ...models.common.checkpoints import FILES
 from ...models.registry import find_model, zoo_folder
 from .claims import setting_means
 from .figures import spread_table
-from .splits import SCORES, Table1Split, find_table1_runs, run_records, score_summary
+from .splits import SCORES, SHARES, Table1Split, find_table1_runs, run_records, score_summary
 from ...runs import read_run
 from ...statistics import compare, correlate
 from ...storage.maps import MapStore
@@ -267,5 +267,6 @@ def first_case(cases: pd.DataFrame, maps: Mapping[tuple, tuple], role: str = "gr
 def case_table(cases: pd.DataFrame, maps: Mapping[tuple, tuple]) -> pd.DataFrame:
     """The records of chosen examples, a line a model and a column a score: phrase, model, the nine scores."""
     found = [maps[row.dataset, row.split, row.id] for row in cases.itertuples()]
-    return pd.DataFrame([{"phrase": example.prompt, "model": model, **scores[[*SCORES]]}
-                         for example, heats in found for model, (_, scores) in heats.items()])
+    rows = [{"phrase": example.prompt, "model": model, **scores[[*SCORES]]}
+            for example, heats in found for model, (_, scores) in heats.items()]
+    return pd.DataFrame(rows, columns=["phrase", "model", *SCORES]).rename(columns=SHARES)
