@@ -28,7 +28,14 @@ from ...models.common.checkpoints import FILES
 from ...models.registry import find_model, zoo_folder
 from .claims import setting_means
 from .figures import spread_table
-from .splits import SCORES, SHARES, Table1Split, find_table1_runs, run_records, score_summary
+from qgcam_lib.papers.q_groundcam.splits import (
+    SCORES,
+    SHARES,
+    Table1Split,
+    find_table1_runs,
+    run_records,
+    score_summary,
+)
 from ...runs import read_run
 from ...statistics import compare, correlate
 from ...storage.maps import MapStore
