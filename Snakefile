@@ -10,8 +10,8 @@
 #   snakemake --workflow-profile profiles/slurm   one Slurm job a run
 #
 # A run's folder is named after a hash of all that decides its result. The hash is known before the run, so it is part of
-# the paths below: a changed notebook, parameter or module that the notebook reaches asks for other files, and Snakemake
-# makes just those.
+# the paths below: a changed notebook, parameter, module, annotation or weight asks for other files, and Snakemake makes
+# just those. Reading this file therefore draws what of the miniworld is missing, for its files are part of the hashes.
 import json
 import re
 import sys
@@ -24,6 +24,7 @@ from qgcam_lib.data.tricd.files import tricd_splits
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
+from qgcam_lib.runs.record import changed_outputs
 from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import settings
 
@@ -89,10 +90,14 @@ for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
     for name, given in RUNS[notebook].items():
         given = given | {k: v for k, v in GIVEN.items() if k in KNOWN[notebook]}
         if notebook in GATHERS:
-            given["runs"] = [PLANS[key] for key in gathered(notebook, name)]
+            given["runs"] = [PLANS[key].run_id for key in gathered(notebook, name)]
         PARAMETERS[notebook, name] = given
-        PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given).run_id
-FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=run_id) for key, run_id in PLANS.items()}
+        PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given)
+FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=plan.run_id) for key, plan in PLANS.items()}
+
+# The first run's scores are on the screen as soon as they are there, and Table 1 before the runs that it does not need.
+FIRST, TABLE1 = next(iter(PLANS), None), "q_groundcam_table1"
+SHOWN = {key for key in PLANS if key == FIRST or key[0] == TABLE1}
 
 if not sys.stderr.isatty():  # in a log file, a progress bar every ten seconds is enough
     os.environ.setdefault("TQDM_MININTERVAL", "10")
@@ -102,7 +107,19 @@ def options(wildcards):
     """The parameters of a run as options of `qgcam run`."""
     given = PARAMETERS[wildcards.notebook, wildcards.name]
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
-    return " ".join(f"-p {quote(name)} {quote(text)}" for name, text in texts.items())
+    show = " --table" if (wildcards.notebook, wildcards.name) in SHOWN else ""
+    return " ".join(f"-p {quote(name)} {quote(text)}" for name, text in texts.items()) + show
+
+
+def changed(wildcards):
+    """How the files of a finished run differ from its record; such a run is asked for again, and `qgcam run` says why."""
+    return "; ".join(changed_outputs(PLANS[wildcards.notebook, wildcards.name].folder))
+
+
+def urgency(wildcards):
+    """Who runs first: the first run, the runs behind Table 1, Table 1, the rest."""
+    ranks = {TABLE1: 1, GATHERS[TABLE1]: 2}
+    return 3 if (wildcards.notebook, wildcards.name) == FIRST else ranks.get(wildcards.notebook, 0)
 
 
 def needed(wildcards):
@@ -139,26 +156,13 @@ rule gather:
         report(OUTPUTS + "/gathered/overview.html", category="Runs", labels={"notebook": "all", "name": "", "run": ""}),
     localrule: True
     shell:
-        "qgcam gather {input} --to {output}"
-
-
-rule miniworld:
-    """The default data sets, rendered: scenes in the layouts of Flickr30k Entities, RefCOCO+ and SpatialSense."""
-    output:
-        touch(OUTPUTS + "/gathered/miniworld.made"),
-    params:
-        sets=" ".join(sorted({f"{given['dataset']}/{given['split']}" for given in GRID.values()})),
-    localrule: True
-    shell:
-        "python -c 'import sys; from qgcam_lib.data.catalog import load_dataset; "
-        '[len(load_dataset(*one.rsplit("/", 1))) for one in sys.argv[1:]]\' {params.sets}'
+        "qgcam gather {input:q} --to {output:q}"
 
 
 rule run:
     """One notebook with one set of parameters, through the strict runner, and what a reader wants to see of it."""
     input:
         notebook="nbs/papers/{notebook}.ipynb",
-        data=[] if DATA else rules.miniworld.output,
         runs=needed,
     output:
         record=FOLDER + "/run.json",
@@ -187,9 +191,11 @@ rule run:
     params:
         options=options,
         folder=FOLDER,
+        changed=changed,
+    priority: urgency
     threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else config.get("threads", 1)
     resources:
         mem_mb=6000,
         runtime=120,
     shell:
-        "QGCAM_THREADS={threads} qgcam run {input.notebook} {params.options} --gather {params.folder}"
+        "QGCAM_THREADS={threads} qgcam run {input.notebook:q} {params.options} --gather {params.folder:q}"

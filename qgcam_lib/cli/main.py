@@ -60,6 +60,27 @@ def _echo_parameters(notebook: Path) -> None:
     for p in read_parameters(notebook).values():
         typer.echo(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
 
+# %% ../../nbs/lib/cli/03_main.ipynb #2492b6a7
+def _echo_tables(folder: Path) -> None:
+    """Print the score tables of a run (all its tables when none has "score" in its name); long ones are only named.
+
+    Raises RunError for tables that are not as the run recorded them.
+    """
+    import pandas as pd
+
+    from qgcam_lib.runs import read_run
+    from qgcam_lib.runs.record import check_outputs
+
+    check_outputs(folder, ("table",))
+    tables = [item for item in read_run(folder)["outputs"] if item["kind"] == "table" and item["path"].endswith(".csv")]
+    for item in [item for item in tables if "score" in Path(item["path"]).stem] or tables:
+        frame = pd.read_parquet((folder / item["path"]).with_suffix(".parquet"))
+        typer.echo(f"\n{item['caption'] or item['path']}")
+        if len(frame) > 40:
+            typer.echo(f"{len(frame)} rows: {short_path(folder / item['path'])}")
+        else:
+            typer.echo(frame.to_string(index=False, na_rep="", float_format=lambda value: f"{value:.3f}"))
+
 # %% ../../nbs/lib/cli/03_main.ipynb #c628e8f6
 @app.command()
 def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the name of one in nbs/papers")],
@@ -70,6 +91,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         timeout: Annotated[int | None, typer.Option(help="seconds that one cell may take")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
+        table: Annotated[bool, typer.Option("--table", help="also print its score tables")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False) -> None:
     """Run a notebook with parameters, or find that it was run so before."""
     from qgcam_lib.runs.gather import gather_run
@@ -88,20 +110,8 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     typer.echo(f"run {result.run_id} of {path.name}: {how}. {short_path(result.folder)}")
     if gather is not None:
         gather_run(result.folder, gather)
-
-# %% ../../nbs/lib/cli/03_main.ipynb #2492b6a7
-def _echo_tables(folder: Path, record: dict) -> None:
-    """Print the score tables of a run (all its tables when none has "score" in its name); long ones are only named."""
-    import pandas as pd
-
-    tables = [item for item in record["outputs"] if item["kind"] == "table" and item["path"].endswith(".csv")]
-    for item in [item for item in tables if "score" in Path(item["path"]).stem] or tables:
-        frame = pd.read_parquet((folder / item["path"]).with_suffix(".parquet"))
-        typer.echo(f"\n{item['caption'] or item['path']}")
-        if len(frame) > 40:
-            typer.echo(f"{len(frame)} rows: {short_path(folder / item['path'])}")
-        else:
-            typer.echo(frame.to_string(index=False, na_rep="", float_format=lambda value: f"{value:.3f}"))
+    if table:
+        _echo_tables(result.folder)
 
 # %% ../../nbs/lib/cli/03_main.ipynb #fc3ef340
 @app.command()
@@ -114,7 +124,6 @@ def table(notebook: Annotated[str | None, typer.Argument(help="only runs of this
     """
     from qgcam_lib.runs import find_runs
     from qgcam_lib.runs.gather import run_line
-    from qgcam_lib.runs.record import check_outputs
     from qgcam_lib.settings import settings
 
     outputs = outputs or settings.outputs
@@ -123,8 +132,7 @@ def table(notebook: Annotated[str | None, typer.Argument(help="only runs of this
     if not found:
         raise FileNotFoundError(f"no finished run in {short_path(outputs)}. Make one: qgcam run q_groundcam")
     folder, record = found[0]
-    check_outputs(folder, ("table",))
-    _echo_tables(folder, record)
+    _echo_tables(folder)
     typer.echo(f"\n{run_line(record)}\nFolder: {short_path(folder)}")
     report = outputs / "report.html"
     there = report.is_file()

@@ -157,8 +157,9 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
     if layout is None:
         raise _not_recognised(folder, str(name_or_path))
     dataset = LAYOUTS[layout].open(folder, split, on_error="record")
-    return {file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name: file
-            for file in dataset.files()}
+    inside = f"{folder.as_posix()}/"
+    names = {file.as_posix(): file for file in dataset.files()}
+    return {name.removeprefix(inside) if name.startswith(inside) else file.name: file for name, file in names.items()}
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ecfdb8a0
 def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **options) -> pd.DataFrame:

@@ -41,9 +41,9 @@ def _open_cache(cache: str | Path | None) -> sqlite3.Connection:
 _TICK_NS = 2_000_000_000
 
 
-def _cached_sha256(path: Path, connection: sqlite3.Connection) -> tuple[int, str]:
+def _cached_sha256(path: str | Path, connection: sqlite3.Connection) -> tuple[int, str]:
     """Size and SHA-256 of a file; read only when the cache does not know this path, size and time."""
-    stat = path.stat()
+    stat = os.stat(path)
     key = (os.path.abspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     query = "SELECT sha256 FROM files WHERE path=? AND size=? AND mtime=? AND ctime=?"
     known = connection.execute(query, key).fetchone()
@@ -69,7 +69,7 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
         silent = not progress or len(files) < 1000
         for number, name in enumerate(tqdm(sorted(files), desc=progress, disable=silent, leave=False, delay=1)):
             try:
-                size, digest = _cached_sha256(Path(files[name]), connection)
+                size, digest = _cached_sha256(files[name], connection)
             except FileNotFoundError:
                 size, digest = 0, "missing"
             total.update(f"{name}\t{size}\t{digest}\n".encode())
