@@ -179,25 +179,30 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
 
 
 def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
-    for name in ("qgcam_lib", "nbs/papers"):
+    for name in ("qgcam_lib", "nbs/papers", "data/published", "data/zoo"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(ROOT / "settings.ini", tmp_path / "settings.ini")
+    names = ["tricd_audit", "q_groundcam", "q_groundcam_audit"]
     code = ("import sys; from qgcam_lib.runs.runner import plan_run;"
-            "print(*(plan_run(f'nbs/papers/{name}.ipynb').run_id for name in ('tricd_audit', 'q_groundcam')))")
+            f"print(*(plan_run(f'nbs/papers/{{name}}.ipynb').run_id for name in {names}))")
 
     def ids(file="settings.py", old="", new=""):
         path = tmp_path / "qgcam_lib" / file
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new, 1))
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-        return subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True).split()
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "QGCAM_DATA_ROOT": str(ROOT / "data")}
+        found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
+        return dict(zip(names, found.split()))
 
     before = ids()
     words = ids("miniworld/scenes/sampler.py", '"""', '"""In other words: ')
-    formula = ids("metrics/reference.py", "return ", "return 2 * ")
-    assert words[0] == before[0] and words[1] != before[1]  # the audit draws no scenes
-    assert formula[1] != words[1]
+    assert words["tricd_audit"] == before["tricd_audit"]  # the audit draws no scenes
+    assert words["q_groundcam"] != before["q_groundcam"]
+    assert ids("runs/inputs.py", '"""', '"""In other words: ') == words  # it lists what is read, and computes nothing
+    formula = ids("metrics/formulas.py", "return ", "return 2 * ")
+    assert all(formula[name] != words[name] for name in ("q_groundcam", "q_groundcam_audit"))
+    assert ids("metrics/reference.py", "return ", "return 2 * ")["q_groundcam"] != formula["q_groundcam"]
 
 
 def test_imports_are_found_wherever_they_stand_and_what_only_a_type_checker_reads_is_not():
