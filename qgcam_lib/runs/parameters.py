@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -183,12 +183,25 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #1632da07
+@contextlib.contextmanager
+def _without_grammar() -> Iterator[None]:
+    """Let jsonschema do without `rfc3987_syntax` in the block: it would build a grammar of addresses for 0.7 s."""
+    stops = {"rfc3987_syntax": None} if "jsonschema" not in sys.modules else {}
+    sys.modules.update(stops)
+    try:
+        yield
+    finally:
+        for name in stops:
+            del sys.modules[name]
+
+
 def read_notebook(notebook: str | Path | Any) -> Any:
     """The notebook as nbformat's node (format 4); a node is returned as it is.
 
     Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook.
     """
-    import nbformat
+    with _without_grammar():
+        import nbformat
 
     if isinstance(notebook, nbformat.NotebookNode):
         return notebook

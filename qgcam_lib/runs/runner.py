@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from .inputs import find_inputs
+from .inputs import fetch_weights, find_inputs
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from qgcam_lib.runs.record import (
     changed_outputs,
@@ -272,6 +272,8 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
     it is kept as run.error.ipynb; or another process computes the same run).
     """
     plan = plan_run(notebook, parameters, outputs=outputs)
+    if fetch_weights(plan.parameters, plan.cwd):
+        plan = plan_run(notebook, parameters, outputs=outputs)
     with lock_run(plan.folder) as lock:
         finished, aside = _is_finished(plan, say), _aside(plan.folder)
         if finished and not force:
