@@ -46,7 +46,7 @@ def _cell_html(value: Any, form: Any, precision: int, mark: str) -> str:
 # %% ../../nbs/lib/page/01_table.ipynb #f0660cf9
 _LAYOUT = [{"selector": "th,td", "props": "text-align:center;padding:.25em .6em;vertical-align:top"},
            {"selector": "th.row_heading,td.text", "props": "text-align:left"},
-           {"selector": "caption", "props": "text-align:left;caption-side:top;padding:.25em .6em"}]
+           {"selector": "caption", "props": "text-align:left;caption-side:top;padding:.25em .6em;min-width:32em"}]
 
 
 def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: pd.DataFrame | None = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastcore.basics import patch
 
 from ..page import table
+from ..page.cards import Card, fact_text
 from ..page.picture import Picture, page_picture
 from ..page.result_box import ResultBox, as_lines
 from .record import Run
@@ -54,6 +55,16 @@ def show(self: Run, what: "pd.DataFrame | Any", name: str, caption: str = "", *,
     self.save_table(saved, name, caption)
     return table.show(what, form, index=index, marks=marks, caption=caption, precision=precision, head=head,
                       rest=f"tables/{name}.csv")
+
+# %% ../../nbs/lib/runs/06_show.ipynb #74e0d793
+@patch
+def show_card(self: Run, card: Card, name: str) -> Card:
+    """Save a card as the table `name`, a row a field of its record, and return it: the last line of a cell."""
+    import pandas as pd
+
+    fields = [(str(key), fact_text(value)) for key, value in (card.full or card.facts).items()]
+    self.save_table(pd.DataFrame(fields, columns=["field", "value"]), name, card.caption)
+    return card
 
 # %% ../../nbs/lib/runs/06_show.ipynb #938a94ca
 @dataclass
