@@ -334,6 +334,16 @@ def test_softmax_scores_are_mdetrs(tokenizer):
         alone = net(prepare_image(picture_, 32)[None], text.ids[:1], text.mask[:1], text.tokens[:3], text.owner[:3])
     given = DenseDetector(net, nms_overlap=1.0, quality_power=0).detect(picture_, "a cat and a dog", [[(0, 5)]])
     np.testing.assert_allclose(np.sort(given.scores), np.sort(alone.logits[0].sigmoid()), rtol=1e-5)
+    whole = DenseDetector(net, nms_overlap=1.0, quality_power=0, token_score="sum")
+    given = whole.detect(picture_, "a cat and a dog", [[(0, 5)]])
+    with torch.no_grad():  # the token of "a" and that of "cat"
+        share = alone.words[0, :, :-1].exp()[:, text.tokens[0]].sum(-1)
+    np.testing.assert_allclose(np.sort(given.scores), np.sort(share), rtol=1e-5)
+    assert whole.card["token_score"] == "sum"
+    with pytest.raises(ValueError, match="token_score: expected 'max', or 'sum' of a softmax head, got 'mean'"):
+        DenseDetector(net, token_score="mean")
+    with pytest.raises(ValueError, match="for a sigmoid head"):
+        load_model("mdetr-like", token_score="sum")
 
 
 def test_the_chosen_power_is_the_best_on_validation_pairs(entry):

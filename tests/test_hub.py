@@ -36,12 +36,15 @@ for name in sys.argv[1:]:
 def test_every_official_model_says_where_its_files_have_to_lie_and_soon(tmp_path):
     """The real libraries in a process of their own, online by their settings, with a hub that cannot be reached."""
     root = Path(__file__).parents[1]
-    told = {"HF_ENDPOINT": SILENT, "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path), "PYTHONPATH": str(root)}
+    told = {"HF_ENDPOINT": SILENT, "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path),
+            "https_proxy": SILENT, "PYTHONPATH": str(root)}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
-    done = subprocess.run([sys.executable, "-c", ASK, *OFFICIAL], env=kept | told, capture_output=True, text=True,
-                          timeout=300)
+    done = subprocess.run([sys.executable, "-c", ASK, *OFFICIAL, "mdetr-enb5"], env=kept | told, capture_output=True,
+                          text=True, timeout=300)
     said = {row[0]: row[1:] for row in (line.split("\t") for line in done.stdout.splitlines())}
-    assert said.keys() == OFFICIAL.keys(), done.stderr[-2000:]
+    assert said.keys() == {*OFFICIAL, "mdetr-enb5"}, done.stderr[-2000:]
+    mdetr = said.pop("mdetr-enb5")
+    assert float(mdetr[0]) < 10 and "pretrained_EB5_checkpoint.pth" in mdetr[1] and "models--roberta-base" in mdetr[1]
     for name, (seconds, message) in said.items():
         assert float(seconds) < 10, (name, seconds)
         place = tmp_path / "hub" / f"models--{OFFICIAL[name].replace('/', '--')}"

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.models import load_model
 from qgcam_lib.models.common.detector import to_corners
-from qgcam_lib.models.common.sources import published_file
+from qgcam_lib.models.common.sources import hub_folder, published_file
 from qgcam_lib.models.mdetr.detector import (
     MdetrDetector,
     byte_tokenizer,
@@ -483,9 +483,27 @@ def test_all_that_is_missing_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("transformers.RobertaTokenizerFast.from_pretrained", unreachable)
+    monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path / "hub"))
     with pytest.raises(FileNotFoundError) as error:
         load_model("mdetr-enb5", "official")
     said = str(error.value)
     assert str(tmp_path / "torch" / "checkpoints" / "pretrained_EB5_checkpoint.pth") in said
     assert str(tmp_path / "hub" / "models--roberta-base") in said and "vocab.json and merges.txt" in said
+
+
+def test_robertas_words_come_from_a_cache_that_was_carried_here(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path))
+    folder = hub_folder("roberta-base") / "snapshots" / ("0" * 40)
+    tokenizer.save_pretrained(folder)
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text(folder.name)
+    for file in folder.iterdir():
+        if file.name not in ("vocab.json", "merges.txt"):
+            file.unlink()
+    again = roberta_tokenizer()
+    assert again(CAPTION).input_ids == tokenizer(CAPTION).input_ids and len(again) == len(tokenizer)
+    (folder / "merges.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="vocab.json and merges.txt, in .*models--roberta-base"):
+        roberta_tokenizer()

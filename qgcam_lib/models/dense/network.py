@@ -185,13 +185,15 @@ def _shares(self: DenseGrounding, cells: torch.Tensor, words: torch.Tensor, mask
     return torch.cat([fit, self.nothing(cells)], -1).log_softmax(-1)
 
 
-def phrase_logits(words: torch.Tensor, tokens: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-    """Log-odds [Q, C] of the likeliest token of each phrase. words: log-probabilities [N, C, T + 1]; tokens: bool
-    [Q, T]; owner: [Q], the caption of each phrase.
+def phrase_logits(words: torch.Tensor, tokens: torch.Tensor, owner: torch.Tensor, token_score: str = "max"
+                  ) -> torch.Tensor:
+    """Log-odds [Q, C] of each phrase. words: log-probabilities [N, C, T + 1]; tokens: bool [Q, T]; owner: [Q], the
+    caption of each phrase; token_score: "max", of its likeliest token, or "sum", of all its tokens together.
 
-    Source: MDETR's `PostProcessFlickr`, whose score is the probability.
+    Source: MDETR's `PostProcessFlickr`, whose score is the probability of the likeliest token.
     """
-    return torch.logit((words[owner, :, :-1].exp() * tokens[:, None]).amax(-1))
+    chances = words[owner, :, :-1].exp() * tokens[:, None]
+    return torch.logit(chances.amax(-1) if token_score == "max" else chances.sum(-1).clamp(max=1))
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #ec267987
 def cell_centres(grid: tuple[int, int]) -> torch.Tensor:
@@ -256,19 +258,25 @@ class DenseDetector(Adapter):
 
     model: frozen and put on the device here; nms_overlap: of two boxes of one phrase that overlap more, the less sure
     is left out (1.0: none is); max_boxes: most boxes a phrase; quality_power: the score is the alignment's probability
-    times the predicted overlap to this power. batch: pairs in one pass.
+    times the predicted overlap to this power; token_score: of the softmax head, see `phrase_logits`. batch: pairs in
+    one pass. ValueError for a wrong option, and for token_score="sum" with a sigmoid head.
     """
 
     def __init__(self, model: DenseGrounding, *, nms_overlap: float = 0.6, max_boxes: int = 100,
-                 quality_power: float = 0.5, batch: int = 32, device: str = "cpu", card: dict[str, Any] | None = None):
+                 quality_power: float = 0.5, token_score: str = "max", batch: int = 32, device: str = "cpu",
+                 card: dict[str, Any] | None = None):
         if not (0 < nms_overlap <= 1 and max_boxes >= 1 and quality_power >= 0 and batch >= 1):
             raise ValueError("nms_overlap, max_boxes, quality_power, batch: expected 0 < nms_overlap <= 1, max_boxes "
                              f">= 1, quality_power >= 0 and batch >= 1, got {nms_overlap}, {max_boxes}, "
                              f"{quality_power} and {batch}.")
+        if token_score not in (("max", "sum") if model.config.head == "softmax" else ("max",)):
+            raise ValueError(f"token_score: expected 'max', or 'sum' of a softmax head, got {token_score!r} for a "
+                             f"{model.config.head} head.")
         super().__init__(model, card, device=device, grid=model.config.grid, nms_overlap=nms_overlap,
-                         max_boxes=max_boxes, quality_power=quality_power, input_size=(model.config.image_size,) * 2)
+                         max_boxes=max_boxes, quality_power=quality_power, input_size=(model.config.image_size,) * 2,
+                         **({"token_score": token_score} if model.config.head == "softmax" else {}))
         self.nms_overlap, self.max_boxes, self.quality_power = nms_overlap, max_boxes, quality_power
-        self.batch = batch
+        self.token_score, self.batch = token_score, batch
 
     def detect(self, image, caption: str, phrases: Sequence[Spans]) -> Detections:
         """Boxes of each phrase in pixels of the image as given; image: a PIL image or a path. No phrases, no boxes."""
@@ -294,8 +302,10 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
     pixels = torch.stack([prepare_image(picture, self.model.config.image_size) for picture in pictures])
     inputs = (pixels, text.ids, text.mask, text.tokens, text.owner)
     with torch.inference_mode():
-        found = self.model(*(x.to(self.device) for x in inputs))
-    scores = found.logits.sigmoid() * found.quality.sigmoid() ** self.quality_power
+        inputs = [x.to(self.device) for x in inputs]
+        found = self.model(*inputs)
+    logits = found.logits if self.token_score == "max" else phrase_logits(found.words, inputs[3], inputs[4], "sum")
+    scores = logits.sigmoid() * found.quality.sigmoid() ** self.quality_power
     kept = [self._kept(*both) for both in zip(scores.double().cpu(), found.boxes.double().clamp(0, 1).cpu())]
     return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
             for n, picture in enumerate(pictures)]
