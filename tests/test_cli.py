@@ -168,7 +168,7 @@ def compendium(tmp_path_factory):
 
 
 def snakemake(project, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(project),
+    environment = os.environ | {"PYTHONPATH": str(project), "QGCAM_DATA_ROOT": str(ROOT / "data"),
                                 "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
                                 "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, "-m", "snakemake"]
@@ -178,11 +178,9 @@ def snakemake(project, *arguments):
 
 
 def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
-    made = compendium / "outputs" / "gathered" / "miniworld.made"
-    made.parent.mkdir(parents=True)  # this notebook has no use for the miniworld
-    made.touch()
     done = snakemake(compendium, "--cores", "1")
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "A *made-up* score." in done.stdout  # the first scores are on the screen
     base = compendium / "outputs" / "gathered" / "q_groundcam" / "flickr30k_test_blip_base"
     run_id, = [path.name for path in base.iterdir()]
     record = json.loads((compendium / "outputs" / "q_groundcam" / run_id / "run.json").read_text())
@@ -197,6 +195,19 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
         assert words in page
     for tag in ('<script src="http', '<link rel="stylesheet" href="http', "@import url(http"):
         assert tag not in page
+
+
+def test_snakemake_asks_for_a_run_whose_files_were_changed_and_for_no_other(compendium):
+    assert snakemake(compendium, "--cores", "1").returncode == 0
+    assert "Nothing to be done" in snakemake(compendium, "--cores", "1").stderr
+    table = next((compendium / "outputs" / "q_groundcam").glob("*/tables/score_table.csv"))
+    right = table.read_text()
+    table.write_text(right.replace("0.", "1.") + "\n")
+    done = snakemake(compendium, "--cores", "1")
+    assert done.returncode == 0 and "tables/score_table.csv has changed" in done.stderr + done.stdout
+    assert table.read_text() == right and list(table.parents[2].glob("*-changed-1"))
+    assert snakemake(compendium, "--cores", "1").returncode == 0  # the change is gone: looked at once more
+    assert "Nothing to be done" in snakemake(compendium, "--cores", "1").stderr
 
 
 def test_the_slurm_profile_knows_the_resources_of_a_run(compendium):
