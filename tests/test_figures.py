@@ -1,7 +1,9 @@
 """Every figure function, drawn with what runs bring: long names, many models, one model, nothing; and the check."""
 
+import dataclasses
 import itertools
 import os
+import types
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,6 +26,12 @@ from qgcam_lib.papers.q_groundcam.figures import (
 )
 from qgcam_lib.papers.q_groundcam.gallery import case_figure, part_figure
 from qgcam_lib.papers.q_groundcam.splits import SHARES, TABLE1, with_domain
+from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, calibration_figure, spread_figure, ties_figure
+from qgcam_lib.papers.tricd.gallery import _place, alarm_gallery, choose_alarms, choose_questions, question_panel
+from qgcam_lib.phrase_detection.analysis import false_alarms
+from qgcam_lib.phrase_detection.audit import tie_effect
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, coarse_scores, synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.figure_check import check_figure
 from qgcam_lib.report.figures import beside_figure, curves_figure, histogram_grid, interval_figure, training_curves
 from qgcam_lib.report.paper import printed_summary
@@ -40,6 +48,7 @@ from qgcam_lib.report.style import (
     point_look,
     titled,
     use_style,
+    wrapped,
 )
 from qgcam_lib.statistics import METRICS
 
@@ -103,8 +112,9 @@ def found(figure):
     return {row["problem"]: row["what"] for row in problems_of(figure)}
 
 
-def test_a_plain_figure_has_no_problem_and_stays_as_it_was():
-    figure, ax = plain()
+@pytest.mark.parametrize("layout", ["constrained", "none"])
+def test_a_plain_figure_has_no_problem_and_stays_as_it_was(layout):
+    figure, ax = plain(layout=layout)
 
 
     def state():
@@ -113,7 +123,7 @@ def test_a_plain_figure_has_no_problem_and_stays_as_it_was():
 
     figure.canvas.draw()
     before = state()
-    assert problems_of(figure) == [] and state() == before
+    assert check_figure(figure).empty and state() == before
 
 
 @pytest.mark.parametrize("plant", [
@@ -267,6 +277,11 @@ def test_a_dollar_is_a_dollar():
         figure.canvas.draw()  # would raise for a formula that cannot be read
 
 
+def test_long_texts_are_cut_where_they_must():
+    assert wrapped("one two three four", 8, 2) == "one two\nthree …" and wrapped("one two", 8, 2) == "one two"
+    assert wrapped("x" * 50, 20, 1) == "x" * 18 + " …" and wrapped("", 8) == ""
+
+
 def test_titles_are_broken_to_the_width_of_their_figure():
     figure = titled(plain()[0], WHERE, alt="what is seen")
     assert figure.get_suptitle().count("\n") >= 1 and figure.qgcam_alt == f"{WHERE}. what is seen"
@@ -285,7 +300,7 @@ def movements(metrics=tuple(SHARES), n_choices=12, moved=0.8, seed=0):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("size", [(tuple(SHARES), 30, 0.8), (("iou_soft",), 1, 1.0), (("pg_hit",), 5, 0.1)])
+@pytest.mark.parametrize("size", [(tuple(SHARES), 14, 0.8), (("iou_soft",), 1, 1.0), (("pg_hit",), 5, 0.1)])
 def test_movements_and_tornado(size):
     rows = movements(*size)
     for figure in (movement_map(rows, title=f"blip-base on {WHERE}"), tornado(rows, title=f"blip-base on {WHERE}")):
@@ -406,3 +421,102 @@ def test_settings_and_sizes(models):
 def test_models_that_are_not_in_the_paper_look_different():
     looks = model_looks(["mine", "yours", "blip-base"])
     assert len({tuple(look.values()) for look in looks.values()}) == 3 and looks["blip-base"] == point_look(0)
+
+
+# --- TRICD's figures -------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def made():
+    return synthetic_tricd(40, seed=1)
+
+
+@pytest.fixture(scope="module")
+def detected(made):
+    return {name: synthetic_predictions(made, seed=2, **how) for name, how in BEHAVIOURS.items()}
+
+
+def test_boxes_of_a_set(made):
+    for data in (made, replace_pairs(made, 1), replace_pairs(made, 0)):
+        assert problems_of(box_map(data, title=WHERE)) == []
+        assert problems_of(boxes_per_phrase(data, title=WHERE)) == []
+
+
+def replace_pairs(made, n_groups):
+    groups = list(dict.fromkeys(pair.group for pair in made.pairs))[:n_groups]
+    return dataclasses.replace(made, pairs=tuple(pair for pair in made.pairs if pair.group in groups))
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_deviations_calibration_and_ties(names):
+    rng = np.random.default_rng(0)
+    subsets = ("all", "coco_obj", "coco_rel", "winoground")
+    rows = pd.DataFrame([(name, subset, *rng.uniform(0.2, 3, 2)) for name in SETS[names] for subset in subsets],
+                        columns=["model", "subset", "sd_90", "bootstrap_sd"])
+    figure = spread_figure(rows, label="model,subset", title=WHERE)
+    assert problems_of(figure) == []
+    assert not any("coco_" in text.get_text() for text in figure.axes[0].get_yticklabels())
+    auc = summary_of(SETS[names], ("auc_within", "auc_across")).assign(subset="all")
+    assert problems_of(calibration_figure(auc, title=WHERE)) == []
+
+
+def test_ties_have_one_look_a_rule_and_one_legend(made, detected):
+    ties = pd.concat([tie_effect(made, coarse_scores(detected["graded"], d), n_orders=3).assign(step=d)
+                      for d in (3, 1)])
+    for figure in (ties_figure(ties, title=WHERE), ties_figure(ties[ties["metric"] == "AP"], title=WHERE)):
+        assert problems_of(figure) == [] and len(figure.legends) == 1 and not any(ax.get_legend() for ax in figure.axes)
+        looks = {(line.get_label(), line.get_color()) for ax in figure.axes for line in ax.lines}
+        assert len(looks) == len({label for label, _ in looks})
+
+
+def test_alarm_galleries(made, detected):
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 255, (480, 640, 3)).astype(np.uint8))
+    for name in ("graded", "talkative"):
+        found = detected[name]
+        chosen = choose_alarms(false_alarms(match_predictions(made, found)))
+        for rows, source in ((chosen, lambda file: picture), (chosen[:1], lambda file: "nowhere"), (chosen[:0], None)):
+            figure = alarm_gallery(made, source, found, rows[:3], title=f"{name} ({WHERE})", boxes=2)
+            assert problems_of(figure) == [], name
+
+
+def test_scores_of_boxes_that_share_their_corners_do_not_meet():
+    box, taken = np.array([5.0, 5, 60, 40]), []
+    for k in range(8):
+        x, y = _place(box, taken, (20, 10), (100, 80), right=bool(k % 2))
+        assert 0 <= x <= 80 and 0 <= y <= 70
+    apart = np.abs(np.subtract.outer(np.array(taken), np.array(taken)).diagonal(axis1=1, axis2=3))
+    assert all((apart[i, j] >= (20, 10)).any() for i in range(8) for j in range(i))
+
+
+def test_a_long_caption_with_many_phrases(made):
+    pair = made.pairs[0]
+    words = "an old man in a red coat and a very long scarf carrying a guitar behind a woman with $5 and $6 in hand"
+    spans = [((0, 26),), ((31, 48),), ((58, 66),), ((74, 81),)]
+    phrases = tuple(dataclasses.replace(pair.phrases[0], id=k, spans=span, boxes=np.array([[5.0, 5, 600, 400]]))
+                    for k, span in enumerate(spans))
+    long = dataclasses.replace(pair, caption=" ".join([words] * 3), phrases=phrases)
+    data = types.SimpleNamespace(pairs=[long])
+    chosen = pd.DataFrame([{"image_id": pair.id, "rival_image_id": pair.id, "role": "misled", "text": words,
+                            "alarm": 0.5, "rival_hit": np.nan}] * 2)
+    found = {pair.id: {"scores": [0.9, 0.8, 0.7, 0.6], "boxes": [[5, 5, 600, 400]] * 4, "phrase_ids": [0, 1, 2, 3]}}
+    figure = alarm_gallery(data, lambda name: "nowhere", found, chosen, title=WHERE)
+    assert problems_of(figure) == []
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_question_panels(made, names):
+    asked = pd.DataFrame([(p.id, p.file_name, f"is there {p.caption} and {LONG[0]}", p.positive, p.group)
+                          for p in made.pairs], columns=["image_id", "file_name", "question", "answer", "group"])
+    said = {name: dict.fromkeys(asked["image_id"], "yes, and here is why I think so: $") for name in SETS[names]}
+    rows = choose_questions(asked, said, 4) if said else asked[:0]
+    figure = question_panel(rows, lambda name: "nowhere", said, title=WHERE)
+    assert problems_of(figure) == []
+
+
+def test_a_gallery_is_the_same_after_it_was_saved(made, detected, tmp_path):
+    chosen = choose_alarms(false_alarms(match_predictions(made, detected["graded"])))
+    figure = alarm_gallery(made, lambda name: "nowhere", detected["graded"], chosen, title=WHERE)
+    before = [ax.get_position().extents.tolist() for ax in figure.axes]
+    figure.savefig(tmp_path / "a.png", bbox_inches="tight")
+    figure.canvas.draw()
+    assert [ax.get_position().extents.tolist() for ax in figure.axes] == before and check_figure(figure).empty

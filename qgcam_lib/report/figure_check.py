@@ -147,13 +147,15 @@ def check_figure(figure: Figure, *, least: float = 3.0, least_text: float = 4.5)
         canvas.draw()  # a first drawing settles the layout, as it does when a figure is saved
         canvas.draw()
         found = _text_problems(figure, canvas.get_renderer())
-        figure.set_layout_engine("none")
+        if engine is not None:
+            figure.set_layout_engine("none")
         for artist, value in _contrasts(figure, canvas):
             is_text = isinstance(artist, Text)
             if value < (least_text if is_text else least):
                 found.append(("pale text" if is_text else "pale mark", _name_of(artist), f"contrast {value:.1f}"))
     finally:
-        figure.set_layout_engine(engine)
+        if engine is not None:
+            figure.set_layout_engine(engine)
         figure.set_dpi(dpi)
         figure.set_canvas(theirs)
     if not getattr(figure, "qgcam_alt", ""):

@@ -82,14 +82,16 @@ def beside_figure(frame: pd.DataFrame, columns: Mapping[str, str], *, label: str
     names: what to call their values; scale: 100 shows shares in percent.
     """
     keys, names = label.split(","), names or {}
-    lines = frame[keys].map(lambda one: str(names.get(one, one))).agg(", ".join, axis=1) if len(frame) else []
-    figure, ax = plt.subplots(figsize=(6.6, 1.5 + 0.3 * max(len(frame), 2)))
+    parts = frame[keys].map(lambda one: wrapped(names.get(one, one), 36, 1))
+    lines = [wrapped(", ".join(row), 40, 2) for row in parts.itertuples(index=False)]
+    room = 0.42 if any("\n" in line for line in lines) else 0.3
+    figure, ax = plt.subplots(figsize=(6.6, 1.5 + room * max(len(frame), 2)))
     place, values = np.arange(len(frame)), scale * frame[[*columns]].astype(float)
     ax.hlines(place, values.min(axis=1), values.max(axis=1), color=GUIDE, linewidth=1.3)
     for (column, name), marker, colour in zip(columns.items(), "Xo|", (1, 0, 1)):
         ax.plot(values[column], place, linestyle="none", markersize=7, markeredgewidth=2 if marker == "|" else None,
                 label=name, clip_on=False, **point_look(colour) | {"marker": marker})
-    ax.set(yticks=place, yticklabels=[wrapped(line, 40, 2) for line in lines], xlabel=xlabel,
+    ax.set(yticks=place, yticklabels=lines, xlabel=xlabel,
            ylim=(max(len(frame), 1) - 0.4, -0.6))
     ax.grid(axis="y", alpha=0.2)
     legend_below(figure, *ax.get_legend_handles_labels())

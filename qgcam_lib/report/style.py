@@ -70,16 +70,17 @@ def described(figure: Figure, alt: str) -> Figure:
     return figure
 
 
-def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "") -> Figure:
+def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **place) -> Figure:
     """The finished figure: its title in bold at the upper left, and `alt`, what is drawn, behind the title as its
     alternative text.
 
     A title that is too long for the figure is broken into lines. From here on a `$` in any text of the figure is a
-    dollar sign, not the begin of a formula, because names of models and data sets are nobody's formula.
+    dollar sign, not the begin of a formula, because names of models and data sets are nobody's formula. place: of
+    matplotlib's suptitle, where the layout does not find one.
     """
     letters = figure.get_figwidth() * 72 / (0.68 * Text(size=size).get_fontsize())  # bold letters are this wide
     figure.suptitle("\n".join(textwrap.wrap(title, max(int(letters), 12))), x=0.01, ha="left", weight="bold",
-                    fontsize=size)
+                    fontsize=size, **place)
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     return described(figure, f"{title}. {alt}" if title and alt else title or alt)
@@ -104,7 +105,8 @@ def bare(ax: Axes) -> None:
 
 def wrapped(text: object, width: int = 27, most: int = 3) -> str:
     """`text` broken into at most `most` lines of about `width` letters; what is left out shows as an ellipsis."""
-    return "\n".join(textwrap.wrap(str(text), width, max_lines=most, placeholder=" …"))
+    lines = textwrap.wrap(str(text), width)
+    return "\n".join(lines if len(lines) <= most else [*lines[:most - 1], lines[most - 1][:width - 2].rstrip() + " …"])
 
 
 def open_picture(image: str | Path | Image.Image) -> Image.Image:

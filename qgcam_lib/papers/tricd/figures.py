@@ -9,12 +9,13 @@ __all__ = ['box_map', 'boxes_per_phrase', 'spread_figure', 'calibration_figure',
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from ...data.tricd.pairs import SUBSETS, Tricd
 from .tables import SUBSET_NAMES
 from ...report.figures import beside_figure, interval_figure
-from ...report.style import line_look, point_look, titled
+from ...report.style import legend_below, line_look, point_look, titled
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #75499bf9
 _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj", "coco_rel", "winoground"))}
@@ -25,10 +26,11 @@ def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
     area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     order = np.argsort(-area)
     centre = (boxes[:, :2] + boxes[:, 2:])[order] / 2
-    ax.scatter(*centre.T, s=np.clip(300 * area[order], 2, None), color=_COLOURS[subset], alpha=0.35, edgecolor="white",
-               linewidth=0.4)
-    ax.set(xlim=(0, 1), ylim=(1, 0), xlabel="x of the centre, share of the width")
-    ax.set_title(f"{SUBSET_NAMES[subset]} (n = {len(boxes)})", fontsize="medium", weight="normal")
+    ax.scatter(*centre.T, s=np.clip(300 * area[order], 4, None), facecolor=to_rgba(_COLOURS[subset], 0.2),
+               edgecolor=_COLOURS[subset], linewidth=0.9)
+    ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1],
+           xlabel="x of the centre,\nshare of the width")
+    ax.set_title(f"{SUBSET_NAMES[subset]} (n = {len(boxes)})", fontsize="small", weight="normal")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #fae981dd
 def box_map(data: Tricd, *, title: str = "") -> Figure:
@@ -38,12 +40,15 @@ def box_map(data: Tricd, *, title: str = "") -> Figure:
     pair = np.repeat(data.phrase_pairs, np.diff(data.truth_starts))
     boxes, codes = data.truth / sizes[pair][:, [1, 0, 1, 0]], data.subset_codes[pair]
     shown = [k for k in range(len(SUBSETS)) if (codes == k).any()]
-    figure, axes = plt.subplots(1, max(len(shown), 1), figsize=(3.3 * max(len(shown), 1), 3.5), squeeze=False,
+    figure, axes = plt.subplots(1, max(len(shown), 1), figsize=(max(2.9 * len(shown), 4), 3.6), squeeze=False,
                                 sharey=True)
     for ax, k in zip(axes[0], shown):
         _draw_centres(ax, boxes[codes == k], SUBSETS[k])
-    axes[0, 0].set_ylabel("y of the centre, share of the height")
-    return titled(figure, title)
+    axes[0, 0].set_ylabel("y of the centre,\nshare of the height")
+    means = [f"{SUBSET_NAMES[SUBSETS[k]]} {len(one)} boxes, mean centre ({x:.2f}, {y:.2f})" for k in shown
+             for one in [boxes[codes == k]] for x, y in [(one[:, :2] + one[:, 2:]).mean(axis=0) / 2]]
+    what = "A point at the centre of every true box, as large as the box."
+    return titled(figure, title, alt=f"{what} {'; '.join(means)}.")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #f0897a8f
 def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
@@ -54,15 +59,17 @@ def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
     edges = 2 ** np.arange(int(np.log2(top)) + 2)
     names = [f"{low}" if high == low + 1 else f"{low}–{high - 1}" for low, high in zip(edges, edges[1:])]
     shown = [k for k in range(len(SUBSETS)) if (codes[asked] == k).any()]
-    figure, ax = plt.subplots(figsize=(5.6, 3.1))
+    figure, ax = plt.subplots(figsize=(5.6, 3.4))
+    said = []
     for n, k in enumerate(shown):
         here = counts[asked & (codes == k)]
         heights = 100 * np.histogram(here, edges)[0] / max(len(here), 1)
         ax.bar(np.arange(len(names)) + 0.8 * (n - (len(shown) - 1) / 2) / len(shown), heights, width=0.8 / len(shown),
-               color=_COLOURS[SUBSETS[k]], label=f"{SUBSET_NAMES[SUBSETS[k]]} (n = {len(here)})")
+               color=_COLOURS[SUBSETS[k]], linewidth=0, label=f"{SUBSET_NAMES[SUBSETS[k]]} (n = {len(here)})")
+        said.append(f"{SUBSET_NAMES[SUBSETS[k]]} {heights[0]:.0f} % of {len(here)}")
     ax.set(xticks=range(len(names)), xticklabels=names, xlabel="boxes of a phrase", ylabel="share of phrases, %")
-    ax.legend(loc="upper right", fontsize="small")
-    return titled(figure, title)
+    legend_below(figure, *ax.get_legend_handles_labels())
+    return titled(figure, title, alt=f"Bars: boxes of a phrase. Phrases with one box: {', '.join(said) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #3471a035
 def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "") -> Figure:
@@ -75,7 +82,7 @@ def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "
     columns = {"sd_90": "over parts of 90 % (the paper's way)", "bootstrap_sd": "bootstrap",
                "three": "three times the first"}
     figure = beside_figure(points.assign(three=3 * points["sd_90"]), columns, label=label, title=title,
-                           xlabel="standard deviation of AP, points")
+                           xlabel="standard deviation of AP, percentage points", names=SUBSET_NAMES)
     figure.axes[0].set_xlim(left=0)
     return figure
 
@@ -91,20 +98,29 @@ def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title:
                            xlabel="chance that the best hit outscores the false alarm")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #60b2597e
+def _named(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
 def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
     """Scores under the rules for equal scores, an axis a metric.
 
     ties: columns step, metric, rule, value, low, high; the steps stand from left to right as they come.
     """
     steps, metrics = list(dict.fromkeys(ties["step"])), list(dict.fromkeys(ties["metric"]))
-    figure, axes = plt.subplots(1, len(metrics), figsize=(3.9 * len(metrics), 3.4), squeeze=False)
+    places, said = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []
+    figure, axes = plt.subplots(1, max(len(metrics), 1), figsize=(max(3.6 * len(metrics), 5), 3.7), squeeze=False)
     for ax, metric in zip(axes[0], metrics):
         part = ties[ties["metric"] == metric]
-        for k, (rule, rows) in enumerate(part.groupby("rule", sort=False)):
-            rows, look = rows.set_index("step").reindex(steps), point_look(k) | line_look(k)
-            ax.plot(range(len(steps)), 100 * rows["value"], label=rule, **look)
-            ax.fill_between(range(len(steps)), 100 * rows["low"], 100 * rows["high"], alpha=0.2, color=look["color"],
-                            linewidth=0)
-        ax.set(xticks=range(len(steps)), xticklabels=steps, xlabel="decimals of the scores", ylabel=f"{metric}, %")
-        ax.legend(fontsize="small")
-    return titled(figure, title)
+        for rule, rows in part.groupby("rule", sort=False):
+            rows, look = rows.set_index("step").reindex(steps), point_look(places[rule]) | line_look(places[rule])
+            ax.plot(range(len(steps)), 100 * rows["value"], label=rule, clip_on=False, **look)
+            ax.fill_between(range(len(steps)), 100 * rows["low"].astype(float), 100 * rows["high"].astype(float),
+                            alpha=0.2, color=look["color"], linewidth=0)
+            said.append(f"{_named(metric)}, {rule} {100 * rows['value'].iloc[0]:.1f} to "
+                        f"{100 * rows['value'].iloc[-1]:.1f}")
+        ax.set(xticks=range(len(steps)), xticklabels=steps, xlabel="decimals of the scores",
+               ylabel=f"{_named(metric)}, %")
+    handles = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
+    legend_below(figure, [*handles.values()], [*handles])
+    return titled(figure, title, alt=f"Scores in percent from {steps[:1]} to {steps[-1:]} decimals: {'; '.join(said)}.")

@@ -52,7 +52,7 @@ def choose_alarms(alarms: pd.DataFrame, roles: Sequence[str] = ("misled", "close
         drop=True)
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #35504c27
-PHRASE_COLOURS = ("#c8553d", "#1f6fb2", "#2e8b57", "#b8860b", "#7b4fa3", "#444444")
+PHRASE_COLOURS = ("#a83a22", "#1b65a6", "#1f6f43", "#7d5a00", "#7b4fa3", "#444444")  # each 4.5:1 on white, for texts
 
 
 def _pieces(pair: TricdPair) -> list[tuple[str, str | None]]:
@@ -66,21 +66,26 @@ def _pieces(pair: TricdPair) -> list[tuple[str, str | None]]:
             for a, b in zip(cuts, cuts[1:])]
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #c28c2196
-def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) -> None:
-    """Write a pair's caption above an axis, each phrase in its colour, in lines of about `width` letters."""
-    words = [(word, colour) for text, colour in _pieces(pair) for word in text.split()]
+def _caption_lines(pair: TricdPair, width: int) -> list[list[tuple[str, str | None]]]:
+    "The words of a caption with their colours, in lines of about `width` letters."
     lines, length = [[]], 0
-    for word, colour in words:
+    for word, colour in [(word, colour) for text, colour in _pieces(pair) for word in text.split()]:
         if length and length + len(word) > width:
             lines.append([])
             length = 0
         lines[-1].append((word, colour))
         length += len(word) + 1
-    rows = [HPacker(children=[TextArea(w, textprops={"color": c or "0.25", "fontsize": 10,
+    return lines
+
+
+def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 46) -> None:
+    """Write a pair's caption above an axis, each phrase in its colour, in lines of about `width` letters."""
+    rows = [HPacker(children=[TextArea(w, textprops={"color": c or "0.25", "fontsize": 10, "parse_math": False,
                                                      "weight": "bold" if c else "normal"}) for w, c in line],
-                    pad=0, sep=4) for line in lines]
+                    pad=0, sep=4) for line in _caption_lines(pair, width)]
     if role:
-        rows.insert(0, TextArea(role, textprops={"fontsize": 9, "color": "0.45", "style": "italic"}))
+        rows.insert(0, TextArea(wrapped(role, int(1.3 * width), 4), textprops={"fontsize": 9, "color": "0.4", "style":
+                                                                              "italic", "parse_math": False}))
     box = VPacker(children=rows, pad=0, sep=3, align="left")
     ax.add_artist(AnchoredOffsetbox("lower left", child=box, frameon=False, bbox_to_anchor=(0, 1.01), pad=0.1,
                                     bbox_transform=ax.transAxes, borderpad=0))
@@ -98,13 +103,30 @@ def _is_missing(source: str | Path | Image.Image) -> bool:
     return not isinstance(source, Image.Image) and not Path(source).is_file()
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #1c998176
+def _place(box: np.ndarray, taken: list[np.ndarray], label: tuple[float, float], size: tuple[int, int],
+           right: bool) -> np.ndarray:
+    "Where (x, y, upper left) a label of a size (width, height) stands in a picture of `size` (width, height)."
+    limit = np.maximum(np.subtract(size, label), 0)
+    sides = [box[0], box[2] - label[0]]
+    places = [(x, y) for y in (box[1], box[3] - label[1]) for x in (sides[::-1] if right else sides)]
+    places += [(x, (box[1] + k * label[1] / 2) % max(limit[1], 1)) for k in range(1, 80) for x in sides]
+    places = np.clip(places, 0, limit)
+    free = (all((np.abs(place - other) >= label).any() for other in taken) for place in places)
+    taken.append(next((place for place, good in zip(places, free) if good), places[0]))
+    return taken[-1]
+
+
 def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[str, Any], *, boxes: int = 1) -> None:
     """Draw a pair's picture with the truth of its phrases dashed and each phrase's `boxes` best predictions solid.
 
     found: the pair's entry in the predictions, or {} for none. The score stands inside the upper edge of the box.
     """
     ax.imshow(picture)
-    scores = np.asarray(found.get("scores", ()), float)
+    ax.set(xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
+    bare(ax)
+    wide = ax.get_window_extent().width / ax.figure.dpi * 72  # points; a picture that is higher than wide gets less
+    point = max(picture.width / wide, picture.height / (ax.get_window_extent().height / ax.figure.dpi * 72))
+    label, taken, scores = (26 * point, 12.5 * point), [], np.asarray(found.get("scores", ()), float)
     for k, phrase in enumerate(pair.phrases):
         colour = PHRASE_COLOURS[k % len(PHRASE_COLOURS)]
         draw_boxes(ax, phrase.boxes, edge="white", edgecolor=colour, linewidth=1.8, linestyle=(0, (4, 2)))
@@ -112,24 +134,22 @@ def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[st
         for n in mine[np.argsort(-scores[mine], kind="stable")][:boxes]:
             box = np.asarray(found["boxes"][n], float)
             draw_boxes(ax, box, edge="white", edgecolor=colour, linewidth=2.2)
-            at, side = (box[0], "left") if k % 2 == 0 else (box[2], "right")  # the marks of two phrases seldom meet
-            ax.text(np.clip(at, 0, picture.width), np.clip(box[1], 0, picture.height), f"{scores[n]:.2f}",
-                    color="white", fontsize=8, va="top", ha=side, clip_on=True,
+            x, y = _place(box, taken, label, picture.size, right=bool(k % 2))
+            ax.text(x + 2 * point, y + 2 * point, f"{scores[n]:.2f}", color="white", fontsize=8, va="top",
                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 1})
-    ax.set(xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
-    bare(ax)
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #cb72e8c6
 def _two(score: float) -> str:
     return f"{score:.2f}" if np.isfinite(score) else "none"
 
 
-def _grid(n: int, shape: float) -> tuple[Figure, np.ndarray, float]:
-    "A figure of n rows of two pictures (height over width: shape) with room for a caption above each row; its height."
-    width, caption, gap = 3.15, 0.62, 0.3  # of a picture, of the lines above it, below it, in inches
-    high = (width * shape + caption + gap) * n + 0.3
-    figure, axes = plt.subplots(n, 2, figsize=(2 * width + 0.3, high), squeeze=False, layout="none")
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=gap / high, top=1 - (0.3 + caption) / high, wspace=0.04,
+def _grid(n: int, shape: float, lines: int) -> tuple[Figure, np.ndarray, float]:
+    "A figure of n rows of two pictures (height over width: shape) with `lines` of text above each row; its height."
+    width, caption, gap = 3.15, 0.22 + 0.185 * lines, 0.3  # of a picture, of the lines above it, below it, in inches
+    high = (width * shape + caption + gap) * n + 0.65
+    figure, axes = plt.subplots(n, 2, figsize=(2 * width + 0.3, high), squeeze=False, layout="tight")
+    figure.set_layout_engine("none")  # no layout at all: a figure made without one is given one when it is saved
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=gap / high, top=1 - (0.65 + caption) / high, wspace=0.04,
                            hspace=(caption + gap) / (width * shape))
     return figure, axes, high
 
@@ -144,20 +164,23 @@ def alarm_gallery(data: Tricd, picture: Callable[[str], str | Path | Image.Image
     """
     by_id = {pair.id: pair for pair in data.pairs}
     shape = max([np.divide(*by_id[id].size) for id in chosen["image_id"]], default=0.5)
-    figure, axes, high = _grid(max(len(chosen), 1), shape)
+    told = [f"{one.role}: “{one.text}”, best hit {_two(one.rival_hit)}, false alarm {_two(one.alarm)}"
+            for one in chosen.itertuples()]
+    lines = max([len(_caption_lines(by_id[one.rival_image_id], 52)) + -(-len(line) // 60)
+                 for one, line in zip(chosen.itertuples(), told)], default=1)
+    figure, axes, high = _grid(max(len(chosen), 1), shape, lines)
     for ax in axes.ravel()[2 * len(chosen):]:
         ax.set_axis_off()
         ax.text(0, 0.5, "no such phrase", transform=ax.transAxes)
-    for row, one in zip(axes, chosen.itertuples()):
+    for row, one, line in zip(axes, chosen.itertuples(), told):
         for ax, id, what in zip(row, (one.rival_image_id, one.image_id), ("the caption is true", "it is not")):
             pair = by_id[id]
             source = picture(pair.file_name)
             draw_pair(ax, pair, _picture(source, pair.size), predictions.get(id, {}), boxes=boxes)
             ax.set_xlabel(what + " (no such picture here)" * _is_missing(source), fontsize="small")
-        line = f"{one.role}: “{one.text}”, best hit {_two(one.rival_hit)}, false alarm {_two(one.alarm)}"
-        draw_caption(row[0], by_id[one.rival_image_id], role=line, width=60)
-    figure.suptitle(title, x=0.01, y=1 - 0.08 / high, va="top", ha="left", weight="bold")
-    return figure
+        draw_caption(row[0], by_id[one.rival_image_id], role=line, width=52)
+    what = "Pairs of pictures, left the one of which the caption is true; truth dashed, predictions solid."
+    return titled(figure, title, alt=f"{what} {'; '.join(told) or 'no such phrase'}.", y=1 - 0.08 / high, va="top")
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
@@ -176,6 +199,17 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
     return pd.concat([false, others.drop_duplicates("group").head(n // 2)], ignore_index=True)
 
 # %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #a92185d3
+def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], is_missing: bool) -> list[str]:
+    "A question, its truth, and a line for each model's answer."
+    lines = ["(no such picture here)"] if is_missing else []
+    lines += [wrapped(f"{row.question}?", 42, 9), f"truth: {'yes' if row.answer else 'no'}"]
+    for name, said in answers.items():
+        text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
+        mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
+        lines.append(wrapped(f"{mark} {name}: {'' if text is None else str(text)[:28]}", 44, 2))
+    return lines
+
+
 def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | Image.Image],
                    answers: Mapping[str, Mapping[int, Any]], *, title: str = "") -> Figure:
     """A picture a question, with the question, the truth and every model's answer; ✓ right, ✗ wrong, ? not readable.
@@ -184,18 +218,12 @@ def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | I
     """
     columns = 2 if len(chosen) > 1 else 1
     rows = -(-max(len(chosen), 1) // columns)
-    height = 2.6 + 0.19 * (len(answers) + 3)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, height * rows), squeeze=False)
+    told = [_answer_lines(row, answers, _is_missing(picture(row.file_name))) for row in chosen.itertuples()]
+    height = 2.6 + 0.185 * max([len("\n".join(lines).split("\n")) for lines in told], default=1)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, height * rows + 0.5), squeeze=False)
     for ax in axes.ravel():
         ax.set_axis_off()
-    for ax, row in zip(axes.ravel(), chosen.itertuples()):
-        source = picture(row.file_name)
-        ax.imshow(_picture(source))
-        lines = ["(no such picture here)"] if _is_missing(source) else []
-        lines += [wrapped(f"{row.question}?", 42, 9), f"truth: {'yes' if row.answer else 'no'}"]
-        for name, said in answers.items():
-            text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
-            mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
-            lines.append(f"{mark} {name}: {'' if text is None else str(text)[:28]}")
+    for ax, row, lines in zip(axes.ravel(), chosen.itertuples(), told):
+        ax.imshow(_picture(picture(row.file_name)))
         ax.text(0, -0.03, "\n".join(lines), transform=ax.transAxes, va="top", fontsize=8.5)
-    return titled(figure, title)
+    return titled(figure, title, alt=f"Pictures with questions and answers. {' '.join(' '.join(one) for one in told)}")
