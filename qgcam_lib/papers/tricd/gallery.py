@@ -202,11 +202,11 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
 def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], is_missing: bool) -> list[str]:
     "A question, its truth, and a line for each model's answer."
     lines = ["(no such picture here)"] if is_missing else []
-    lines += [wrapped(f"{row.question}?", 42, 9), f"truth: {'yes' if row.answer else 'no'}"]
+    lines += [wrapped(f"{row.question}?", 40, 9), f"truth: {'yes' if row.answer else 'no'}"]
     for name, said in answers.items():
         text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
         mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
-        lines.append(wrapped(f"{mark} {name}: {'' if text is None else str(text)[:28]}", 44, 2))
+        lines.append(wrapped(f"{mark} {name}: {'' if text is None else str(text)[:28]}", 39, 2))
     return lines
 
 
