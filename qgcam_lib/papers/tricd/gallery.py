@@ -219,11 +219,13 @@ def question_panel(chosen: pd.DataFrame, picture: Callable[[str], str | Path | I
     columns = 2 if len(chosen) > 1 else 1
     rows = -(-max(len(chosen), 1) // columns)
     told = [_answer_lines(row, answers, _is_missing(picture(row.file_name))) for row in chosen.itertuples()]
-    height = 2.6 + 0.185 * max([len("\n".join(lines).split("\n")) for lines in told], default=1)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, height * rows + 0.5), squeeze=False)
+    room = 0.2 + 0.16 * max([len("\n".join(lines).split("\n")) for lines in told], default=1)  # inches of text
+    figure, axes = plt.subplots(2 * rows, columns, height_ratios=[2.6, room] * rows, squeeze=False,
+                                figsize=(3.6 * columns, (2.6 + room) * rows + 0.9))
     for ax in axes.ravel():
         ax.set_axis_off()
-    for ax, row, lines in zip(axes.ravel(), chosen.itertuples(), told):
+    pairs = zip(axes[::2].ravel(), axes[1::2].ravel(), chosen.itertuples(), told)
+    for ax, below, row, lines in pairs:
         ax.imshow(_picture(picture(row.file_name)))
-        ax.text(0, -0.03, "\n".join(lines), transform=ax.transAxes, va="top", fontsize=8.5)
+        below.text(0, 1, "\n".join(lines), transform=below.transAxes, va="top", fontsize=8.5)
     return titled(figure, title, alt=f"Pictures with questions and answers. {' '.join(' '.join(one) for one in told)}")
