@@ -244,10 +244,12 @@ def _source(record: Mapping[str, Any]) -> tuple[str, str]:
 
 def find_detections(data: str = "", split: str = "test", runs: Sequence[str] = (), *,
                     outputs: str | Path | None = None) -> list[tuple[Path, dict]]:
-    """Finished runs of `tricd_detection` as (folder, record): those with the ids in `runs`, or the newest one on this
-    data and split. ParameterError that says what to run first."""
-    finished = [one for one in find_runs(outputs, NOTEBOOK) if "predictions" in one[1].get("results", {})]
-    mine = [one for one in finished if _source(one[1]) == (data, split)]
+    """Finished runs of `tricd_detection` as (folder, record), by whatever door they were started: those with the ids in
+    `runs`, or the newest one on this data and split. ParameterError that says what to run first."""
+    found = find_runs(outputs, NOTEBOOK)
+    found += [one for one in find_runs(outputs, NOTEBOOK, "interactive") if one[1].get("finished")]
+    mine = [one for one in found if "predictions" in one[1]["results"] and _source(one[1]) == (data, split)]
+    mine.sort(key=lambda one: str(one[1]["started"]), reverse=True)
     if not runs:
         chosen = mine[:1]
     else:
