@@ -185,19 +185,24 @@ def failures(found: Mapping[str, Predictions]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "id", "image", "error"]).astype("string")
 
 # %% ../../../nbs/lib/papers/tricd/05_detection.ipynb #89af87e0
-_METRICS = {3: "AP", 5: METRIC_NAMES["recall@1"], 6: METRIC_NAMES["group_recall@1"], 8: "AP"}
+_METRICS = {3: "AP", 4: "F1", 5: METRIC_NAMES["recall@1"], 6: METRIC_NAMES["group_recall@1"], 8: "AP"}
 
 
 @patch
-def beside_paper(self: TricdSplit, summary: pd.DataFrame, plan: pd.DataFrame, not_comparable: str) -> pd.DataFrame:
+def beside_paper(self: TricdSplit, summary: pd.DataFrame, plan: pd.DataFrame, not_comparable: str,
+                 table: int | None = None) -> pd.DataFrame:
     """The paper's tables of this split beside a summary, with the column `table`; see `paper_vs_ours`.
 
-    plan: model and why, for those that were asked for; not_comparable: a reason that holds for all, or ''.
+    plan: model and why, for those that were asked for; not_comparable: a reason that holds for all, or ''; table: its
+    number, None: those about detection. Table 4 is about the test set.
     """
+    is_val = self.files.split == "val"
+    not_comparable = not_comparable or ("Table 4 is about the test set" if is_val and table == 4 else "")
+    numbers = (table,) if table else (8,) if is_val else (3, 5, 6)
     ours = summary[~summary["model"].isin(TRICD.references)]
     tables = [paper_vs_ours(ours, TRICD.tables[number], same=TRICD.same, not_run=TRICD.why_no_run(plan),
                             not_comparable=not_comparable).assign(table=f"Table {number}, {_METRICS[number]}")
-              for number in ((8,) if self.files.split == "val" else (3, 5, 6))]
+              for number in numbers]
     return pd.concat(tables, ignore_index=True)
 
 
