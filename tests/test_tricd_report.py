@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import shutil
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -12,8 +13,10 @@ import pytest
 from PIL import Image
 
 from qgcam_lib.data.tricd.pairs import load_tricd
+from qgcam_lib.errors import FormatError, ParameterError
 from qgcam_lib.miniworld import make_tricd
 from qgcam_lib.papers.tricd.claims import CLAIMS, ROLES, VQA_CLAIMS, claim_tables, printed_tables
+from qgcam_lib.papers.tricd.detection import find_detections, gather_detections
 from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, spread_figure
 from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, alarm_gallery, choose_alarms, choose_questions, question_panel
 from qgcam_lib.papers.tricd.tables import (
@@ -37,10 +40,11 @@ from qgcam_lib.report.claims import assign_roles, check_claims
 from qgcam_lib.report.figures import beside_figure, interval_figure
 from qgcam_lib.report.published import published
 from qgcam_lib.report.tables import printed_table, score_table
+from qgcam_lib.runs.record import read_run, write_run
 from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
-NOTEBOOKS = ("tricd_audit", "tricd_detection", "tricd_vqa")
+NOTEBOOKS = ("tricd_analysis", "tricd_audit", "tricd_detection", "tricd_vqa")
 MARKED = "This is the miniworld"
 
 
@@ -378,12 +382,10 @@ def detection(small_world, tmp_path_factory):
 def test_detection_runs_and_says_what_did_not(detection):
     assert detection.status == "ok" and MARKED in texts(detection)
     names = {path.stem for path in (detection.folder / "tables").glob("*.parquet")}
-    assert names >= {"data_card", "statistics", "models", "summary", "ap", "recall", "group_recall", "price",
-                     "calibration", "presence", "discrimination", "paired_differences", "printed_gaps",
-                     "paper_vs_ours", "claims", "by_contradiction", "gallery_mine", "false_wins", "failed"}
+    assert names >= {"data_card", "statistics", "models", "summary", "ap", "recall", "group_recall", "best_boxes",
+                     "example_boxes", "paper_vs_ours", "gallery", "failed"}
     figures = {path.stem for path in (detection.folder / "figures").iterdir()}
-    assert figures == {"boxes_where", "boxes_per_phrase", "scores", "precision_recall", "calibration",
-                       "discrimination", "gallery_mine", "gallery_other"}
+    assert figures == {"boxes_where", "boxes_per_phrase", "example", "scores", "gallery_mine", "gallery_other"}
     shown = table(detection, "ap").set_index("model")
     assert shown.loc["lost", "note"] == "not run: no such file: lost.json"
     assert shown.loc["mdetr-enb5", "note"] == "not run: it has no mini weights"
@@ -400,8 +402,74 @@ def test_the_numbers_of_the_page_are_the_evaluators(detection, small_world):
         found = summary["mine", row.metric, row.subset]
         assert found == pytest.approx(row.value, nan_ok=True)
     assert set(table(detection, "paper_vs_ours")["verdict"].str.split(":").str[0]) == {"not comparable", "not run"}
-    claims = table(detection, "claims")
+
+
+@pytest.fixture(scope="module")
+def analysis(small_world, detection):
+    parameters, outputs = {"data": str(small_world), "n_bootstrap": 20, "n_subsets": 10}, detection.folder.parent.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QGCAM_OUTPUTS", str(outputs))
+        return run_notebook(ROOT / "nbs" / "papers" / "tricd_analysis.ipynb", parameters, outputs=outputs)
+
+
+def test_analysis_reads_what_detection_kept(analysis, detection):
+    assert analysis.status == "ok" and MARKED in texts(analysis)
+    assert table(analysis, "runs")["run_id"].tolist() == [detection.run_id]
+    names = {path.stem for path in (analysis.folder / "tables").glob("*.parquet")}
+    assert names >= {"price", "false_wins", "by_contradiction", "false_alarm_rates", "silence", "calibration",
+                     "presence", "discrimination", "paired_differences", "printed_gaps", "claims", "roles"}
+    figures = {path.stem for path in (analysis.folder / "figures").iterdir()}
+    assert figures == {"precision_recall", "calibration", "spread"}
+    price = table(analysis, "price").set_index(["model", "metric", "subset"])["value"]
+    summary = table(detection, "summary").set_index(["model", "metric", "subset"])["value"]
+    for model in ("mine", "other", "whole image"):
+        assert price[model, "AP", "all"] == pytest.approx(summary[model, "AP", "all"])
+    claims = table(analysis, "claims")
     assert len(claims) == len(CLAIMS) and claims["result"].str.startswith("not asked").any()
+    silence = table(analysis, "silence").set_index("model")
+    assert silence.loc["mdetr-like-softmax", "note"].startswith("not run")
+    assert silence.loc["mine", "note"] == "" and np.isfinite(silence.loc["mine", "price"])
+
+
+@pytest.mark.parametrize("kind", ["detection", "analysis"])
+def test_a_page_opens_with_its_answer_and_an_effect_with_an_interval(kind, request):
+    box = json.loads((request.getfixturevalue(kind).folder / "run.json").read_text())["results"]["result_box"]
+    assert "mine" in json.dumps(box) and "miniworld" in json.dumps(box) and "in 8 groups" in json.dumps(box)
+
+
+def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path):
+    with pytest.raises(ParameterError, match="Run it first.*tricd_detection.ipynb -p data"):
+        find_detections(str(small_world), outputs=tmp_path)
+    with pytest.raises(ParameterError, match="found no abc"):
+        find_detections(str(small_world), runs=["abc"], outputs=tmp_path)
+
+
+def test_an_interactive_detection_counts_when_it_is_finished(small_world, detection, tmp_path):
+    record = read_run(detection.folder) | {"status": "interactive", "finished": "2030"}
+    folder = tmp_path / "interactive" / "tricd_detection" / detection.run_id
+    shutil.copytree(detection.folder, folder)
+    write_run(folder, record)
+    found = gather_detections(str(small_world), outputs=tmp_path)
+    assert sorted(found.found) == ["mine", "other"] and found.runs["run_id"].tolist() == [detection.run_id]
+    write_run(folder, record | {"finished": None})
+    with pytest.raises(ParameterError, match="Run it first"):
+        gather_detections(str(small_world), outputs=tmp_path)
+
+
+def test_changed_predictions_or_annotations_are_not_read(small_world, detection, tmp_path):
+    outputs, world = tmp_path / "outputs", tmp_path / "world"
+    folder = outputs / "tricd_detection" / detection.run_id
+    shutil.copytree(detection.folder, folder)
+    (folder / "predictions" / "mine.parquet").write_bytes((folder / "predictions" / "other.parquet").read_bytes())
+    with pytest.raises(FormatError, match="mine"):
+        gather_detections(str(small_world), outputs=outputs)
+    shutil.copytree(small_world, world)
+    record = read_run(folder)
+    write_run(folder, record | {"parameters": record["parameters"] | {"data": str(world)}})
+    file = world / "TRICD_grounding_test.json"
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(ParameterError, match="has changed since"):
+        gather_detections(str(world), outputs=outputs)
 
 
 def test_questions_run_and_count_what_cannot_be_read(small_world, tmp_path_factory):

@@ -135,12 +135,13 @@ def _zoo(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #5e799ee7
 def _runs(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
-    """For an empty list, the record of every finished run that could be read."""
-    found = {}
-    for file in place.settings.outputs.glob("*/*/run.json") if not parameters["runs"] else ():
+    """For an empty list, the record of every finished run that could be read, by whatever door it was started."""
+    found, outputs = {}, place.settings.outputs
+    for file in [*outputs.glob("*/*/run.json"), *outputs.glob("interactive/*/*/run.json")] * (not parameters["runs"]):
         with contextlib.suppress(json.JSONDecodeError):
             record = json.loads(file.read_text(encoding="utf-8"))
-            finished = record["run_id"] == file.parent.name and record["status"] == "ok"
+            ended = record["status"] == "ok" or record.get("finished")
+            finished = record["run_id"] == file.parent.name and ended
             found |= {record["run_id"]: file} if finished and "runs" not in record["parameters"] else {}
     if found:
         yield Input("data", "runs", f"{len(found)} finished runs", found)
