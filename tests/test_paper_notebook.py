@@ -8,20 +8,24 @@ import nbformat
 import pandas as pd
 import pytest
 
+from qgcam_lib.data.catalog import load_dataset
 from qgcam_lib.finetune.itm import MINI
+from qgcam_lib.grounding.run import score_store
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.vocabulary import build_vocabulary
+from qgcam_lib.papers.q_groundcam.runs import stored_maps
+from qgcam_lib.papers.q_groundcam.splits import SCORES, run_records
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "q_groundcam.ipynb"
 PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"
-TABLES = {"chosen_examples", "coverage", "data_card", "data_problems", "failed", "model_card", "paper_vs_ours",
-          "score_table", "summary"}
-FIGURES = {"histograms", "intervals", "panels"}
+TABLES = {"chosen_examples", "counts", "coverage", "data_card", "data_problems", "failed", "first_records",
+          "model_card", "paper_vs_ours", "printed", "score_table", "summary"}
+FIGURES = {"first_record", "histograms", "intervals", "panels"}
 
 
 def table(run, name):
@@ -124,6 +128,24 @@ def test_no_verdict_is_drawn_on_the_miniworld(scene_run):
     assert "This is the miniworld" in texts(scene_run)
 
 
+def test_its_result_says_what_the_tables_say(scene_run):
+    box = json.loads((scene_run.folder / "run.json").read_text())["results"]["result_box"]
+    summary = table(scene_run, "summary").set_index(["model", "metric"])
+    mean = summary.loc[("blip-base, checkpoint weights", "pg_hit")]
+    assert f"for {100 * mean['value']:.1f} % of {mean['n']:.0f} phrases" in box["answer"]
+    assert len(box["effect"]) == 3 + 4 and all("[" in line and "n = " in line for line in box["effect"])
+    assert "the centre guess" in box["answer"] and "blip-base (untrained)" in box["answer"]
+    assert any("miniworld" in line for line in box["differs"])
+
+
+def test_the_maps_are_kept_and_give_the_same_scores(scene_run, scenes):
+    records = run_records(scene_run.folder)
+    scored = records[records["error"].isna()].set_index("id")
+    again = score_store(stored_maps(scene_run.folder), load_dataset(scenes[0], boxes="union", on_error="record"))
+    again = again.set_index("id").loc[scored.index]
+    pd.testing.assert_frame_equal(again[list(SCORES)], scored[list(SCORES)])
+
+
 def test_every_caption_says_miniworld(scene_run):
     record = json.loads((scene_run.folder / "run.json").read_text())
     figures = [item["caption"] for item in record["outputs"] if item["kind"] == "figure"]
@@ -151,6 +173,6 @@ def test_it_runs_on_photographs_at_full_size(tmp_path):
     assert set(comparison["verdict"]) == {"not comparable: random weights"}
     assert set(summary["model"]) == {"blip-base, random weights", "centre guess"} and set(summary["n"]) == {4}
     assert "The weights are random" in texts(run) and "This is the miniworld" not in texts(run)
-    card = table(run, "model_card").set_index("model")["value"]
-    assert int(card["parameters"]) > 200_000_000
+    card = table(run, "model_card").set_index("field")["value"]
+    assert int(card["parameters"].replace(",", "")) > 200_000_000
 

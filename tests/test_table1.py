@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
-from qgcam_lib.papers.q_groundcam.claims import CLAIMS, claim_tables, setting_means
+from qgcam_lib.papers.q_groundcam.claims import CLAIMS, bold_counts, claim_tables, setting_means, unlike_print
 from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
+from qgcam_lib.papers.q_groundcam.results import differences, result_of_recipe, result_of_table1
 from qgcam_lib.papers.q_groundcam.splits import (
     Q_GROUNDCAM,
     SPLITS,
@@ -116,3 +117,40 @@ def test_cases_follow_their_rules():
     assert both.query("role == 'clear'")["split"].tolist() == ["triplets", "subjects"]
     with pytest.raises(ValueError, match="roles"):
         choose_cases(frames, ["nicest"])
+
+
+def test_bold_cells_are_those_of_the_marks_and_unlike_ones_are_explained(printed):
+    bold, marks = bold_counts().set_index("model"), published("q_groundcam_table1_marks").set_index("model")
+    assert bold["bold"].sum() == (marks == "best").sum().sum() and bold["bold"].idxmax() == "clip-gscorecam"
+    odd = unlike_print()
+    assert odd["why"].value_counts().to_dict() == {"equal to clip-gscorecam, which alone is marked": 3,
+                                                   "no second value of this split is marked": 2}
+    for row in odd[odd["why"].str.startswith("equal")].itertuples():  # "equal" is said of equal numbers only
+        column = next(c.name for c in TABLE1.columns if c.label == row.score)
+        same = printed[(printed["dataset"] == row.dataset) & (printed["split"] == row.split)].set_index("model")[column]
+        assert same["clip-gscorecam"] == same[row.model] == row.value
+
+
+def test_the_sentence_under_figure_3_is_counted_on_records():
+    models = ("blip-base", "blip-large", "clip-gscorecam", "albef-amc")
+    spread = pd.DataFrame([{"metric": m, "domain": d, "model": model, "peak": 5 * (d == "ID" and model != "blip-base")}
+                           for m in ("iou_soft", "io_ratio") for d in ("ID", "OOD") for model in models])
+    tables = claim_tables(with_domain(printed_summary(TABLE1)), spread)
+    row = check_claims(CLAIMS, tables).query("claim.str.contains('tallest')").iloc[0]
+    assert (row["holds"], row["of"], row["result"]) == (6, 8, "holds in part")
+
+
+def test_an_answer_is_made_from_its_numbers():
+    row = {"metric": "pg_hit", "a": 0.5, "b": 0.4, "difference": 0.1, "ci_low": -0.01, "ci_high": 0.2, "n": 9}
+    row["n_groups"] = 3
+    pair = pd.DataFrame([row, {**row, "metric": "io_ratio", "ci_low": 0.01}])
+    found = result_of_recipe(pair, "miniworld", 9)
+    assert "does not clearly move PG accuracy (40.0 to 50.0 %)" in found["answer"]
+    assert "raises IO ratio (0.400 to 0.500)" in found["answer"]
+    assert found["effect"][0].endswith("+10.0 points [-1.0, +20.0], n = 9 phrases of 3 pictures")
+    claims = check_claims(CLAIMS, claim_tables(with_domain(printed_summary(TABLE1))))
+    found = result_of_table1(claims, claims, bold_counts(), pair.head(0), "miniworld")
+    assert found["answer"].count("6 of 6 splits") == 2 and found["answer"].count("1 of 6 splits") == 2
+    assert found["effect"] == ["No difference: one of the two models has no run."]
+    assert differences(is_miniworld=False, weights="random", protocol="", n=5, n_paper=5) == [
+        "Weights: random; the networks have learned nothing."]
