@@ -215,8 +215,8 @@ def resampler_table(printed: pd.DataFrame, ours: pd.DataFrame, again: pd.DataFra
     for name, one in (("paper", printed[printed["model"] == model]), ("ours", ours[ours["model"] == model]),
                       ("bilinear", again)):
         hit, unsure = (one[one["metric"] == metric].set_index(keys) for metric in ("pg_hit", "pg_uncertain"))
-        found |= {f"PG accuracy, {name}": 100 * hit["value"], f"n, {name}": unsure["n"],
-                  f"uncertain, {name}": unsure["value"] * unsure["n"]}
+        found |= {f"PG accuracy, {name}": 100 * hit["value"], f"n, {name}": unsure["n"].astype("Int64"),
+                  f"uncertain, {name}": (unsure["value"] * unsure["n"]).astype(float).round().astype("Int64")}
     table = pd.DataFrame(found).reindex(list(dict.fromkeys(printed[keys].itertuples(index=False, name=None))))
     names = ["n, paper", "uncertain, paper", "n, ours", "uncertain, ours", "uncertain, bilinear",
              "PG accuracy, paper", "PG accuracy, ours", "PG accuracy, bilinear"]
