@@ -28,7 +28,7 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce test lint generated notebooks pytest lessons lab docs lock zoo bench
+.PHONY: help env reproduce papers test lint generated notebooks pytest lessons lab docs lock zoo bench
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -62,6 +62,10 @@ reproduce: env  ## run the paper notebooks, print the score table and where the 
 	@report="$$(python -c 'from qgcam_lib.settings import settings; print(settings.outputs / "report.html")')"; \
 	snakemake --report "$$report" --quiet all; \
 	qgcam table q_groundcam_table1
+
+papers: env  ## run the paper notebooks and store in each of them what its run shows
+	@snakemake papers --cores $(CORES) --quiet rules progress host
+	@nbdev-clean
 
 test: env lint generated notebooks pytest  ## every check: style, who imports whom, exports, library notebooks, pytest
 
@@ -102,5 +106,7 @@ lock: env  ## resolve requirements.in again (needs the network), keep what still
 zoo: env  ## train the mini models that data/zoo lacks (4 to 35 minutes each on two quiet cores)
 	@qgcam zoo --missing
 
-bench: env  ## measure the fast paths against the published ways
+bench: env  ## measure the fast paths against the published ways, and store the page
 	@qgcam run nbs/papers/benchmarks.ipynb --force
+	@qgcam papers benchmarks
+	@nbdev-clean

@@ -99,6 +99,9 @@ FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=plan.run_id) 
 FIRST, TABLE1 = next(iter(PLANS), None), "q_groundcam_table1"
 SHOWN = {key for key in PLANS if key == FIRST or key[0] == TABLE1}
 
+# The run of a notebook that its file shows: the first of its line above.
+STORED = [(notebook, next(iter(runs))) for notebook, runs in RUNS.items() if runs]
+
 if not sys.stderr.isatty():  # in a log file, a progress bar every ten seconds is enough
     os.environ.setdefault("TQDM_MININTERVAL", "10")
 
@@ -159,10 +162,21 @@ rule gather:
         "qgcam gather {input:q} --to {output:q}"
 
 
+rule papers:
+    """Store the first run of each notebook in the notebook, for readers who run nothing (`make papers`)."""
+    input:
+        [FOLDERS[key] + "/run.json" for key in STORED],
+    params:
+        runs=" ".join(f"{notebook}/{PLANS[notebook, name].run_id}" for notebook, name in STORED),
+    localrule: True
+    shell:
+        "qgcam papers {params.runs}"
+
+
 rule run:
     """One notebook with one set of parameters, through the strict runner, and what a reader wants to see of it."""
     input:
-        notebook="nbs/papers/{notebook}.ipynb",
+        notebook=ancient("nbs/papers/{notebook}.ipynb"),  # its sources are in the id; what it stores does not count
         runs=needed,
     output:
         record=FOLDER + "/run.json",

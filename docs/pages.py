@@ -4,8 +4,8 @@ The library's contents are written from nbs/lib/contents.toml: one page lists th
 a room lists its notebooks in the order of reading.
 
 A page is its notebook without what only the machinery needs (nbdev's directives, hidden cells, the set-up of links to
-files that are not pages). Stored outputs are kept. For a paper notebook the newest finished run under outputs/ is shown
-where there is one, because the committed notebook stores none; the page says which run it is.
+files that are not pages). Stored outputs are kept, with the texts of their pictures. The page of a paper notebook says
+which run its outputs are (`make papers` stores them).
 """
 
 import re
@@ -15,17 +15,9 @@ from pathlib import Path
 import nbformat
 from contents import LIB, rooms
 
-from qgcam_lib.runs import find_runs
-
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
-
-
-def newest_run(name: str) -> Path | None:
-    """The executed notebook of the newest finished run of the paper notebook `name`, or None when there is none."""
-    made = [folder / "run.ipynb" for folder, _ in find_runs(ROOT / "outputs", notebook=name)]
-    return next((notebook for notebook in made if notebook.exists()), None)
 
 
 def plain_links(text: str, source: Path) -> str:
@@ -49,7 +41,26 @@ def shown(cell: nbformat.NotebookNode) -> bool:
     return bool(lines) and "#| hide" not in lines and not all(line.startswith("#|") for line in lines)
 
 
-def page(notebook: nbformat.NotebookNode, source: Path, run: Path | None) -> nbformat.NotebookNode:
+def origin_of_outputs(notebook: nbformat.NotebookNode) -> str:
+    """Which run the outputs of a paper notebook are: its id, and the parameters that differ from the notebook's own."""
+    about = notebook.metadata.get("qgcam")
+    if about is None:
+        return ""
+    given = ", ".join(f"`{name} = {value!r}`" for name, value in about["parameters"].items())
+    given = given if len(given) < 200 else ", ".join(f"`{name}`" for name in about["parameters"])
+    outputs = str([cell.get("outputs") for cell in notebook.cells])
+    where = ", on the miniworld" if "miniworld" in outputs else ""
+    return f", shown as executed in run `{about['run_id']}` with {given or 'its own parameters'}{where}"
+
+
+def keep_alt(cell: nbformat.NotebookNode) -> None:
+    """Hand the text of a cell's picture to myst-nb, which looks for it in the cell's metadata."""
+    texts = [output.get("metadata", {}).get("image/png", {}).get("alt") for output in cell.get("outputs", [])]
+    if any(texts):
+        cell.metadata["mystnb"] = {"image": {"alt": " ".join(next(filter(None, texts)).split())}}
+
+
+def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode:
     """The page of a notebook: directives and hidden cells gone, links made plain, its origin under the title."""
     module = next((line.split()[-1] for cell in notebook.cells for line in cell.source.splitlines()
                    if line.startswith("#| default_exp")), None)
@@ -57,11 +68,12 @@ def page(notebook: nbformat.NotebookNode, source: Path, run: Path | None) -> nbf
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = "\n".join(line for line in cell.source.splitlines() if not line.startswith("#|")).strip("\n")
+            keep_alt(cell)
         else:
             cell.source = plain_links(cell.source, source)
     origin = f"Notebook `{source.relative_to(ROOT)}`"
     origin += f", module `qgcam_lib.{module}`" if module else ""
-    origin += f", shown as executed in run `{run.parent.name}`" if run else ""
+    origin += origin_of_outputs(notebook)
     title, _, rest = notebook.cells[0].source.partition("\n")
     notebook.cells[0].source = f"{title}\n\n*{origin}.*\n{rest}"
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
@@ -99,8 +111,7 @@ def main() -> None:
     for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
         if ".ipynb_checkpoints" in source.parts:
             continue
-        run = newest_run(source.stem) if source.parent.name == "papers" else None
-        made = page(nbformat.read(run or source, as_version=4), source, run)
+        made = page(nbformat.read(source, as_version=4), source)
         target = TARGET / source.relative_to(ROOT / "nbs")
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(made, target)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'data_app', 'join_pairs', 'main', 'run', 'table', 'gather', 'score', 'models', 'data_list', 'data_verify',
-           'data_fetch', 'zoo']
+           'data_fetch', 'zoo', 'papers']
 
 # %% ../../nbs/lib/cli/03_main.ipynb #d2754361
 import sys
@@ -298,3 +298,20 @@ def zoo(context: typer.Context) -> None:
 
     sys.argv = ["qgcam zoo", *context.args]
     runpy.run_module("qgcam_lib.finetune", run_name="__main__")
+
+# %% ../../nbs/lib/cli/03_main.ipynb #d3e7fe9f
+@app.command()
+def papers(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
+               "notebooks of nbs/papers, each with the id of its run; without one, its newest"))],
+           outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None) -> None:
+    """Store the outputs of finished runs in their paper notebooks, sources untouched."""
+    from qgcam_lib.runs import find_runs
+    from qgcam_lib.runs.stored import store_run
+    from qgcam_lib.settings import settings
+
+    for one in runs:
+        name, _, run_id = one.partition("/")
+        found = [folder for folder, _ in find_runs(outputs or settings.outputs, name) if run_id in ("", folder.name)]
+        if not found:
+            raise FileNotFoundError(f"no finished run {one}. Make it: make papers")
+        typer.echo(f"{short_path(store_run(found[0], _notebook_path(name)))}: run {found[0].name}")
