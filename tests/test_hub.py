@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from qgcam_lib.models import load_model
 from qgcam_lib.models.common import sources
@@ -32,15 +33,28 @@ for name in sys.argv[1:]:
         print(name, round(time.monotonic() - began, 1), str(error).replace(chr(10), " "), sep="\\t")
 """
 
+READ = """
+import time
+import transformers
+from PIL import Image
+from qgcam_lib.models import load_model
+
+began = time.monotonic()
+model = load_model("prompted", "official", checkpoint="owner/name")
+print(time.monotonic() - began, model.yes_score(Image.new("RGB", (40, 30), "red"), "is it red"))
+"""
+
+
+def run_online(script, *args, **environment):
+    """A script in a process of its own, online by its settings, with a hub that cannot be reached."""
+    told = {"HF_ENDPOINT": SILENT, "https_proxy": SILENT, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    return subprocess.run([sys.executable, "-c", script, *args], env=kept | told, capture_output=True, text=True,
+                          timeout=300)
+
 
 def test_every_official_model_says_where_its_files_have_to_lie_and_soon(tmp_path):
-    """The real libraries in a process of their own, online by their settings, with a hub that cannot be reached."""
-    root = Path(__file__).parents[1]
-    told = {"HF_ENDPOINT": SILENT, "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path),
-            "https_proxy": SILENT, "PYTHONPATH": str(root)}
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
-    done = subprocess.run([sys.executable, "-c", ASK, *OFFICIAL, "mdetr-enb5"], env=kept | told, capture_output=True,
-                          text=True, timeout=300)
+    done = run_online(ASK, *OFFICIAL, "mdetr-enb5", HF_HOME=str(tmp_path), TORCH_HOME=str(tmp_path))
     said = {row[0]: row[1:] for row in (line.split("\t") for line in done.stdout.splitlines())}
     assert said.keys() == {*OFFICIAL, "mdetr-enb5"}, done.stderr[-2000:]
     mdetr = said.pop("mdetr-enb5")
@@ -70,6 +84,11 @@ def test_a_cache_that_was_carried_here_is_read_without_a_hub(tmp_path, monkeypat
     again = load_model("prompted", "official", checkpoint="owner/name")
     for key, value in one.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[key]), key
+    picture = Image.new("RGB", (40, 30), "red")
+    assert again.yes_score(picture, "is it red") == one.yes_score(picture, "is it red")
+    done = run_online(READ, HF_HUB_CACHE=str(tmp_path))
+    seconds, score = done.stdout.split()
+    assert float(seconds) < 10 and float(score) == pytest.approx(one.yes_score(picture, "is it red"), abs=1e-6)
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError, match="models--owner--name"):
         load_model("prompted", "official", checkpoint="owner/name")

@@ -134,7 +134,7 @@ def _smolvlm(changes: Mapping[str, Any]) -> tuple[Any, Any]:
     parts = {part: {**SMOLVLM[part], **changes.get(part, {})} for part in ("text_config", "vision_config")}
     tokenizer = make_tokenizer(build_vocabulary(), lavis_tokens=False)
     tokenizer.add_special_tokens({"additional_special_tokens": _MARKS})
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids", "attention_mask"]
     if len(tokenizer) > parts["text_config"]["vocab_size"]:
         raise ValueError(f"config: expected a vocab_size of at least {len(tokenizer)}, the tokenizer's words, got "
                          f"{parts['text_config']['vocab_size']}.")
@@ -152,7 +152,7 @@ def _processor(where: str) -> Any:
     from transformers import AutoProcessor
 
     try:
-        return AutoProcessor.from_pretrained(where, **from_cache_or_hub(where))
+        return AutoProcessor.from_pretrained(**from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:
         place = where if Path(where).is_dir() else hub_folder(where)
         raise FileNotFoundError(f"weights: no processor in {place} ({type(error).__name__}: {str(error)[:120]}). Save "

@@ -187,9 +187,19 @@ def _to_patches(self: AttentionExplainer, attention: torch.Tensor, tokens: Token
 FILES_OF_A_MODEL = "config.json, model.safetensors (or pytorch_model.bin), and the tokenizer's or processor's files"
 
 
-def from_cache_or_hub(where: str) -> dict[str, bool]:
-    """Options of `from_pretrained`: only files of this machine, where `where` is a folder or the hub is silent."""
-    return {"local_files_only": Path(where).is_dir() or not hub_answers()}
+def from_cache_or_hub(where: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a folder or a repository: where the hub is silent, the folder of the cache and
+    only files of this machine, because a repository's name makes some classes ask the hub all the same.
+    """
+    from transformers.utils import cached_file
+
+    if not Path(where).is_dir() and hub_answers():
+        return {"pretrained_model_name_or_path": where}
+    try:
+        found = where if Path(where).is_dir() else Path(cached_file(where, "config.json", local_files_only=True)).parent
+    except OSError:
+        found = where  # nothing there, which from_pretrained says in its own words
+    return {"pretrained_model_name_or_path": str(found), "local_files_only": True}
 
 
 def model_folder(path: str | Path) -> str:
@@ -201,10 +211,11 @@ def model_folder(path: str | Path) -> str:
 
 
 def weights_sha256(where: str) -> str:
-    """SHA-256 of the weights' file; of several, of their sums in the order of their names."""
+    """SHA-256 of the weights' file on this machine; of several, of their sums in the order of their names."""
     from transformers.utils import cached_file
 
-    folder = Path(where) if Path(where).is_dir() else Path(cached_file(where, "config.json")).parent
+    here = Path(where).is_dir()
+    folder = Path(where) if here else Path(cached_file(where, "config.json", local_files_only=True)).parent
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     sums = [file_sha256(file) for file in files]
     return sums[0] if len(sums) == 1 else sha256_of(*sums)
@@ -219,8 +230,7 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
     unfit = unfit or f"does not fit {model_class.__name__}"
     try:
         with torch.random.fork_rng(devices=[]):
-            model, info = model_class.from_pretrained(where, output_loading_info=True, **from_cache_or_hub(where),
-                                                      **options)
+            model, info = model_class.from_pretrained(**from_cache_or_hub(where), output_loading_info=True, **options)
     except OSError as error:
         if Path(where).is_dir():
             raise FileNotFoundError(f"weights: {where} has no weights ({str(error).splitlines()[0][:120]}).") from error
@@ -268,7 +278,7 @@ def _tokenizer(where: str, name: str):
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(where, **from_cache_or_hub(where))
+        return AutoTokenizer.from_pretrained(**from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:
         place = where if Path(where).is_dir() else hub_folder(where)
         raise FileNotFoundError(f"vocab: no tokenizer of {name} in {place} ({type(error).__name__}). Put its files "
