@@ -1,12 +1,19 @@
 """The ways into a notebook without the runner, each with its real program: papermill, jupyter execute, JupyterLab."""
 
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from functools import partial
 from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
@@ -140,3 +147,94 @@ def test_jupyter_execute_takes_the_defaults_and_resumes_what_papermill_began(pla
     assert asked(place) == 3 and set(interactive(place)) == {3}
     assert papermill(place, "o.ipynb")[0] == 0
     assert asked(place) == 0 and set(interactive(place)) == {3}, "one notebook, one folder, whichever way"
+
+
+# ---- JupyterLab, in a browser
+
+
+@pytest.fixture
+def lab(place):
+    """JupyterLab on the folder; gives its address. Beside the little notebook lies a copy of a real one."""
+    shutil.copy(ROOT / "nbs" / "papers" / "q_groundcam.ipynb", place)
+    kept = place / ".own" / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"windowingMode": "none"}')  # all cells on the page, also those below
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(BIN / "jupyter-lab"), "--no-browser", "--allow-root", f"--port={port}", "--IdentityProvider.token=t",
+               "--LabApp.news_url=", "--ServerApp.root_dir=."]
+    own = {"JUPYTERLAB_SETTINGS_DIR": str(place / ".own" / "settings"), "QGCAM_DATA_ROOT": str(ROOT / "data")}
+    with open(place / ".own" / "lab.log", "w") as log:
+        server = subprocess.Popen(command, cwd=place, env=environment(place) | own, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/api/status?token=t"), 60, place / ".own" / "lab.log")
+        yield f"http://127.0.0.1:{port}/lab/tree/{{}}?token=t"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def answers(address):
+    try:
+        return urllib.request.urlopen(address, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds, log=None):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()[-2000:] if log else "took too long"
+        time.sleep(0.2)
+
+
+def run_all(page, changes):
+    """Change lines of the parameters cell as a user does, with mouse and keyboard, and choose Run > Run All Cells."""
+    for name, value in changes.items():
+        line = page.locator(".cm-line", has_text=f"{name} = ").first
+        for _ in range(5):  # while a page is still growing, a click may meet another line
+            line.click()
+            page.keyboard.press("Home")
+            page.keyboard.press("Shift+End")
+            page.keyboard.insert_text(f"{name} = {value}")
+            if line.inner_text() == f"{name} = {value}":
+                break
+            page.keyboard.press("Control+z")
+        assert line.inner_text() == f"{name} = {value}"
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
+
+
+@pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"no browser: {CHROMIUM} is not there (Debian's package chromium)")
+def test_jupyterlab_edit_the_parameters_and_run_all(place, lab):
+    from playwright.sync_api import sync_playwright
+
+    def finished(name, limit):
+        found = [record for _, record in find_runs(place / "out", notebook=name, status="interactive")
+                 if record["parameters"]["limit"] == limit]
+        return bool(found and found[0]["finished"])
+
+    steps = {"little paper": [(3, {}), (5, {"limit: int": "5"}), (3, {"limit: int": "3"})],
+             "q_groundcam": [(6, {"limit: int": "6", "baselines: list[str]": "[]", "n_bootstrap: int": "50"}),
+                             (4, {"limit: int": "4"})]}
+    idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+    with sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        for name in steps:
+            page = browser.new_page(viewport={"width": 1400, "height": 1000})
+            page.goto(lab.format(name.replace(" ", "%20") + ".ipynb"))
+            page.locator(".cm-line", has_text="limit: int").first.wait_for(timeout=60_000)
+            page.locator(idle).wait_for(timeout=60_000)
+            for limit, changes in steps[name]:
+                run_all(page, changes)
+                wait_for(partial(finished, name.replace(" ", "_"), limit), 60)
+                page.locator(idle).wait_for(timeout=60_000)
+            page.close()
+        browser.close()
+    assert asked(place) == 3 + 5, "the third run went on with the first one's rows"
+    attempts = {limit: record["attempts"] for limit, (_, record) in interactive(place).items()}
+    assert attempts == {3: 2, 5: 1}
+    found = find_runs(place / "out", notebook="q_groundcam", status="interactive")
+    assert {record["parameters"]["limit"]: len(pd.read_parquet(folder / "tables" / "summary.parquet")) > 0
+            for folder, record in found} == {6: True, 4: True}
