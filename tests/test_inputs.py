@@ -300,6 +300,8 @@ def test_a_gathering_run_without_ids_depends_on_every_finished_run(tmp_path, mon
     finished("c", runs=[])
     (tmp_path / "out" / "one" / "d").mkdir()
     (tmp_path / "out" / "one" / "d" / "run.json").write_text("{")
+    (tmp_path / "out" / "one" / "e").mkdir()
+    (tmp_path / "out" / "one" / "e" / "run.json").write_text("{}")
     assert find_inputs({"runs": []}, tmp_path)["data"] == seen[-1]
     assert find_inputs({"runs": ["a"]}, tmp_path)["data"] == []
 

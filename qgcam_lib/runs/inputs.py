@@ -140,9 +140,9 @@ def _runs(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     for file in [*outputs.glob("*/*/run.json"), *outputs.glob("interactive/*/*/run.json")] * (not parameters["runs"]):
         with contextlib.suppress(json.JSONDecodeError):
             record = json.loads(file.read_text(encoding="utf-8"))
-            ended = record["status"] == "ok" or record.get("finished")
-            finished = record["run_id"] == file.parent.name and ended
-            found |= {record["run_id"]: file} if finished and "runs" not in record["parameters"] else {}
+            ended = record.get("status") == "ok" or record.get("finished")
+            if ended and record.get("run_id") == file.parent.name and "runs" not in record.get("parameters", {}):
+                found[record["run_id"]] = file
     if found:
         yield Input("data", "runs", f"{len(found)} finished runs", found)
 

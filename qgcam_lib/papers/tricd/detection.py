@@ -37,7 +37,7 @@ from ...phrase_detection.score import Matches
 from ...report.beside import paper_vs_ours
 from ...report.cautions import cautions, why_not_comparable
 from ...report.published import cite, published
-from ...runs.record import Run, find_runs, register_output
+from ...runs.record import Run, check_outputs, find_runs, register_output
 from ...statistics import N_BOOTSTRAP, summarize
 from ...storage.files import file_sha256
 
@@ -312,13 +312,14 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
     """The predictions and scores of finished runs of `tricd_detection`; arguments as in `find_detections`.
 
     Several runs must be on the same groups, and each model may come from one of them (ParameterError). FormatError
-    where a file is not the one that was kept.
+    where the predictions, RunError where the tables are not those that were kept.
     """
     chosen = find_detections(data, split, runs, outputs=outputs)
     files = tricd_files(data, split)
     opened = TricdSplit(files, **_same_part(chosen, files))
     found, tables = {}, {"summary": [], "models": []}
     for folder, record in chosen:
+        check_outputs(folder, ("table",))
         one = _kept(folder, record, opened.data)
         if twice := set(one) & set(found):
             raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs")
