@@ -162,10 +162,10 @@ def vqa_result(summary: pd.DataFrame, rates: pd.DataFrame) -> dict[str, Any]:
 def audit_result(order: pd.DataFrame, spread: pd.DataFrame, pairs: int) -> dict[str, Any]:
     """answer and effect of `tricd_audit`.
 
-    order: model, ours and theirs: AP before and after group recall, shares; spread: model, unit, subset, ratio
+    order: model, ours and theirs: AP before and after group recall, percent; spread: model, unit, subset, ratio
     (deviation over parts of 90 % to that of a bootstrap); pairs: how many the annotations have.
     """
-    moved = (100 * (order["theirs"] - order["ours"])).set_axis(order["model"])
+    moved = (order["theirs"] - order["ours"]).set_axis(order["model"])
     ratio = spread.loc[spread["subset"] == "all", "ratio"].dropna()
     answer = (f"Run by its defaults, the published evaluator computes AP of changed predictions: it moves the AP of "
               f"{(moved.abs() > 0).sum()} of {len(moved)} detectors, {moved.abs().idxmax()}'s the most. The deviation "
