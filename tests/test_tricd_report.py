@@ -354,7 +354,7 @@ def test_the_audit_finds_what_must_be_found(audit):
     ranks = table(audit, "order_who_gains").set_index("model")
     assert ranks.loc["credulous", "difference"] < ranks.loc["cautious", "difference"] <= 0
     silence = table(audit, "silence").set_index("model")
-    assert silence.loc["perfect", "accepted"] == "no" and silence.loc["perfect", "AP, ours"] == 1
+    assert silence.loc["perfect", "accepted"] == "no" and silence.loc["perfect", "AP, ours"] == 100
     assert table(audit, "questions").set_index("part").loc["coco_obj"].str.startswith("ValueError").all()
 
 
