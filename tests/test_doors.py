@@ -124,7 +124,7 @@ def test_plain_papermill_three_times_and_the_first_again(place):
     folder, record = again[4]
     assert record["parameters"] == {"limit": 4, "model": "blip-base", "share": 0.5} and record["attempts"] == 2
     assert record["finished"] and record["results"]["n"] == 4
-    assert record["notebook"] == str(place / "little_paper.ipynb")
+    assert record["notebook"] == "little_paper.ipynb"
     assert {item["kind"] for item in record["outputs"]} == {"table", "records"}
     assert find_runs(place / "out") == [] and find_runs(place / "out", status=None) == [], "no runner's runs"
 

@@ -21,7 +21,7 @@ from ..errors import ExampleError, StoreError
 from ..maps import MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.maps import MapStore
-from ..storage.rows import RecordStore
+from ..storage.rows import RecordStore, place_of
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #d53368c9
 _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share": "float64",
@@ -150,7 +150,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     """
     if not isinstance(maps, MapStore):
         if not MapStore.is_store(maps):
-            raise StoreError(f"{maps}: no maps are stored here. ground(..., save_maps=FOLDER) stores them")
+            raise StoreError(f"{place_of(Path(maps))}: no maps are stored here. "
+                             "ground(..., save_maps=FOLDER) stores them")
         maps = MapStore(maps)
     dataset, rule = _as_dataset(dataset), get_protocol(protocol)
     score_maps([], [], protocol=rule, **options)  # refuses a wrong option before any work

@@ -248,7 +248,8 @@ class Colophon:
         commit = (git.get("commit") or "")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
         where = [v for v in (record.get("device"), computer.get("gpu"), computer.get("cpu")) if v]
         data = [f"{d['path']} ({d['sha256'][:12]})" for kind in ("data", "weights") for d in record.get(kind, [])]
-        pairs = [("run", record.get("run_id")), ("notebook", record.get("notebook")), ("code", commit),
+        run = (record.get("run_id") or "") + " (interactive)" * (record.get("status") == "interactive")
+        pairs = [("run", run), ("notebook", record.get("notebook")), ("code", commit),
                  ("packages", ", ".join(packages)), ("device", ", ".join(where)), ("seed", record.get("seed")),
                  ("data and weights", "; ".join(data)), ("started", record.get("started"))]
         return [(name, str(value)) for name, value in pairs if value not in (None, "")]
@@ -331,12 +332,14 @@ def _interactive_record(notebook: OpenNotebook) -> dict[str, Any]:
     options, values = load_settings(), notebook.parameters
     seed = values["seed"] if isinstance(values.get("seed"), int) else options.seed
     path = notebook.path and notebook.path.resolve()
-    where = path.relative_to(ROOT).as_posix() if path and ROOT in path.parents else str(path or notebook.name)
+    name = where = path.relative_to(ROOT).as_posix() if path and ROOT in path.parents else notebook.name
+    if path and name == notebook.name:  # outside the project: two notebooks of one name are two
+        name, where = path.name, str(path)
     code = code_fingerprint(source=notebook.source, without=["qgcam_lib.runs.inputs"])
     inputs = find_inputs(values, Path.cwd(), options.cache / "fingerprints.sqlite", source=notebook.source)
     decides = {"notebook": where, "parameters": values, "code": code, "inputs": inputs,
                "precision": options.precision, "seed": seed}
-    return dict(run_id=sha256_of(json.dumps(decides, sort_keys=True))[:12], notebook=where, code_sha256=code,
+    return dict(run_id=sha256_of(json.dumps(decides, sort_keys=True))[:12], notebook=name, code_sha256=code,
                 status="interactive", parameters=values, seed=seed, git=git_state(), versions=versions(),
                 platform=platform.platform(), device=values.get("device", options.device), machine=machine(), **inputs,
                 started=datetime.now(UTC).isoformat(timespec="seconds"), finished=None, results={}, outputs=[])
