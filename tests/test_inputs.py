@@ -236,6 +236,10 @@ def test_published_checkpoints_count_where_they_lie_and_are_brought_before_the_r
     (snapshot / "model.safetensors").write_bytes(b"one")
     assert fetch_weights(several) == ["blip-base"] and fetched == [("blip-base", "official", {})]
     assert [one["path"] for one in find_inputs(several, tmp_path)["weights"]] == ["blip-base", "vilt"]
+    with pytest.raises(ParameterError, match="parameter `weights`: .*best_refcoco.pth"):
+        monkeypatch.undo()
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
+        fetch_weights(asked | {"checkpoint": "best-refcoco"})
 
 
 def test_a_published_table_counts_for_the_notebooks_of_its_paper(tmp_path, monkeypatch):

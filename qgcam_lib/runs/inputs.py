@@ -214,7 +214,7 @@ def find_inputs(parameters: Mapping[str, Any], cwd: str | Path = ROOT, cache: st
 def fetch_weights(parameters: Mapping[str, Any], cwd: str | Path = ROOT) -> list[str]:
     """Bring the published checkpoints that a run names and that are not here, by loading each model once.
 
-    Returns the names of those models. Errors: as `load_model` has them, with where a file has to lie.
+    Returns the names of those models. Raises ParameterError with the loader's words, which say where a file has to lie.
     """
     from qgcam_lib.models.registry import cached_files, load_model
 
@@ -224,5 +224,8 @@ def fetch_weights(parameters: Mapping[str, Any], cwd: str | Path = ROOT) -> list
     given = {name: parameters[name] for name in ("checkpoint", "vocab") if parameters.get(name)}
     given |= {"vocab": str(place.path(given["vocab"]))} if "vocab" in given else {}
     for entry in lacking:
-        load_model(entry.name, "official", **given)
+        try:
+            load_model(entry.name, "official", **given)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ParameterError(f"parameter `weights`: {error}") from error
     return [entry.name for entry in lacking]
