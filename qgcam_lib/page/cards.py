@@ -34,6 +34,9 @@ def fact_text(value: Any) -> str:
     return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", str(value))
 
 # %% ../../nbs/lib/page/04_cards.ipynb #d29b9cd7
+_LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where it is kept, the attributes elsewhere
+
+
 @dataclass(frozen=True, repr=False)
 class Card:
     """Facts in the order of reading, notes that a reader must not miss, and the whole record, folded.
@@ -62,13 +65,13 @@ class Card:
     def _repr_html_(self) -> str:
         body = ""
         for name, *values in self.rows():
-            cells = "".join(f'<td align="left" valign="top">{escape(value)}</td>' for value in values)
-            body += f'<tr><th scope="row" align="left" valign="top">{escape(name)}</th>{cells}</tr>'
-        caption = f'<caption align="top"><b>{escape(self.caption)}</b></caption>' if self.caption else ""
+            cells = "".join(f"<td {_LEFT}>{escape(value)}</td>" for value in values)
+            body += f'<tr><th scope="row" {_LEFT}>{escape(name)}</th>{cells}</tr>'
+        title = f'<caption style="text-align:left;caption-side:top"><b>{escape(self.caption)}</b></caption>'
         notes = "".join(f"<p><b>Note.</b> {escape(note)}</p>" for note in self.notes)
         text = escape(json.dumps(self.full, indent=1, ensure_ascii=False, default=str))
         fold = f"<details><summary>The whole record as JSON</summary><pre>{text}</pre></details>" if self.full else ""
-        return f"<table>{caption}{body}</table>{notes}{fold}"
+        return f"<table>{title * bool(self.caption)}{body}</table>{notes}{fold}"
 
 # %% ../../nbs/lib/page/04_cards.ipynb #70ed4405
 _DATA = ("name", "split", "layout", "images", "sentences", "phrases", "examples", "groups", "pairs", "questions",
@@ -98,5 +101,5 @@ def fingerprint_notes(record: Mapping[str, Any], used: Mapping[str, str]) -> lis
     """
     known = record.get("data") if isinstance(record.get("data"), Mapping) else {}
     return [f"The card of {record.get('name', 'this model')} speaks of data with the {name.replace('_', ' ')} "
-            f"{fact_text(known[name])}; this run has {fact_text(mine)}. Scores on the card are not scores of this run."
+            f"{fact_text(known[name])}, this run reads {fact_text(mine)}: its scores are not this run's."
             for name, mine in used.items() if name in known and known[name] != mine]

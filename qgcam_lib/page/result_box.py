@@ -20,6 +20,9 @@ def as_lines(text: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(" ".join(one.split()) for one in texts if one.strip())
 
 # %% ../../nbs/lib/page/03_result_box.ipynb #c19f19f9
+_LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where it is kept, the attributes elsewhere
+
+
 @dataclass(frozen=True)
 class ResultBox:
     """The result of a run in words. question, answer: a sentence or two; effect: differences or scores, each with its
@@ -45,7 +48,7 @@ class ResultBox:
 
     def _repr_html_(self) -> str:
         cells = [(name, "<br>".join(map(escape, lines))) for name, lines in self.rows()]
-        body = "".join(f'<tr><th scope="row" align="left" valign="top">{name}</th><td align="left">'
+        body = "".join(f'<tr><th scope="row" {_LEFT}>{name}</th><td {_LEFT}>'
                        f"{f'<b>{text}</b>' if name in ('Question', 'Answer') else text}</td></tr>"
                        for name, text in cells)
         return f"<table>{body}</table>"

@@ -44,8 +44,13 @@ def _cell_html(value: Any, form: Any, precision: int, mark: str) -> str:
     return _TAGS.get(mark, "{}").format(escape(text).replace("\n", "<br>"))
 
 # %% ../../nbs/lib/page/01_table.ipynb #f0660cf9
+def _is_words(cell: Any) -> bool:
+    """Is a cell a text to be read, which begins at the left, and not a number in the middle of its column?"""
+    return isinstance(cell, str) and cell[:1].isalpha()
+
+
 _LAYOUT = [{"selector": "th,td", "props": "text-align:center;padding:.25em .6em;vertical-align:top"},
-           {"selector": "th.row_heading,td.text", "props": "text-align:left"},
+           {"selector": "th.row_heading", "props": "text-align:left"},
            {"selector": "caption", "props": "text-align:left;caption-side:top;padding:.25em .6em;min-width:32em"}]
 
 
@@ -71,5 +76,7 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
     table = Table(shown, cell_ids=False, uuid=sha256_of(shown.to_csv(), caption)[:8])  # no two tables share a style
     for axis in (0, 1):
         table.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
-    table.set_table_styles(_LAYOUT).set_caption(escape(caption))
+    words = [f".col{k}" for k in range(frame.shape[1]) if any(_is_words(cell) for cell in frame.iloc[:, k])]
+    left = [{"selector": ",".join(words), "props": "text-align:left"}] if words else []
+    table.set_table_styles([*_LAYOUT, *left]).set_caption(escape(caption))
     return table if index else table.hide()
