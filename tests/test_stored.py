@@ -31,7 +31,7 @@ def test_what_stores_no_run_stores_nothing(path):
 
 
 OUTPUTS = {
-    "path": new_output("stream", name="stdout", text="read /home/somebody/x.png"),
+    "path": new_output("stream", name="stdout", text="read /home/user/x.png"),
     "stderr": new_output("stream", name="stderr", text="hello"),
     "warning": new_output("stream", name="stdout", text="x.py:3: UserWarning: careful"),
     "bar": new_output("stream", name="stdout", text="50%|#####     | 1/2"),
