@@ -2998,6 +2998,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'qgcam_lib.page.table.Table._repr_html_': ( 'lib/page/table.html#table._repr_html_',
                                                                                   'qgcam_lib/page/table.py'),
                                       'qgcam_lib.page.table._cell_html': ('lib/page/table.html#_cell_html', 'qgcam_lib/page/table.py'),
+                                      'qgcam_lib.page.table._is_words': ('lib/page/table.html#_is_words', 'qgcam_lib/page/table.py'),
                                       'qgcam_lib.page.table.show': ('lib/page/table.html#show', 'qgcam_lib/page/table.py')},
             'qgcam_lib.papers.q_groundcam.audit': { 'qgcam_lib.papers.q_groundcam.audit._draw_cells': ( 'lib/papers/q_groundcam/audit.html#_draw_cells',
                                                                                                         'qgcam_lib/papers/q_groundcam/audit.py'),
