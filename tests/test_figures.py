@@ -520,3 +520,15 @@ def test_a_gallery_is_the_same_after_it_was_saved(made, detected, tmp_path):
     figure.savefig(tmp_path / "a.png", bbox_inches="tight")
     figure.canvas.draw()
     assert [ax.get_position().extents.tolist() for ax in figure.axes] == before and check_figure(figure).empty
+
+
+def test_titles_of_axes_are_judged_where_they_stand():
+    figure, axes = plt.subplots(2, 1, figsize=(3, 5))
+    described(figure, "two black pictures")
+    for ax in axes:
+        ax.imshow(np.zeros((4, 6)), cmap="gray")
+        ax.set(xticks=[], yticks=[])
+        ax.set_title("on white")
+    assert problems_of(figure) == []
+    axes[1].set_title("on black", y=0.5)
+    assert found(figure) == {"pale text": "on black"}

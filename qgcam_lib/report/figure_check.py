@@ -6,7 +6,8 @@
 __all__ = ['check_figure']
 
 # %% ../../nbs/lib/report/10_figure_check.ipynb #ff99a5c9
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -73,17 +74,27 @@ def _marks(figure: Figure) -> list[Artist]:
     return [artist for artist in every if _is_mark(artist, decoration)]
 
 # %% ../../nbs/lib/report/10_figure_check.ipynb #ace6397b
+@contextmanager
+def _kept_back(artists: Iterable[Artist]) -> Iterator[None]:
+    "While it lasts the artists are laid out as ever, but the figure does not draw them."
+    for artist in artists:
+        artist.draw = lambda *args, **options: None
+    try:
+        yield
+    finally:
+        for artist in artists:
+            del artist.draw
+
+
 def _draw(artist: Artist, canvas: FigureCanvasAgg) -> np.ndarray:
-    "Draw one hidden artist on what is there, with sharp edges; the canvas after it, uint8 [height, width, 4]."
+    "Draw one artist on what is there, with sharp edges; the canvas after it, uint8 [height, width, 4]."
     sharp = hasattr(artist, "set_antialiased")
     before = artist.get_antialiased() if sharp else None
-    artist.set_visible(True)
     if sharp:
         artist.set_antialiased(False)
-    artist.draw(canvas.get_renderer())
+    type(artist).draw(artist, canvas.get_renderer())
     if sharp:
         artist.set_antialiased(before)
-    artist.set_visible(False)
     return np.asarray(canvas.buffer_rgba())
 
 
@@ -112,17 +123,12 @@ def _contrasts(figure: Figure, canvas: FigureCanvasAgg) -> list[tuple[Artist, fl
     texts, marks = _texts(figure), _marks(figure)
     full = [one for one in marks if isinstance(one, Patch) and one.get_fill()]
     above = [one for one in marks if one not in full] + texts
-    for one in marks + texts:
-        one.set_visible(False)
     found = []
-    for layer in (full, above):
-        canvas.draw()
-        region, ground = canvas.copy_from_bbox(figure.bbox), np.array(canvas.buffer_rgba())[..., :3]
-        found += [(one, _contrast_of(one, canvas, region, ground)) for one in layer]
-        for one in full:
-            one.set_visible(True)
-    for one in marks + texts:
-        one.set_visible(True)
+    for layer, kept in ((full, full + above), (above, above)):
+        with _kept_back(kept):
+            canvas.draw()
+            region, ground = canvas.copy_from_bbox(figure.bbox), np.array(canvas.buffer_rgba())[..., :3]
+            found += [(one, _contrast_of(one, canvas, region, ground)) for one in layer]
     return [(one, value) for one, value in found if np.isfinite(value)]
 
 # %% ../../nbs/lib/report/10_figure_check.ipynb #83e5b2b4
