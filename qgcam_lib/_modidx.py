@@ -3863,6 +3863,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'qgcam_lib/report/figure_check.py'),
                                                'qgcam_lib.report.figure_check._is_mark': ( 'lib/report/figure_check.html#_is_mark',
                                                                                            'qgcam_lib/report/figure_check.py'),
+                                               'qgcam_lib.report.figure_check._kept_back': ( 'lib/report/figure_check.html#_kept_back',
+                                                                                             'qgcam_lib/report/figure_check.py'),
                                                'qgcam_lib.report.figure_check._marks': ( 'lib/report/figure_check.html#_marks',
                                                                                          'qgcam_lib/report/figure_check.py'),
                                                'qgcam_lib.report.figure_check._name_of': ( 'lib/report/figure_check.html#_name_of',
