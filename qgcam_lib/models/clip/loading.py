@@ -86,8 +86,8 @@ def load_clip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
 
     weights: also a path: a zoo folder, OpenAI's .pt, safetensors or a plain state dictionary; config, vocab: sizes
     and words other than the published ones (see `build_clip`), for random weights or a checkpoint file; options: the
-    explainer's, such as `n_channels`, `chunk`, `precision`, `channels_last`. A folder of the zoo's form brings its
-    own config and vocab, and giving either with it is a ValueError.
+    explainer's, such as `n_channels`, `chunk`, `squash`, `precision`, `channels_last`. A folder of the zoo's form
+    brings its own config and vocab, and giving either with it is a ValueError.
     """
     entry = find_model(entry)
     name = entry.checkpoint.rsplit("/", 1)[-1].removesuffix(".pt")
