@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'CASES', 'CONTEXTS', 'choose_examples', 'example_maps', 'choose_cases', 'choose_contexts', 'choose_gallery',
-           'gallery_maps', 'case_figure', 'part_figure']
+           'case_figure', 'part_figure']
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #b736e37d
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...data.catalog import load_dataset
 from ...grounding.run import example_map
-from ...models import load_model
 from .figures import draw_map, draw_scored, heat_bar, key_of_marks, top_pixels
 from ...report.gallery import choose_by_rule
 from ...report.style import bare, draw_boxes, open_picture, titled, wrapped
@@ -129,29 +127,6 @@ def choose_gallery(records: Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]
             parts += [chosen.assign(dataset=dataset, split=split) for split in three]
     found = pd.concat(parts, ignore_index=True)
     return found[["dataset", "split", "role", "rule", "id", "prompt", "strength"]]
-
-# %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #4e6d5fe8
-def gallery_maps(runs: Sequence[Mapping[str, Any]], cases: pd.DataFrame) -> dict[tuple, tuple]:
-    """The maps of the chosen examples: (dataset, split, id, model) -> (example, map [H, W] as it was scored).
-
-    runs: mappings with dataset, split, model (as printed) and record, the run's record; cases: from `choose_gallery`.
-    """
-    explainers, data, found = {}, {}, {}
-    for run in sorted(runs, key=lambda one: one["model"]):
-        given = run["record"]["parameters"]
-        ids = cases.query("dataset == @run['dataset'] and split == @run['split']")["id"].unique()
-        place = given["dataset"], given["split"], given["boxes"]
-        if place not in data:
-            data[place] = load_dataset(place[0], split=place[1], boxes=place[2], on_error="record")
-        which = {name: given[name] for name in ("weights", "device", "seed", "vocab") if given[name] != ""}
-        key = given["model"], tuple(which.items())
-        if key not in explainers:
-            explainers = {key: load_model(given["model"], **which)}  # one at a time in memory
-        for id in ids:
-            example = data[place].example(id)
-            heat = example_map(explainers[key], example, given["protocol"])
-            found[run["dataset"], run["split"], id, run["model"]] = example, heat
-    return found
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #f4f84a78
 def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) -> str:
