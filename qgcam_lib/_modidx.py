@@ -3116,8 +3116,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                'qgcam_lib/papers/q_groundcam/gallery.py'),
                                                       'qgcam_lib.papers.q_groundcam.gallery.example_maps': ( 'lib/papers/q_groundcam/gallery.html#example_maps',
                                                                                                              'qgcam_lib/papers/q_groundcam/gallery.py'),
-                                                      'qgcam_lib.papers.q_groundcam.gallery.gallery_maps': ( 'lib/papers/q_groundcam/gallery.html#gallery_maps',
-                                                                                                             'qgcam_lib/papers/q_groundcam/gallery.py'),
                                                       'qgcam_lib.papers.q_groundcam.gallery.part_figure': ( 'lib/papers/q_groundcam/gallery.html#part_figure',
                                                                                                             'qgcam_lib/papers/q_groundcam/gallery.py')},
             'qgcam_lib.papers.q_groundcam.results': { 'qgcam_lib.papers.q_groundcam.results._count': ( 'lib/papers/q_groundcam/results.html#_count',
