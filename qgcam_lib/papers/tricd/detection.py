@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NOTEBOOK', 'TricdSplit', 'open_split', 'best_boxes', 'all_alarms', 'false_wins', 'choose_each', 'cases_view',
-           'hit_curves', 'detector_facts', 'failures', 'beside_view', 'verdicts_view', 'keep_predictions', 'file_name',
+           'hit_curves', 'found_counts', 'failures', 'beside_view', 'verdicts_view', 'keep_predictions', 'file_name',
            'find_detections', 'Detections', 'gather_detections']
 
 # %% ../../../nbs/lib/papers/tricd/05_detection.ipynb #9918c9c7
@@ -160,23 +160,11 @@ def hit_curves(matches: Mapping[str, Matches]) -> dict[str, pd.DataFrame]:
     return {name: precision_recall(one, THRESHOLDS[:1]) for name, one in matches.items()}
 
 # %% ../../../nbs/lib/papers/tricd/05_detection.ipynb #bb3a64e1
-_FACTS = {"class": "network", "weights": "weights", "parameters": "parameters", "supervision": "trained on"}
-
-
-def detector_facts(found: Mapping[str, Predictions]) -> pd.DataFrame:
-    """One line a model, as texts: model, what its card says (network, weights, parameters, what it was trained on, the
-    start of its checksum), and how many pairs, boxes and failed pairs it has here."""
-    lines = []
-    for name, one in found.items():
-        story = getattr(one, "attrs", {})
-        card = story.get("model", {})
-        line = {"model": name, **{label: card.get(key) for key, label in _FACTS.items()}}
-        line["parameters"] = f"{line['parameters'] / 1e6:.2f} million" if line["parameters"] else None
-        line["sha256"] = str(card["sha256"])[:12] if card.get("sha256") else None
-        lines.append(line | {"pairs": f"{len(one)}", "boxes": f"{one.n_boxes}",
-                             "failed": f"{len(story.get('problems', ()))}"})
-    columns = ["model", *_FACTS.values(), "sha256", "pairs", "boxes", "failed"]
-    return pd.DataFrame(lines, columns=columns).astype("string")
+def found_counts(found: Mapping[str, Predictions]) -> pd.DataFrame:
+    """What every model gave: model, pairs, boxes, failed (pairs that it failed on)."""
+    rows = [(name, len(one), one.n_boxes, len(getattr(one, "attrs", {}).get("problems", ())))
+            for name, one in found.items()]
+    return pd.DataFrame(rows, columns=["model", "pairs", "boxes", "failed"])
 
 
 def failures(found: Mapping[str, Predictions]) -> pd.DataFrame:

@@ -83,7 +83,7 @@ def analysis_result(price: pd.DataFrame, pairs: pd.DataFrame, calibration: pd.Da
               f"the same phrase, and in {across:.1f} % for any two phrases; a coin would in 50.")
     effect = [f"price of false captions for {name}, in points of AP: {score_text(_row(price, name, 'price'))}"
               for name in order]
-    own = pairs[~pairs[["better", "worse"]].isin(TRICD.references).any(axis=1)]
+    own = pairs[(pairs["better"] == best) & ~pairs["worse"].isin(TRICD.references)]
     effect += [f"AP of {row.better} above {row.worse}: {row.gap:.1f} points [{row.ci_low:.1f}, {row.ci_high:.1f}]"
                for row in own.itertuples()]
     return {"answer": answer, "effect": effect}
@@ -98,34 +98,38 @@ def silence_table(alarms: pd.DataFrame, price: pd.DataFrame) -> pd.DataFrame:
     """Who is silent on false captions, in percent: every model, and those of SILENCE that did not run with the reason.
 
     Columns: model, trained, silent at .5, hit at .5 (phrases of true captions with a hit at that score), silent at
-    recall .5 (at the threshold that hits half of those), price (points of AP that false captions cost), note.
+    recall .5 (at the threshold that hits half of those) with its 95 % interval (low, high), price (points of AP that
+    false captions cost), note.
     """
-    wanted = {"silent at .5": (alarms, "false_alarm_rate@0.5", True), "hit at .5": (alarms, "hit_rate@0.5", False),
-              "silent at recall .5": (alarms, "false_alarm_rate@recall=0.5", True), "price": (price, "price", False)}
     lines = []
     for name in dict.fromkeys([*SILENCE, *ranked(price, "AP")]):
         line = {"model": name, "trained": SILENCE.get(name, "–")}
         if name in set(alarms["model"]):
-            values = {column: 100 * _row(table, name, metric)["value"] for column, (table, metric, _) in wanted.items()}
-            line |= {column: 100 - value if wanted[column][2] else value for column, value in values.items()}
+            at, fair = (_row(alarms, name, f"false_alarm_rate@{where}") for where in ("0.5", "recall=0.5"))
+            hit = _row(alarms, name, "hit_rate@0.5")
+            line |= {"silent at .5": 100 - 100 * at["value"], "hit at .5": 100 * hit["value"],
+                     "silent at recall .5": 100 - 100 * fair["value"], "low": 100 - 100 * fair["ci_high"],
+                     "high": 100 - 100 * fair["ci_low"], "price": 100 * _row(price, name, "price")["value"]}
         else:
             line["note"] = f"not run: {why_not_runnable(name) or 'not among the runs that were read'}"
         lines.append(line)
-    return pd.DataFrame(lines).reindex(columns=["model", "trained", *wanted, "note"]).fillna({"note": ""})
+    columns = ["model", "trained", "silent at .5", "hit at .5", "silent at recall .5", "low", "high", "price", "note"]
+    return pd.DataFrame(lines).reindex(columns=columns).fillna({"note": ""})
 
 
 def silence_text(table: pd.DataFrame) -> str:
     """The answer that `silence_table` gives to "does MDETR's softmax make a model that cannot be silent?"."""
     rows = table.set_index("model")
-    plain, soft = (rows.loc[name, "silent at recall .5"] for name in ("mdetr-like", "mdetr-like-softmax"))
-    if pd.isna(plain) or pd.isna(soft):
+    plain, soft = rows.loc["mdetr-like"], rows.loc["mdetr-like-softmax"]
+    if pd.isna(plain["silent at recall .5"]) or pd.isna(soft["silent at recall .5"]):
         return ("Not answered here: it takes runs of mdetr-like and mdetr-like-softmax, and both have to hit half of "
                 "the phrases.")
-    verdict = "cannot be silent" if soft < 1 else "is less silent" if soft < plain else "is no less silent"
-    prices = " and ".join(f"{rows.loc[name, 'price']:.1f}" for name in ("mdetr-like-softmax", "mdetr-like"))
+    verdict = ("cannot be silent" if soft["high"] < 1 else "can be silent, less often than its twin"
+               if soft["high"] < plain["low"] else "can be silent, and the intervals do not tell it from its twin")
+    shares = [f"{row['silent at recall .5']:.1f} % [{row['low']:.1f}, {row['high']:.1f}]" for row in (soft, plain)]
     return (f"The net with MDETR's softmax {verdict}: at the threshold that hits half of the phrases of true captions "
-            f"it gives no box to {soft:.1f} % of those of false captions, its twin with a sigmoid head to "
-            f"{plain:.1f} %. False captions cost them {prices} points of AP.")
+            f"it gives no box to {shares[0]} of those of false captions, its twin with a sigmoid head to {shares[1]}. "
+            f"False captions cost them {soft['price']:.1f} and {plain['price']:.1f} points of AP.")
 
 # %% ../../../nbs/lib/papers/tricd/06_results.ipynb #49aa5f12
 def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
