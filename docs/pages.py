@@ -55,7 +55,8 @@ def origin_of_outputs(notebook: nbformat.NotebookNode) -> str:
 
 def keep_alt(cell: nbformat.NotebookNode) -> None:
     """Hand the text of a cell's picture to myst-nb, which looks for it in the cell's metadata."""
-    texts = [output.get("metadata", {}).get("image/png", {}).get("alt") for output in cell.get("outputs", [])]
+    texts = [about.get("alt") for output in cell.get("outputs", [])
+             for kind, about in output.get("metadata", {}).items() if kind.startswith("image/")]
     if any(texts):
         cell.metadata["mystnb"] = {"image": {"alt": " ".join(next(filter(None, texts)).split())}}
 

@@ -76,7 +76,8 @@ def _kept_outputs(cell: Any) -> list[Any]:
         if "execution_count" in output:
             output["execution_count"] = None
         if "metadata" in output:
-            output["metadata"] = {kind: about for kind, about in output["metadata"].items() if kind == "image/png"}
+            output["metadata"] = {kind: about for kind, about in output["metadata"].items()
+                                  if kind.startswith("image/")}
     return outputs
 
 # %% ../../nbs/lib/runs/07_stored.ipynb #3ec59c54
