@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from ...data.tricd.pairs import SUBSETS, Tricd
-from .tables import SUBSET_NAMES
+from .tables import METRIC_NAMES, SUBSET_NAMES
 from ...report.figures import beside_figure, interval_figure
 from ...report.style import legend_below, line_look, point_look, titled
 
@@ -98,10 +98,6 @@ def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title:
                            xlabel="chance that the best hit outscores the false alarm")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #60b2597e
-def _named(metric: str) -> str:
-    return metric.replace("_", " ")
-
-
 def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
     """Scores under the rules for equal scores, an axis a metric.
 
@@ -111,16 +107,17 @@ def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
     places, said = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []
     figure, axes = plt.subplots(1, max(len(metrics), 1), figsize=(max(3.6 * len(metrics), 5), 3.7), squeeze=False)
     for ax, metric in zip(axes[0], metrics):
-        part = ties[ties["metric"] == metric]
+        part, name = ties[ties["metric"] == metric], METRIC_NAMES.get(metric, metric)
         for rule, rows in part.groupby("rule", sort=False):
             rows, look = rows.set_index("step").reindex(steps), point_look(places[rule]) | line_look(places[rule])
             ax.plot(range(len(steps)), 100 * rows["value"], label=rule, clip_on=False, **look)
             ax.fill_between(range(len(steps)), 100 * rows["low"].astype(float), 100 * rows["high"].astype(float),
                             alpha=0.2, color=look["color"], linewidth=0)
-            said.append(f"{_named(metric)}, {rule} {100 * rows['value'].iloc[0]:.1f} to "
+            said.append(f"{name}, {rule} {100 * rows['value'].iloc[0]:.1f} to "
                         f"{100 * rows['value'].iloc[-1]:.1f}")
         ax.set(xticks=range(len(steps)), xticklabels=steps, xlabel="decimals of the scores",
-               ylabel=f"{_named(metric)}, %")
+               ylabel=f"{name}, %")
     handles = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
     legend_below(figure, [*handles.values()], [*handles])
-    return titled(figure, title, alt=f"Scores in percent from {steps[:1]} to {steps[-1:]} decimals: {'; '.join(said)}.")
+    return titled(figure, title, alt=f"Scores in percent, decimals {', '.join(map(str, steps))}, first to last: "
+                                     f"{'; '.join(said)}.")
