@@ -3334,8 +3334,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'qgcam_lib/papers/tricd/detection.py')},
             'qgcam_lib.papers.tricd.figures': { 'qgcam_lib.papers.tricd.figures._draw_centres': ( 'lib/papers/tricd/figures.html#_draw_centres',
                                                                                                   'qgcam_lib/papers/tricd/figures.py'),
-                                                'qgcam_lib.papers.tricd.figures._named': ( 'lib/papers/tricd/figures.html#_named',
-                                                                                           'qgcam_lib/papers/tricd/figures.py'),
                                                 'qgcam_lib.papers.tricd.figures.box_map': ( 'lib/papers/tricd/figures.html#box_map',
                                                                                             'qgcam_lib/papers/tricd/figures.py'),
                                                 'qgcam_lib.papers.tricd.figures.boxes_per_phrase': ( 'lib/papers/tricd/figures.html#boxes_per_phrase',
