@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastcore.basics import patch
 
-from ..page import table
 from ..page.cards import Card, fact_text
 from ..page.picture import Picture, page_picture
 from ..page.result_box import ResultBox, as_lines
@@ -53,6 +52,8 @@ def show(self: Run, what: "pd.DataFrame | Any", name: str, caption: str = "", *,
     else:
         return _show_figure(self, what, name, caption, alt or getattr(what, "qgcam_alt", ""))
     self.save_table(saved, name, caption)
+    from qgcam_lib.page import table  # pandas is loaded with the first table
+
     return table.show(what, form, index=index, marks=marks, caption=caption, precision=precision, head=head,
                       rest=f"tables/{name}.csv")
 
