@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # %% ../../nbs/lib/page/02_picture.ipynb #5850a0b7
-_DPI = 110  # of a figure on a page; the file that is kept has 160
+_DPI = 100  # of a figure on a page; the file that is kept has 160
 _LARGE = 60_000  # bytes; a PNG above has photographs or heat maps in it
 
 
