@@ -71,4 +71,5 @@ def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
     """
     rows = summary[summary["metric"].isin(["n", "n_unparsable", "n_missing"])]
     table = rows.pivot(index=["model", "subset"], columns="metric", values="value").astype(int)
-    return table[table["n"] > 0].rename_axis(columns=None).reset_index()
+    table = table[table["n"] > 0].rename_axis(columns=None).reset_index()
+    return table.replace({"subset": SUBSET_NAMES})

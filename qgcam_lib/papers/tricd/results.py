@@ -143,10 +143,10 @@ def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, 
     tables = []
     for name, said in answers.items():
         yes = pd.Series([parse_answer(said.get(id)) is True for id in asked["image_id"]], asked.index, dtype=float)
-        frame = asked.assign(yes_if_true=yes.where(truth), yes_if_false=yes.where(~truth))
-        parts = {"all": frame, **dict(tuple(frame.groupby("subset")))}
-        tables += [summarize(part, ["yes_if_true", "yes_if_false"], n_bootstrap=n_bootstrap, seed=seed).assign(
-            model=name, subset=subset) for subset, part in parts.items()]
+        for metric, which in (("yes_if_true", truth), ("yes_if_false", ~truth)):
+            frame = asked[which].assign(**{metric: yes[which]})
+            both = pd.concat([frame.assign(subset="all"), frame], ignore_index=True)
+            tables.append(summarize(both, metric, by="subset", n_bootstrap=n_bootstrap, seed=seed).assign(model=name))
     return pd.concat(tables, ignore_index=True)
 
 
