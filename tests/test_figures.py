@@ -25,6 +25,7 @@ from qgcam_lib.papers.q_groundcam.figures import (
     top_pixels,
 )
 from qgcam_lib.papers.q_groundcam.gallery import case_figure, part_figure
+from qgcam_lib.papers.q_groundcam.runs import case_items
 from qgcam_lib.papers.q_groundcam.splits import SHARES, TABLE1, with_domain
 from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, calibration_figure, spread_figure, ties_figure
 from qgcam_lib.papers.tricd.gallery import _place, alarm_gallery, choose_alarms, choose_questions, question_panel
@@ -532,3 +533,11 @@ def test_titles_of_axes_are_judged_where_they_stand():
     assert problems_of(figure) == []
     axes[1].set_title("on black", y=0.5)
     assert found(figure) == {"pale text": "on black"}
+
+
+def test_a_case_is_headed_by_its_role_and_the_value_of_its_rule():
+    cases = pd.DataFrame({"role": ["graded"], "strength": [0.3456], "dataset": "d", "split": "s", "id": ["i"]})
+    maps = {("d", "s", "i"): ("example", {})}
+    assert case_items(cases, maps)[0][0] == "graded, rule's value 0.346" and case_items(cases, {}) == []
+    assert case_items(cases, maps, "split")[0][0] == "s" and case_items(cases[:0], maps) == []
+    assert case_items(cases.drop(columns="strength"), maps)[0][0] == "graded"

@@ -262,9 +262,9 @@ def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
 def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = "role") -> list[tuple]:
     """Chosen examples as items of `case_figure`, headed by a column of `cases`, a role with the value by which its
     rule chose; maps: from `Gathered.case_maps`."""
-    texts = cases[heading].astype(str)
+    texts = [*cases[heading]]
     if heading == "role" and "strength" in cases:
-        texts = texts + cases["strength"].map(", rule's value {:.3g}".format)
+        texts = [f"{role}, rule's value {value:.3g}" for role, value in zip(texts, cases["strength"], strict=True)]
     keys = [(text, (row.dataset, row.split, row.id)) for text, row in zip(texts, cases.itertuples())]
     return [(text, *maps[key]) for text, key in keys if key in maps]
 
