@@ -232,7 +232,7 @@ def test_jupyterlab_edit_the_parameters_and_run_all(place, lab):
             page.locator(IDLE).wait_for(timeout=60_000)
             for limit, changes in steps[name]:
                 run_all(page, changes)
-                wait_for(partial(finished, name, limit), 60)
+                wait_for(partial(finished, name, limit), 180)
                 page.locator(IDLE).wait_for(timeout=60_000)
             page.close()
         browser.close()
