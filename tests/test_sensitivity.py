@@ -29,7 +29,14 @@ from qgcam_lib.grounding.audit import (
 from qgcam_lib.maps import PROTOCOLS, prepare_map
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.models.baselines import RandomMap
-from qgcam_lib.papers.q_groundcam.audit import dice_arithmetic, movement_table, ranking_changes, tornado, wdp_arithmetic
+from qgcam_lib.papers.q_groundcam.audit import (
+    dice_arithmetic,
+    is_better,
+    movement_table,
+    ranking_changes,
+    tornado,
+    wdp_arithmetic,
+)
 
 PAPER = PROTOCOLS["paper"]
 
@@ -242,3 +249,9 @@ def test_other_readings_depend_on_the_model():
     model.config = type("Config", (), {"text_depth": 3})()
     model.card = {"block": 0, "tokens": "amc"}
     assert other_readings(model) == {"blocks": [1], "tokens": ["lavis", 0]}
+
+
+def test_no_choice_that_moves_is_neither_better_nor_worse():
+    none = pd.DataFrame({"metric": pd.Series(["pg_hit"], dtype="str"), "difference": [0.0]}).head(0)
+    assert is_better(none).tolist() == []
+    assert is_better(none.reindex([0]).assign(metric="wdp_soft", difference=-0.1)).tolist() == [True]

@@ -100,6 +100,7 @@ def fingerprint_notes(record: Mapping[str, Any], used: Mapping[str, str]) -> lis
     not have say nothing.
     """
     known = record.get("data") if isinstance(record.get("data"), Mapping) else {}
-    return [f"The card of {record.get('name', 'this model')} speaks of data with the {name.replace('_', ' ')} "
-            f"{fact_text(known[name])}, this run reads {fact_text(mine)}: its scores are not this run's."
+    return [f"The card of {record.get('name', 'this model')} speaks of data, or a reading of them, with the "
+            f"{name.replace('_', ' ')} {fact_text(known[name])}; this run reads {fact_text(mine)}. The card's scores "
+            "are not this run's."
             for name, mine in used.items() if name in known and known[name] != mine]

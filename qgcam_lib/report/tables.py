@@ -92,12 +92,13 @@ def number_text(column: Column, value: float, n: float = np.nan, digits: int | N
 
 
 def interval_text(column: Column, low: float, high: float, n: float = np.nan, digits: int | None = None) -> str:
-    """An interval in the form of `number_text`, for example '0.11–0.13'; empty when it is unknown."""
+    """An interval in the form of `number_text`, '0.11–0.13' or '-0.10 to 0.06'; empty when it is unknown."""
     if not (np.isfinite(low) and np.isfinite(high)):
         return ""
     if column.is_count:
         return f"{low * n:.0f}–{high * n:.0f}"
-    return f"{number_text(column, low, n, digits)}–{number_text(column, high, n, digits)}"
+    between = " to " if min(low, high) < 0 else "–"  # a dash beside a minus cannot be read
+    return f"{number_text(column, low, n, digits)}{between}{number_text(column, high, n, digits)}"
 
 # %% ../../nbs/lib/report/03_tables.ipynb #bfa3c0ec
 def _cell_text(column: Column, row: Mapping[str, Any], intervals: bool) -> str:

@@ -31,7 +31,7 @@ def label_choices(found: pd.DataFrame) -> pd.Series:
 
 def is_better(found: pd.DataFrame) -> pd.Series:
     """Does each row's difference make its score better? False where it makes it worse or leaves it."""
-    sign = found["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1)
+    sign = found["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
     return found["difference"] * sign > 0
 
 
