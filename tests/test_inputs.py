@@ -362,3 +362,12 @@ def test_records_of_a_run_are_read_only_when_they_are_the_runs(world, tmp_path):
     with pytest.warns(UserWarning, match="is gone. It is computed again"):
         (again.folder / "run.ipynb").unlink()
         run_notebook(tmp_path / "small.ipynb", outputs=tmp_path / "out", progress=False)
+
+
+@pytest.mark.parametrize("name, given", [
+    ("q_groundcam", {"model": "mdetr-like"}), ("q_groundcam_audit", {"models": ["blip-base", "owl-vit-b32"]}),
+    ("q_groundcam_table1", {"models": ["mdetr-like"]}), ("tricd_detection", {"models": ["blip-base"]}),
+    ("tricd_vqa", {"models": ["glip-like"]})])
+def test_a_model_in_the_wrong_role_stops_every_paper_notebook_before_it_starts(name, given):
+    with pytest.raises(ParameterError, match="model"):
+        plan_run(ROOT / "nbs" / "papers" / f"{name}.ipynb", given)

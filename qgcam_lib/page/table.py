@@ -50,6 +50,7 @@ def _is_words(cell: Any) -> bool:
 
 
 _LAYOUT = [{"selector": "th,td", "props": "text-align:center;padding:.25em .6em;vertical-align:top"},
+           {"selector": "td", "props": "white-space:nowrap"},
            {"selector": "th.row_heading", "props": "text-align:left"},
            {"selector": "caption", "props": "text-align:left;caption-side:top;padding:.25em .6em;min-width:32em"}]
 
@@ -76,7 +77,7 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
     table = Table(shown, cell_ids=False, uuid=sha256_of(shown.to_csv(), caption)[:8])  # no two tables share a style
     for axis in (0, 1):
         table.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
-    words = [f".col{k}" for k in range(frame.shape[1]) if any(_is_words(cell) for cell in frame.iloc[:, k])]
-    left = [{"selector": ",".join(words), "props": "text-align:left"}] if words else []
+    words = [k for k in range(frame.shape[1]) if any(_is_words(cell) for cell in frame.iloc[:, k])]
+    left = [{"selector": f".col{k}", "props": "text-align:left;white-space:normal"} for k in words]
     table.set_table_styles([*_LAYOUT, *left]).set_caption(escape(caption))
     return table if index else table.hide()

@@ -93,19 +93,19 @@ def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextT
     """A tokenizer with one token a word.
 
     vocab: path of a `vocab.txt` (one token a line) or the tokens in order, as `word_vocabulary` makes them. Words
-    outside it become `[UNK]`, with a UserWarning. Raises FileNotFoundError where there is no such file, ValueError
-    where special tokens are missing, `[END]` is not the last or a token comes twice.
+    outside it become `[UNK]`, with one UserWarning a word. Raises FileNotFoundError where there is no such file,
+    ValueError where special tokens are missing, `[END]` is not the last or a token comes twice.
     """
     words = _read_words(vocab) if isinstance(vocab, (str, Path)) else tuple(vocab)
-    numbers = {word: number for number, word in enumerate(words)}
+    numbers, told = {word: number for number, word in enumerate(words)}, set()
     if words[:2] != (PAD, UNKNOWN) or words[-2:] != (START, END) or len(numbers) != len(words):
         raise ValueError(f"vocab: expected distinct tokens from {PAD}, {UNKNOWN} to {START}, {END} (the end token "
                          f"needs the largest number), got {list(words[:2])} ... {list(words[-2:])}.")
 
     def encode(text: str) -> list[int]:
         parts = _words(text)
-        unknown = sorted({word for word in parts if word not in numbers})
-        if unknown:
+        if unknown := sorted({word for word in parts if word not in numbers} - told):
+            told.update(unknown)
             warnings.warn(f"words that this model never saw were read as {UNKNOWN}: {unknown}", stacklevel=5)
         return [numbers.get(word, 1) for word in parts]
 

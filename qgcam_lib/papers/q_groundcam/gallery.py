@@ -56,8 +56,8 @@ def example_maps(explainer, dataset, chosen: pd.DataFrame, protocol="paper") -> 
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #cfefba44
 CASES = {"uncertain": "equal top peaks in and out of the boxes for the most models",
-         "graded": "the Pointing Game accepts all models, io_ratio differs the most",
-         "split": "the Pointing Game accepts about half of the models, io_ratio differs the most"}
+         "graded": "the Pointing Game accepts all models, the IO ratio differs the most",
+         "split": "the Pointing Game accepts about half of the models, the IO ratio differs the most"}
 
 
 def _wide(frames: Mapping[str, pd.DataFrame], score: str) -> pd.DataFrame:
