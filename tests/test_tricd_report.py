@@ -306,13 +306,13 @@ def test_the_reference_without_a_model_covers_the_picture(made):
 # --- the notebooks ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebooks_define_nothing_and_store_nothing(name):
+def test_the_notebooks_define_nothing_and_store_no_counts(name):
     notebook = nbformat.read(ROOT / "nbs" / "papers" / f"{name}.ipynb", 4)
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        assert not cell.outputs and cell.execution_count is None and len(cell.source.splitlines()) <= 30
+        assert cell.execution_count is None and len(cell.source.splitlines()) <= 30
         nodes = list(ast.walk(ast.parse(cell.source)))
         assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
         assert not [n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, float)]
