@@ -1,0 +1,1 @@
+"""Groups of the conceptual probes, and their published files."""
