@@ -5,7 +5,7 @@ import pytest
 
 from qgcam_lib.papers.q_groundcam.claims import CLAIMS, bold_counts, claim_tables, setting_means, unlike_print
 from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
-from qgcam_lib.papers.q_groundcam.results import differences, result_of_recipe, result_of_table1
+from qgcam_lib.papers.q_groundcam.results import result_of_recipe, result_of_table1
 from qgcam_lib.papers.q_groundcam.splits import (
     Q_GROUNDCAM,
     SPLITS,
@@ -18,6 +18,7 @@ from qgcam_lib.papers.q_groundcam.splits import (
     with_domain,
 )
 from qgcam_lib.report.cautions import why_not_runnable
+from qgcam_lib.report.sentences import differences
 from qgcam_lib.report.claims import check_claims
 from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.report.published import published
@@ -152,5 +153,5 @@ def test_an_answer_is_made_from_its_numbers():
     found = result_of_table1(claims, claims, bold_counts(), pair.head(0), "miniworld")
     assert found["answer"].count("6 of 6 splits") == 2 and found["answer"].count("1 of 6 splits") == 2
     assert found["effect"] == ["No difference: one of the two models has no run."]
-    assert differences(is_miniworld=False, weights="random", protocol="", n=5, n_paper=5) == [
+    assert differences(is_miniworld=False, weights="random", n=5, n_paper=5) == [
         "Weights: random; the networks have learned nothing."]
