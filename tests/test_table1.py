@@ -18,10 +18,10 @@ from qgcam_lib.papers.q_groundcam.splits import (
     with_domain,
 )
 from qgcam_lib.report.cautions import why_not_runnable
-from qgcam_lib.report.sentences import differences
 from qgcam_lib.report.claims import check_claims
 from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.report.published import published
+from qgcam_lib.report.sentences import differences
 from qgcam_lib.report.tables import printed_table, score_table
 from qgcam_lib.statistics import correlate
 

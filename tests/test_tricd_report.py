@@ -434,7 +434,7 @@ def test_analysis_reads_what_detection_kept(analysis, detection):
 @pytest.mark.parametrize("kind", ["detection", "analysis"])
 def test_a_page_opens_with_its_answer_and_an_effect_with_an_interval(kind, request):
     box = json.loads((request.getfixturevalue(kind).folder / "run.json").read_text())["results"]["result_box"]
-    assert "mine" in json.dumps(box) and "miniworld" in json.dumps(box) and "in 8 groups" in json.dumps(box)
+    assert "mine" in json.dumps(box) and "miniworld" in json.dumps(box) and "of 8 groups" in json.dumps(box)
 
 
 def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path):

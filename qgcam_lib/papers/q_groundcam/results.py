@@ -91,8 +91,8 @@ def result_of_table1(printed: pd.DataFrame, ours: pd.DataFrame, bold: pd.DataFra
     cells, both = bold.set_index("model")["bold"], f"ALBEF AMC minus CLIP gScoreCAM over all splits of the {where}"
     answer = (f"By PG accuracy, PG uncertainty and IO ratio together ALBEF AMC comes first in {_count(ours, BY_THREE)} "
               f"on the {where}; in the paper's table in {_count(printed, BY_THREE)}. By number of best values over all "
-              f"nine scores it leads in {_count(ours, BY_NINE)}, in the paper's table in {_count(printed, BY_NINE)}: of "
-              f"its bold cells {cells['clip-gscorecam']} are CLIP gScoreCAM's and {cells['albef-amc']} ALBEF AMC's.")
+              f"nine scores it leads in {_count(ours, BY_NINE)}, in the paper's table in {_count(printed, BY_NINE)}: "
+              f"of its bold cells {cells['clip-gscorecam']} are CLIP gScoreCAM's and {cells['albef-amc']} ALBEF AMC's.")
     effect = [change(row, both) for _, row in difference.iterrows()]
     return {"answer": answer, "effect": effect or ["No difference: one of the two models has no run."]}
 
