@@ -106,7 +106,10 @@ def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int
 # %% ../nbs/lib/04_statistics.ipynb #5995b6b8
 @dataclass(frozen=True)
 class Metric:
-    """What one score column means. `higher_is_better` is None for a count that has no better side."""
+    """What one score column means. `higher_is_better` is None for a count that has no better side.
+
+    chance: mean of a scorer that guesses; None where it is not one number (a map's score depends on the box).
+    """
 
     name: str
     symbol: str
@@ -115,6 +118,7 @@ class Metric:
     higher_is_better: bool | None
     undefined_when: str
     source: str
+    chance: float | None = None
 
 # %% ../nbs/lib/04_statistics.ipynb #a66dce83
 _OVERLAP = "section 2 and its reference 19"

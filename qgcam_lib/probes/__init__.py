@@ -1,0 +1,5 @@
+"""Conceptual probes: `pair_scores`, `ranking_average_precision` and `probe`, for any model or a table of scores."""
+
+from .score import pair_scores, ranking_average_precision
+
+__all__ = ["pair_scores", "ranking_average_precision"]
