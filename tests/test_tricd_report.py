@@ -16,9 +16,9 @@ from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import FormatError, ParameterError
 from qgcam_lib.miniworld import make_tricd
 from qgcam_lib.papers.tricd.claims import CLAIMS, ROLES, VQA_CLAIMS, claim_tables, printed_tables
-from qgcam_lib.papers.tricd.detection import find_detections, gather_detections
 from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, spread_figure
 from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, alarm_gallery, choose_alarms, choose_questions, question_panel
+from qgcam_lib.papers.tricd.kept import find_detections, gather_detections
 from qgcam_lib.papers.tricd.tables import (
     SUBSET_NAMES,
     TRICD,
