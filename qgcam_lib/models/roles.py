@@ -36,7 +36,13 @@ class Explainer(Protocol):
 
 @runtime_checkable
 class Matcher(Protocol):
-    """Says how well texts fit images."""
+    """Says how well texts fit images.
+
+    card["score"] names the scale, such as "scaled cosine" or "ITM logit". Optional: score_batch(images,
+    texts_per_image) -> list of [T_i], equal to `score` image by image; where a model has it, whoever asks about a data
+    set uses it. Dual encoders also give encode_images(images) -> [I, D], encode_texts(texts) -> [T, D], unit vectors,
+    and similarity(image_vectors, text_vectors) -> [I, T], the score.
+    """
 
     card: dict[str, Any]
 
