@@ -1,9 +1,31 @@
 """The miniworld for the conceptual probes: unbiased twins, COCO, Visual Genome, fillers, MiniNet and swaps."""
 
-import pytest
+import json
 
-from qgcam_lib.miniworld import ensure, make_picture, read_card
+import numpy as np
+import pycocotools.mask
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+from pycocotools.coco import COCO
+
+from qgcam_lib.miniworld import (
+    coco_checksum,
+    ensure,
+    ensure_coco,
+    genome_checksum,
+    make_coco,
+    make_picture,
+    make_visual_genome,
+    read_card,
+    vocabulary,
+)
+from qgcam_lib.miniworld.words.claims import linked
+from qgcam_lib.miniworld.writers.coco import COCO_CHECKSUM, coco_picture, packed, run_lengths
 from qgcam_lib.miniworld.writers.flickr30k import annotated, image_id, sentences_text
+from qgcam_lib.miniworld.writers.visual_genome import GENOME_CHECKSUM, PREDICATE_ALIASES, genome_picture
 
 # ---------------------------------------------------------------- the unbiased twin
 
@@ -24,3 +46,127 @@ def test_neither_twin_continues_the_other(tmp_path, first):
     ensure(tmp_path / "w", n_test=1, natural=first, progress=False)
     with pytest.raises(ValueError, match="layout"):
         ensure(tmp_path / "w", n_test=1, natural=not first, progress=False)
+
+
+# ---------------------------------------------------------------- COCO
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return make_coco(tmp_path_factory.mktemp("coco") / "w", n_train=30, n_val=20, progress=False)
+
+
+def test_the_committed_checksums_hold():
+    assert coco_checksum() == COCO_CHECKSUM and genome_checksum() == GENOME_CHECKSUM
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_pycocotools_reads_exact_masks_in_all_three_forms(coco, split):
+    read = COCO(coco / "annotations" / f"instances_{split}2014.json")
+    forms = set()
+    for index, number in enumerate(sorted(read.imgs)):
+        picture = coco_picture(index, split)
+        image = np.asarray(Image.open(coco / f"{split}2014" / read.imgs[number]["file_name"]).convert("RGB"))
+        assert np.abs(image.astype(int) - picture.image).mean() < 4  # JPEG
+        tops = [t for t in picture.scene.top_level() if t.box is not None]
+        for t, one in zip(tops, read.loadAnns(read.getAnnIds(number)), strict=True):
+            mask = read.annToMask(one).astype(bool)
+            assert np.array_equal(mask, picture.mask(t.id)) and one["area"] == mask.sum()
+            x, y, w, h = one["bbox"]
+            assert (x, y, x + w, y + h) == t.box
+            form = one["segmentation"]
+            forms.add("polygons" if isinstance(form, list) else type(form["counts"]).__name__)
+    assert forms == {"polygons", "list", "str"}
+
+
+@given(arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))
+@settings(max_examples=60, deadline=None)
+def test_run_lengths_are_those_of_pycocotools(mask):
+    official = pycocotools.mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert packed(run_lengths(mask)).encode() == official["counts"]
+    assert sum(run_lengths(mask)) == mask.size
+
+
+def test_every_picture_has_five_captions_of_its_scene(coco):
+    read = json.loads((coco / "annotations" / "captions_val2014.json").read_text())
+    said = {}
+    for one in read["annotations"]:
+        said.setdefault(one["image_id"], []).append(one["caption"])
+    assert list(said) == [image["id"] for image in read["images"]]
+    assert all(len(captions) == 5 for captions in said.values())
+    words = {w for captions in said.values() for c in captions for w in c.lower().rstrip(".").split()}
+    assert words <= set(vocabulary()) and len({a["id"] for a in read["annotations"]}) == 100
+
+
+def test_only_what_is_missing_is_made(coco):
+    pictures = sorted(coco.rglob("*.jpg"))
+    before = {path: path.stat().st_mtime_ns for path in pictures}
+    pictures[3].unlink()
+    ensure_coco(coco, n_train=30, n_val=20, progress=False)
+    changed = [path for path in pictures if path.stat().st_mtime_ns != before[path]]
+    assert changed == [pictures[3]]
+    with pytest.raises(ValueError, match="seed"):
+        ensure_coco(coco, seed=1, progress=False)
+    with pytest.raises(ValueError, match="n_val"):
+        ensure_coco(coco, n_val=-1)
+
+
+# ---------------------------------------------------------------- Visual Genome
+
+
+@pytest.fixture(scope="module")
+def genome(tmp_path_factory):
+    root = make_visual_genome(tmp_path_factory.mktemp("vg") / "w", n=80, progress=False)
+    return root, {p.stem: json.loads(p.read_text()) for p in root.glob("*.json")}
+
+
+def aliases(path):
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    names = [name.lower() for row in rows for name in row]
+    assert len({(row[0].lower(), n.lower()) for row in rows for n in row}) == len({*names})
+    return {name.lower(): row[0] for row in rows for name in row}
+
+
+def test_relationships_are_true_of_the_pictures(genome):
+    root, files = genome
+    of = {name: key for key, row in PREDICATE_ALIASES.items() for name in row}
+    predicates, forms = aliases(root / "relationship_alias.txt"), set()
+    told = 0
+    for index, entry in enumerate(files["relationships"]):
+        picture = genome_picture(index)
+        boxes = {t.box: t for t in picture.scene.things if t.box is not None}
+        for r in entry["relationships"]:
+            ends = [r["subject"], r["object"]]
+            forms |= {"names" if "names" in end else "name" for end in ends}
+            at = [tuple(float(v) for v in (e["x"], e["y"], e["x"] + e["w"], e["y"] + e["h"])) for e in ends]
+            a, b = (boxes[box] for box in at)
+            predicate = of[r["predicate"]]
+            assert linked(picture, a.id, predicate, b.id), (index, r)
+            assert predicates[r["predicate"].lower()] == PREDICATE_ALIASES[predicate][0]
+            told += 1
+    assert told > 100 and forms == {"name", "names"}
+
+
+def test_alias_files_bring_every_name_back_to_its_noun(genome):
+    root, files = genome
+    names, spelt = aliases(root / "object_alias.txt"), 0
+    for index, entry in enumerate(files["objects"]):
+        boxes = {t.box: t for t in genome_picture(index).scene.things if t.box is not None}
+        for o in entry["objects"]:
+            t = boxes[tuple(float(v) for v in (o["x"], o["y"], o["x"] + o["w"], o["y"] + o["h"]))]
+            assert names.get(o["names"][0], o["names"][0]) == t.noun
+            spelt += o["names"][0] != t.noun
+    assert spelt > 10
+
+
+def test_the_five_files_speak_of_the_same_pictures_and_things(genome):
+    root, files = genome
+    ids = [entry["image_id"] for entry in files["image_data"]]
+    assert all([e.get("image_id", e.get("id")) for e in files[name]] == ids for name in files if name != "miniworld")
+    assert all((root / "VG_100K" / f"{number}.jpg").is_file() for number in ids)
+    for objects, looks, regions in zip(files["objects"], files["attributes"], files["region_descriptions"]):
+        assert [o["object_id"] for o in objects["objects"]] == [o["object_id"] for o in looks["attributes"]]
+        assert all(0 <= r["x"] and r["x"] + r["width"] <= 96 and r["phrase"] for r in regions["regions"])
+    numbers = [o["object_id"] for e in files["objects"] for o in e["objects"]]
+    assert len(set(numbers)) == len(numbers)
+    assert 0.6 < np.mean(["attributes" in o for e in files["attributes"] for o in e["attributes"]]) < 1
