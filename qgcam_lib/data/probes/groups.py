@@ -138,6 +138,7 @@ class ContextGroup:
         _texts(self, "id", "image", "filler")
         _tuples(self, "present", "classes", "prompts", "others")
         object.__setattr__(self, "pictures", dict(self.pictures))
+        object.__setattr__(self, "annotations", {name: list(found) for name, found in self.annotations.items()})
         problem = _context_problem(self)
         if problem:
             raise ExampleError(problem, self.id)
