@@ -24,6 +24,8 @@ REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "probe"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real probe files (../shared/realdata/probe)")
 CLASSES = {name: f"A photo of a {name}." for name in ("person", "giraffe", "bed", "teddy bear", "dog", "apple")}
 
+TEXTS = {"id": "a", "image": "1.jpg", "caption": "c", "positive": "p", "negative": "n"}
+
 words = st.text("ab \"é,\n", min_size=1, max_size=6).filter(str.strip)
 files = st.one_of(st.integers(0, 10**9).map(COCO_VAL2014.format), st.integers(0, 99).map(VISUAL_GENOME.format),
                   st.sampled_from(["a b.png", "7_x.jpg", "007.jpg"]))
@@ -51,19 +53,21 @@ def test_what_is_written_reads_back_equal(groups, rule, tmp_path_factory):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_probe_b_reads_back_equal(data, tmp_path_factory):
-    single = data.draw(st.booleans())
+    single, coin = data.draw(st.booleans()), st.booleans()
+    kinds, fillers = st.sampled_from(["dog", "bed"]), st.sampled_from(["black", "gray", "noise", "scene", "mine"])
     groups = []
     for image in data.draw(st.lists(files, min_size=1, max_size=3, unique=True)):
-        present = data.draw(st.lists(st.sampled_from(["dog", "bed"]), min_size=1, max_size=1 if single else 2, unique=True))
-        others = ("giraffe",) if single and data.draw(st.booleans()) else ()
-        asked = [name for name in CLASSES if name not in others and (not single or name != "apple" or data.draw(st.booleans()))]
-        notes = {name: [{"id": 1}] for name in present} if not single and data.draw(st.booleans()) else {}
-        for filler in data.draw(st.lists(st.sampled_from(["black", "gray", "noise", "scene", "mine"]), min_size=1, unique=True)):
+        present = data.draw(st.lists(kinds, min_size=1, max_size=1 if single else 2, unique=True))
+        others = ("giraffe",) if single and data.draw(coin) else ()
+        asked = [name for name in CLASSES if name not in others and (not single or name != "apple" or data.draw(coin))]
+        notes = {name: [{"id": 1}] for name in present} if not single and data.draw(coin) else {}
+        for filler in data.draw(st.lists(fillers, min_size=1, unique=True)):
             pictures = context_pictures(image, filler, f"x_{image}" if single else "")
             if data.draw(st.booleans()):
                 pictures = pictures | {"patch": "elsewhere/p.png"}
-            groups.append(ContextGroup(f"{image}-{filler}", image, filler, "object" if single else "background", pictures,
-                                       present, asked, [CLASSES[name] for name in asked], others, notes))
+            kind, prompts = "object" if single else "background", [CLASSES[name] for name in asked]
+            groups.append(ContextGroup(f"{image}-{filler}", image, filler, kind, pictures, present, asked, prompts,
+                                       others, notes))
     path = tmp_path_factory.mktemp("groups") / "groups.json"
     assert read_groups(write_groups(groups, path, classes=CLASSES)) == groups
 
@@ -97,18 +101,19 @@ def test_missing_pictures_of_probe_b_are_left_out_and_counted(tmp_path):
                 picture_file(name[1], tmp_path).touch()
     groups = read_groups(tmp_path / "b.json", classes=CLASSES, images=tmp_path, fillers=("gray",))
     assert not groups and sorted(groups.left_out.values()) == [1, 1, 1, 1]
-    assert {f"gray: the {part} picture is not there" for part in ("reference", "patch", "edited")} < set(groups.left_out)
+    parts = {f"gray: the {part} picture is not there" for part in ("reference", "patch", "edited")}
+    assert parts < set(groups.left_out)
 
 
 @pytest.mark.parametrize("content,said", [
-    ("{", "expected JSON"), ([1], "expected an object or a list of records"), ([{"x": 1}], "expected a file of the form"),
+    ("{", "expected JSON"), ([1], "expected an object or a list of records"),
+    ([{"x": 1}], "expected a file of the form"),
     ([row()], "expected a file of the form"), ({"1": row(positive_prompt="")}, "example 1"),
     ({"1": {**row(), "negative_image_ids": [None]}}, "list of image ids"), ('{"1": {}, "1": {}}', "'1' is there twice"),
     ([{"img1_prompt": "a", "img2_prompt": "b"}], "field 'img1_id' is missing"),
     ([{"annotations": {"cat": []}, "image_id": 1}], "the class 'cat' has no prompt"),
-    ([{"id": "a", "image": "1.jpg", "caption": "c", "positive": "p", "negative": "n", "kind": "predicate"}] * 2,
-     "example a, .*the id is used twice"),
-    ([{"id": "a", "image": "1.jpg", "caption": "c", "positive": "p", "negative": "n", "kind": "x"}], "kind: expected one")])
+    ([{**TEXTS, "kind": "predicate"}] * 2, "example a, .*the id is used twice"),
+    ([{**TEXTS, "kind": "x"}], "kind: expected one")])
 def test_a_fault_names_the_file_and_the_record(content, said, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
