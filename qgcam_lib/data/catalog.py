@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
@@ -59,12 +60,17 @@ def _open_tricd(folder: Path, split: str, **options) -> TricdFiles:
     return tricd_files(folder, split)
 
 
+def _open_coco(folder: Path, split: str, on_error: str = "raise", **options) -> Coco:
+    return Coco(folder, split, on_error)
+
+
 LAYOUTS = {
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
     "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
     "REFER, several": Layout(("*/refs(*).p", "*/instances.json"), _open_refer, _refer_splits),
     "SpatialSense": Layout(("annotations.json",), SpatialSense, lambda folder: ["triplets", "subjects", "objects"]),
     "TRICD": Layout(("TRICD_grounding_*.json",), _open_tricd, tricd_splits),  # opened by load_tricd, verified here
+    "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
 }
 NAMES = {  # under settings.data_root
     "miniworld": "miniworld",
@@ -78,6 +84,7 @@ NAMES = {  # under settings.data_root
     "refcoco+": "raw/refcoco+",
     "refcocog": "raw/refcocog",
     "spatialsense": "raw/spatialsense",
+    "coco": "raw/coco",
 }
 
 
@@ -133,7 +140,7 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
     "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
     loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found, and for TRICD, which `load_tricd` opens.
+    that is missing or of no known layout, naming what was found, and for TRICD and COCO, which have doors of their own.
     """
     folder = _folder(name_or_path, split)
     layout = recognise(folder)
@@ -142,6 +149,9 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     if layout == "TRICD":
         raise ExampleError("TRICD has no grounding examples: half of its captions are false", file=folder,
                            remedy="Open it with load_tricd(tricd_files(FOLDER, SPLIT).grounding)")
+    if layout == "COCO":
+        raise ExampleError("COCO's instances and captions are no grounding examples: no phrase has a box", file=folder,
+                           remedy="Open it with data.coco.folder.Coco(FOLDER, SPLIT)")
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #f280318c

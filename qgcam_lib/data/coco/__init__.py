@@ -1,0 +1,1 @@
+"""COCO: masks of its annotations, its instances and captions, its folders."""

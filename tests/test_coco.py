@@ -1,0 +1,154 @@
+"""COCO: masks against pycocotools, on drawn regions and on a hundred real pictures; readers; bad input by name."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from pycocotools import mask as coco_mask
+
+from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
+from qgcam_lib.data.coco.files import read_captions, read_instances
+from qgcam_lib.data.coco.folder import Coco
+from qgcam_lib.data.coco.masks import mask_of, rle_counts
+from qgcam_lib.errors import ExampleError, FormatError
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata" / "coco"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real COCO files (../shared/realdata/coco)")
+
+
+def runs_literal(mask):
+    """Uncompressed RLE, pixel by pixel down the columns."""
+    counts, value = [0], False
+    for pixel in mask.T.ravel():
+        if pixel != value:
+            counts.append(0)
+            value = pixel
+        counts[-1] += 1
+    return counts
+
+
+@given(st.tuples(st.integers(1, 12), st.integers(1, 12)).flatmap(lambda size: arrays(bool, size)))
+def test_both_rle_forms_give_the_mask_back(mask):
+    counts, packed = runs_literal(mask), coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    assert rle_counts(packed["counts"]) == counts
+    forms = ({"size": list(mask.shape), "counts": counts}, packed, {**packed, "counts": packed["counts"].decode()})
+    for form in forms:
+        assert (mask_of(form, mask.shape) == mask).all()
+
+
+corners = st.lists(st.tuples(st.floats(-30, 60), st.floats(-30, 60)), min_size=3, max_size=8)
+
+
+@given(st.lists(corners, min_size=1, max_size=3))
+def test_polygons_are_the_union_of_those_of_pycocotools_and_stay_inside(polygons):
+    flat, size = [[value for corner in polygon for value in corner] for polygon in polygons], (24, 32)
+    each = coco_mask.decode(coco_mask.frPyObjects(flat, *size))
+    got = mask_of(flat, size)
+    assert got.shape == size and got.dtype == bool and (got == each.any(2)).all()
+
+
+@needs_real
+def test_masks_of_real_annotations_equal_those_of_pycocotools():
+    instances = read_instances(REAL / "instances_val2014_100.json")
+    found = [one for objects in instances.objects.values() for one in objects]
+    assert (len(found), len(instances.classes), sum(one.crowd for one in found)) == (839, 80, 9)
+    assert instances.classes[0] == "person" and instances.classes[-1] == "toothbrush" and not instances.lost
+    for one in found:
+        size = instances.images[one.image].size
+        rle = coco_mask.frPyObjects(one.segmentation, *size)
+        rle = coco_mask.merge(rle) if isinstance(rle, list) else rle
+        mask = instances.mask(one)
+        assert (mask == coco_mask.decode(rle).astype(bool)).all(), one.id
+        assert mask_of(rle, size).sum() == coco_mask.area(rle) == mask.sum()
+    assert len(read_captions(REAL / "captions_val2014_fakecap_results.json").captions) == 1000
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+DOG = {"id": 1, "image_id": 7, "category_id": 18, "bbox": [4, 5, 10, 8], "area": 80, "iscrowd": 0,
+       "segmentation": [[4, 5, 14, 5, 14, 13, 4, 13]]}
+
+
+def coco_folder(folder, *annotations, **parts):
+    content = {"images": [{"id": 7, "file_name": "a.jpg", "height": 40, "width": 60}],
+               "categories": [{"id": 18, "name": "dog"}], "annotations": list(annotations), **parts}
+    (folder / "annotations").mkdir(exist_ok=True)
+    (folder / "annotations" / "instances_val2014.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"image_id": 8}, "annotation 2: image_id: no picture has the number 8"),
+    ({"category_id": 1}, "annotation 2: category_id: no category has the number 1"),
+    ({"id": 1}, "annotation 1: id: expected a number that no other annotation has"),
+    ({"segmentation": []}, "annotation 2: segmentation: expected polygons or an RLE"),
+    ({"bbox": [1, 2, -3, 4]}, "annotation 2: bbox: expected x, y, width, height"),
+    ({"area": "big"}, "annotation 2: area: expected a number of pixels"),
+    ({"iscrowd": 2}, "annotation 2: iscrowd: expected 0 or 1"),
+])
+def test_a_broken_annotation_is_named_or_left_out(tmp_path, change, text):
+    file = coco_folder(tmp_path, DOG, {**DOG, "id": 2, **change}) / "annotations" / "instances_val2014.json"
+    with pytest.raises(FormatError, match="instances_val2014.json") as error:
+        read_instances(file)
+    assert text in str(error.value)
+    found = read_instances(file, on_error="record")
+    assert [one.id for one in found.of(7)] == [1] and len(found.lost) == 1
+
+
+@pytest.mark.parametrize("segmentation, text", [
+    ([[1, 2, 3, 4, 5]], "polygon 0: expected x0, y0"),
+    ([[1, 2, 3, 4, 5, float("nan")]], "polygon 0: expected finite"),
+    ([["a"] * 6], "polygon|could not convert"),
+    ({"size": [60, 40], "counts": [2400]}, "expected the size .40, 60."),
+    ({"size": [40, 60], "counts": [5, 10]}, "they make 15"),
+    ({"size": [40, 60], "counts": "54"}, "they make 9"),
+    ({"size": [40, 60], "counts": [5.0, 2395.0]}, "whole numbers"),
+])
+def test_a_region_that_is_none_names_file_annotation_and_field(tmp_path, segmentation, text):
+    found = read_instances(coco_folder(tmp_path, {**DOG, "segmentation": segmentation}) / "annotations" /
+                           "instances_val2014.json")
+    with pytest.raises(FormatError, match=f"instances_val2014.json: annotation 1: segmentation: .*({text})"):
+        found.mask(found.of(7)[0])
+
+
+@pytest.mark.parametrize("region", [[[70, 5, 80, 5, 80, 9]], [[4, 5, 4, 5, 4, 5]],
+                                    {"size": [40, 60], "counts": [2400]}])
+def test_a_region_outside_or_without_area_is_empty_and_a_warning(tmp_path, region):
+    coco = Coco(coco_folder(tmp_path, {**DOG, "segmentation": region}))
+    assert not coco.instances.mask(coco.instances.of(7)[0]).any()
+    faults = coco.verify()
+    assert ("warning", "1") in set(zip(faults.severity, faults.id))
+
+
+def test_a_crowd_keeps_its_flag_and_a_polygon_that_sticks_out_is_cut(tmp_path):
+    crowd = {**DOG, "id": 2, "iscrowd": 1, "segmentation": {"size": [40, 60], "counts": [2000, 400]}}
+    beyond = {**DOG, "id": 3, "segmentation": [[-20, -20, 10, -20, 10, 10, -20, 10]]}
+    found = read_instances(coco_folder(tmp_path, crowd, beyond) / "annotations" / "instances_val2014.json")
+    first, second = found.of(7)
+    assert first.crowd and not second.crowd and found.mask(first).sum() == 400
+    assert (np.argwhere(found.mask(second)) < 10).all() and found.mask(second).sum() == 100
+
+
+def test_headers_that_are_none(tmp_path):
+    file = tmp_path / "annotations" / "instances_val2014.json"
+    for parts in ({"images": [{"id": 7}]}, {"images": [{"id": 7, "file_name": "../a.jpg"}]}, {"annotations": 3},
+                  {"images": [{"id": 7, "file_name": "a.jpg", "height": 0, "width": 3}]}, {"categories": [{"id": 1}]},
+                  {"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "dog"}]},
+                  {"images": [{"id": 7, "file_name": "a.jpg"}] * 2}):
+        coco_folder(tmp_path, DOG, **parts)
+        with pytest.raises(FormatError, match="instances_val2014.json"):
+            read_instances(file)
+
+
+def test_the_catalog_knows_the_layout(tmp_path):
+    folder = coco_folder(tmp_path, DOG)
+    assert recognise(folder) == "COCO"
+    faults = verify_dataset(folder)
+    assert list(faults.problem) and set(faults.file) == {"val2014/a.jpg"}
+    assert faults.attrs["counts"] == [{"split": "val2014", "examples": 1, "expected": 40504}]
+    with pytest.raises(ExampleError, match="no grounding examples"):
+        load_dataset(folder)
