@@ -180,3 +180,57 @@ def test_table_7_describes_the_real_validation_file():
                  "words_per_caption": sum(len(pair.caption.split()) for pair in pairs) / len(pairs)}
         for statistic, value in found.items():
             assert abs(value - table.loc[statistic, name]) <= 0.051, (statistic, name)
+
+
+# --- the conceptual probes -------------------------------------------------------------------------------------------
+
+WITHOUT_NUMBERS = {1: 1, 4: 21, 5: 21, 7: 15, 9: 20, 10: 22, 11: 15}
+
+
+def probes(number):
+    return published(f"probes_table{number}")
+
+
+@pytest.mark.parametrize("number", WITHOUT_NUMBERS)
+def test_numbers_that_no_source_states_are_not_there_and_the_table_says_so(number):
+    table = probes(number)
+    assert len(table) == WITHOUT_NUMBERS[number] and (table["status"] == "not available").all()
+    numbers = table.select_dtypes("number").drop(columns=["alpha", "unplaced"], errors="ignore")
+    assert numbers.isna().all().all() and cite(table).startswith("Schiappa et al., arXiv 2304.03659, Table")
+    assert not table.attrs.get("tolerance") and not table.attrs.get("printed_half_unit")
+
+
+def test_two_bold_cells_of_table_4_stand_without_a_column():
+    bold = probes(4).set_index("model")["unplaced"].dropna()
+    assert bold.to_dict() == {"flava": 84.19, "bridgetower": 94.38}
+    assert any("84.19" in note and "without their column" in note for note in probes(4).attrs["source"]["notes"])
+
+
+def test_the_models_of_the_probes_are_the_same_in_every_table_that_has_them_all():
+    every = set(probes(4)["model"])
+    assert set(probes(5)["model"]) == every and len(every) == 21
+    assert set(probes(7)["model"]) < every and set(probes(3)["model"]) < every
+    for number in (9, 10):
+        assert set(probes(number).query("by == 'model'")["model"]) < every
+        assert set(probes(number).query("by == 'filler'")["model"]) == {"black", "gray", "noise", "scene"}
+    assert sorted(zip(probes(11)["stream"], probes(11)["alpha"])) == [(s, a) for s in ("t", "v", "vt")
+                                                                       for a in (0.2, 0.3, 0.4, 0.5, 0.6)]
+
+
+def test_table_3_of_the_probes_is_whole_and_patching_is_a_trade():
+    table = probes(3).set_index("model")
+    assert table.isna().sum().sum() == 2 and list(table.attrs["tolerance"]) == list(table)
+    patched, clip = table.loc[[f"clip-patched-{s}" for s in ("t", "v", "vt")]], table.loc["clip-vit-b32"]
+    assert (patched["imagenet"] < clip["imagenet"]).all() and (patched.drop(columns="imagenet") > clip[1:]).all().all()
+    assert patched["relcomp"].idxmax() == "clip-patched-t"  # section 5: "the largest increase"
+
+
+def test_categories_of_the_probes_add_up_as_far_as_they_do():
+    attributes, objects, sets = probes(6), probes(8), probes(2)
+    words = attributes["attributes"].str.split(", ").explode()
+    assert len(attributes) == 10 and len(words) == 113 and words.is_unique  # the text says 11 and 114
+    rest = sets.loc[1, "groups"] - attributes["groups"].sum()
+    assert attributes["printed"][attributes["groups"].isna()].tolist() == ["3,08"] and rest == 311
+    classes = objects["objects"].str.split(", ").explode()
+    assert len(objects) == 19 and len(classes) == 79 and classes.is_unique and "apple" not in set(classes)
+    assert objects["groups"].sum() == 6339 and (objects["groups"] % 3 == 0).all()
