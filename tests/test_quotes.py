@@ -10,14 +10,16 @@ from typing import NamedTuple
 import nbformat
 import pytest
 
+from qgcam_lib.papers.probes import claims as probes
 from qgcam_lib.papers.q_groundcam import claims as q_groundcam
 from qgcam_lib.papers.tricd import claims as tricd
 from qgcam_lib.settings import ROOT
 
 TEXTS = Path(os.environ.get("PAPER_TEXTS") or ROOT.parent / "shared" / "papers")
+PROBES = "Probing Conceptual Understanding of Large Visual-Language Models"
 FILES = {"Q-GroundCAM": ("q_groundcam.txt", "q_groundcam_html.txt"), "TRICD": ("tricd.txt",),
-         "Ref-Adv": ("ref_adv.txt",), "Probing Conceptual Understanding": ("conceptual_probes.txt",)}
-CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS + tricd.VQA_CLAIMS}
+         "Ref-Adv": ("ref_adv.txt",), PROBES: ("conceptual_probes.txt",)}
+CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS + tricd.VQA_CLAIMS, PROBES: probes.CLAIMS}
 needs_texts = pytest.mark.skipif(not TEXTS.is_dir(), reason="no texts of the papers: ../shared/papers or $PAPER_TEXTS")
 
 # > “Sentence.” — *Paper*, section 4          or, within a line: “sentence” (*Paper*, section 4)
