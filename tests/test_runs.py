@@ -20,7 +20,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
-from qgcam_lib.runs import current_run, find_runs, parameters, read_run
+from qgcam_lib.runs import current_run, find_runs, open_notebook, read_run
 from qgcam_lib.runs import record as run_record
 from qgcam_lib.runs import runner as runs
 from qgcam_lib.runs.gather import table_page
@@ -610,8 +610,8 @@ def kernel(tmp_path, monkeypatch):
             if "current_run" not in cell:
                 exec(cell, values)
         shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=["", *cells]), user_ns=values | space)
-        monkeypatch.setattr(parameters, "_shell", lambda: shell)
-        return parameters.open_notebook()
+        monkeypatch.setattr(open_notebook, "_shell", lambda: shell)
+        return open_notebook.open_notebook()
 
     return ran
 
