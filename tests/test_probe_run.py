@@ -26,7 +26,8 @@ CLASSES = tuple("abcdefgh")
 
 def relation(k, n=10):
     few = tuple(PICTURES[(k + i) % 12] for i in range(n))
-    return RelationGroup(f"r{k}", PICTURES[k], f"{k} on", f"{k} in", f"{k + 1} on", f"s{k}", f"s{k + 1}", few, few[::-1])
+    prompts = f"{k} on", f"{k} in", f"{k + 1} on"
+    return RelationGroup(f"r{k}", PICTURES[k], *prompts, f"s{k}", f"s{k + 1}", few, few[::-1])
 
 
 def context(k, n=8):
@@ -246,6 +247,7 @@ def test_groups_of_one_probe_are_wanted(folder):
 
 def test_a_hundred_thousand_scores_are_found_quickly():
     n = 100_000
-    table = pd.DataFrame({"image": np.arange(n) % 997, "prompt": np.arange(n) // 997, "score": np.arange(n, dtype=float)})
+    k = np.arange(n)
+    table = pd.DataFrame({"image": k % 997, "prompt": k // 997, "score": k.astype(float)})
     found = ScoreTable(table).of([str(k % 997) for k in range(n)], [str(k // 997) for k in range(n)])
     assert np.array_equal(found, np.arange(n))
