@@ -1,1 +1,5 @@
-"""Training recipes: the mini models of the zoo, fine-tuning and what follows from it."""
+"""Training recipes: the mini models of the zoo, fine-tuning and what follows from it: `interpolate`."""
+
+from .relcomp.interpolation import interpolate
+
+__all__ = ["interpolate"]

@@ -19,10 +19,10 @@ import torch
 class Recipe:
     """How a model is trained.
 
-    steps; batch: pictures a step; learning_rate, weight_decay: of AdamW; warmup: steps; cooldown: share of the steps;
-    clip: largest norm of the gradient; average: share of the steps, the last ones, whose weights are averaged, 0 for
-    the last weights alone; seed; images: of the split, at most; workers: processes of one thread each that share every
-    batch; log_every: steps averaged in a row of the log.
+    steps; batch: pictures a step; learning_rate, weight_decay: of the optimizer; warmup: steps; cooldown: share of the
+    steps; clip: largest norm of the gradient, 0 for any; average: share of the steps, the last ones, whose weights are
+    averaged, 0 for the last weights alone; seed; images: of the split, at most; workers: processes of one thread each
+    that share every batch; log_every: steps averaged in a row of the log.
     """
 
     steps: int = 3000
