@@ -1,6 +1,7 @@
 """The miniworld for the conceptual probes: unbiased twins, COCO, Visual Genome, fillers, MiniNet and swaps."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pycocotools.mask
@@ -11,20 +12,16 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 from pycocotools.coco import COCO
 
-from qgcam_lib.miniworld import (
-    coco_checksum,
-    ensure,
-    ensure_coco,
-    genome_checksum,
-    make_coco,
-    make_picture,
-    make_visual_genome,
-    read_card,
-    vocabulary,
-)
-from qgcam_lib.miniworld.words.claims import linked
+from qgcam_lib import miniworld
+from qgcam_lib.data.probes.files import read_groups, read_prompt_classes
+from qgcam_lib.miniworld import ensure, ensure_coco, make_coco, make_picture, make_visual_genome, read_card, vocabulary
+from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
+from qgcam_lib.miniworld.words.claims import certainly_false, certainly_true, linked
 from qgcam_lib.miniworld.writers.coco import COCO_CHECKSUM, coco_picture, packed, run_lengths
+from qgcam_lib.miniworld.writers.fillers import FILLERS, FILLERS_CHECKSUM, filler
 from qgcam_lib.miniworld.writers.flickr30k import annotated, image_id, sentences_text
+from qgcam_lib.miniworld.writers.mininet import CLASSES, MININET_CHECKSUM, mininet_picture
+from qgcam_lib.miniworld.writers.swaps import SWAPS_CHECKSUM, prompt_of, swap
 from qgcam_lib.miniworld.writers.visual_genome import GENOME_CHECKSUM, PREDICATE_ALIASES, genome_picture
 
 # ---------------------------------------------------------------- the unbiased twin
@@ -56,8 +53,18 @@ def coco(tmp_path_factory):
     return make_coco(tmp_path_factory.mktemp("coco") / "w", n_train=30, n_val=20, progress=False)
 
 
-def test_the_committed_checksums_hold():
-    assert coco_checksum() == COCO_CHECKSUM and genome_checksum() == GENOME_CHECKSUM
+@pytest.mark.parametrize(
+    ("name", "constant"),
+    [
+        ("coco", COCO_CHECKSUM),
+        ("genome", GENOME_CHECKSUM),
+        ("fillers", FILLERS_CHECKSUM),
+        ("mininet", MININET_CHECKSUM),
+        ("swaps", SWAPS_CHECKSUM),
+    ],
+)
+def test_the_committed_checksums_hold(name, constant):
+    assert getattr(miniworld, f"{name}_checksum")() == constant
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -170,3 +177,71 @@ def test_the_five_files_speak_of_the_same_pictures_and_things(genome):
     numbers = [o["object_id"] for e in files["objects"] for o in e["objects"]]
     assert len(set(numbers)) == len(numbers)
     assert 0.6 < np.mean(["attributes" in o for e in files["attributes"] for o in e["attributes"]]) < 1
+
+
+# ---------------------------------------------------------------- fillers
+
+
+def test_fillers_are_empty_and_differ(tmp_path):
+    root = miniworld.make_fillers(tmp_path / "w", n=4)
+    for folder in FILLERS:
+        pictures = [filler(k, folder) for k in range(4)]
+        assert all((p.owner < 0).all() and not p.scene.things for p in pictures)
+        assert len({p.image.tobytes() for p in pictures}) == 4
+        for k, p in enumerate(pictures):
+            assert np.array_equal(np.asarray(Image.open(root / folder / f"{k:04d}.png")), p.image)
+    assert {filler(k, "landscape").scene.background for k in range(4)} == {*BACKGROUNDS} - {"indoor"}
+
+
+@pytest.mark.parametrize(("bad", "word"), [({"folder": "street"}, "folder"), ({"index": -1}, "index")])
+def test_a_bad_filler_is_named(bad, word):
+    with pytest.raises(ValueError, match=word):
+        filler(**{"index": 0, "folder": "indoor", **bad})
+
+
+# ---------------------------------------------------------------- MiniNet
+
+
+def test_mininet_shows_one_thing_in_the_middle_and_no_class_has_a_background_of_its_own(tmp_path):
+    backgrounds = Counter()
+    for name in CLASSES:
+        for k in range(5):
+            p = mininet_picture(name, k)
+            (one,) = p.scene.top_level()
+            x0, y0, x1, y1 = one.box
+            assert one.noun == name and abs((x0 + x1) / 2 - 48) < 14 and y0 < 55 and y1 > 48
+            backgrounds[name, p.scene.background] += 1
+    assert set(backgrounds.values()) == {1}
+    root = miniworld.make_mininet(tmp_path / "w", n=1, progress=False)
+    prompts = read_prompt_classes(root / "classes.csv")
+    assert list(prompts) == list(CLASSES) == sorted(p.name for p in root.iterdir() if p.is_dir())
+    assert {w for text in prompts.values() for w in text.lower().rstrip(".").split()} <= set(vocabulary())
+
+
+@pytest.mark.parametrize(("bad", "word"), [({"name": "zebra"}, "name"), ({"index": 1000}, "index")])
+def test_a_bad_class_is_named(bad, word):
+    with pytest.raises(ValueError, match=word):
+        mininet_picture(**{"name": "dog", "index": 0, **bad})
+
+
+# ---------------------------------------------------------------- swaps
+
+
+def test_swaps_are_decidable_and_read_as_pairs_of_the_probes(tmp_path):
+    root = miniworld.make_swaps(tmp_path / "w", n=60, progress=False)
+    pairs = read_groups(root / "swaps.json")
+    for index, pair in enumerate(pairs):
+        group = swap(index)
+        assert pair.prompts == tuple(prompt_of(c) for c in group.captions)
+        for k, name in enumerate(pair.images):
+            shown = np.asarray(Image.open(root / "images" / name))
+            assert np.array_equal(shown, group.pictures[k].image)
+            assert certainly_true(group.pictures[k], group.captions[k])
+            assert certainly_false(group.pictures[k], group.captions[1 - k])
+        if pair.kind == "attribute":
+            said = [f" {p.lower().rstrip('.')} " for p in pair.prompts]
+            assert all(f" {c} {o}" in s for c, o, s in zip(pair.compositions, pair.objects, said))
+            assert pair.compositions[0] != pair.compositions[1] and pair.category in ("color", "pattern")
+    assert Counter(p.kind for p in pairs).keys() == {"relation", "attribute"}
+    assert min(Counter(p.kind for p in pairs).values()) > 15
+    assert {w for p in pairs for text in p.prompts for w in text.lower().rstrip(".").split()} <= set(vocabulary())
