@@ -105,6 +105,14 @@ def test_a_file_is_fetched_checked_and_recorded(server, tmp_path):
     assert len(server.log) == 1, "what is there is not fetched again"
 
 
+def test_an_archive_of_one_file_becomes_that_file(server, tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("objects.json", "[]")
+    one = source(server, "objects.json.zip", packed.getvalue(), place="raw/set/objects.json")
+    assert get(one, tmp_path).read_bytes() == b"[]" and left(tmp_path) == ["raw/set/objects.json"]
+
+
 def test_a_cut_download_goes_on_where_it_stopped(server, tmp_path):
     one = source(server, "big.bin", CONTENT, place="raw/big.bin", md5=hashlib.md5(CONTENT).hexdigest())
     server.cuts = [300_000, 400_000]
@@ -277,7 +285,7 @@ def test_the_list_of_this_project():
     data = {name: one for name, one in found.items() if one.kind == "data set"}
     assert set(data) == {"flickr30k-entities", "flickr30k-images", "refcoco", "refcoco+", "refcocog", "coco-train2014",
                          "spatialsense", "spatialsense-images", "tricd", "coco-val2017", "coco-test2017", "winoground",
-                         "coco", "coco-val2014"}
+                         "coco", "coco-val2014", "probe-rcb", "visual-genome", *found["visual-genome"].needs}
     assert all(need in found for one in found.values() for need in one.needs)
     for name, place in NAMES.items():  # what is fetched lies where load_dataset looks
         if not name.startswith("miniworld"):

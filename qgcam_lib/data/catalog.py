@@ -17,6 +17,7 @@ from .flickr30k.entities import Flickr30kEntities
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
+from .visual_genome import VisualGenome
 from ..errors import ExampleError
 from .records import Dataset
 from ..settings import settings
@@ -64,6 +65,10 @@ def _open_coco(folder: Path, split: str, on_error: str = "raise", **options) -> 
     return Coco(folder, split, on_error)
 
 
+def _open_visual_genome(folder: Path, split: str, on_error: str = "raise", **options) -> VisualGenome:
+    return VisualGenome(folder)
+
+
 LAYOUTS = {
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
     "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
@@ -71,6 +76,7 @@ LAYOUTS = {
     "SpatialSense": Layout(("annotations.json",), SpatialSense, lambda folder: ["triplets", "subjects", "objects"]),
     "TRICD": Layout(("TRICD_grounding_*.json",), _open_tricd, tricd_splits),  # opened by load_tricd, verified here
     "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
+    "Visual Genome": Layout(("relationships.json", "image_data.json"), _open_visual_genome, lambda folder: ["all"]),
 }
 NAMES = {  # under settings.data_root
     "miniworld": "miniworld",
@@ -85,6 +91,7 @@ NAMES = {  # under settings.data_root
     "refcocog": "raw/refcocog",
     "spatialsense": "raw/spatialsense",
     "coco": "raw/coco",
+    "visual-genome": "raw/visual_genome",
 }
 
 
@@ -140,7 +147,7 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
     "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
     loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found, and for TRICD and COCO, which have doors of their own.
+    that is missing or of no known layout, naming what was found, and for TRICD, COCO and Visual Genome, which have doors of their own.
     """
     folder = _folder(name_or_path, split)
     layout = recognise(folder)
@@ -152,6 +159,9 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     if layout == "COCO":
         raise ExampleError("COCO's instances and captions are no grounding examples: no phrase has a box", file=folder,
                            remedy="Open it with data.coco.folder.Coco(FOLDER, SPLIT)")
+    if layout == "Visual Genome":
+        raise ExampleError("Visual Genome's relations are no grounding examples", file=folder,
+                           remedy="Open it with data.visual_genome.VisualGenome(FOLDER)")
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #f280318c

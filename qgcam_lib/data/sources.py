@@ -252,7 +252,8 @@ def _content(folder: Path) -> Path:
 
 
 def _put(file: Path, place: Path) -> None:
-    """Make `place` from a fetched file: the unpacked folder, or a copy; whole or not at all."""
+    """Make `place` from a fetched file: the unpacked folder, the file of that name in it, or a copy; whole or not at
+    all."""
     packed = file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
     if not packed:
         with whole_file(place) as part:
@@ -262,7 +263,9 @@ def _put(file: Path, place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as part:
         (unpacked := Path(part) / "content").mkdir()
         unpack(file, unpacked)
-        os.replace(_content(unpacked), place)  # an empty folder at `place` is replaced, a filled one is an error
+        inside = _content(unpacked)
+        file = inside / place.name
+        os.replace(file if file.is_file() else inside, place)  # an empty folder there is replaced, a filled one an error
 
 # %% ../../nbs/lib/data/08_sources.ipynb #7875dac7
 def read_fetched(data_root: str | Path | None = None) -> dict[str, dict]:

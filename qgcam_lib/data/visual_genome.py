@@ -321,6 +321,11 @@ class VisualGenome:
     def is_miniworld(self) -> bool:
         return (self.root / MINIWORLD_MARKER).is_file()
 
+    @property
+    def expected(self) -> int | None:
+        "The number of pictures of the published data set; None for the miniworld."
+        return None if self.is_miniworld else GENOME_IMAGES
+
     def __len__(self) -> int:
         return len(self.images)
 
