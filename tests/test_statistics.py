@@ -188,3 +188,33 @@ def test_p_values_of_no_difference_are_spread_evenly():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(frame(4, 2))
+
+
+def test_rows_of_two_groups_count_with_the_product_of_their_weights():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"a": rng.integers(0, 9, 60), "b": rng.integers(0, 9, 60), "io_ratio": rng.random(60)})
+    frame.loc[5, "io_ratio"] = np.nan
+    found = summarize(frame, "io_ratio", group=("a", "b"), n_bootstrap=50, seed=4).iloc[0]
+    drawn, means = np.random.default_rng(4).multinomial(9, np.full(9, 1 / 9), 50), []
+    for w in drawn:
+        rows = [(w[r.a] * w[r.b], r.io_ratio) for r in frame.itertuples() if r.io_ratio == r.io_ratio]
+        means.append(sum(k * x for k, x in rows) / sum(k for k, _ in rows))
+    assert np.allclose([found.ci_low, found.ci_high], np.quantile(means, [0.025, 0.975]))
+    assert (found.n, found.n_undefined, found.n_groups) == (59, 1, 9) and np.isclose(found.value, frame.io_ratio.mean())
+    turned = summarize(frame.sample(frac=1, random_state=0), "io_ratio", group=["b", "a"], n_bootstrap=50, seed=4)
+    assert np.isclose(turned.ci_low[0], found.ci_low)
+    with pytest.raises(ValueError, match="or two"):
+        summarize(frame, "io_ratio", group=("a", "c"))
+
+
+def test_runs_over_pairs_of_groups_are_compared_by_the_bootstrap():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": range(80), "a": np.arange(80) % 20, "b": (np.arange(80) * 7 + 3) % 20,
+                          "io_ratio": rng.random(80)})
+    same, less = frame.copy(), frame.assign(io_ratio=frame.io_ratio - 0.1 - rng.random(80) / 50)
+    none = compare(frame, same, group=("a", "b")).iloc[0]
+    plain = compare(frame, less, group=("a", "b"), n_bootstrap=400).iloc[0]
+    assert none.p_value == 1 and none.difference == 0
+    assert np.isclose(plain.p_value, 2 / 401) and 0 < plain.ci_low < plain.difference < plain.ci_high
+    with pytest.raises(ValueError, match="the same"):
+        compare(frame, same.assign(b=0), group=("a", "b"))
