@@ -15,6 +15,7 @@ from pycocotools.coco import COCO
 from qgcam_lib import miniworld
 from qgcam_lib.data.probes.files import read_groups, read_prompt_classes
 from qgcam_lib.miniworld import ensure, ensure_coco, make_coco, make_picture, make_visual_genome, read_card, vocabulary
+from qgcam_lib.miniworld.scenes.biases import bias_strengths
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
 from qgcam_lib.miniworld.words.claims import certainly_false, certainly_true, linked
 from qgcam_lib.miniworld.writers.coco import COCO_CHECKSUM, coco_picture, packed, run_lengths
@@ -245,3 +246,15 @@ def test_swaps_are_decidable_and_read_as_pairs_of_the_probes(tmp_path):
     assert Counter(p.kind for p in pairs).keys() == {"relation", "attribute"}
     assert min(Counter(p.kind for p in pairs).values()) > 15
     assert {w for p in pairs for text in p.prompts for w in text.lower().rstrip(".").split()} <= set(vocabulary())
+
+
+# ---------------------------------------------------------------- the planted biases
+
+
+def test_natural_scenes_show_the_planted_biases_and_unbiased_ones_none():
+    rows = bias_strengths(600)
+    heavy = rows[rows["weight"] >= 3 * rows["usual"]].groupby("bias")["lift"].mean()
+    assert (heavy > 2).all() and set(heavy.index) == {"place of a thing", "colour of a thing"}
+    assert (rows.loc[rows["bias"] == "colour in a place", "lift"] < 0.8).all()
+    places = rows[rows["bias"] == "place of a thing"]
+    assert abs(places["unbiased"].mean() - 1 / len(BACKGROUNDS)) < 0.03
