@@ -35,6 +35,19 @@ def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str
                 capsize=2, markersize=5, linewidth=1.4, label=label, clip_on=False, **look)
 
 
+def _draw_guides(ax: Axes, chance: float | Mapping[str, float] | None, heading: str, lines: Sequence[str], scale: float,
+                 label: str) -> None:
+    "What a guess gets: a line through the axis, or a short one at each line of it that has its own."
+    own = chance if isinstance(chance, Mapping) else {heading: chance}
+    look = {"color": GUIDE, "linewidth": 1.2, "linestyle": ":", "zorder": 0, "label": label}
+    if own.get(heading) is not None:
+        ax.axvline(scale * own[heading], **look)
+    for k, line in enumerate(lines):
+        if line in own and line != heading:
+            ax.plot(scale * np.array([own[line], own[line]]), [k - 0.42, k + 0.42], **look)
+            look["label"] = "_"
+
+
 def _in_order(values: pd.Series, names: Mapping[str, str]) -> list[str]:
     "The values once each: those that have a name in the order of the names, then the others as they come."
     there = list(dict.fromkeys(values))
@@ -43,33 +56,40 @@ def _in_order(values: pd.Series, names: Mapping[str, str]) -> list[str]:
 # %% ../../nbs/lib/report/08_figures.ipynb #5bffc1ed
 def interval_figure(summary: pd.DataFrame, *, y: str = "metric", series: str = "model", panels: str = "",
                     names: Mapping[str, str] | None = None, scale: float = 1, xlabel: str = "mean, 95 % interval",
-                    chance: float | None = None, title: str = "") -> Figure:
-    """Values with their intervals as points, from 0 to `scale`.
+                    chance: float | Mapping[str, float] | None = None, guide: str = "chance",
+                    limits: tuple[float, float] | None = (0, 1), title: str = "") -> Figure:
+    """Values with their intervals as points, on axes from 0 to `scale`.
 
     summary: value, ci_low, ci_high and the columns named in y (a line), series (a marker) and panels (an axis, '' for
     one). names: labels of what stands in these columns, which also give the order. scale: 100 shows shares in percent.
-    chance: draws a vertical line there.
+    chance: draws a vertical line there; a mapping: by panel, or by what stands in y. guide: what the legend calls it.
+    limits: of the values, before they are scaled; None: each axis its own, as its points need.
     """
     rows, names = summary[summary["value"].notna()], names or {}
-    lines, kinds = _in_order(rows[y], names), list(dict.fromkeys(summary[series]))
+    lines, kinds = _in_order(rows[y], names), _in_order(summary[series], names)
     parts = {name: rows[rows[panels] == name] for name in _in_order(rows[panels], names)} if panels else {"": rows}
     high = 1.5 + 0.14 * max(len(kinds), 3) * max(len(lines), 1) + 0.12 * len(kinds)
     size = (2.1 + 2.3 * len(parts) if len(parts) > 1 else 6.4, high)
     figure, axes = plt.subplots(1, max(len(parts), 1), figsize=size, squeeze=False, sharey=True)
     for ax, (heading, part) in zip(axes[0], parts.items()):
-        if chance is not None:
-            ax.axvline(scale * chance, color=GUIDE, linewidth=1, linestyle=":", zorder=0, label="chance")
+        _draw_guides(ax, chance, heading, lines, scale, guide)
         for k, kind in enumerate(kinds):
             mine = part[part[series] == kind].set_index(y)[["value", "ci_low", "ci_high"]].reindex(lines)
             shift = 0.7 * (k - (len(kinds) - 1) / 2) / len(kinds)
             _points(ax, mine, shift, scale, names.get(kind, kind), point_look(k))
         what = wrapped(names.get(heading, heading), 26) + ", %" * (scale == 100)
-        ax.set(xlim=(-0.03 * scale, 1.03 * scale), xlabel=what if heading else xlabel)
-        ax.set_xticks(scale * np.array([0, 0.5, 1] if len(parts) > 1 else np.arange(6) / 5))
+        ax.set_xlabel(what if heading else xlabel)
+        if limits:
+            low, high = np.array(limits) * scale
+            ax.set(xlim=(low - 0.03 * (high - low), high + 0.03 * (high - low)))
+            ax.set_xticks(np.linspace(low, high, 3 if len(parts) > 1 else 6))
+        else:
+            ax.locator_params(axis="x", nbins=3 if len(parts) > 1 else 6)
         ax.grid(axis="y", alpha=0.25)
     labels = [wrapped(names.get(line, line), 34, 2) for line in lines]
     axes[0, 0].set(yticks=range(len(lines)), yticklabels=labels, ylim=(len(lines) - 0.4, -0.6))
-    legend_below(figure, *axes[0, 0].get_legend_handles_labels())
+    found = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
+    legend_below(figure, [*found.values()], [*found])
     alt = f"Points with 95 % intervals, {len(lines)} lines, a marker for each of: {', '.join(map(str, kinds))}. "
     return titled(figure, title, alt=alt + _in_words(rows, [y, series, *([panels] if panels else [])], names, scale))
 
