@@ -12,8 +12,22 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
+from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.metrics.score import score_maps
+from qgcam_lib.papers.probes.description import CATEGORIES, COMPARISONS, KINDS, PAIRS, context_names
+from qgcam_lib.papers.probes.figures import (
+    attention_figure,
+    category_figure,
+    choice_figure,
+    feature_figure,
+    feature_map,
+    pair_figure,
+    robustness_figure,
+    score_matrix,
+    step_figure,
+)
+from qgcam_lib.papers.probes.gallery import choose_groups, context_twins, pair_twins, relation_twins, twin_figure
 from qgcam_lib.papers.q_groundcam.audit import EFFECTS, difference_text, movement_map, tornado
 from qgcam_lib.papers.q_groundcam.figures import (
     correlation_figure,
@@ -541,3 +555,91 @@ def test_a_case_is_headed_by_its_role_and_the_value_of_its_rule():
     assert case_items(cases, maps)[0][0] == "graded, rule's value 0.346" and case_items(cases, {}) == []
     assert case_items(cases, maps, "split")[0][0] == "s" and case_items(cases[:0], maps) == []
     assert case_items(cases.drop(columns="strength"), maps)[0][0] == "graded"
+
+
+# --- the conceptual probes' figures ----------------------------------------------------------------------------------
+
+def probe_summary(models, **columns):
+    rng = np.random.default_rng(len(models))
+    rows = pd.MultiIndex.from_product([models, *columns.values()], names=["model", *columns]).to_frame(index=False)
+    value = rng.uniform(0.05, 0.95, len(rows))
+    return rows.assign(value=value, ci_low=value - 0.05, ci_high=value + 0.05)
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_choices_and_pairs(names):
+    choices = probe_summary(SETS[names], comparison=[*COMPARISONS], metric=["correct", "confidence"])
+    pairs = probe_summary(SETS[names], kind=[*KINDS], metric=[*PAIRS])
+    for figure in (choice_figure(choices, title=WHERE), pair_figure(pairs, title=WHERE)):
+        assert problems_of(figure) == []
+        assert not SETS[names] or "Highest" in figure.qgcam_alt and WHERE in figure.qgcam_alt
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_categories_of_attributes(names):
+    rows = probe_summary(SETS[names][:5], category=CATEGORIES, metric=["image_score"])
+    assert problems_of(category_figure(rows, title=WHERE)) == []
+    rows.loc[rows.index % 7 == 3, "value"] = np.nan
+    figure = score_matrix(rows, title=WHERE)
+    assert problems_of(figure) == []
+    cells = [text for text in figure.axes[0].texts if "–" in text.get_text()]
+    assert len(cells) == rows["value"].notna().sum()
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_robustness_and_steps(names):
+    rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("robustness")])
+    assert problems_of(robustness_figure(rows, title=WHERE)) == []
+    steps = probe_summary(SETS[names][:4], category=[f"kind of object {k}" for k in range(19)],
+                          metric=["confidence_change_patch_edited", "robustness_reference_edited"])
+    for metric in steps["metric"].unique():
+        assert problems_of(step_figure(steps, metric, title=WHERE)) == []
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_feature_spaces(names):
+    rng = np.random.default_rng(0)
+    found = feature_map({kind: rng.normal(size=(6, 5)) for kind in ("image", "positive", "swapped")})
+    maps = dict.fromkeys(SETS[names], found) | {"vilt": "a joint model has no features of a picture alone"}
+    figure = feature_figure(maps, title=WHERE)
+    assert problems_of(figure) == [] and "vilt not drawn" in figure.qgcam_alt
+    assert problems_of(feature_figure({}, title=WHERE)) == []
+    with pytest.raises(ValueError, match="four"):
+        feature_map({"image": np.zeros((3, 4))})
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_maps_of_two_prompts(names):
+    rng, shape = np.random.default_rng(0), (5, 7)
+    picture = Image.fromarray(rng.integers(60, 220, (60, 90, 3), dtype=np.uint8))
+    maps = {name: [rng.random(shape), rng.random(shape)] for name in SETS[names][:4]} | {
+        "constant": [np.ones(shape)] * 2}
+    figure = attention_figure(picture, ["A photo of a dog under an umbrella.", "A photo of $5."], maps, title=WHERE)
+    assert problems_of(figure) == [] and "constant, a map is constant" in figure.qgcam_alt
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_twins(names):
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(60, 220, (60, 90, 3), dtype=np.uint8))
+    long = "A photo of a stainless refrigerator standing next to an enormous wooden dining table."
+    relation = RelationGroup("1", "a", long, f"{long} No.", f"{long} Not.", "stainless fridge", "kite", ("b",), ())
+    pair = SwapPair("1", ("a", "b"), (long, f"{long} No."))
+    context = ContextGroup("1", "a", "scene", "object", {"reference": "a", "patch": "b", "edited": "c"}, ("dog",),
+                           ("dog", "cat"), (long, "A photo of a cat."))
+    scores = {name: pd.DataFrame([{"image": i, "prompt": p, "score": rng.normal(0, 9)} for i in "abc"
+                                  for p in (long, f"{long} No.", f"{long} Not.", "A photo of a cat.")])
+              for name in SETS[names]}
+    for group, draw in ((relation, relation_twins), (pair, pair_twins), (context, context_twins)):
+        figure = draw(group, lambda name: picture, scores, title=WHERE)
+        assert problems_of(figure) == []
+        assert ("No model ran" in figure.qgcam_alt) == (not scores)
+    lost = twin_figure([("nowhere.jpg", "true: A photo of a dog.")], pd.DataFrame(index=["clip"]), title=WHERE)
+    assert problems_of(lost) == [] and "(no such picture here)" in lost.axes[0].get_xlabel()
+
+
+def test_groups_for_the_gallery_are_chosen_by_rule_and_shown_once():
+    records = pd.DataFrame({"id": list("abcd") * 2, "confidence": [0.9, 0.4, 0.5, 0.1, 0.8, 0.6, np.nan, 0.3]})
+    chosen = choose_groups(records)
+    assert chosen["id"].tolist() == ["a", "b", "d"] and chosen["rule"].str.len().gt(20).all()
+    assert choose_groups(records[records["id"] == "a"])["role"].tolist() == ["right"]

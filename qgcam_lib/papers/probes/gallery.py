@@ -6,14 +6,14 @@
 __all__ = ['GROUP_RULES', 'Picture', 'choose_groups', 'relation_cells', 'pair_cells', 'context_cells', 'twin_figure',
            'relation_twins', 'pair_twins', 'context_twins']
 
-# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #5adcf530
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #85762b3f
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -38,7 +38,7 @@ def choose_groups(records: pd.DataFrame, roles: Sequence[str] = ("right", "torn"
     strengths = {"right": mean, "torn": -(mean - 0.5).abs(), "misled": -mean}
     return choose_by_rule(strengths, GROUP_RULES, roles).rename(columns={"chosen": "id"})
 
-# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #528c08e5
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #0462673e
 def _of(scores: pd.DataFrame, image: str, prompt: str) -> float:
     "The one score of a picture and a prompt; NaN where there is none."
     found = scores.loc[(scores["image"] == image) & (scores["prompt"] == prompt), "score"]
@@ -50,16 +50,15 @@ def _mark(is_right: bool) -> str:
 
 
 def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the anchor picture of a group: a line a model, confidence in the true prompt beside the
-    predicate-swapped and the subject-swapped one, as texts. scores: model -> image, prompt, score."""
-    rows = {}
+    """What each model gave the anchor picture of a group: a line a model, confidence in the true prompt beside each of
+    the two false ones, as texts. scores: model -> image, prompt, score."""
+    rows, false = {}, (group.predicate_prompt, group.subject_prompt)
     for model, frame in scores.items():
         right = _of(frame, group.image, group.positive_prompt)
-        wrong = [_of(frame, group.image, prompt) for prompt in (group.predicate_prompt, group.subject_prompt)]
+        wrong = [_of(frame, group.image, prompt) for prompt in false]
         rows[model] = [f"{_mark(right > one)} {1 / (1 + np.exp(one - right)):.2f}" if np.isfinite(right - one) else "–"
                        for one in wrong]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["beside the predicate swapped",
-                                                                 "beside the subject swapped"])
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[f"rather than “{prompt}”" for prompt in false])
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #276b90cd
 def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -91,8 +90,8 @@ def context_cells(group: ContextGroup, scores: Mapping[str, pd.DataFrame]) -> pd
         rows[model] = told
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*group.pictures])
 
-# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #b27f398b
-def _draw_cells(ax: Any, cells: pd.DataFrame, room: float) -> None:
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ed255284
+def _draw_cells(ax: Axes, cells: pd.DataFrame, room: float) -> None:
     "A table as texts: headings, then a line a row. room: height of the axis in lines."
     ax.set(xlim=(0, 1), ylim=(room, 0))
     left = 0.3
@@ -116,13 +115,18 @@ def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells:
     """
     room = 3.2 + 1.35 * max(len(cells), 1)
     lines = [wrapped(text, int(62 / max(len(pictures), 1)), 6) for _, text in pictures]
-    below = 0.18 * max([line.count("\n") + 1 for line in lines], default=1) + 0.2
-    figure = plt.figure(figsize=(6.6, 2.3 + below + 0.145 * room + 0.6))
-    grid = figure.add_gridspec(2, max(len(pictures), 1), height_ratios=[2.3 + below, 0.145 * room])
-    for k, ((source, _), line) in enumerate(zip(pictures, lines)):
-        ax, is_there = figure.add_subplot(grid[0, k]), isinstance(source, Image.Image) or Path(source).is_file()
+    there = [isinstance(source, Image.Image) or Path(source).is_file() for source, _ in pictures]
+    drawn = [open_picture(source) if is_there else Image.new("RGB", (128, 96), (225, 225, 225))
+             for (source, _), is_there in zip(pictures, there)]
+    shape = max([one.height / one.width for one in drawn], default=1)
+    high = min(6.3 * shape / max(len(drawn), 1), 2.8)
+    high += 0.18 * max([line.count("\n") + 1 for line in lines], default=1) + 0.2
+    figure = plt.figure(figsize=(6.6, high + 0.145 * room + 0.6))
+    grid = figure.add_gridspec(2, max(len(pictures), 1), height_ratios=[high, 0.145 * room])
+    for k, (one, is_there, line) in enumerate(zip(drawn, there, lines)):
+        ax = figure.add_subplot(grid[0, k])
         bare(ax)
-        ax.imshow(open_picture(source) if is_there else Image.new("RGB", (128, 96), (225, 225, 225)))
+        ax.imshow(one)
         ax.set_xlabel(line + "\n(no such picture here)" * (not is_there), fontsize=8)
     ax = figure.add_subplot(grid[1, :])
     ax.set_axis_off()
@@ -131,15 +135,14 @@ def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells:
     return titled(figure, title, alt=f"Pictures with their prompts ({'; '.join(text for _, text in pictures)}). "
                                      f"{'; '.join(said) or 'No model ran'}.")
 
-# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #02ce30da
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #1aa073b0
 Picture = Callable[[str], str | Path | Image.Image]
 
 
 def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, pd.DataFrame], *,
                    title: str = "") -> Figure:
     """The anchor of a group of Probe-R with its true prompt, and one picture each of the subject and of the other."""
-    shown = [(picture(group.image), f"true: {group.positive_prompt} Predicate swapped: {group.predicate_prompt} "
-                                    f"Subject swapped: {group.subject_prompt}")]
+    shown = [(picture(group.image), f"true: {group.positive_prompt}")]
     shown += [(picture(names[0]), f"{what}: {name}") for what, name, names in
               (("the subject alone", group.positive_object, group.positive_images),
                ("the other subject alone", group.negative_object, group.negative_images)) if names]
