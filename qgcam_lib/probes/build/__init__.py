@@ -1,0 +1,1 @@
+"""Builds the probes from official annotations: words, relations, attributes, edited pictures."""
