@@ -23,7 +23,7 @@ class Steps:
     rows: list[dict] = field(default_factory=list)
 
     def add(self, step: str, left: int, images: int | None = None, option: str = "") -> None:
-        """What is left after a step: things of the kind that the step names, and distinct pictures. option: what decided."""
+        """What is left after a step: things of the kind that it names, and distinct pictures. option: what decided."""
         self.rows.append({"step": step, "left": left, "images": images, "option": option,
                           "paper": self.paper.get(step, "")})
 

@@ -24,8 +24,8 @@ ATTRIBUTES_FILE = ROOT / "data" / "words" / "attributes.toml"
 
 @dataclass(frozen=True)
 class AttributeWords:
-    """Attributes and the categories of things. categories: category -> attributes; opposites, alike: word -> words, by
-    name; objects: category -> classes of COCO; not_objects, plural_only: nouns that name no thing, that have no singular."""
+    """Attributes and the categories of things. categories: category -> attributes; opposites, alike: word -> words;
+    objects: category -> classes of COCO; not_objects, plural_only: nouns that name no thing, that have no singular."""
 
     categories: dict[str, tuple[str, ...]]
     opposites: dict[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class AttributeWords:
         return next((name for name, words in self.categories.items() if attribute in words), "")
 
     def object_category(self, name: str) -> str:
-        """The category of one of COCO's classes (Table 8); "" for another word, and for apple, which the table lacks."""
+        """The category of one of COCO's classes (Table 8); "" for another word, and for apple, which it lacks."""
         return next((category for category, words in self.objects.items() if name in words), "")
 
 # %% ../../../nbs/lib/probes/build/01_words.ipynb #c0210c71
@@ -54,8 +54,8 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=4)
 def attribute_words(path: str | Path = ATTRIBUTES_FILE) -> AttributeWords:
-    """The words of a file such as data/words/attributes.toml. Errors: FormatError for a file that is none, for an opposite
-    that is no attribute, and for a word that is its own opposite or has one that means the same."""
+    """The words of a file such as data/words/attributes.toml. Errors: FormatError for a file that is none, for an
+    opposite that is no attribute, and for a word that is its own opposite or has one that means the same."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         categories = {name: tuple(words) for name, words in content["categories"].items()}
@@ -66,8 +66,8 @@ def attribute_words(path: str | Path = ATTRIBUTES_FILE) -> AttributeWords:
         objects = {name: tuple(words) for name, words in content["objects"].items()}
         nouns = {name: frozenset(content["nouns"][name]) for name in ("not_objects", "plural_only")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path}: expected categories, opposites, alike, objects and nouns as in {ATTRIBUTES_FILE.name}: "
-                          f"{error!r}") from error
+        raise FormatError(f"{path}: expected categories, opposites, alike, objects and nouns as in "
+                          f"{ATTRIBUTES_FILE.name}: {error!r}") from error
     known = {word for words in categories.values() for word in words}
     strange = sorted(set(opposites) - known)
     if strange:
@@ -89,8 +89,8 @@ def _kind(tag: str) -> str:
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tags sentences. name: "nltk", "spacy" or "hanta"; version: of the package and what it tags with; kinds: words of a
-    sentence -> a kind for each, a key of KINDS or "other"."""
+    """Tags sentences. name: "nltk", "spacy" or "hanta"; version: of the package and what it tags with; kinds: words
+    of a sentence -> a kind for each, a key of KINDS or "other"."""
 
     name: str
     version: str
@@ -113,7 +113,7 @@ def _spacy(model: str = "en_core_web_sm") -> Tagger:
     nlp = spacy.load(model, exclude=["ner", "parser", "lemmatizer"])  # OSError where it is not installed
     name = f"{nlp.meta['lang']}_{nlp.meta['name']} {nlp.meta['version']}"
     return Tagger("spacy", f"spacy {version('spacy')}, {name}",
-                  lambda words: [_kind(token.tag_) for token in nlp(Doc(nlp.vocab, words=list(words)))])
+                  lambda words: [_kind(one.tag_) for one in nlp(Doc(nlp.vocab, words=list(words)))])
 
 
 def _hanta() -> Tagger:
@@ -125,15 +125,15 @@ def _hanta() -> Tagger:
 
 # %% ../../../nbs/lib/probes/build/01_words.ipynb #f9db83dd
 TAGGERS = {"nltk": _nltk, "spacy": _spacy, "hanta": _hanta}
-_FETCH = {"nltk": "python -m nltk.downloader averaged_perceptron_tagger_eng", "spacy": "python -m spacy download "
-          "en_core_web_sm", "hanta": "make env"}
+_FETCH = {"nltk": "python -m nltk.downloader averaged_perceptron_tagger_eng",
+          "spacy": "python -m spacy download en_core_web_sm", "hanta": "make env"}
 
 
 @lru_cache(maxsize=8)
 def load_tagger(name: str = "auto") -> Tagger:
-    """A tagger by name; "auto" takes the first of TAGGERS whose data are installed.
+    """A tagger by name; "auto" takes the first of TAGGERS that has its data.
 
-    Errors: ValueError for an unknown name; SourceError, with the command that fetches its data, for one that cannot run.
+    Errors: ValueError for an unknown name; SourceError, with the command that fetches its data, where it cannot run.
     """
     if name not in ("auto", *TAGGERS):
         raise ValueError(f"tagger: expected 'auto' or one of {', '.join(TAGGERS)}, got {name!r}")
@@ -159,8 +159,8 @@ def adjective_noun_pairs(words: Sequence[str], kinds: Sequence[str], attributes:
     """(adjective, noun, whether the noun is plural) of a tagged sentence, lower case, in the order of the sentence.
 
     attributes: words that count as adjectives when tagged as noun or participle and followed by a noun or adjective.
-    reading: "phrase" (all adjectives before a run of nouns, with its last noun) or "adjacent" (an adjective and the noun
-    right behind it, as the paper says).
+    reading: "phrase" (all adjectives before a run of nouns, with its last noun) or "adjacent" (an adjective and the
+    noun right behind it, as the paper says).
     """
     if reading not in READINGS:
         raise ValueError(f"reading: expected one of {', '.join(READINGS)}, got {reading!r}")
