@@ -13,7 +13,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from qgcam_lib import miniworld
+from qgcam_lib.data import catalog
+from qgcam_lib.data.catalog import recognise, verify_dataset
 from qgcam_lib.data.probes.files import read_groups, read_prompt_classes
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import ensure, ensure_coco, make_coco, make_picture, make_visual_genome, read_card, vocabulary
 from qgcam_lib.miniworld.scenes.biases import bias_strengths
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
@@ -258,3 +261,25 @@ def test_natural_scenes_show_the_planted_biases_and_unbiased_ones_none():
     assert (rows.loc[rows["bias"] == "colour in a place", "lift"] < 0.8).all()
     places = rows[rows["bias"] == "place of a thing"]
     assert abs(places["unbiased"].mean() - 1 / len(BACKGROUNDS)) < 0.03
+
+
+# ---------------------------------------------------------------- the doors of the library
+
+
+def test_the_readers_of_the_official_files_find_no_fault(coco, genome):
+    for folder, layout, splits in ((coco, "COCO", {"train2014", "val2014"}), (genome[0], "Visual Genome", {"all"})):
+        assert recognise(folder) == layout
+        faults = verify_dataset(folder)
+        assert faults.empty and {row["split"] for row in faults.attrs["counts"]} == splits
+
+
+def test_a_name_makes_its_folder_and_says_what_opens_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
+    makers = {"fillers": "ensure_fillers", "mininet": "ensure_mininet", "swaps": "ensure_swaps", "coco": "ensure_coco"}
+    for name, maker in makers.items():
+        make = getattr(miniworld, maker)
+        few = {"n_train": 1, "n_val": 1} if name == "coco" else {"n": 1}
+        monkeypatch.setattr(miniworld, maker, lambda root, make=make, few=few: make(root, **few))
+        with pytest.raises(ExampleError, match="no grounding examples") as error:
+            catalog.load_dataset(f"miniworld-{name}")
+        assert error.value.remedy and (tmp_path / f"miniworld_{name}" / "miniworld.json").is_file()

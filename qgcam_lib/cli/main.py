@@ -231,13 +231,15 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="as JSON, one ob
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets that have a name, the layouts that are recognised, and where a folder is looked for."""
+    from qgcam_lib.data.by_image import MINIWORLD_MARKER
     from qgcam_lib.data.catalog import LAYOUTS, NAMES, recognise
     from qgcam_lib.settings import settings
 
     for name, place in NAMES.items():
         folder = settings.data_root / place
-        state = recognise(folder) or ("made at first use" if name.startswith("miniworld") else "not here")
-        typer.echo(f"{name:<22} {short_path(folder):<34} {state}")
+        drawn = "drawn" if (folder / MINIWORLD_MARKER).is_file() else "made at first use"
+        state = recognise(folder) or (drawn if name.startswith("miniworld") else "not here")
+        typer.echo(f"{name:<24} {short_path(folder):<34} {state}")
     for name, layout in LAYOUTS.items():
         typer.echo(f"any folder with {', '.join(layout.parts)} is read as {name}")
 

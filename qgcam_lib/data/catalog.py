@@ -80,11 +80,17 @@ LAYOUTS = {
 }
 NAMES = {  # under settings.data_root
     "miniworld": "miniworld",
+    "miniworld-unbiased": "miniworld_unbiased",
     "miniworld-refcoco": "miniworld_refer/refcoco",
     "miniworld-refcoco+": "miniworld_refer/refcoco+",
     "miniworld-refcocog": "miniworld_refer/refcocog",
     "miniworld-spatialsense": "miniworld_spatialsense",
     "miniworld-tricd": "miniworld_tricd",
+    "miniworld-coco": "miniworld_coco",
+    "miniworld-visual-genome": "miniworld_vg",
+    "miniworld-fillers": "miniworld_fillers",
+    "miniworld-mininet": "miniworld_mininet",
+    "miniworld-swaps": "miniworld_swaps",
     "flickr30k-entities": "raw/flickr30k_entities",
     "refcoco": "raw/refcoco",
     "refcoco+": "raw/refcoco+",
@@ -92,6 +98,13 @@ NAMES = {  # under settings.data_root
     "spatialsense": "raw/spatialsense",
     "coco": "raw/coco",
     "visual-genome": "raw/visual_genome",
+}
+
+
+_PICTURES = {  # what has no layout of its own: what is there, and what opens it
+    "miniworld-fillers": ("pictures of empty places", "Give the folder to who replaces backgrounds"),
+    "miniworld-mininet": ("pictures by class", "Read its classes.csv with data.probes.files.read_prompt_classes"),
+    "miniworld-swaps": ("pairs of pictures and prompts", "Read its swaps.json with data.probes.files.read_groups"),
 }
 
 
@@ -103,6 +116,9 @@ def recognise(folder: str | Path) -> str | None:
 # %% ../../nbs/lib/data/07_catalog.ipynb #b7098e32
 def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     expected = "; ".join(f"{name}: {', '.join(layout.parts)}" for name, layout in LAYOUTS.items())
+    if name in _PICTURES:
+        return ExampleError(f"{name} has {_PICTURES[name][0]}, no grounding examples", file=folder,
+                            remedy=_PICTURES[name][1])
     if name in NAMES and not folder.is_dir():
         return ExampleError(f"the data set {name!r} is not on this machine", file=folder,
                             remedy=f"`qgcam data fetch {name}` gets it or says how")
@@ -116,16 +132,25 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
+_MAKERS = {
+    "miniworld-spatialsense": "ensure_spatialsense",
+    "miniworld-tricd": "ensure_tricd",
+    "miniworld-coco": "ensure_coco",
+    "miniworld-visual-genome": "ensure_visual_genome",
+    "miniworld-fillers": "ensure_fillers",
+    "miniworld-mininet": "ensure_mininet",
+    "miniworld-swaps": "ensure_swaps",
+}
+
+
 def _make(name: str, folder: Path, split: str | None) -> None:
     """Draw the miniworld data set of this name, unless it is there."""
     from qgcam_lib import miniworld
 
-    if name == "miniworld":
-        miniworld.ensure(folder, split if split in ("train", "val") else "test")
-    elif name == "miniworld-spatialsense":
-        miniworld.ensure_spatialsense(folder)
-    elif name == "miniworld-tricd":
-        miniworld.ensure_tricd(folder)
+    if name in ("miniworld", "miniworld-unbiased"):
+        miniworld.ensure(folder, split if split in ("train", "val") else "test", natural=name == "miniworld")
+    elif name in _MAKERS:
+        getattr(miniworld, _MAKERS[name])(folder)
     else:
         miniworld.ensure_refer(folder.parent)
 
