@@ -266,6 +266,7 @@ def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> 
         "id": [pair.id for pair in pairs], "group": [pair.images[0] for pair in pairs],
         "image_1": [pair.images[0] for pair in pairs], "image_2": [pair.images[1] for pair in pairs],
         "kind": [pair.kind for pair in pairs], "category": [pair.category for pair in pairs],
+        "composition": [pair.compositions[0] for pair in pairs], "object": [pair.objects[0] for pair in pairs],
         **{name: found[name] for name in found}})
 
 # %% ../../nbs/lib/probes/02_run.ipynb #1da65912
@@ -325,9 +326,10 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
                   ) -> pd.DataFrame:
     """Probe-B class by class: one row a group and present class.
 
-    groups, scores, missing: as in `score_groups`. Columns: id, group, filler, kind, class; for each of reference, patch
-    and edited confidence_* (the class's softmax share) and first_* (1 where it is above every absent class, else 0);
-    confidence_robustness_* and confidence_change_* between them. Where a score is missing all of them are NaN.
+    groups, scores, missing: as in `score_groups`. Columns: id, group, filler, kind, class, n_present, n_classes; for
+    each of reference, patch and edited confidence_* (the class's softmax share) and first_* (1 where it is above every
+    absent class, else 0); confidence_robustness_* and confidence_change_* between them. Where a score is missing all
+    scores are NaN.
     """
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
@@ -340,6 +342,8 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     columns: dict[str, Any] = {name: [getattr(groups[row], value) for row in rows] for name, value in
                                (("id", "id"), ("group", "image"), ("filler", "filler"), ("kind", "kind"))}
     columns["class"] = [groups[row].classes[place] for row, place in there]
+    columns["n_present"] = [len(groups[row].present) for row in rows]
+    columns["n_classes"] = [len(groups[row].classes) for row in rows]
     confidence = {}
     away = asked & ~_present_mask(groups, asked.shape)
     for name, s in found.items():
@@ -359,8 +363,8 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
     Probe-R and RelComp, one row a group and comparison: id, group (anchor image), comparison (see `choices_of`), kind,
     right, wrong, n_images (pictures with scores; another number than ten is no error), n_asked, confidence, correct,
     tie. average: over pictures, see `choice_scores`. other_images: see `choices_of`.
-    Pairs, one row a pair: id, group (first image), image_1, image_2, kind, category, text_score, image_score,
-    group_score, confidence, n_ties.
+    Pairs, one row a pair: id, group (first image), image_1, image_2, kind, category, composition and object (those of
+    the first prompt), text_score, image_score, group_score, confidence, n_ties.
     Probe-B, one row a picture and filler: id, group (image), filler, kind, n_present, n_classes, ap_chance; ap_*,
     confidence_*, first_* for reference, patch and edited; robustness_*, change_*, confidence_robustness_*,
     confidence_change_* from reference to patch, reference to edited, patch to edited; n_ties (present classes that tie
