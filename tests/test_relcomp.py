@@ -1,19 +1,30 @@
 """RelComp: the losses against slow literal ones and other libraries', and weights between two models."""
 
 import math
+import os
+import signal
+from dataclasses import replace
+from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from typing import get_args
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import debug_launcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss
+from PIL import Image
 
-from qgcam_lib.errors import ParameterError
-from qgcam_lib.finetune import interpolate
+from qgcam_lib.data.probes.groups import RelCompGroup
+from qgcam_lib.errors import ExampleError, FileFault, ParameterError
+from qgcam_lib.finetune import interpolate, loop
+from qgcam_lib.finetune.loop import train, train_step
+from qgcam_lib.finetune.relcomp.encoders import encoders_of, tower_parameters
 from qgcam_lib.finetune.relcomp.losses import (
     Minimise,
     SecondNegative,
@@ -21,6 +32,9 @@ from qgcam_lib.finetune.relcomp.losses import (
     matching_loss,
     relcomp_losses,
 )
+from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
+from qgcam_lib.models.clip.explainer import ClipExplainer
+from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
@@ -184,3 +198,203 @@ def test_what_does_not_fit_is_named_and_nothing_is_written():
         with pytest.raises(ParameterError, match="alpha"):
             interpolate(zero, one, alpha, into=zero)
     assert all(torch.equal(value, before[key]) for key, value in zero.state_dict().items())
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+TINY = {"embed_dim": 16, "quick_gelu": False,
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "patch_size": 16, "head_width": 16},
+        "text_cfg": {"context_length": 16, "width": 16, "heads": 2, "layers": 1}}
+COLOURS = ("red", "blue", "green", "white")
+
+def tiny_clip():
+    return ClipExplainer(build_clip(TINY, word_vocabulary(["a picture in " + " ".join(COLOURS)]), seed=3))
+
+
+def colour_groups(folder):
+    """Twelve groups on four pictures, drawn where they are missing."""
+    folder.mkdir(exist_ok=True)
+    for k, colour in enumerate(COLOURS):
+        if not (folder / f"{k}.png").is_file():
+            noise = np.random.default_rng(k).integers(0, 60, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(np.asarray(Image.new("RGB", (48, 40), colour)) // 2 + noise).save(folder / f"{k}.png")
+    return [RelCompGroup(f"{k}-{j}", f"{k}.png", f"a {colour} picture", f"picture in {colour}",
+                         f"picture in {COLOURS[(k + j) % 4]}", "composition")
+            for j in (1, 2, 3) for k, colour in enumerate(COLOURS)]
+
+
+def weights_of(model):
+    return torch.cat([value.flatten().double() for value in model.state_dict().values()])
+
+
+SHORT = RelCompRecipe(stream="VT", steps=2, batch=6, learning_rate=0.05, log_every=1)
+LONGER = replace(SHORT, steps=0, epochs=3, batch=4)
+
+
+def train_and_die(folder, work):
+    """The life of a process that is killed when five of nine steps are saved, and more are done."""
+    def die(training):
+        if training.step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+    start = partial(start_relcomp, tiny_clip(), colour_groups(folder), folder, LONGER)
+    real = loop.save_checkpoint
+    loop.save_checkpoint = lambda training, path: real(training, path) if training.step < 6 else die(training)
+    train(start, work, save_every=1, progress=False)
+
+
+def test_a_killed_training_ends_at_the_same_bits(tmp_path):
+    folder, work = tmp_path / "pictures", tmp_path / "work"
+    given = tiny_clip(), colour_groups(folder), folder
+    child = get_context("fork").Process(target=train_and_die, args=(folder, work))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert torch.load(work / "checkpoint.pt", weights_only=True)["step"] == 5
+    whole = finetune_relcomp(*given, recipe=LONGER, progress=False)
+    resumed = finetune_relcomp(*given, work, recipe=LONGER, progress=False)
+    assert whole.step == 9 and torch.equal(weights_of(whole.model), weights_of(resumed.model))
+    pd.testing.assert_frame_equal(*(run.log.drop(columns="seconds") for run in (whole, resumed)), check_exact=True)
+
+
+def train_in_a_group(folder, out):
+    """What a script does that accelerate has started several times."""
+    torch.set_num_threads(1)
+    tuned = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, out / "work", recipe=LONGER, progress=False)
+    log = tuned.log.drop(columns="seconds").to_dict()
+    found = [torch.distributed.get_world_size(), tuned.model.state_dict(), log]
+    torch.save(found, out / f"{torch.distributed.get_rank()}.pt")
+
+
+def test_two_launched_processes_do_what_one_does(tmp_path):
+    folder = tmp_path / "pictures"
+    one = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, recipe=LONGER, progress=False)
+    debug_launcher(train_in_a_group, (folder, tmp_path), num_processes=2)
+    for rank in range(2):
+        processes, state, log = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert processes == 2
+        for column in ("total", "matching", "contrast", "right"):
+            np.testing.assert_allclose(list(log[column].values()), one.log[column], rtol=1e-4)
+        for key, value in one.model.state_dict().items():
+            torch.testing.assert_close(state[key], value, atol=1e-5, rtol=1e-4)
+    whole = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, tmp_path / "work", recipe=LONGER,
+                             progress=False)  # one process reads what two have written
+    assert whole.step == 9 and torch.equal(weights_of(whole.model), torch.cat(
+        [value.flatten().double() for value in state.values()]))
+
+
+def test_a_launch_that_cannot_share_a_batch_is_refused(world, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    training = loop.Training(torch.nn.Linear(2, 2), loop.Recipe(workers=1), "")
+    with pytest.raises(ParameterError, match="workers.*2, got 1"):
+        train(lambda: training, progress=False)
+    shared = start_relcomp(*world, replace(SHORT, batch=5))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ParameterError, match="batch.*multiple of the 2 processes, got 5"):
+        shared.draw(0)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("relcomp") / "pictures"
+    return tiny_clip(), colour_groups(folder), folder
+
+
+@pytest.mark.parametrize("stream", ["V", "T", "VT"])
+def test_only_the_stream_learns_and_cached_features_change_nothing(world, tmp_path, stream):
+    model, groups, folder = world
+    before = weights_of(model.model)
+    recipe = replace(SHORT, stream=stream)
+    runs = [finetune_relcomp(model, groups, folder, recipe=recipe, progress=False, cache=cache)
+            for cache in (None, tmp_path, tmp_path)]  # in memory, on disk, and from the disk
+    assert torch.equal(weights_of(model.model), before)
+    assert all(torch.equal(weights_of(run.model), weights_of(runs[0].model)) for run in runs)
+    learned = {name for name, p in runs[0].model.named_parameters()
+               if not torch.equal(p, model.model.get_parameter(name))}
+    assert learned and {"V" if name.startswith("visual") else "T" for name in learned} == set(stream)
+    assert "logit_scale" not in learned
+    both = start_relcomp(model, groups, folder, recipe)
+    both.seen, both.read, both.shades = None, None, None  # nothing cached: decoded and computed in every step
+    for step in range(2):
+        train_step(both, both.draw(step))
+    torch.testing.assert_close(weights_of(both.model), weights_of(runs[0].model), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 6, 9])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(world, parts):
+    whole = start_relcomp(*world, SHORT)
+    parted = start_relcomp(*world, replace(SHORT, parts=parts))
+    losses = [training.descend(training.draw(0)) for training in (whole, parted)]
+    for name, value in losses[0].items():
+        assert value.item() == pytest.approx(losses[1][name].item(), rel=1e-5)
+    for one, other in zip(whole.model.parameters(), parted.model.parameters()):
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_rate_is_torchs_cosine_and_the_step_is_torchs_momentum(world):
+    recipe = RelCompRecipe(steps=30, learning_rate=0.2, minimum_rate=0.03)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 0.2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30, eta_min=0.03)
+    for step in range(30):
+        assert recipe.rate(step) == pytest.approx(cosine.get_last_lr()[0])
+        optimizer.step()
+        cosine.step()
+    assert replace(recipe, warmup=10).rate(4) == pytest.approx(recipe.rate(4) / 2)
+    training = start_relcomp(*world, SHORT)
+    group = training.optimizer.param_groups[0]
+    assert (group["momentum"], group["weight_decay"], training.recipe.steps) == (0.9, 1e-4, 2)
+    assert start_relcomp(*world, RelCompRecipe(batch=5)).recipe.steps == 40 * 2
+
+
+def test_every_epoch_sees_each_group_at_most_once_in_an_order_of_its_own(world):
+    training = start_relcomp(*world, RelCompRecipe(batch=5, epochs=3))
+    epochs = [np.concatenate([training.groups_of(2 * epoch + k) for k in range(2)]).tolist() for epoch in range(3)]
+    assert all(len(set(epoch)) == 10 for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision_stays_near_and_resumes(world, tmp_path, precision):
+    recipe = replace(SHORT, precision=precision)
+    mixed = finetune_relcomp(*world, recipe=recipe, progress=False)
+    plain = finetune_relcomp(*world, recipe=SHORT, progress=False)
+    assert mixed.log.total.to_numpy() == pytest.approx(plain.log.total.to_numpy(), rel=0.02)
+    assert mixed.scaler.is_enabled() == (precision == "float16")
+    finetune_relcomp(*world, tmp_path, recipe=recipe, progress=False, stop_at=1)
+    again = finetune_relcomp(*world, tmp_path, recipe=recipe, progress=False)
+    assert torch.equal(weights_of(again.model), weights_of(mixed.model))
+    assert again.scaler.state_dict() == mixed.scaler.state_dict()
+
+
+def test_what_cannot_be_trained_is_named(world, tmp_path):
+    model, groups, folder = world
+    with pytest.raises(ParameterError, match="stream"):
+        start_relcomp(model, groups, folder, replace(SHORT, stream="TV"))
+    with pytest.raises(ParameterError, match="no parameters of stream 'V'"):
+        tower_parameters(torch.nn.Linear(2, 2), "V")
+    with pytest.raises(ParameterError, match="dual encoder"):
+        encoders_of(object())
+    with pytest.raises(ParameterError, match="got none"):
+        start_relcomp(model, [], folder, SHORT)
+    with pytest.raises(ParameterError, match="got str"):
+        start_relcomp(model, ["a"], folder, SHORT)
+    with pytest.raises(ExampleError, match="0-1.*no picture"):
+        (tmp_path / "empty").mkdir()
+        start_relcomp(model, groups, tmp_path / "empty", SHORT)
+    with pytest.raises(ParameterError, match="minimum_rate"):
+        RelCompRecipe(learning_rate=0.0001)
+    with pytest.raises(ParameterError, match="precision"):
+        RelCompRecipe(precision="half")
+    finetune_relcomp(model, groups, folder, tmp_path, recipe=SHORT, progress=False, stop_at=1)
+    with pytest.raises(FileFault, match="its data"):
+        finetune_relcomp(model, groups[1:], folder, tmp_path, recipe=SHORT, progress=False)
+
+
+def test_patched_lies_between_and_says_so(world):
+    model, groups, folder = world
+    tuned = finetune_relcomp(model, groups, folder, recipe=SHORT, progress=False)
+    ends = [tuned.patched(model, alpha) for alpha in (0, 1)]
+    assert torch.equal(weights_of(ends[0].model), weights_of(model.model))
+    assert torch.equal(weights_of(ends[1].model), weights_of(tuned.model))
+    assert ends[1].card["patched"] == {"stream": "VT", "alpha": 1} and "patched" not in model.card
