@@ -11,6 +11,7 @@ from PIL import Image
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
 from qgcam_lib.models.albef.network import AlbefConfig
 from qgcam_lib.models.blip.network import BlipConfig
+from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.vocabulary import build_vocabulary, write_vocabulary
 from qgcam_lib.models.registry import MODELS
 
@@ -214,11 +215,12 @@ def test_missing_and_damaged_weights_are_named(saved):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_published_weights_out_of_reach_say_what_to_do(name, vocab):
+def test_published_weights_out_of_reach_say_what_to_do(name, vocab, monkeypatch, tmp_path):
     repository = MODELS[name].checkpoint.removeprefix("https://huggingface.co/")
     with pytest.raises(FileNotFoundError, match=f"huggingface-cli download {repository}"):
         load_model(name, "official")
-    with pytest.raises(ValueError, match="no mini model"):
+    monkeypatch.setattr(sources, "zoo_folder", lambda: tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match="make zoo" if MODELS[name].mini else "no mini model"):
         load_model(name, "mini")
     small = dict(CASES[name][1]["config"])
     part = small if name == "vilt" else small["text_config" if name == "bridgetower" else "qformer_config"]

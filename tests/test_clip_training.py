@@ -14,14 +14,13 @@ from qgcam_lib.finetune.clip import (
     channels,
     clip_sizes,
     contrast,
-    encode_texts,
     image_cells,
     token_ids,
     train_clip,
 )
 from qgcam_lib.finetune.pairs import Truths, draw_pairs
 from qgcam_lib.miniworld import ensure
-from qgcam_lib.models.clip.network import build_clip, word_vocabulary
+from qgcam_lib.models.clip.network import build_clip, encode_texts, word_vocabulary
 
 TINY = clip_sizes({
     **MINI_CLIP.model,

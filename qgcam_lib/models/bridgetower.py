@@ -20,7 +20,8 @@ class BridgeTowerExplainer(AttentionExplainer):
     """BridgeTower's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
 
     model: transformers' BridgeTowerForImageAndTextRetrieval; block: 0-based layer of the cross-modal encoder;
-    max_tokens: 50, as in the original's training. The score is the probability of a match.
+    max_tokens: 50, as in the original's training. The score is the probability of a match, or see `ITM_SCORES`. What
+    RoBERTa makes of texts does not depend on the picture and is kept.
     """
 
     def __init__(self, model, tokenizer, *, block: int = 3, max_tokens: int | None = None, **options: Any):
@@ -39,7 +40,7 @@ class BridgeTowerExplainer(AttentionExplainer):
                 bridges.append(core.cross_modal_image_transform(visual.forward_post(x)) + kind)
         return EncodedImage(bridges, self._card_grid())
 
-    def _text_bridges(self, tokens: Tokens) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _read(self, tokens: Tokens) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The text's side of every bridge, [P, T, C] a layer, and the mask that keeps padding out."""
         core = self.model.bridgetower
         mask = core.text_model.get_extended_attention_mask(tokens.mask.long(), tokens.ids.shape)
@@ -51,9 +52,12 @@ class BridgeTowerExplainer(AttentionExplainer):
         return bridges, mask
 
     def _match(self, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
-        core = self.model.bridgetower
         with torch.no_grad():
-            words, mask = self._text_bridges(tokens)
+            read = self._read(tokens)
+        return self._logits(state, tokens, read)
+
+    def _logits(self, state: EncodedImage, tokens: Tokens, read: tuple) -> torch.Tensor:
+        core, (words, mask) = self.model.bridgetower, read
         text = core.cross_modal_text_layernorm(words[0])
         image = core.cross_modal_image_layernorm(state.states[0]).expand(len(text), -1, -1)
         everywhere = mask.new_zeros(len(text), 1, 1, image.shape[1])

@@ -23,7 +23,7 @@ from ...storage.files import file_sha256
 
 # %% ../../../nbs/lib/models/clip/04_loading.ipynb #1a8e7919
 def published_address(name: str) -> str:
-    """The address of OpenAI's file for "RN50", "RN50x16" or "ViT-B-16", from open_clip's table."""
+    """The address of OpenAI's file for a name such as "RN50x16" (see `PUBLISHED`), from open_clip's table."""
     from open_clip.pretrained import get_pretrained_url
 
     return get_pretrained_url(name, "openai")

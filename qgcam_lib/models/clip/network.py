@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAD', 'UNKNOWN', 'START', 'END', 'PUBLISHED', 'TextTokenizer', 'bpe_tokenizer', 'word_vocabulary', 'word_tokenizer',
-           'clip_config', 'is_resnet', 'cell_size', 'ClipModel', 'build_clip']
+           'clip_config', 'is_resnet', 'cell_size', 'ClipModel', 'build_clip', 'encode_texts']
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #d1f43b9d
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.device import drawn_from
+from ..common.vocabulary import refuse_long
 
 if TYPE_CHECKING:
     import torch
@@ -27,18 +28,26 @@ if TYPE_CHECKING:
 class TextTokenizer:
     """Texts to rows of token numbers as CLIP reads them.
 
-    encode: a text's token numbers, without start and end; start, end: the special numbers, end being the largest;
-    length: tokens in a row; words: the vocabulary in order, empty for open_clip's own.
+    encode: a text's token numbers, without start and end; start, end: the special numbers, for CLIP the end being the
+    largest; length: tokens in a row; words: the vocabulary in order, empty for open_clip's own. Other families read
+    their texts in such rows too: start may be None for none, and pad is what fills a row. too_long: "cut" or "error".
     """
 
     encode: Callable[[str], list[int]]
-    start: int
+    start: int | None
     end: int
     length: int
     words: tuple[str, ...] = ()
+    pad: int = 0
+    too_long: str = "cut"
+
+    @property
+    def room(self) -> int:
+        """Tokens of a text that a row has room for."""
+        return self.length - 1 - (self.start is not None)
 
     def __call__(self, texts: Sequence[str]) -> "torch.Tensor":
-        """Token numbers [N, length] int64. A text of more than length - 2 tokens is cut with a UserWarning.
+        """Token numbers [N, length] int64. A text of more than `room` tokens is cut with a UserWarning, or refused.
 
         Raises TypeError for anything but a list of texts, ValueError for a text that is empty or only blanks.
         """
@@ -46,18 +55,20 @@ class TextTokenizer:
 
         if isinstance(texts, str):
             raise TypeError(f"texts: expected a list of texts, got one text. Write [{texts!r}].")
-        rows = torch.zeros(len(texts), self.length, dtype=torch.long)
+        rows = torch.full((len(texts), self.length), self.pad)
         for row, text in zip(rows, texts):
-            tokens = self._inside(text)
-            row[:len(tokens) + 2] = torch.tensor([self.start, *tokens, self.end])
+            tokens = [*([] if self.start is None else [self.start]), *self._inside(text), self.end]
+            row[:len(tokens)] = torch.tensor(tokens)
         return rows
 
     def _inside(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError(f"texts: expected texts, got {text!r}.")
-        tokens, room = self.encode(text), self.length - 2
+        tokens, room = self.encode(text), self.room
         if not tokens:
             raise ValueError(f"texts: there are no words in {text!r}. Leave it out, or give it words.")
+        if len(tokens) > room and self.too_long == "error":
+            refuse_long(text, len(tokens), room)
         if len(tokens) > room:
             warnings.warn(f"a text of {len(tokens)} tokens was cut to {room}: {text[:60]!r}...", stacklevel=4)
         return tokens[:room]
@@ -118,14 +129,14 @@ def _read_words(path: str | Path) -> tuple[str, ...]:
     return tuple(Path(path).read_text(encoding="utf-8").splitlines())
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #a8e95b4e
-PUBLISHED = ("RN50", "RN50x16", "ViT-B-16")
+PUBLISHED = ("RN50", "RN101", "RN50x4", "RN50x16", "RN50x64", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 
 
 def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     """The sizes of a CLIP as a dictionary in open_clip's form, checked.
 
-    config: "RN50", "RN50x16" or "ViT-B-16" (OpenAI's, QuickGELU on), a JSON file, or the dictionary itself, of
-    which a copy comes back. Raises ValueError for an unknown name, missing parts or an image size that does not
+    config: one of PUBLISHED (OpenAI's, QuickGELU on), a JSON file, or the dictionary itself, of which a copy comes
+    back. Raises ValueError for an unknown name, missing parts or an image size that does not
     divide into the grid's cells (32 pixels for a ResNet).
     """
     if isinstance(config, str) and config in PUBLISHED:
@@ -216,3 +227,16 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
     if finer:
         _keep_grid(model.visual)
     return ClipModel(model.eval(), tokenize, config["vision_cfg"].get("image_size", 224), config)
+
+# %% ../../../nbs/lib/models/clip/01_network.ipynb #51e0aa02
+def encode_texts(model, ids: "torch.Tensor") -> "torch.Tensor":
+    """`model.encode_text` of ids [U, T], T up to the model's context, without computing the padding beyond T: [U, D]
+    of length 1.
+    """
+    import torch
+    from torch.nn.functional import normalize
+
+    length = ids.shape[1]
+    states = model.token_embedding(ids) + model.positional_embedding[:length]
+    states = model.ln_final(model.transformer(states, attn_mask=model.attn_mask[:length, :length]))
+    return normalize(states[torch.arange(len(ids)), ids.argmax(1)] @ model.text_projection, dim=-1)

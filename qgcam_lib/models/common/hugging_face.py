@@ -8,7 +8,7 @@ __all__ = ['FILES_OF_A_MODEL', 'EncodedImage', 'AttentionExplainer', 'from_cache
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #ae68c042
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from PIL import Image
 
 from ...explain.attention import EXPLAIN, row_maps, watch_attention
 from ...explain.gradcam import Tokens, token_weights
-from .adapter import PhraseExplainer
+from .adapter import ITM_SCORES, PhraseExplainer, Recent, equal_lengths, one_of
+from .checkpoints import load_state, read_state
 from .device import drawn_from
 from .images import as_picture, prepare_image
-from .sources import hub_answers, hub_folder, not_on_hub, source_card
-from .vocabulary import build_vocabulary, make_tokenizer, tokenize_texts
+from .sources import find_weights, hub_answers, hub_folder, not_on_hub, source_card
+from .vocabulary import TOO_LONG, build_vocabulary, make_tokenizer, tokenize_texts
 from .words import plain_phrase
-from ..registry import ModelEntry, find_model
+from ..registry import WEIGHTS, ModelEntry, find_model
 from ...storage.files import file_sha256, sha256_of
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #469590ef
@@ -46,24 +47,30 @@ class AttentionExplainer(PhraseExplainer):
     model: in evaluation mode and frozen from here on; tokenizer: its own; block: 0-based layer whose attention is
     shown, one of `blocks`; tokens: "lavis" (mean over all but the special tokens at both ends), "amc" (over all) or a
     token's position; explain: "attention" (mean over heads) or "gradcam" (weighted with the positive derivative of
-    the matching score); max_tokens: tokens kept of a phrase; card: what is known of the weights; batch_phrases:
-    phrases of a picture in one pass. Wherever a picture is taken, a PIL image, a path or an `EncodedImage` will do.
+    the matching score); max_tokens: tokens kept of a phrase; too_long: what becomes of a longer one, "cut" or "error";
+    score: what `score` gives, one of `scores` (see `ITM_SCORES`), None for the first; card: what is known of the
+    weights; batch_phrases: phrases of a picture in one pass. Wherever a picture is taken, a PIL image, a path or an
+    `EncodedImage` will do.
     """
 
     protocol = "pixel"
+    scores = ITM_SCORES
+    kept = 8  # lists of texts whose own side is remembered: 80 prompts of BridgeTower take 18 MB
 
     def __init__(self, model, tokenizer, *, block: int, blocks: Sequence[int], max_tokens: int,
                  tokens: str | int = "lavis", explain: str = "attention", device: str = "cpu",
-                 precision: str = "float32", card: Mapping[str, Any] | None = None, batch_phrases: int = 16):
+                 precision: str = "float32", card: Mapping[str, Any] | None = None, batch_phrases: int = 16,
+                 score: str | None = None, too_long: str = "cut"):
         if block not in blocks:
             raise ValueError(f"block: expected one of {list(blocks)}, a layer of this model, got {block!r}.")
-        if explain not in EXPLAIN:
-            raise ValueError(f"explain: expected one of {EXPLAIN}, got {explain!r}.")
+        one_of("explain", explain, EXPLAIN)
+        self.score_as = one_of("score", score or next(iter(self.scores)), self.scores)
+        self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(self.kept)
         self.block, self.tokens, self.explain_by, self.max_tokens = block, tokens, explain, max_tokens
         self._weights(torch.ones(1, 3, dtype=torch.bool), check=True)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, explain=explain)
         self.tokenizer, self.batch_phrases = tokenizer, batch_phrases
-        self.card |= {"grid": self._card_grid(), "input_size": self._input_size()}
+        self.card |= {"grid": self._card_grid(), "input_size": self._input_size(), "score": f"ITM {self.score_as}"}
 
     @staticmethod
     def usual_block(sizes: Any, published: int) -> int:
@@ -103,22 +110,52 @@ def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str],
 
 
 @patch
-@torch.no_grad()
 def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
     """Matching scores [I, T] float32 of every picture with every text; higher fits better."""
-    batches = self._batches(texts)
-    rows = []
-    for image in images:
-        state = self.encode(image)
-        found = [self._score(self._match(state, tokens)).float().cpu() for tokens in batches]
-        rows.append(torch.cat([torch.zeros(0), *found]))
+    self._batches(texts[:0])  # refuses one text in place of a list
+    rows = self.score_batch(images, [texts] * len(images))
     return torch.stack(rows) if rows else torch.zeros(0, len(texts))
+
+
+@patch
+@torch.no_grad()
+def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torch.Tensor:
+    """Scores [T] of one image, texts of equal length in one pass, so that nothing is padded."""
+    state = self.encode(image)
+    order, batches = self._recent.made(tuple(texts), lambda: self._read_texts(texts))
+    found = torch.cat([self._score(self._logits(state, *batch)).float().cpu() for batch in batches])
+    return torch.empty_like(found).index_copy_(0, order, found)
+
+
+@patch
+def _read_texts(self: AttentionExplainer, texts: list[str]) -> tuple[torch.Tensor, list]:
+    """The places of the texts, shorter ones first, and for each pass its tokens and what depends on them alone."""
+    whole = self.tokenize(texts)
+    lengths = whole.mask.sum(1)
+    parts, batches = equal_lengths(lengths, self.batch_phrases), []
+    for part in parts:
+        length = int(lengths[part[0]])
+        tokens = Tokens(whole.ids[part, :length], whole.mask[part, :length])
+        batches.append((tokens, self._read(tokens)))
+    return torch.cat(parts).cpu(), batches
+
+
+@patch
+def _read(self: AttentionExplainer, tokens: Tokens) -> Any:
+    """What depends on the texts alone and is costly enough to be kept."""
+
+
+@patch
+def _logits(self: AttentionExplainer, state: EncodedImage, tokens: Tokens, read: Any) -> torch.Tensor:
+    """The logits [P, k] of `_match`; read: from `_read`."""
+    return self._match(state, tokens)
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #2b706cfc
 @patch
 def tokenize(self: AttentionExplainer, phrases: Sequence[str]) -> Tokens:
     """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
-    found = tokenize_texts(self.tokenizer, [self.clean(phrase) for phrase in phrases], self.max_tokens)
+    cleaned = [self.clean(phrase) for phrase in phrases]
+    found = tokenize_texts(self.tokenizer, cleaned, self.max_tokens, self.too_long)
     return Tokens(found.input_ids.to(self.device), found.attention_mask.to(self.device))
 
 
@@ -157,8 +194,8 @@ def _logit(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
 
 @patch
 def _score(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
-    """The score [P] that users see: the probability of a match."""
-    return logits.softmax(1)[:, 1]
+    """The score [P] that users see."""
+    return self.scores[self.score_as](logits)
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #fa5566e1
 @patch
@@ -286,26 +323,40 @@ def _tokenizer(where: str, name: str):
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #223cf519
 def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *, config: Any = None,
-                    vocab: str | Path | None = None, seed: int = 0, text_part: str = "") -> tuple[Any, Any, dict]:
+                    vocab: str | Path | None = None, seed: int = 0, text_part: str = "",
+                    tokenizer: Callable[[str], Any] | None = None) -> tuple[Any, Any, dict]:
     """A transformers model, its tokenizer, and the card's lines on where they come from.
 
-    weights: "official", "random" or a folder's path; model_class: its class; config: sizes of random weights (a
+    weights: "official", "random", "mini" or a folder's path; model_class: its class; config: sizes of random weights (a
     config, a dictionary or a JSON file), by default the class's own, which are the published ones; vocab: a BERT
     vocab.txt in place of the folder's tokenizer, or for random weights in place of our small one; text_part: the part
-    of the config that holds the vocabulary's size. Raises FileNotFoundError with the remedy where weights cannot be
+    of the config that holds the vocabulary's size; tokenizer: makes one of a published folder or repository, in place
+    of transformers' own. Raises FileNotFoundError with the remedy where weights cannot be
     had, ValueError where they do not fit.
     """
+    if weights == "mini" or (weights not in WEIGHTS and (Path(weights) / "card.json").is_file()):
+        return _read_zoo(entry, weights, model_class, config, vocab)
     if weights == "random":
-        tokenizer = make_tokenizer(vocab or build_vocabulary(), lavis_tokens=False)
-        sizes = _sizes(model_class.config_class, config, tokenizer, text_part)
+        words = make_tokenizer(vocab or build_vocabulary(), lavis_tokens=False)
+        sizes = _sizes(model_class.config_class, config, words, text_part)
         with drawn_from(seed):
             model = model_class(sizes)
-        return model, tokenizer, source_card(entry, weights, seed=seed)
+        return model, words, source_card(entry, weights, seed=seed)
     if config is not None:
         raise ValueError("config: published weights and folders have their own. Leave it out.")
     model, where, card = read_pretrained(entry, weights, model_class)
-    tokenizer = make_tokenizer(vocab, lavis_tokens=False) if vocab else _tokenizer(where, entry.name)
-    return model, tokenizer, card
+    own = tokenizer or (lambda where: _tokenizer(where, entry.name))
+    return model, make_tokenizer(vocab, lavis_tokens=False) if vocab else own(where), card
+
+
+def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:
+    """A model from a folder of the zoo's form, every key checked, with its tokenizer and card."""
+    found = find_weights(entry, weights, config=config, vocab=vocab)
+    sizes = json.loads(found.config.read_text(encoding="utf-8"))
+    with drawn_from(0):
+        model = model_class(model_class.config_class.from_dict(sizes))
+    load_state(model, read_state(found.file))
+    return model, make_tokenizer(found.vocab, lavis_tokens=False), found.card
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #f497246a
 def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type, adapter: type, *, seed: int = 0,
@@ -313,14 +364,15 @@ def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type
                  tokens: str | int | None = None, **options: Any) -> AttentionExplainer:
     """Load a transformers matcher; the families' loaders are called by `load_model` and pass the options on to here.
 
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: the
-    model class's config, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; block, tokens,
-    `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`: see the adapter; block and tokens are the
-    registry's where they are not given, but of a shallower model the last layer but one.
+    weights: "official" (transformers' cache or hub), "random", "mini", or a folder of the zoo's form or that
+    `save_pretrained` wrote; config: the model class's config, a dictionary or a JSON file for random weights; vocab: a
+    BERT vocab.txt; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`, `score`, `too_long`:
+    see the adapter; block and tokens are the card's or the registry's where they are not given, but of a shallower
+    model the last layer but one.
     """
     entry = find_model(entry)
     model, tokenizer, card = load_pretrained(entry, weights, model_class, config=config, vocab=vocab, seed=seed,
                                              text_part=text_part)
-    block = adapter.usual_block(model.config, entry.block) if block is None else block
-    return adapter(model, tokenizer, block=block, tokens=entry.tokens if tokens is None else tokens,
-                   card={**card, "name": entry.name}, **options)
+    usual = {"block": adapter.usual_block(model.config, entry.block), "tokens": entry.tokens, **card}
+    return adapter(model, tokenizer, block=usual["block"] if block is None else block,
+                   tokens=usual["tokens"] if tokens is None else tokens, card={**card, "name": entry.name}, **options)

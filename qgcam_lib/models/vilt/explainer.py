@@ -7,6 +7,7 @@ __all__ = ['vilt_size', 'ViltExplainer', 'load_vilt']
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #30ec508c
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,9 +35,11 @@ def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -
 class ViltExplainer(AttentionExplainer):
     """ViLT's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
 
-    model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better.
-    Maps have the picture's own grid, see `vilt_size`.
+    model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better: its
+    head has one output, so there is no probability. Maps have the picture's own grid, see `vilt_size`.
     """
+
+    scores = MappingProxyType({"logit": lambda logits: logits[:, 0]})
 
     def __init__(self, model, tokenizer, *, block: int = 8, max_tokens: int | None = None, **options: Any):
         blocks = range(model.config.num_hidden_layers)
@@ -80,8 +83,6 @@ class ViltExplainer(AttentionExplainer):
 
     def _logit(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, 0]
-
-    _score = _logit
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #6609ad7e
 def load_vilt(entry: ModelEntry | str, weights: str | Path = "official", **options: Any) -> ViltExplainer:

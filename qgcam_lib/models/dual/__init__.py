@@ -1,0 +1,1 @@
+"""Dual encoders as matchers: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA, OTTER."""
