@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from PIL import Image
 
-from ..clip.network import TextTokenizer, encode_texts
+from ..clip.network import TextTokenizer
+from ..clip.network import encode_texts as clip_texts
 from ..common.adapter import Adapter, Recent, distinct_pictures, one_of, texts_of_pictures
 from ..common.images import MEAN, STD, cut_middle, prepare_image
 from ..common.vocabulary import TOO_LONG
@@ -63,7 +64,7 @@ def _clip_size(model) -> int:
 _HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 FAMILIES = {
     "clip": Family(image=lambda model, pixels: model.encode_image(pixels),
-                   text=lambda model, ids, mask: encode_texts(model, ids),
+                   text=lambda model, ids, mask: clip_texts(model, ids),
                    scale=lambda model: model.logit_scale.exp(), bias=lambda model: model.logit_bias,
                    size=_clip_size, enlarge=1.0),
     "siglip": Family(image=lambda model, pixels: model.get_image_features(pixel_values=pixels),
