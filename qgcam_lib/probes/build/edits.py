@@ -77,7 +77,7 @@ def filler_picture(filler: str, size: tuple[int, int], dice: np.random.Generator
     """A picture of filler, uint8 [H, W, 3] (paper, section 3.1).
 
     filler: "black", "gray", "noise" or "scene". dice: see `seeded`; black and gray do not use it. scenes: files, one of
-    which is drawn (`find_scenes`). Errors: ValueError for an unknown filler, or "scene" without scenes; ExampleError for
+    which is drawn (`find_scenes`). Errors: ValueError for an unknown filler, or a scene without files; ExampleError for
     a scene that is no picture.
     """
     options, shape = options or FillerOptions(), (*size, 3)
