@@ -1,0 +1,149 @@
+"""The blind scorer: Kneser-Ney against its definition, a language model against its own loss, what it can do."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qgcam_lib.data.probes.groups import SwapPair
+from qgcam_lib.errors import FormatError, SourceError
+from qgcam_lib.probes.blind import (
+    END,
+    START,
+    UNKNOWN,
+    Blind,
+    CausalLanguage,
+    NGrams,
+    blind_scores,
+    plain_words,
+    training_captions,
+)
+from qgcam_lib.probes.run import probe, score_groups
+
+texts = st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=5).map(" ".join), min_size=1, max_size=6)
+
+
+def literal(captions, order, discount, word, context):
+    """P(word | context) from the definition, counting anew for every probability."""
+    sentences = [(*[START] * (order - 1), *plain_words(one), END) for one in captions]
+    vocabulary = {word for one in sentences for word in one if word != START} | {UNKNOWN}
+
+    def grams(n):
+        return [one[k - n:k] for one in sentences for k in range(order, len(one) + 1)]
+
+    def count(gram):
+        n = len(gram)
+        if n == order or gram[0] == START:
+            return Counter(grams(n))[gram]
+        return len({longer[0] for longer in set(grams(n + 1)) if longer[1:] == gram and count(longer)})
+
+    def p(word, context):
+        below = p(word, context[1:]) if context else 1 / len(vocabulary)
+        follow = {w: count((*context, w)) for w in vocabulary}
+        total = sum(follow.values())
+        if not total:
+            return below
+        kinds = sum(c > 0 for c in follow.values())
+        return max(follow[word] - discount, 0) / total + discount * kinds / total * below
+
+    return p(word, tuple(context[max(len(context) - order + 1, 0):]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(texts, st.integers(1, 3), st.sampled_from([0.5, 0.75, 1.0]), st.lists(st.sampled_from("abz"), max_size=3))
+def test_probabilities_equal_the_definition_and_add_up_to_one(captions, order, discount, context):
+    model = NGrams(captions, order, discount)
+    total = 0
+    for word in model.vocabulary:
+        value = model.probability(word, context[max(len(context) - order + 1, 0):])
+        assert 0 < value <= 1 + 1e-12
+        assert np.isclose(value, literal(captions, order, discount, word, context))
+        total += value
+    assert np.isclose(total, 1)
+    assert model.probability("never seen", ()) == model.probability(UNKNOWN, ())
+
+
+def test_a_text_has_the_product_of_its_words():
+    model = NGrams(["a b c", "a b", "b c"], order=3)
+    padded = (START, START, "a", "b", END)
+    expected = sum(np.log(model.probability(padded[k], padded[k - 2:k])) for k in range(2, 5))
+    assert np.isclose(model.log_probability("A b."), expected)
+    assert np.isclose(model.log_probability("A b.", "word"), expected / 3)
+    assert model.log_probability("An image of b c!") == model.log_probability("b c")
+
+
+@pytest.mark.parametrize("options", [{"captions": []}, {"captions": "a text"}, {"captions": ["a"], "order": 0},
+                                     {"captions": ["a"], "discount": 0}, {"captions": ["a"], "discount": 1.5}])
+def test_models_that_cannot_be_counted_are_refused(options):
+    with pytest.raises(ValueError, match="captions"):
+        NGrams(**options)
+
+
+def test_per_text_or_word_and_nothing_else():
+    with pytest.raises(ValueError, match="per: expected"):
+        NGrams(["a"]).log_probability("a", "token")
+
+
+@given(texts, st.lists(st.lists(st.sampled_from("abcdefg"), min_size=1).map(" ".join), min_size=2, max_size=2))
+def test_no_pair_can_be_had_blind(captions, prompts):
+    blind = Blind(NGrams(captions))
+    pair = SwapPair("p", ("1.png", "2.png"), tuple(prompts))
+    found = score_groups([pair], blind_scores([pair], blind))
+    assert not found[["text_score", "image_score", "group_score"]].any().any()
+    assert np.isclose(found["confidence"][0], 0.5)
+
+
+def test_as_a_matcher_it_gives_the_same_as_without_pictures(tmp_path):
+    from PIL import Image
+
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    groups = [SwapPair("p", ("1.png", "2.png"), ("a b", "b a")), SwapPair("q", ("2.png", "1.png"), ("a", "b b"))]
+    blind = Blind(NGrams(["a b", "b b a"]))
+    asked = probe(blind, groups, tmp_path, progress=False)
+    assert asked.equals(score_groups(groups, blind_scores(groups, blind)))
+    assert asked.attrs["model"]["name"] == "blind (3-grams)" and blind.score([1, 2, 3], ["a", "b"]).shape == (3, 2)
+
+
+def test_captions_are_read_from_what_people_have(tmp_path):
+    (tmp_path / "mine.txt").write_text("A dog.\n\n A cat on a mat. \n")
+    assert training_captions(tmp_path / "mine.txt") == ["A dog.", "A cat on a mat."]
+    images = [{"id": 1, "file_name": "a.jpg", "height": 2, "width": 2}]
+    captions = [{"id": 5, "image_id": 1, "caption": "A bird."}]
+    (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": captions}))
+    assert training_captions(tmp_path / "captions.json") == ["A bird."]
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(FormatError, match="one a line"):
+        training_captions(tmp_path / "empty.txt")
+    with pytest.raises(FileNotFoundError):
+        training_captions(tmp_path / "nowhere.txt")
+
+
+def test_the_miniworlds_captions_are_read_without_marks():
+    from qgcam_lib.settings import settings as where
+
+    captions = training_captions(where.data_root / "miniworld", "test")
+    assert len(captions) > 100 and not any("[" in one for one in captions)
+
+
+def test_a_causal_language_model_gives_its_own_loss(tmp_path):
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1, "a": 2, "dog": 3, "cat": 4}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<unk>").save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=8, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    language = CausalLanguage(tmp_path)
+    ids = torch.tensor([[0, 2, 3, 2, 4]])
+    loss = float(language.model(ids, labels=ids).loss.detach())
+    assert np.isclose(language.log_probability("a dog a cat", "word"), -loss, atol=1e-5)
+    assert np.isclose(language.log_probability("a dog a cat"), -4 * loss, atol=1e-5)
+    assert Blind(language).card["name"] == "blind (CausalLanguage)"
+    with pytest.raises(SourceError, match="causal language model"):
+        CausalLanguage(tmp_path / "nowhere")
