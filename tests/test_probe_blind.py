@@ -115,6 +115,9 @@ def test_captions_are_read_from_what_people_have(tmp_path):
     captions = [{"id": 5, "image_id": 1, "caption": "A bird."}]
     (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": captions}))
     assert training_captions(tmp_path / "captions.json") == ["A bird."]
+    regions = [{"region_id": 1, "image_id": 1, "phrase": "a red ball", "x": 0, "y": 0, "width": 2, "height": 2}]
+    (tmp_path / "regions.json").write_text(json.dumps([{"id": 1, "regions": regions}]))
+    assert training_captions(tmp_path / "regions.json") == ["a red ball"]
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(FormatError, match="one a line"):
         training_captions(tmp_path / "empty.txt")

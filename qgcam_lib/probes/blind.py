@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['START', 'END', 'UNKNOWN', 'plain_words', 'NGrams', 'training_captions', 'Blind', 'blind_scores', 'CausalLanguage']
 
-# %% ../../nbs/lib/probes/04_blind.ipynb #66e9dd03
+# %% ../../nbs/lib/probes/04_blind.ipynb #375c9b4f
 import math
 import re
 from collections import Counter, defaultdict
@@ -19,6 +19,7 @@ from fastcore.basics import patch
 
 from ..data.coco.files import read_captions
 from ..data.flickr30k.format import EntitiesFolder, parse_sentence, read_sentences, read_split
+from ..data.visual_genome import read_regions
 from ..errors import FormatError, SourceError
 from .build.words import words_of
 from .run import prompts_by_picture
@@ -96,10 +97,12 @@ def log_probability(self: NGrams, text: str, per: str = "text") -> float:
             for k, word in enumerate(words) if k >= self.order - 1]
     return sum(logs) / (len(logs) if per == "word" else 1)
 
-# %% ../../nbs/lib/probes/04_blind.ipynb #5871b63a
+# %% ../../nbs/lib/probes/04_blind.ipynb #2d2d2bb2
 def training_captions(source: str | Path, split: str = "train") -> list[str]:
-    """Captions of a file or folder: COCO's captions JSON, Flickr30k Entities (of `split`), or a text a line.
+    """Captions of a file or folder.
 
+    source: COCO's captions (.json), Visual Genome's region descriptions (.json), a folder of Flickr30k Entities (its
+    `split`), or a text file, one caption a line.
     Errors: FileNotFoundError; FormatError for a JSON file that holds no captions; those of the readers.
     """
     path = Path(source)
@@ -108,7 +111,10 @@ def training_captions(source: str | Path, split: str = "train") -> list[str]:
         images = read_split(folder.split_list(split))
         return [parse_sentence(line)[0] for image in images for line in read_sentences(folder.sentences(image))]
     if path.suffix == ".json":
-        return [text for texts in read_captions(path).captions.values() for text in texts]
+        with open(path, encoding="utf-8") as file:
+            is_list = file.read(64).lstrip()[:1] == "["  # Visual Genome's are lists, COCO's an object
+        several = (texts for _, texts in read_regions(path)) if is_list else read_captions(path).captions.values()
+        return [text for texts in several for text in texts]
     found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not found:
         raise FormatError(f"{path}: expected captions, one a line, got an empty file")
