@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss, SigLipLoss
+from PIL import Image
 
-from qgcam_lib.finetune.batches import Sizes, draw_pictures, load_training_set
+from qgcam_lib.finetune.batches import Sizes, as_input, draw_pictures, load_training_set
 from qgcam_lib.finetune.clip import ClipRecipe, clip_sizes, contrast
 from qgcam_lib.finetune.joint import (
     MINI_BRIDGETOWER,
@@ -180,6 +181,25 @@ def test_the_pass_gives_a_logit_a_text_whatever_else_is_asked(data, kind):
         ids, mask = training.table([texts[0]])
         alone = training.family.look(training.model, pixels, ids, mask, torch.tensor([0, 0, 0, 0])).match
     torch.testing.assert_close(together[[0, 1], [0, 1]], alone[:, 0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*JOINT, "softmax", "sigmoid"])
+def test_the_adapter_gives_the_logits_of_the_training(data, kind):
+    asked, pictures = ["a photo of a red ball .", "a man riding a horse"], [Image.fromarray(p) for p in data.pixels[:2]]
+    pixels, words = as_input(data.pixels[:2]), [text.split() for text in asked]
+    if kind in JOINT:
+        training = start_joint(data, JointRecipe(**SHORT), JOINT[kind], kind=kind)
+        pairs, pixels = torch.tensor([0, 1, 0, 1]), training.family.pixels(pixels)
+        with torch.no_grad():
+            ours = training.family.look(training.model, pixels, *training.table(words), pairs).match
+    else:
+        training = start_towers(data, TowersRecipe(**SHORT, loss=kind), TOWERS)
+        with torch.no_grad():
+            ours = training.model(pixels, training.model.tokenizer(asked))
+            ours = ours[2] * ours[0] @ ours[1].T + (ours[3] if len(ours) > 3 else 0)
+    theirs = training.as_model(**training.readings["trained"]).score(pictures, asked)
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(training.as_model(False).score(pictures, asked), ours, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [*JOINT, "softmax", "sigmoid"])

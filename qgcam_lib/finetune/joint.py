@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['LONGEST', 'MINI_VILT', 'MINI_BRIDGETOWER', 'MINI_FLAVA', 'train_vilt', 'train_bridgetower', 'train_flava',
            'match_loss', 'Seen', 'JointRecipe', 'Family', 'JointTraining', 'vilt_look', 'ViltTraining',
-           'bridgetower_look', 'BridgeTowerTraining', 'flava_look', 'FlavaTraining', 'start_joint', 'train_joint']
+           'bridgetower_look', 'BridgeTowerTraining', 'flava_look', 'flava_matcher', 'FlavaTraining', 'start_joint',
+           'train_joint']
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #aaa2059e
+# %% ../../nbs/lib/finetune/15_joint.ipynb #04149392
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,13 @@ from .loop import Training, train
 from .pairs import Truths
 from .recipe import seeded
 from .statements import MatcherRecipe, StatementBatch, StatementMaker, draw_statements
+from ..models.bridgetower import BridgeTowerExplainer
 from ..models.common.images import MEAN, STD
 from ..models.common.vocabulary import build_vocabulary, make_tokenizer
+from ..models.dual.flava import FlavaMatcher
+from ..models.dual.loading import bert_rows
+from ..models.roles import Matcher
+from ..models.vilt.explainer import ViltExplainer
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #9fc0aa2d
 def match_loss(match: torch.Tensor) -> torch.Tensor:
@@ -55,16 +61,18 @@ class JointRecipe(MatcherRecipe):
 
     contrast_weight: float = 0.25
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #eea69a8a
+# %% ../../nbs/lib/finetune/15_joint.ipynb #6184ee8e
 @dataclass(frozen=True)
 class Family:
     """A kind of model with joint attention. model_class: its name in transformers; look: the pass, called with the
     model, pixels [B, 3, S, S], ids and mask [U, T] of the texts and pairs [2B], the places of each picture's true and
-    false text among them; mean, std: its pixels'; text_part: the part of its config that has the vocabulary's size.
+    false text among them; adapter: makes the Matcher of a model and its tokenizer; mean, std: its pixels'; text_part:
+    the part of its config that has the vocabulary's size.
     """
 
     model_class: str
     look: Callable[..., Seen]
+    adapter: Callable[..., Matcher]
     mean: Sequence[float] = MEAN
     std: Sequence[float] = STD
     text_part: str = ""
@@ -86,12 +94,12 @@ class Family:
         mean, std, own_mean, own_std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD, self.mean, self.std))
         return (pixels * std + mean - own_mean) / own_std
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #4a4c75a1
+# %% ../../nbs/lib/finetune/15_joint.ipynb #6f698d69
 class JointTraining(Training):
     """A training of joint attention, in progress or done; see `Training`."""
 
     columns: ClassVar[tuple[str, ...]] = ("match", "found", "words", "contrast")
-    choices: ClassVar[tuple[dict, ...]] = ({},)
+    readings: ClassVar[dict[str, dict]] = {"trained": {"score": "margin"}}
     family: Family
 
     @cached_property
@@ -127,10 +135,22 @@ class JointTraining(Training):
             losses["total"] = losses["total"] + recipe.contrast_weight * losses["contrast"]
         return losses
 
+    @property
+    def about(self) -> dict:
+        """What the card says of the class."""
+        return {"class": f"transformers {self.family.model_class}", "role": "matcher", "task": "image-text matching",
+                "supervision": "pictures and sentences, with false texts; no boxes"}
+
+    def as_model(self, trained: bool = True, **options) -> Matcher:
+        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        model = self.model if trained else self.family.build(self.config.model, self.recipe.seed + 1)
+        card = {"name": "trained" if trained else "random weights"}
+        return self.family.adapter(model, self.model.tokenizer, card=card, **options)
+
 
 LONGEST = 48
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #5981369d
+# %% ../../nbs/lib/finetune/15_joint.ipynb #a7e23897
 def vilt_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of ViltForImageAndTextRetrieval; see `Family`."""
     parts, core = model.vilt.embeddings, model.vilt
@@ -143,10 +163,17 @@ def vilt_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
     return Seen(match.view(-1, 2), alone[:, 1:])
 
 
+def _explainer(adapter: type, published: int, model, tokenizer, **options) -> Matcher:
+    """A matcher that could also draw maps, of the layer that is usual for its size."""
+    return adapter(model, tokenizer, block=adapter.usual_block(model.config, published), **options)
+
+
 class ViltTraining(JointTraining):
     """A training of a ViLT."""
 
-    family = Family("ViltForImageAndTextRetrieval", vilt_look, (0.5,) * 3, (0.5,) * 3)
+    readings: ClassVar[dict[str, dict]] = {"trained": {}}
+    family = Family("ViltForImageAndTextRetrieval", vilt_look, partial(_explainer, ViltExplainer, 8),
+                    mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 MINI_VILT = Sizes({
@@ -155,7 +182,7 @@ MINI_VILT = Sizes({
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }, image_size=96, cell=16)  # fmt: skip
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #baa471e8
+# %% ../../nbs/lib/finetune/15_joint.ipynb #23ae1a4c
 def bridgetower_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of BridgeTowerForImageAndTextRetrieval; see `Family`."""
     found = model(input_ids=ids[pairs], attention_mask=mask[pairs].long(), pixel_values=pixels.repeat_interleave(2, 0),
@@ -167,7 +194,8 @@ def bridgetower_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch
 class BridgeTowerTraining(JointTraining):
     """A training of a BridgeTower."""
 
-    family = Family("BridgeTowerForImageAndTextRetrieval", bridgetower_look, text_part="text_config")
+    family = Family("BridgeTowerForImageAndTextRetrieval", bridgetower_look,
+                    partial(_explainer, BridgeTowerExplainer, 3), text_part="text_config")
 
 
 MINI_BRIDGETOWER = Sizes({
@@ -178,7 +206,7 @@ MINI_BRIDGETOWER = Sizes({
                     "attention_probs_dropout_prob": 0.0},
 }, image_size=96, cell=16)  # fmt: skip
 
-# %% ../../nbs/lib/finetune/15_joint.ipynb #ecfec0b2
+# %% ../../nbs/lib/finetune/15_joint.ipynb #77637425
 def flava_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of FlavaForPreTraining; see `Family`. Each picture and each text is encoded once."""
     core = model.flava
@@ -197,10 +225,16 @@ def flava_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
     return Seen((logits[:, 1] - logits[:, 0]).view(-1, 2), image.last_hidden_state[:, 1:], alike)
 
 
-class FlavaTraining(JointTraining):
-    """A training of a FLAVA."""
+def flava_matcher(model, tokenizer, **options) -> FlavaMatcher:
+    """FLAVA with BERT's tokenizer, read by the head that matches unless `head` says otherwise."""
+    return FlavaMatcher(model, bert_rows(tokenizer, LONGEST), **{"head": "itm"} | options)
 
-    family = Family("FlavaForPreTraining", flava_look, text_part="text_config")
+
+class FlavaTraining(JointTraining):
+    """A training of a FLAVA, which can be read by its matching head or by its two towers."""
+
+    readings: ClassVar[dict[str, dict]] = {"trained": {"score": "margin"}, "trained, two towers": {"head": "itc"}}
+    family = Family("FlavaForPreTraining", flava_look, flava_matcher, text_part="text_config")
 
 
 _FLAVA_LAYER = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}

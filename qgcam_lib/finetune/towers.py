@@ -6,7 +6,7 @@
 __all__ = ['MINI_TOWERS', 'PROMPT_WORDS', 'LOSSES', 'TowersRecipe', 'sigmoid_loss', 'told_apart', 'image_tokens', 'towers_losses',
            'TowersTraining', 'towers_config', 'start_towers', 'train_towers']
 
-# %% ../../nbs/lib/finetune/14_towers.ipynb #2426167a
+# %% ../../nbs/lib/finetune/14_towers.ipynb #4ab262e1
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 
 from .batches import Sizes, TrainingSet, on_folder
-from .clip import clip_sizes, contrast, encode_texts, token_ids
+from .clip import clip_sizes, contrast, token_ids
 from .itm import said_words_loss, word_layer
 from .loop import Training, adamw, train
 from .pairs import Truths
 from .statements import MatcherRecipe, StatementBatch, StatementMaker, draw_statements
-from ..models.clip.network import build_clip, word_vocabulary
+from ..models.clip.network import build_clip, encode_texts, word_vocabulary
+from ..models.dual.matcher import DualMatcher
 
 # %% ../../nbs/lib/finetune/14_towers.ipynb #40da4e9d
 MINI_TOWERS = clip_sizes({
@@ -88,12 +89,12 @@ def towers_losses(model, words: torch.nn.Linear, batch: StatementBatch, ids: tor
     losses["total"] = losses["contrast"] + recipe.word_weight * losses["words"]
     return losses
 
-# %% ../../nbs/lib/finetune/14_towers.ipynb #62bf3539
+# %% ../../nbs/lib/finetune/14_towers.ipynb #ca4aa5f0
 class TowersTraining(Training):
     """A training of two towers, in progress or done; see `Training`."""
 
     columns: ClassVar[tuple[str, ...]] = ("contrast", "found", "words", "scale")
-    choices: ClassVar[tuple[dict, ...]] = ({},)
+    readings: ClassVar[dict[str, dict]] = {"trained": {}}
 
     @cached_property
     def maker(self) -> StatementMaker:
@@ -110,6 +111,20 @@ class TowersTraining(Training):
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, math.log(100))
         return towers_losses(self.model, self.extra, *batch, self.recipe)
+
+    @property
+    def about(self) -> dict:
+        """What the card says of the class."""
+        loss = {"softmax": "CLIP's softmax loss", "sigmoid": "SigLIP's sigmoid loss"}[self.recipe.loss]
+        return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher", "task": f"image-text contrast, {loss}",
+                "supervision": "pictures and sentences, with false texts; no boxes"}
+
+    def as_model(self, trained: bool = True, **options) -> DualMatcher:
+        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        clip = build_clip(self.config.model, self.vocabulary, self.recipe.seed + 1)
+        model = self.model if trained else clip.model
+        return DualMatcher("clip", model, clip.tokenize, image_size=self.config.image_size,
+                           card={"name": "trained" if trained else "random weights"}, **options)
 
 # %% ../../nbs/lib/finetune/14_towers.ipynb #1ae78c96
 def towers_config(config: Mapping, loss: str) -> dict[str, Any]:

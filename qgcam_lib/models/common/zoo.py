@@ -58,29 +58,33 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
     )
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #f7ca54d6
+_MAIN = {"explainer": "pg_hit", "detector": "AP", "matcher": "probe_r"}
+
+
 def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
     """One row an entry: name, role, class, parameters, steps, seconds, block, tokens, and its score on unseen test
-    scenes with its interval: Pointing Game accuracy of an explainer, AP (all pairs of TRICD) of a detector; the other
-    one is NaN.
+    scenes with its interval: Pointing Game accuracy of an explainer, AP (all pairs of TRICD) of a detector, accuracy
+    against a swapped predicate (Probe-R, chance one half) of a matcher; the others are NaN.
     """
     rows = []
     for path in sorted(Path(zoo or zoo_folder()).glob("*/card.json")):
         card = json.loads(path.read_text(encoding="utf-8"))
         role = card.get("role", "explainer")
-        main = {"explainer": "pg_hit", "detector": "AP"}[role]
-        best = _main_scores(card, main).iloc[-1]
+        best = _main_scores(card, _MAIN[role]).iloc[-1]
         rows.append(
             {"name": card["name"], "role": role}
             | {key: card.get(key) for key in ("class", "parameters", "steps", "seconds", "block", "tokens")}
-            | {"pg_hit": math.nan, "AP": math.nan, main: best.value}
+            | dict.fromkeys(_MAIN.values(), math.nan) | {_MAIN[role]: best.value}
             | {"ci_low": best.ci_low, "ci_high": best.ci_high, "n": best.n}
         )
     return pd.DataFrame(rows)
 
 
 def _main_scores(card: Mapping, metric: str) -> pd.DataFrame:
-    """The trained model's values of a metric over all examples, by limit."""
+    """The trained model's values of a metric over all examples, by limit; of a matcher those of one comparison."""
     scores = _scores(card)
+    if metric == "probe_r":
+        return scores[(scores.model == "trained") & (scores.part == "predicate") & (scores.metric == "correct")]
     everything = scores.subset == "all" if "subset" in scores else True
     return scores[(scores.model == "trained") & (scores.metric == metric) & everything]
 
@@ -94,7 +98,7 @@ def _scores(card: Mapping) -> pd.DataFrame:
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #c854980b
 def card_markdown(card: Mapping) -> str:
     """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits."""
-    scores = _detector_scores(card) if card.get("role") == "detector" else _explainer_scores(card)
+    scores = {"detector": _detector_scores, "matcher": _matcher_scores}.get(card.get("role"), _explainer_scores)(card)
     parts = [
         f"# {card['name']}",
         f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
@@ -145,6 +149,23 @@ def _detector_scores(card: Mapping) -> list[str]:
         "captions for recall. `qgcam_lib.phrase_detection.evaluate` defines the metrics. The stored float16 weights "
         "were scored.",
         *_choice(card, "## Choice on validation pairs"),
+    ]
+
+# %% ../../../nbs/lib/models/common/06_zoo.ipynb #2ccc6cae
+_ASKED = ("correct", "text_score", "image_score", "group_score")
+
+
+def _matcher_scores(card: Mapping) -> list[str]:
+    """The card's parts about the scores of a matcher."""
+    scores = _scores(card).rename(columns={"examples": "probe"})
+    above = "; ".join(card["above_chance"])
+    return [
+        "## Conceptual probes of unseen test scenes (miniworld)",
+        _table(scores[scores.metric.isin(_ASKED)], "probe model part metric value ci_low ci_high chance blind n n_groups"),
+        "95 % intervals, bootstrapped over pictures (n_groups), beside chance and a scorer that reads the prompts and not "
+        "the picture. `qgcam_lib.probes` defines the metrics. The stored float16 weights were scored.",
+        f"The whole interval lies above chance and above the blind scorer in: {above}." if above else
+        "**Nowhere does the whole interval lie above chance and above the blind scorer: as a matcher it failed.**",
     ]
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #fae7b99b
