@@ -89,7 +89,7 @@ def towers_losses(model, words: torch.nn.Linear, batch: StatementBatch, ids: tor
     losses["total"] = losses["contrast"] + recipe.word_weight * losses["words"]
     return losses
 
-# %% ../../nbs/lib/finetune/14_towers.ipynb #ca4aa5f0
+# %% ../../nbs/lib/finetune/14_towers.ipynb #7a20f6f1
 class TowersTraining(Training):
     """A training of two towers, in progress or done; see `Training`."""
 
@@ -116,7 +116,8 @@ class TowersTraining(Training):
     def about(self) -> dict:
         """What the card says of the class."""
         loss = {"softmax": "CLIP's softmax loss", "sigmoid": "SigLIP's sigmoid loss"}[self.recipe.loss]
-        return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher", "task": f"image-text contrast, {loss}",
+        return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher",
+                "task": f"image-text contrast ({loss})",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 
     def as_model(self, trained: bool = True, **options) -> DualMatcher:

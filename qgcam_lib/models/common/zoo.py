@@ -151,8 +151,9 @@ def _detector_scores(card: Mapping) -> list[str]:
         *_choice(card, "## Choice on validation pairs"),
     ]
 
-# %% ../../../nbs/lib/models/common/06_zoo.ipynb #2ccc6cae
+# %% ../../../nbs/lib/models/common/06_zoo.ipynb #a51e933e
 _ASKED = ("correct", "text_score", "image_score", "group_score")
+_PROBED = "probe model part metric value ci_low ci_high chance blind n n_groups"
 
 
 def _matcher_scores(card: Mapping) -> list[str]:
@@ -161,9 +162,9 @@ def _matcher_scores(card: Mapping) -> list[str]:
     above = "; ".join(card["above_chance"])
     return [
         "## Conceptual probes of unseen test scenes (miniworld)",
-        _table(scores[scores.metric.isin(_ASKED)], "probe model part metric value ci_low ci_high chance blind n n_groups"),
-        "95 % intervals, bootstrapped over pictures (n_groups), beside chance and a scorer that reads the prompts and not "
-        "the picture. `qgcam_lib.probes` defines the metrics. The stored float16 weights were scored.",
+        _table(scores[scores.metric.isin(_ASKED)], _PROBED),
+        "95 % intervals, bootstrapped over pictures (n_groups), beside chance and a scorer that reads the prompts and "
+        "not the picture. `qgcam_lib.probes` defines the metrics. The stored float16 weights were scored.",
         f"The whole interval lies above chance and above the blind scorer in: {above}." if above else
         "**Nowhere does the whole interval lie above chance and above the blind scorer: as a matcher it failed.**",
     ]
