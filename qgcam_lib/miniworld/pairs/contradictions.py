@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..art.creatures import SKINS
 from ..art.dice import Dice
 from ..art.draw import PATTERNS
-from .plans import ATTRIBUTE_PLANS, OBJECT_PLANS, RELATION_PLANS, Part, Plan
+from .plans import ATTRIBUTE_PLANS, OBJECT_PLANS, PLAIN_PLANS, RELATION_PLANS, Part, Plan
 from .role_plans import ROLE_PLANS
 from ..scenes.draft import Draft
 from ..scenes.render import SEED, Picture, settle
@@ -21,7 +21,8 @@ from ..scenes.scene import BACKGROUNDS, KINDS, Thing, place_weight
 from ..words.claims import Caption, certainly_false, certainly_true, denoted
 
 # %% ../../../nbs/lib/miniworld/pairs/04_contradictions.ipynb #785fc6ee
-PLANS = {"object": OBJECT_PLANS, "relation": RELATION_PLANS, "attribute": ATTRIBUTE_PLANS, "who_does_what": ROLE_PLANS}
+PLANS = {"object": OBJECT_PLANS, "relation": RELATION_PLANS, "attribute": ATTRIBUTE_PLANS, "who_does_what": ROLE_PLANS,
+         "plain": PLAIN_PLANS}  # fmt: skip
 
 
 class Loaded(Dice):
@@ -151,8 +152,8 @@ def _fit(stage: Stage, start: int, at: str) -> None:
 class Group:
     """Two pictures and two captions; caption k is true of picture k and false of the other.
 
-    contradiction: 'object', 'relation', 'attribute' or 'who_does_what'; recipe: the plan's name; surprise: whether the
-    first noun is rare before this background in the training scenes.
+    contradiction: 'object', 'relation', 'attribute', 'who_does_what' or 'plain'; recipe: the plan's name; surprise:
+    whether the first noun is rare before this background in the training scenes.
     """
 
     contradiction: str
@@ -219,7 +220,7 @@ _ATTEMPTS = 400
 def make_group(number: int, contradiction: str, *, seed: int = SEED) -> Group:
     """Group `number`; it depends on nothing but the arguments.
 
-    contradiction: 'object', 'relation', 'attribute' or 'who_does_what'. Errors: ValueError for another one or a
+    contradiction: a key of `PLANS`. Errors: ValueError for another one or a
     negative number; RuntimeError when no group came out in 400 attempts.
     """
     if contradiction not in PLANS:

@@ -19,10 +19,10 @@ from ..words.claims import Caption
 from .files import bring_up_to_date, check_counts, make_card, png
 from ...storage.files import sha256_of, write_whole
 
-# %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #1bdad5df
+# %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #dc94a49d
 _FIRST = 900_000
-_TURNS = ("who_does_what", "attribute", "relation", "who_does_what", "attribute")
-_ATTRIBUTE_RECIPES = ("swapped_colours", "swapped_clothes", "other_attribute", "other_clothes")
+_TURNS = ("who_does_what", "plain", "relation", "who_does_what", "attribute", "plain")
+_ATTRIBUTE_RECIPES = ("swapped_colours", "swapped_clothes", "other_attribute", "other_clothes", "recoloured")
 
 
 def swap(index: int, *, seed: int = SEED) -> Group:
@@ -70,9 +70,9 @@ def swap_record(group: Group, index: int) -> dict:
     category = {"category": _CATEGORIES.get(attribute, attribute)} if attribute else {}
     return {**row, "id": str(_FIRST + index), "kind": kind, **category, "recipe": group.recipe}
 
-# %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #6bb65993
-VERSION = 1
-SWAPS_CHECKSUM = "667c855deba76ce480fa182ffbef610c6296b1364440463c90291caf746ffdc3"
+# %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #62af8d3b
+VERSION = 2
+SWAPS_CHECKSUM = "5734ca93e48d030c227ec304d22cfca86c3452e6f332e0fb34ad9f27f3b4580b"
 
 
 def swaps_text(records: list[dict]) -> str:
