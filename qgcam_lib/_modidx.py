@@ -2036,6 +2036,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'qgcam_lib/miniworld/pairs/plans.py'),
                                                  'qgcam_lib.miniworld.pairs.plans.other_subject': ( 'lib/miniworld/pairs/plans.html#other_subject',
                                                                                                     'qgcam_lib/miniworld/pairs/plans.py'),
+                                                 'qgcam_lib.miniworld.pairs.plans.recoloured': ( 'lib/miniworld/pairs/plans.html#recoloured',
+                                                                                                 'qgcam_lib/miniworld/pairs/plans.py'),
                                                  'qgcam_lib.miniworld.pairs.plans.side_by_side': ( 'lib/miniworld/pairs/plans.html#side_by_side',
                                                                                                    'qgcam_lib/miniworld/pairs/plans.py'),
                                                  'qgcam_lib.miniworld.pairs.plans.stated': ( 'lib/miniworld/pairs/plans.html#stated',
