@@ -6,32 +6,50 @@
 __all__ = ['Blip2Explainer', 'load_blip2']
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #b67f2949
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from fastcore.basics import patch
 
-from ..explain.gradcam import Tokens
+from ..explain.gradcam import Tokens, split_heads
+from .common.adapter import ITM_SCORES, one_of
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
 from .common.words import clean_phrase
 from .registry import ModelEntry
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #82f6866c
+@dataclass(frozen=True)
+class _Seen:
+    """A picture: the image encoder's states [1, M, C]; keys and values a layer of the Q-Former, None for one without;
+    of the contrastive head the queries' unit vectors [Q, D].
+    """
+
+    states: torch.Tensor
+    pairs: list
+    vectors: torch.Tensor | None
+
+
 class Blip2Explainer(AttentionExplainer):
     """BLIP-2's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
 
     model: transformers' Blip2ForImageTextRetrieval; block: 0-based, a layer with cross-attention; tokens: "queries"
-    (mean over all queries) or the number of one query; explain: "gradcam" or "attention". The score is the
-    probability of a match.
+    (mean over all queries) or the number of one query; explain: "gradcam" or "attention"; head: what `score` gives,
+    "itm" (one of ITM_SCORES, the probability of a match by default) or "itc", the contrastive head's: the highest
+    cosine of the text with any query (there is no temperature). Maps are always of the matching head.
     """
 
     def __init__(self, model, tokenizer, *, block: int = 6, tokens: str | int = "queries", explain: str = "gradcam",
-                 max_tokens: int | None = None, **options: Any):
+                 max_tokens: int | None = None, head: str = "itm", **options: Any):
         sizes = model.config.qformer_config
-        self.queries = model.query_tokens.shape[1]
+        self.queries, self.head = model.query_tokens.shape[1], one_of("head", head, ("itm", "itc"))
+        self.scores = ITM_SCORES if head == "itm" else {"cosine": lambda cosines: cosines}
         super().__init__(model, tokenizer, block=block, tokens=tokens, explain=explain,
                          blocks=range(0, sizes.num_hidden_layers, sizes.cross_attention_frequency),
                          max_tokens=max_tokens or min(32, sizes.max_position_embeddings), **options)
+        self.card |= {"head": head} | ({"score": "cosine"} if head == "itc" else {})
 
     @staticmethod
     def usual_block(sizes: Any, published: int) -> int:
@@ -44,20 +62,27 @@ class Blip2Explainer(AttentionExplainer):
         return clean_phrase(phrase)
 
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
-        return EncodedImage(self.model.vision_model(pixel_values=pixels).last_hidden_state, self._card_grid())
+        model, states = self.model, self.model.vision_model(pixel_values=pixels).last_hidden_state
+        if self.head == "itc":
+            seen = model.qformer(query_embeds=model.query_tokens, encoder_hidden_states=states).last_hidden_state
+            return EncodedImage(_Seen(states, [], F.normalize(model.vision_projection(seen[0]), dim=-1)),
+                                self._card_grid())
+        inner = [getattr(layer, "crossattention", None) for layer in model.qformer.encoder.layer]
+        pairs = [None if one is None else tuple(split_heads(part(states[0]), one.attention) for part in
+                                                (one.attention.key, one.attention.value)) for one in inner]
+        return EncodedImage(_Seen(states, pairs, None), self._card_grid())
 
     def _match(self, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
         model, count = self.model, len(tokens.ids)
         mixed = model.embeddings(input_ids=tokens.ids, query_embeds=model.query_tokens.expand(count, -1, -1))
         mask = torch.cat([tokens.mask.new_ones(count, self.queries), tokens.mask], 1).long()
-        states = state.states.expand(count, -1, -1)
+        states = state.states.states.expand(count, -1, -1)
         found = model.qformer(query_embeds=mixed, query_length=self.queries, attention_mask=mask,
                               encoder_hidden_states=states)
         return model.itm_head(found.last_hidden_state[:, :self.queries]).mean(1)
 
     def _attention(self) -> torch.nn.Module:
         return self.model.qformer.encoder.layer[self.block].crossattention.attention
-
 
     def _weights(self, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
         """One weight a query, the same for every phrase."""
@@ -72,6 +97,37 @@ class Blip2Explainer(AttentionExplainer):
 
     def _row_names(self, ids: list[int]) -> list[str]:
         return [f"query {i}" for i in range(self.queries)]
+
+# %% ../../nbs/lib/models/05_blip2.ipynb #b2b60002
+@patch
+def _read(self: Blip2Explainer, tokens: Tokens) -> torch.Tensor | None:
+    """Unit vectors [P, D] of texts of equal length alone, for the contrastive head."""
+    if self.head == "itm":
+        return None
+    words = self.model.qformer(query_embeds=self.model.embeddings(input_ids=tokens.ids), query_length=0)
+    return F.normalize(self.model.text_projection(words.last_hidden_state[:, 0]), dim=-1)
+
+
+@patch
+def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: torch.Tensor | None) -> torch.Tensor:
+    """Logits [P, 2] of texts of equal length, or of the contrastive head the highest cosines [P]."""
+    if self.head == "itc":
+        return (state.states.vectors @ read.T).amax(0)
+    model, n = self.model, self.queries
+    x = model.embeddings(input_ids=tokens.ids, query_embeds=model.query_tokens.expand(len(tokens.ids), -1, -1))
+    x = model.qformer.layernorm(x)
+    for layer, pair in zip(model.qformer.encoder.layer, state.states.pairs):
+        x = layer.attention(x)[0]
+        asking = x[:, :n] if pair is None else _ask(layer.crossattention, x[:, :n], *pair)
+        x = torch.cat([layer.feed_forward_chunk_query(asking), layer.feed_forward_chunk(x[:, n:])], 1)
+    return model.itm_head(x[:, :n]).mean(1)
+
+
+def _ask(block, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Cross-attention of queries [P, Q, C] to one picture's keys and values [heads, M, d]."""
+    asked = split_heads(block.attention.query(queries).flatten(0, 1), block.attention)
+    mixed = F.scaled_dot_product_attention(asked[None], keys[None], values[None])[0]
+    return block.output(mixed.transpose(0, 1).flatten(1).unflatten(0, queries.shape[:2]), queries)
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #4562d70e
 def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,

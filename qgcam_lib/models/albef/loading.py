@@ -84,8 +84,9 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     checkpoint: "best-flickr" (256 px, 50 words) or "best-refcoco" (384 px, 30 words): the official file, or the sizes
     of random weights or of a checkpoint file; block, tokens, cleaning: see `AlbefExplainer`, by default the card's or
     AMC's (of another text encoder its third fusing layer, but not its last layer); vocab, image_size, config,
-    max_txt_len: as in `load_blip`; options: `head` ("itm" or "itc"), `precision`, `batch_images`, `batch_phrases`,
-    `max_words`. A folder of the zoo's form brings its own config and vocab, and giving either with it is a ValueError.
+    max_txt_len: as in `load_blip`; options: `head` ("itm" or "itc"), `score`, `too_long`, `precision`, `batch_images`,
+    `batch_phrases`, `max_words`. A folder of the zoo's form brings its own config and vocab, and giving either with it
+    is a ValueError.
     """
     entry = find_model(entry)
     if checkpoint not in CHECKPOINTS:

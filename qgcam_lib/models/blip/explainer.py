@@ -26,9 +26,9 @@ from qgcam_lib.explain.gradcam import (
     token_weights,
 )
 from .network import BlipConfig
-from ..common.adapter import PhraseExplainer
+from ..common.adapter import ITM_SCORES, PhraseExplainer, Recent, one_of
 from ..common.images import prepare_image
-from ..common.vocabulary import tokenize_texts
+from ..common.vocabulary import TOO_LONG, tokenize_texts
 from ..common.words import clean_phrase
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #9429ccea
@@ -68,7 +68,10 @@ class BlipExplainer(PhraseExplainer):
 
     model: from `build_blip_itm`, frozen and put into evaluation mode here; config: its sizes; block: 0-based text
     layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: what `score` gives,
-    "itm" (matching) or "itc" (contrast), maps are always of the matching head; precision: "float32" or "bfloat16";
+    "itm" (matching) or "itc" (contrast), maps are always of the matching head; score: what the matching head's score
+    is, one of ITM_SCORES, "probability" by default (of the contrastive head there is only the cosine: LAVIS's matching
+    class has no temperature); too_long: what becomes of a text beyond `max_txt_len`, "cut" (with a warning) or "error";
+    precision: "float32" or "bfloat16";
     card: what is known of the weights; batch_images: images encoded at once; batch_phrases: phrases of an image in one
     pass. Wherever an image is taken, a PIL image, a path or an `ImageState` will do. Results come back on the CPU.
     """
@@ -77,12 +80,16 @@ class BlipExplainer(PhraseExplainer):
 
     def __init__(self, model, config: BlipConfig, *, block: int = 7, tokens: str | int = "lavis", device: str = "cpu",
                  precision: str = "float32", card: dict[str, Any] | None = None, batch_images: int = 8,
-                 batch_phrases: int = 64, head: str = "itm"):
+                 batch_phrases: int = 64, head: str = "itm", score: str | None = None, too_long: str = "cut"):
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
         token_weights(torch.ones(1, 3, dtype=torch.bool), 0 if type(tokens) is int else tokens)  # refuse a wrong mode
+        scores = tuple(ITM_SCORES) if _checked(head) == "itm" else ("cosine",)
+        self.score_as = one_of("score", score or scores[0], scores)
+        self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(8)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, grid=config.grid,
-                         input_size=(config.image_size,) * 2, head=_checked(head))
+                         input_size=(config.image_size,) * 2, head=head,
+                         score=f"ITM {self.score_as}" if head == "itm" else "cosine")
         self.config, self.block, self.tokens, self.head = config, block, tokens, head
         self.batch_images, self.batch_phrases = batch_images, batch_phrases
 
@@ -121,21 +128,39 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
 
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
-    """Scores [I, T] float32 of every image with every text: matching probabilities in 0..1 with head "itm", cosines
-    in -1..1 with "itc"; None takes the model's own. ValueError for another head.
+    """Scores [I, T] float32 of every image with every text: with head "itm" matching probabilities in 0..1 (or what
+    `score_as` says), cosines in -1..1 with "itc"; None takes the model's own. ValueError for another head.
     """
-    contrast, batches = _checked(head or self.head) == "itc", self._batches(texts)
-    vectors = [self._text_vectors(tokens) for tokens in batches] if contrast else []
-    rows = [[(state.vector @ part.T).float().cpu() for part in vectors] if contrast else
-            [self._matched(state, tokens) for tokens in batches] for state in self._states(images)]
-    return torch.stack([torch.cat(row) for row in rows]) if rows and batches else torch.zeros(len(rows), len(texts))
+    read = self._read_texts(texts, _checked(head or self.head))
+    rows = [self._scored(state, read) for state in self._states(images)]
+    return torch.stack(rows) if rows else torch.zeros(0, len(texts))
+
+
+@patch
+def _read_texts(self: BlipExplainer, texts: Sequence[str], head: str) -> list[Tokens | torch.Tensor]:
+    """The texts as a head takes them, `batch_phrases` at a time: tokens for "itm", vectors for "itc"."""
+    batches = self._batches(texts)
+    return [self._text_vectors(tokens) for tokens in batches] if head == "itc" else batches
+
+
+@patch
+def _scored(self: BlipExplainer, state: ImageState, read: list[Tokens | torch.Tensor]) -> torch.Tensor:
+    """Scores [T] of one image with texts from `_read_texts`."""
+    return torch.cat([torch.zeros(0), *(self._matched(state, part) if isinstance(part, Tokens) else
+                                        (state.vector @ part.T).float().cpu() for part in read)])
+
+
+@patch
+def _score_texts(self: BlipExplainer, state: ImageState, texts: list[str]) -> torch.Tensor:
+    """Scores [T] of one image; what was made of the last lists of texts is kept."""
+    return self._scored(state, self._recent.made(tuple(texts), lambda: self._read_texts(texts, self.head)))
 
 
 @patch
 def _matched(self: BlipExplainer, state: ImageState, tokens: Tokens) -> torch.Tensor:
-    """Matching probabilities [P] of one image with a batch of texts."""
+    """The matching head's scores [P] of one image with a batch of texts."""
     logits = match_logits(self.model.text_encoder, self.model.itm_head, tokens, state.seen)
-    return logits.float().softmax(1)[:, 1].cpu()
+    return ITM_SCORES["probability" if self.head == "itc" else self.score_as](logits.float()).cpu()
 
 
 @patch
@@ -160,7 +185,8 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str]) -> Tokens:
     `max_txt_len` tokens.
     """
     tokenizer = self.model.tokenizer
-    found = tokenize_texts(tokenizer, [self.clean(phrase) for phrase in phrases], self.config.max_txt_len)
+    cleaned = [self.clean(phrase) for phrase in phrases]
+    found = tokenize_texts(tokenizer, cleaned, self.config.max_txt_len, self.too_long)
     ids = found.input_ids.clone()
     ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
     return Tokens(ids.to(self.device), found.attention_mask.to(self.device))

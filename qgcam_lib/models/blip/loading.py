@@ -7,6 +7,7 @@ __all__ = ['MAY_MISS', 'MAY_IGNORE', 'load_weights', 'load_blip']
 
 # %% ../../../nbs/lib/models/blip/03_loading.ipynb #8669af0c
 from pathlib import Path
+from typing import Any
 
 from .explainer import BlipExplainer
 from .network import CONFIGS, BlipConfig, build_blip_itm
@@ -37,15 +38,15 @@ def load_weights(model, path: str | Path) -> list[str]:
 def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
               vocab: str | Path | None = None, block: int | None = None, tokens: str | int | None = None,
               precision: str = "float32", image_size: int | None = None, config: BlipConfig | str | Path | None = None,
-              max_txt_len: int | None = None, batch_images: int = 8, head: str = "itm") -> BlipExplainer:
+              max_txt_len: int | None = None, **options: Any) -> BlipExplainer:
     """Load a BLIP matcher; called by `load_model`, whose docstring explains the common arguments.
 
     vocab: path of a vocab.txt; block, tokens: what GradCAM explains, by default the card's or the registry's (of a
     shallower model the last layer but one: in the last, only the first token reaches the matching head);
     image_size: another input size, for which positions are resampled; config: sizes (or their JSON file) other than
-    the published ones, for random weights or a checkpoint file; max_txt_len: tokens kept of a text; head: what `score`
-    gives, "itm" (matching probabilities) or "itc" (cosines of the contrastive head). A folder of the zoo's form brings
-    its own config and vocab, and giving either with it is a ValueError.
+    the published ones, for random weights or a checkpoint file; max_txt_len: tokens kept of a text; options: `head`,
+    `score`, `too_long`, `batch_images`, `batch_phrases` (see `BlipExplainer`). A folder of the zoo's form brings its
+    own config and vocab, and giving either with it is a ValueError.
     """
     entry = find_model(entry)
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab)
@@ -58,4 +59,4 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
     usual = {"block": min(entry.block, max(config.text_depth - 2, 0)), "tokens": entry.tokens, **found.card}
     return BlipExplainer(model, config, block=usual["block"] if block is None else block,
                          tokens=usual["tokens"] if tokens is None else tokens, device=device, precision=precision,
-                         card=found.card, batch_images=batch_images, head=head)
+                         card=found.card, **options)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..clip.loading import MAY_IGNORE, MAY_MISS, official_clip, read_clip_state
 from ..clip.network import TextTokenizer, build_clip
 from ..common.checkpoints import load_state
@@ -103,17 +105,27 @@ def _load_transformers(entry: ModelEntry, weights: str | Path, seed: int, config
                        **options: Any) -> DualMatcher:
     """A matcher around a class of transformers."""
     if weights == "random":
-        usual = {"align": _ALIGN, "flava": {"init_codebook": False}}.get(family, {})
-        config = config or _model_class(family).config_class.from_dict(usual)
+        config = config or (_ALIGN if family == "align" else {})
+        config = {**config, "init_codebook": False} if family == "flava" and isinstance(config, Mapping) else config
     published = family == "siglip" and not _has_card(entry, weights) and weights != "random"
     model, words, card = load_pretrained(entry, weights, _model_class(family), config=config, vocab=vocab, seed=seed,
                                          text_part="text_config", tokenizer=_siglip_tokenizer if published else None)
+    if family == "align" and weights == "random":
+        _redraw(model.vision_model, seed)
     length = min(_LENGTHS[family], model.config.text_config.max_position_embeddings)
     rows = words if isinstance(words, TextTokenizer) else bert_rows(words, length)
     card = {**card, "name": entry.name}
     if family == "flava":
         return FlavaMatcher(model, rows, card=card, **options)
     return DualMatcher(family, model, rows, card=card, **options)
+
+
+def _redraw(vision, seed: int) -> None:
+    """Draw the convolutions of an untrained EfficientNet so that a signal keeps its size (He et al. 2015)."""
+    with drawn_from(seed):
+        for module in vision.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
 
 def _has_card(entry: ModelEntry, weights: str | Path) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fastcore.basics import patch
 from PIL import Image
 
@@ -155,7 +154,7 @@ def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
 def _seen(self: DualMatcher, images: Sequence) -> torch.Tensor:
     """Unit vectors of a batch of pictures."""
     pixels = torch.stack([self.family.pixels(image, self.image_size, self.fit) for image in images])
-    return F.normalize(self.family.image(self.model, pixels.to(self.device, self.dtype)).float(), dim=-1).cpu()
+    return _unit(self.family.image(self.model, pixels.to(self.device, self.dtype))).cpu()
 
 
 @patch
@@ -166,7 +165,7 @@ def _read(self: DualMatcher, texts: list[str]) -> torch.Tensor:
     for part in order.split(self.batch_texts):
         most = rows.shape[1] if self.family.whole_rows else int(mask[part].sum(1).max())
         ids, real = rows[part, :most].to(self.device), mask[part, :most].to(self.device)
-        parts.append(F.normalize(self.family.text(self.model, ids, real).float(), dim=-1).cpu())
+        parts.append(_unit(self.family.text(self.model, ids, real)).cpu())
     vectors = torch.cat(parts)
     return torch.empty_like(vectors).index_copy_(0, order, vectors)
 
@@ -177,6 +176,12 @@ def rows(self: DualMatcher, texts: Sequence[str]) -> tuple[torch.Tensor, torch.T
     rows = self.tokenizer([plain_phrase(text) for text in texts])
     last = (rows == self.tokenizer.end).int().argmax(1, keepdim=True)
     return rows, torch.arange(rows.shape[1]) <= last
+
+
+def _unit(vectors: torch.Tensor) -> torch.Tensor:
+    """Vectors of length 1, float32; one of length 0 stays."""
+    vectors = vectors.float()
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10016
 @patch
