@@ -121,7 +121,7 @@ def _hanta() -> Tagger:
 
     model = HanoverTagger("morphmodel_en.pgz")
     return Tagger("hanta", f"HanTa {version('HanTa')}, morphmodel_en",
-                  lambda words: [_kind(tag) for _, _, tag in model.tag_sent(list(words))])
+                  lambda words: [_kind(tag) for tag in model.tag_sent(list(words), taglevel=0)])
 
 # %% ../../../nbs/lib/probes/build/01_words.ipynb #f9db83dd
 TAGGERS = {"nltk": _nltk, "spacy": _spacy, "hanta": _hanta}
