@@ -17,8 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .groups import (
-    CONTEXT_KINDS, FILLERS, FORMS, ContextGroup, Groups, RelationGroup, RelCompGroup, SwapPair, picture_file)
+from qgcam_lib.data.probes.groups import (
+    CONTEXT_KINDS,
+    FILLERS,
+    FORMS,
+    ContextGroup,
+    Groups,
+    RelationGroup,
+    RelCompGroup,
+    SwapPair,
+    picture_file,
+)
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_whole
 
