@@ -40,7 +40,7 @@ def test_each_kind_of_frame_has_its_unit_and_its_split():
     assert layout_of(scored(RELATIONS)).group == "group" and layout_of(scored(PAIRS)).group == ("image_1", "image_2")
     assert layout_of(scored(CONTEXTS)).by == ("kind", "filler") and layout_of(classes()).key == ("id", "class")
     for wrong in (pd.DataFrame({"id": [1]}), scored(PAIRS).drop(columns="id"), pd.DataFrame({"iou_soft": [1.0]})):
-        with pytest.raises(ValueError, match="score_groups or score_classes"):
+        with pytest.raises(ValueError, match="expected rows of score_groups"):
             layout_of(wrong)
 
 

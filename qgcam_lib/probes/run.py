@@ -7,6 +7,7 @@ __all__ = ['COMPARISONS', 'OTHER_IMAGES', 'MISSING', 'choices_of', 'form_of', 'p
            'ScoreTable', 'score_classes', 'score_groups', 'probe']
 
 # %% ../../nbs/lib/probes/02_run.ipynb #2f4015a7
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
 from ..data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file
 from ..errors import ExampleError, FormatError
 from qgcam_lib.probes.score import (
+    AVERAGES,
     STEPS,
+    TIES,
     chance_average_precision,
     change,
     choice_scores,
@@ -149,6 +152,9 @@ def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence
     """
     if not hasattr(model, "score") or not hasattr(model, "card"):
         raise ValueError(f"model: expected a Matcher, with `score` and `card`, got {type(model).__name__}")
+    if "probability" in str(model.card.get("score", "")):
+        warnings.warn(f"{model.card.get('name', 'model')}: its scores are probabilities, and a softmax over them gives "
+                      "confidences that mean little; load it with score='logit'", UserWarning, stacklevel=2)
     form, folders = form_of(groups), folders_of(images)
     by_picture = prompts_by_picture(take_groups(groups, limit, seed))
     asked = [_asked(picture, prompts, folders) for picture, prompts in by_picture.items()]
@@ -354,6 +360,15 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     return pd.DataFrame({**columns, **_steps(confidence, "confidence_robustness", "confidence_change")})
 
 # %% ../../nbs/lib/probes/02_run.ipynb #7cf56ace
+def _check_options(average: str, ties: str, other_images: str, missing: str = "raise") -> dict[str, str]:
+    "The options themselves; ValueError for a word that is none, whatever the probe."
+    options = {"average": average, "ties": ties, "other_images": other_images, "missing": missing}
+    for name, known in (("average", AVERAGES), ("ties", TIES), ("other_images", OTHER_IMAGES), ("missing", MISSING)):
+        if options[name] not in known:
+            raise ValueError(f"{name}: expected one of {known}, got {options[name]!r}")
+    return options
+
+
 def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, average: str = "logits",
                  ties: str = "expected", other_images: str = "negative", missing: str = "raise") -> pd.DataFrame:
     """Score groups of one probe by a table of scores. `PROBE_SCORES` has the contract of each score column.
@@ -374,7 +389,7 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
     for a table that is none.
     """
     kind, table = form_of(groups), scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    options = {"average": average, "ties": ties, "other_images": other_images, "missing": missing}
+    options = _check_options(average, ties, other_images, missing)
     if kind is SwapPair:
         frame = _score_pairs(groups, table, missing)
     elif kind is ContextGroup:
@@ -395,9 +410,9 @@ def probe(model: Any, groups: Sequence[Any], images: str | Path | Sequence[str |
     With on_error="record" a picture that failed leaves its groups undefined. Returns the rows of `score_groups`;
     `attrs` also has those of `ask_pictures`. For the scores themselves call the two.
     """
-    score_options = {"average": average, "ties": ties, "other_images": other_images}
+    options = _check_options(average, ties, other_images)
     asked = ask_prompts(model, groups, images, limit=limit, seed=seed, **run_options)
-    frame = score_groups(take_groups(groups, limit, seed), asked, **score_options,
-                         missing="undefined" if asked.attrs["problems"] else "raise")
+    options["missing"] = "undefined" if asked.attrs["problems"] else "raise"
+    frame = score_groups(take_groups(groups, limit, seed), asked, **options)
     frame.attrs = {**asked.attrs, **frame.attrs}
     return frame

@@ -30,17 +30,19 @@ class Layout:
 
 
 def layout_of(frame: pd.DataFrame) -> Layout:
-    """What kind of frame this is. Errors: ValueError for one that `score_groups` or `score_classes` did not make."""
+    """What kind of frame this is. Errors: ValueError for one that was not made by these scores."""
     metrics = tuple(name for name in PROBE_SCORES if name in frame)
     if {"id", "group"} <= set(frame) and metrics:
         if "comparison" in frame:
             return Layout(("id", "comparison"), ("comparison",), "group", metrics)
-        if "image_1" in frame:
-            return Layout(("id",), ("kind",), ("image_1", "image_2"), metrics)
+        if "text_score" in frame:
+            kind = ("kind",) if "kind" in frame else ()
+            return Layout(("id",), kind, ("image_1", "image_2") if "image_1" in frame else "group", metrics)
         if "filler" in frame:
             name = ("class",) if "class" in frame else ()
             return Layout(("id", *name), ("kind", "filler"), "group", tuple(m for m in metrics if m != "n_ties"))
-    raise ValueError(f"frame: expected rows of score_groups or score_classes, got the columns {list(frame.columns)}")
+    raise ValueError("frame: expected rows of score_groups, score_classes or score_pair_table, got the columns "
+                     f"{list(frame.columns)}")
 
 # %% ../../nbs/lib/probes/03_summary.ipynb #322e6c1b
 NO_CATEGORY = "(none)"
