@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import get_args
 
 import numpy as np
+import open_clip
 import pandas as pd
 import pytest
 import torch
@@ -19,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss
 from PIL import Image
+from sklearn.metrics import top_k_accuracy_score
 
 from qgcam_lib.data.probes.groups import RelCompGroup
-from qgcam_lib.errors import ExampleError, FileFault, ParameterError
+from qgcam_lib.errors import ExampleError, FileFault, FormatError, ParameterError
 from qgcam_lib.finetune import interpolate, loop
 from qgcam_lib.finetune.loop import train, train_step
 from qgcam_lib.finetune.relcomp.encoders import encoders_of, tower_parameters
@@ -32,7 +34,10 @@ from qgcam_lib.finetune.relcomp.losses import (
     matching_loss,
     relcomp_losses,
 )
+from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, relcomp_scores
+from qgcam_lib.finetune.relcomp.sweep import alpha_sweep
 from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
+from qgcam_lib.finetune.relcomp.zero_shot import class_prompts, read_classes, zero_shot
 from qgcam_lib.models.clip.explainer import ClipExplainer
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
@@ -398,3 +403,124 @@ def test_patched_lies_between_and_says_so(world):
     assert torch.equal(weights_of(ends[0].model), weights_of(model.model))
     assert torch.equal(weights_of(ends[1].model), weights_of(tuned.model))
     assert ends[1].card["patched"] == {"stream": "VT", "alpha": 1} and "patched" not in model.card
+
+
+# --- what is gained and lost ------------------------------------------------------------------------------------------
+
+
+class Table:
+    """A matcher with a score for each picture (by its first pixel) and text, from a table."""
+
+    card = {"name": "table"}
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def score(self, images, texts):
+        shades = [(image if isinstance(image, Image.Image) else Image.open(image)).convert("L").getpixel((0, 0))
+                  for image in images]
+        return torch.tensor([[float(self.scores[shade, text]) for text in texts] for shade in shades])
+
+
+def shades(folder, names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for shade, name in enumerate(names):
+        Image.new("L", (4, 4), shade).save(folder / name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 9))
+def test_relcomp_scores_are_the_literal_ones(tmp_path_factory, seed, count):
+    rng, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("shades")
+    shades(folder, [f"{k}.png" for k in range(4)])
+    words = "red blue big small dog cat".split()
+    groups = [RelCompGroup(str(k), f"{rng.integers(4)}.png", "c", *(" ".join(rng.choice(words, 3)) for _ in range(2)),
+                           str(rng.choice(["composition", "predicate"]))) for k in range(count)]
+    texts = {text for group in groups for text in (group.positive, group.negative)}
+    scores = {(shade, text): rng.integers(3) for shade in range(4) for text in texts}
+    found = relcomp_scores(Table(scores), groups, folder, progress=False).set_index("id")
+    for group in groups:
+        row, own = found.loc[group.id], int(group.image[0])
+        said = set(group.negative.split())
+        alike = [-1 if other.image == group.image or other.kind != group.kind else
+                 len(said & set(other.positive.split())) / len(said | set(other.positive.split())) for other in groups]
+        assert row.text_score == (scores[own, group.positive] > scores[own, group.negative])
+        if max(alike) < 0:
+            assert row.rival == "" and math.isnan(row.image_score) and math.isnan(row.group_score)
+            continue
+        assert row.rival == groups[int(np.argmax(alike))].image
+        image = scores[own, group.positive] > scores[int(row.rival[0]), group.positive]
+        assert (row.image_score, row.group_score) == (image, image and row.text_score)
+    assert set(RELCOMP_SCORES) <= set(found)
+
+
+def class_folder(root, sizes, shade=0):
+    for name, size in sizes.items():
+        (root / name).mkdir(parents=True)
+        for k in range(size):
+            Image.new("L", (3, 3), shade).save(root / name / f"{k}.png")
+            shade += 1
+    return root
+
+
+def test_zero_shot_is_sklearns_top_k_and_a_tie_is_wrong(tmp_path):
+    names = [f"class_{k}" for k in range(9)]
+    root, rng = class_folder(tmp_path / "set", dict.fromkeys(names, 3)), np.random.default_rng(0)
+    values = rng.permutation(27 * 9).reshape(27, 9).astype(float)
+    scores = {(shade, f"A photo of a class {k}."): values[shade, k] for shade in range(27) for k in range(9)}
+    found = zero_shot(Table(scores), root, progress=False)
+    truth = np.repeat(np.arange(9), 3)
+    for k, column in ((1, "top1"), (5, "top5")):
+        assert found[column].mean() == pytest.approx(top_k_accuracy_score(truth, values, k=k))
+    assert (found.found == np.array(names)[values.argmax(1)]).all()
+    same = zero_shot(Table(dict.fromkeys(scores, 1.0)), root, limit=1, progress=False)
+    assert not same.top1.any() and (same.place == 9).all() and (same.found != same["class"]).all() and len(same) == 9
+
+
+def test_classes_are_read_from_three_layouts(tmp_path):
+    plain = read_classes(class_folder(tmp_path / "plain", {"old_dog": 1, "cat": 1}))
+    assert plain.name.tolist() == ["cat", "old dog"] and class_prompts(plain) == [["A photo of a cat."],
+                                                                                  ["A photo of a old dog."]]
+    (tmp_path / "plain" / "classes.csv").write_text("class,prompt\ncat,Look, a cat\n".replace("k, ", "k "))
+    assert class_prompts(read_classes(tmp_path / "plain")) == [["Look a cat"]]
+    assert class_prompts(read_classes(tmp_path / "plain"), "one {}") == [["one cat"]]
+    whole = tmp_path / "imagenet"
+    for k in range(1000):
+        (whole / f"n{k:08d}").mkdir(parents=True)
+    assert read_classes(whole).name.tolist() == list(open_clip.IMAGENET_CLASSNAMES)
+    assert len(class_prompts(read_classes(whole), "openai")[3]) == 80
+    part = tmp_path / "part" / "val"
+    class_folder(part, {"n00000007": 1, "n00000001": 1})
+    with pytest.raises(FormatError, match="LOC_synset_mapping"):
+        read_classes(part)
+    (part.parent / "LOC_synset_mapping.txt").write_text("n00000001 fish, tench\nn00000007 hen\n")
+    assert read_classes(part).name.tolist() == ["fish", "hen"]
+    with pytest.raises(FormatError, match="none"):
+        read_classes(tmp_path / "nowhere")
+    (tmp_path / "plain" / "classes.csv").write_text("class,prompt\ncow,a cow\n")
+    with pytest.raises(FormatError, match="cow"):
+        read_classes(tmp_path / "plain")
+    with pytest.raises(ParameterError, match="templates"):
+        class_prompts(plain, [])
+
+
+@pytest.mark.parametrize("stream", ["V", "T", "VT"])
+def test_a_sweep_asks_the_patched_models(world, stream):
+    model, groups, folder = world
+    tuned = finetune_relcomp(model, groups, folder, recipe=replace(SHORT, stream=stream), progress=False)
+    before, files, texts = weights_of(model.model), sorted(folder.glob("*.png")), [group.positive for group in groups]
+    kept = []
+
+    def ask(matcher):
+        kept.append({half: len(known) for half, known in matcher.known.items()})
+        return {"pairs": pd.DataFrame({"score": matcher.score(files, texts).flatten().tolist()})}
+
+    swept = alpha_sweep(model, tuned.model, ask, (1.0, 0.3, 0.0))["pairs"]
+    for alpha, rows in swept.groupby("alpha"):
+        wanted = tuned.patched(model, alpha).score(files, texts).flatten()
+        np.testing.assert_allclose(rows.score, wanted, atol=1e-4)
+    frozen = set("VT") - set(stream)
+    assert all((kept[1][half] > 0) == (half in frozen) for half in "VT")
+    assert torch.equal(weights_of(model.model), before)
+    with pytest.raises(ParameterError, match="alphas"):
+        alpha_sweep(model, tuned.model, ask, ())
