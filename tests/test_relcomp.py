@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from qgcam_lib.data.probes.groups import RelCompGroup
 from qgcam_lib.errors import ExampleError, FileFault, FormatError, ParameterError
 from qgcam_lib.finetune import interpolate, loop
 from qgcam_lib.finetune.loop import train, train_step
-from qgcam_lib.finetune.relcomp.encoders import encoders_of, tower_parameters
+from qgcam_lib.finetune.relcomp.encoders import TOWERS, encoders_of, tower_parameters
 from qgcam_lib.finetune.relcomp.losses import (
     Minimise,
     SecondNegative,
@@ -38,8 +39,8 @@ from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, relcomp_scores
 from qgcam_lib.finetune.relcomp.sweep import alpha_sweep
 from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
 from qgcam_lib.finetune.relcomp.zero_shot import class_prompts, read_classes, zero_shot
-from qgcam_lib.models.clip.explainer import ClipExplainer
-from qgcam_lib.models.clip.network import build_clip, word_vocabulary
+from qgcam_lib.models.clip.network import TextTokenizer, build_clip, word_vocabulary
+from qgcam_lib.models.dual.matcher import DualMatcher
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
@@ -213,7 +214,8 @@ TINY = {"embed_dim": 16, "quick_gelu": False,
 COLOURS = ("red", "blue", "green", "white")
 
 def tiny_clip():
-    return ClipExplainer(build_clip(TINY, word_vocabulary(["a picture in " + " ".join(COLOURS)]), seed=3))
+    clip = build_clip(TINY, word_vocabulary(["a picture in " + " ".join(COLOURS)]), seed=3)
+    return DualMatcher("clip", clip.model, clip.tokenize, card={"name": "tiny"})
 
 
 def colour_groups(folder):
@@ -334,7 +336,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(world, parts):
         assert value.item() == pytest.approx(losses[1][name].item(), rel=1e-5)
     for one, other in zip(whole.model.parameters(), parted.model.parameters()):
         if one.grad is not None:
-            torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(other.grad, one.grad, atol=1e-5, rtol=1e-3)
 
 
 def test_the_rate_is_torchs_cosine_and_the_step_is_torchs_momentum(world):
@@ -361,9 +363,9 @@ def test_every_epoch_sees_each_group_at_most_once_in_an_order_of_its_own(world):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_mixed_precision_stays_near_and_resumes(world, tmp_path, precision):
-    recipe = replace(SHORT, precision=precision)
+    recipe = replace(SHORT, precision=precision, learning_rate=0.005)
     mixed = finetune_relcomp(*world, recipe=recipe, progress=False)
-    plain = finetune_relcomp(*world, recipe=SHORT, progress=False)
+    plain = finetune_relcomp(*world, recipe=replace(recipe, precision="float32"), progress=False)
     assert mixed.log.total.to_numpy() == pytest.approx(plain.log.total.to_numpy(), rel=0.02)
     assert mixed.scaler.is_enabled() == (precision == "float16")
     finetune_relcomp(*world, tmp_path, recipe=recipe, progress=False, stop_at=1)
@@ -524,3 +526,38 @@ def test_a_sweep_asks_the_patched_models(world, stream):
     assert torch.equal(weights_of(model.model), before)
     with pytest.raises(ParameterError, match="alphas"):
         alpha_sweep(model, tuned.model, ask, ())
+
+
+def tiny_transformers(family):
+    import transformers
+
+    towers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    text = towers | {"vocab_size": 12, "max_position_embeddings": 16}
+    image = towers | {"image_size": 32, "patch_size": 16}
+    if family == "siglip":
+        model = transformers.SiglipModel(transformers.SiglipConfig(
+            text_config=text | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, vision_config=image))
+        return model, TextTokenizer(lambda said: [3 + len(word) % 9 for word in said.split()], None, 2, 16, pad=2)
+    model = transformers.FlavaForPreTraining(transformers.FlavaConfig(
+        text_config=text, image_config=image, multimodal_config=towers, projection_dim=16, hidden_size=16,
+        init_codebook=False))
+    return model, TextTokenizer(lambda said: [3 + len(word) % 9 for word in said.split()], 1, 2, 16)
+
+
+@pytest.mark.parametrize("family", ["siglip", "flava"])
+@pytest.mark.parametrize("stream", ["V", "T"])
+def test_other_families_are_taken_apart_and_learn(world, family, stream):
+    _, groups, folder = world
+    torch.manual_seed(0)
+    model, tokenizer = tiny_transformers(family)
+    matcher = DualMatcher(family, model, tokenizer, card={"name": family})
+    halves, files, texts = encoders_of(matcher), sorted(folder.glob("*.png")), ["a red picture", "picture"]
+    with torch.no_grad():
+        vectors = halves.see(halves.pixels(files)), halves.read(halves.tokens(texts))
+    torch.testing.assert_close(matcher.similarity(*vectors), matcher.score(files, texts), atol=1e-4, rtol=1e-4)
+    tuned = finetune_relcomp(matcher, groups, folder, recipe=replace(SHORT, stream=stream), progress=False)
+    moved = {name for name, p in tuned.model.named_parameters()
+             if not torch.equal(p, matcher.model.get_parameter(name))}
+    assert moved and all(re.match(TOWERS[stream], name) for name in moved)
+    assert not any("mm_projection" in name or "multimodal" in name for name in moved)
+    assert torch.equal(tuned.patched(matcher, 1.0).score(files, texts), tuned.encoders.matcher.score(files, texts))

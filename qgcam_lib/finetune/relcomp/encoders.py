@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Stream', 'TOWERS', 'tower_parameters', 'Encoders', 'encoders_of']
 
-# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #26461f03
+# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #cbe2e0ce
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from ...errors import ParameterError
-from ..clip import encode_texts
+from ...models.dual.matcher import DualMatcher
 
-# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #fbf6326d
+# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #aa4e9c7e
 Stream = Literal["V", "T", "VT"]
 TOWERS = {
-    "V": r"(visual|vision_model|image_model|visual_projection|image_projection|image_to_mm_projection)\b",
-    "T": r"(text|text_model|transformer|token_embedding|positional_embedding|ln_final|text_projection)\b",
+    "V": r"(flava\.)?(visual|vision_model|image_model|image_projection|image_encoder)\b",
+    "T": r"(flava\.)?(transformer|token_embedding|positional_embedding|ln_final|text_(?!to_mm)\w+)\b",
 }
 
 
@@ -38,22 +38,12 @@ def tower_parameters(model: torch.nn.Module, stream: Stream) -> dict[str, torch.
                              "encoder, whose halves have names such as visual and transformer.")
     return found
 
-# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #360b203d
+# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #114236ec
 @dataclass(frozen=True)
 class Encoders:
-    """A dual encoder taken apart.
+    """A dual encoder taken apart. matcher: a `DualMatcher`, whose network learns."""
 
-    matcher: where it came from, with `model`, `device` and `card`; scale: what cosines are multiplied with; pixels:
-    pictures (PIL or paths) to a tensor; tokens: texts to numbers, padded to the longest; see, read: from those to unit
-    vectors [N, D], with gradients where parameters ask for them.
-    """
-
-    matcher: Any
-    scale: torch.Tensor
-    pixels: Callable[[Sequence], torch.Tensor]
-    tokens: Callable[[Sequence[str]], torch.Tensor]
-    see: Callable[[torch.Tensor], torch.Tensor]
-    read: Callable[[torch.Tensor], torch.Tensor]
+    matcher: DualMatcher
 
     @property
     def model(self) -> torch.nn.Module:
@@ -61,29 +51,42 @@ class Encoders:
         return self.matcher.model
 
     @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return next(self.model.parameters()).device
+    def scale(self) -> float:
+        """What cosines are multiplied with."""
+        return self.matcher.scale
 
-# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #3eaece54
+    def pixels(self, images: Sequence) -> torch.Tensor:
+        """Pictures (PIL or paths) as the model sees them: [B, 3, S, S] float32, on the CPU."""
+        matcher = self.matcher
+        return torch.stack([matcher.family.pixels(image, matcher.image_size, matcher.fit) for image in images])
+
+    def tokens(self, texts: Sequence[str]) -> torch.Tensor:
+        """Token numbers [T, L] of texts, L being the longest text's, on the CPU."""
+        rows, mask = self.matcher.rows(texts)
+        return rows if self.matcher.family.whole_rows else rows[:, : int(mask.sum(1).max())]
+
+    def see(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [B, D] float32 of prepared pictures, with gradients where parameters ask for them."""
+        return F.normalize(self.matcher.family.image(self.model, pixels.to(self.matcher.device)).float(), dim=-1)
+
+    def read(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [T, D] float32 of token numbers, with gradients where parameters ask for them."""
+        tokens = tokens.to(self.matcher.device)
+        last = (tokens == self.matcher.tokenizer.end).int().argmax(1, keepdim=True)
+        mask = torch.arange(tokens.shape[1], device=tokens.device) <= last
+        return F.normalize(self.matcher.family.text(self.model, tokens, mask).float(), dim=-1)
+
+# %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #e1a13f5a
 def encoders_of(matcher: Any) -> Encoders:
-    """The two halves of a matcher: an open_clip CLIP of any kind.
+    """The two halves of a matcher from `load_model`: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA's contrastive head, OTTER.
 
-    Raises ParameterError for a matcher that is no dual encoder, such as one that reads picture and text together.
+    Raises ParameterError for a matcher that reads picture and text together, and for one in half precision, whose
+    weights are too coarse to learn.
     """
-    if hasattr(matcher, "clip") and hasattr(matcher.model, "visual"):
-        return _clip_encoders(matcher)
-    raise ParameterError(f"model: expected a dual encoder that can be taken apart (CLIP), got "
-                         f"{type(matcher).__name__}. Models that read picture and text together have no two halves.")
-
-
-def _clip_encoders(matcher: Any) -> Encoders:
-    model, tokenize = matcher.model, matcher.clip.tokenize
-
-    def tokens(texts: Sequence[str]) -> torch.Tensor:
-        ids = tokenize(list(texts))
-        return ids[:, : int((ids != 0).sum(1).max())]
-
-    return Encoders(matcher, matcher.scale, matcher.pixels, tokens,
-                    see=lambda pixels: F.normalize(model.encode_image(pixels).float(), dim=-1),
-                    read=lambda ids: F.normalize(encode_texts(model, ids).float(), dim=-1))
+    if not isinstance(matcher, DualMatcher) or getattr(matcher, "head", "itc") != "itc":
+        raise ParameterError(f"model: expected a dual encoder, such as load_model('clip-vit-b32'), got "
+                             f"{type(matcher).__name__}. Models that read picture and text together have no halves.")
+    if matcher.dtype != torch.float32:
+        raise ParameterError("model: expected weights in float32, got bfloat16. Load it with precision='float32', and "
+                             "let the recipe's precision say how it computes.")
+    return Encoders(matcher)

@@ -20,7 +20,7 @@ from .encoders import Encoders, Stream, encoders_of, tower_parameters
 from .interpolation import interpolate
 from ...storage.files import sha256_of
 
-# %% ../../../nbs/lib/finetune/relcomp/08_sweep.ipynb #feb9eadd
+# %% ../../../nbs/lib/finetune/relcomp/08_sweep.ipynb #7d04fd5c
 class Remembering:
     """A dual encoder as Matcher that keeps every vector until it is told to forget. encoders: from `encoders_of`."""
 
@@ -43,8 +43,7 @@ class Remembering:
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> torch.Tensor:
         """Unit vectors [T, D] float32."""
-        device = self.encoders.device
-        return self._vectors("T", texts, texts, lambda some: self.encoders.read(self.encoders.tokens(some).to(device)))
+        return self._vectors("T", texts, texts, lambda some: self.encoders.read(self.encoders.tokens(some)))
 
     def _vectors(self, half: str, keys: Sequence[str], given: Sequence, make: Callable) -> torch.Tensor:
         known, new = self.known[half], {}
@@ -58,10 +57,8 @@ class Remembering:
         return torch.stack([known[key] for key in keys]) if len(keys) else torch.zeros(0, 0)
 
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Scores [I, T] float32: cosine times scale."""
-        if not len(images) or not len(texts):
-            return torch.zeros(len(images), len(texts))
-        return self.encoders.scale.cpu() * self.encode_images(images) @ self.encode_texts(texts).T
+        """Scores [I, T] float32, as the matcher's own."""
+        return self.encoders.matcher.similarity(self.encode_images(images), self.encode_texts(texts))
 
     def score_batch(self, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
         """Scores [T_i] of each picture with its own texts."""

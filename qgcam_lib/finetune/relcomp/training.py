@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RelCompRecipe', 'RelCompBatch', 'RelCompTraining', 'start_relcomp', 'finetune_relcomp']
 
-# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #ac004a51
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #24103869
 import math
 from collections.abc import Sequence
 from copy import deepcopy
@@ -20,11 +20,16 @@ import torch.distributed as dist
 
 from ...data.probes.groups import RelCompGroup
 from ...errors import ParameterError
-from ..batches import as_input
 from ..loop import Training, train
 from ..recipe import Recipe
 from .encoders import Encoders, Stream, encoders_of, tower_parameters
-from .features import load_relcomp, picture_bytes, picture_features, text_features
+from qgcam_lib.finetune.relcomp.features import (
+    as_pixels,
+    load_relcomp,
+    picture_bytes,
+    picture_features,
+    text_features,
+)
 from .interpolation import interpolate
 from .losses import Distance, Minimise, SecondNegative, relcomp_losses
 from ...storage.fingerprints import weights_fingerprint
@@ -113,7 +118,7 @@ class _Gathered(torch.autograd.Function):
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]
 
-# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #cbaed2c8
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #42e1e7ee
 @dataclass
 class RelCompTraining(Training):
     """A fine-tuning in progress, or done; see `Training`. encoders: of the model that learns; seen, read: features of a
@@ -147,8 +152,9 @@ class RelCompTraining(Training):
     def _pictures(self, rows: np.ndarray) -> torch.Tensor:
         if self.seen is not None:
             return torch.from_numpy(np.array(self.seen[rows]))
-        return as_input(self.shades[rows]) if self.shades is not None else \
-            self.encoders.pixels([self.data.files[row] for row in rows])
+        if self.shades is not None:
+            return as_pixels(self.encoders, self.shades[rows])
+        return self.encoders.pixels([self.data.files[row] for row in rows])
 
     def _texts(self, rows: np.ndarray) -> torch.Tensor:
         if self.read is not None:
@@ -157,7 +163,7 @@ class RelCompTraining(Training):
 
     def features(self, batch: RelCompBatch) -> list[torch.Tensor]:
         """Unit vectors float32 [B, D] of pictures, captions, positives and negatives."""
-        device, kind = self.encoders.device, getattr(torch, self.recipe.precision)
+        device, kind = self.encoders.matcher.device, getattr(torch, self.recipe.precision)
         pictures, texts = batch.pictures.to(device), batch.texts.to(device)
         with torch.autocast(device.type, kind, enabled=kind != torch.float32):
             pictures = pictures if self.seen is not None else self.encoders.see(pictures)
@@ -201,14 +207,16 @@ class RelCompTraining(Training):
         """A copy of the matcher `before` with weights between its own (alpha 0) and the fine-tuned ones (1)."""
         matcher = deepcopy(before)
         interpolate(before.model, self.model, alpha, into=matcher.model)
+        matcher.forget()
         matcher.card = {**matcher.card, "patched": {"stream": self.recipe.stream, "alpha": alpha}}
         return matcher
 
-# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #3b21ae70
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #ad1fb886
 def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path],
                   recipe: RelCompRecipe, cache: str | Path | None = None) -> RelCompTraining:
     """A fine-tuning at step 0; arguments as in `finetune_relcomp`."""
     data, encoders = load_relcomp(groups, images), encoders_of(deepcopy(model))
+    encoders.matcher.forget()
     network, batches = encoders.model, max(1, len(data) // recipe.batch)
     learning = tower_parameters(network.requires_grad_(False), recipe.stream)
     for parameter in learning.values():
@@ -216,7 +224,7 @@ def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path
     recipe = replace(recipe, steps=recipe.steps or recipe.epochs * batches)
     optimizer = torch.optim.SGD(learning.values(), recipe.learning_rate, recipe.momentum,
                                 weight_decay=recipe.weight_decay)
-    scaler = torch.amp.GradScaler(encoders.device.type, enabled=recipe.precision == "float16")
+    scaler = torch.amp.GradScaler(encoders.matcher.device.type, enabled=recipe.precision == "float16")
     frozen = {"seen": "V" not in recipe.stream, "read": "T" not in recipe.stream}
     return RelCompTraining(
         network, recipe, f"{data.fingerprint} {weights_fingerprint(network)}", data, optimizer=optimizer, scaler=scaler,
