@@ -151,6 +151,12 @@ def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10014
 @patch
+def forget(self: DualMatcher) -> None:
+    """Forget the vectors of texts, as must be done when the weights have changed."""
+    self._vectors.clear()
+
+
+@patch
 def _seen(self: DualMatcher, images: Sequence) -> torch.Tensor:
     """Unit vectors of a batch of pictures."""
     pixels = torch.stack([self.family.pixels(image, self.image_size, self.fit) for image in images])
