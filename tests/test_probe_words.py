@@ -1,4 +1,4 @@
-"""Words and Probe-C: taggers, pairs of adjective and noun, opposites, swaps against slow readings of their definition."""
+"""Words and Probe-C: taggers, pairs of adjective and noun, opposites, swaps against slow readings of definitions."""
 
 import itertools
 from pathlib import Path

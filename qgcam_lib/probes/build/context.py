@@ -64,6 +64,7 @@ class EditPlan:
             raise ValueError(f"fillers: expected some of {', '.join(FILLERS)}, got {list(self.fillers)}")
         if "scene" in self.fillers and not self.scenes:
             raise ValueError(f"fillers: 'scene' needs folders of scenes; pass scenes=FOLDER, or fillers={FILLERS[:3]}")
+        patch_size(self.patch if isinstance(self.patch, tuple) else (100, 100), self.patch)  # errors come early
 
     def stamp(self) -> dict:
         """What is written beside the pictures: options, and a checksum of the scenes' names and sizes."""
@@ -140,6 +141,8 @@ def _edit(job: _Job, plan: EditPlan, out: Path, original: str) -> str:
     except ExampleError as error:
         return error.problem
     objects = union_mask(job.objects, size)
+    if isinstance(plan.patch, tuple) and (plan.patch[0] > size[0] or plan.patch[1] > size[1]):
+        return "the patch is larger than the picture"
     place = draw_patch(objects, patch_size(size, plan.patch), seeded(plan.seed, name, "patch"))
     if place is None:
         return "no place for the patch on the background"
@@ -170,8 +173,6 @@ def _edit_all(jobs: Sequence[_Job], plan: EditPlan, out: Path, original: str, pr
               progress: bool) -> Iterator[tuple[_Job, str]]:
     """(job, "" or why it has no pictures), in order; `processes` at a time."""
     work = partial(_edit, plan=plan, out=out, original=original)
-    if processes < 1:
-        raise ValueError(f"processes: expected 1 or more, got {processes}")
     with tqdm(total=len(jobs), desc="edited pictures", disable=not progress) as bar:
         if processes == 1:
             for job in jobs:
@@ -226,6 +227,8 @@ def _limited(found: list, limit: int | None, seed: int) -> list:
 def _made(jobs: list[_Job], plan: EditPlan, coco: Coco, out: Path, processes: int, progress: bool,
           lost: Counter) -> list[_Job]:
     """The jobs whose pictures are all there."""
+    if processes < 1:
+        raise ValueError(f"processes: expected 1 or more, got {processes}")
     done, original = [], coco.split
     _same_folder(out, plan, coco.file("instances"))
     for job, problem in _edit_all(jobs, plan, out, original, processes, progress):
