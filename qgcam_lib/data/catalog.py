@@ -78,6 +78,8 @@ LAYOUTS = {
     "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
     "Visual Genome": Layout(("relationships.json", "image_data.json"), _open_visual_genome, lambda folder: ["all"]),
 }
+
+# %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
 NAMES = {  # under settings.data_root
     "miniworld": "miniworld",
     "miniworld-unbiased": "miniworld_unbiased",
