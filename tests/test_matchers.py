@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qgcam_lib.models import Matcher, load_model
+from qgcam_lib.models.anatomy import anatomy, attention_kinds, full_size
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.clip.network import PUBLISHED, build_clip, clip_config, word_vocabulary
 from qgcam_lib.models.common import sources
@@ -338,3 +339,23 @@ def test_the_unbiased_twin_exists_as_a_mini_only():
     with pytest.raises(ValueError, match="nobody published"):
         load_model("clip-vit-unbiased", "official")
     assert MODELS["clip-vit-unbiased"].mini == "clip-vit-unbiased-mini"
+
+
+# ------------------------------------------------------------------------------------------------------------- anatomy
+
+
+def test_parameters_are_those_of_the_built_network():
+    for case in ("clip vit", "siglip", "bridgetower"):
+        name, options = CASES[case]
+        built = sum(parameter.numel() for parameter in matcher(case).model.parameters())
+        assert full_size(name, **options).card["parameters"] == built
+        assert next(full_size(name, **options).model.parameters()).is_meta
+
+
+def test_attention_is_read_off_the_network():
+    expected = {"clip-rn50": ("dual-stream", "modality-specific"), "vilt": ("single-stream", "merged"),
+                "flava-full": ("dual-stream", "modality-specific, merged"),
+                "bridgetower": ("dual-stream", "modality-specific, co-attention")}
+    table = anatomy(list(expected)).set_index("name")
+    assert {name: (row.streams, row.attention) for name, row in table.iterrows()} == expected
+    assert attention_kinds(matcher("flava")) == {"modality-specific": 4, "co-attention": 0, "merged": 0}

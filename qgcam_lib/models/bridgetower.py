@@ -13,7 +13,7 @@ import torch
 
 from ..explain.gradcam import Tokens
 from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
-from .registry import ModelEntry
+from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a
 class BridgeTowerExplainer(AttentionExplainer):
@@ -75,13 +75,21 @@ class BridgeTowerExplainer(AttentionExplainer):
         return self.model.bridgetower.cross_modal_text_layers[self.block].crossattention.self
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #e7b05884
+_WIDE = {"hidden_size": 1024, "num_hidden_layers": 24}
+_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 6,
+          "text_config": {**_WIDE, "num_attention_heads": 16, "intermediate_size": 4096},
+          "vision_config": {**_WIDE, "patch_size": 14, "image_size": 294}}
+
+
 def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", *, vocab: str | Path | None = None,
-                     **options: Any) -> BridgeTowerExplainer:
+                     config: Any = None, **options: Any) -> BridgeTowerExplainer:
     """Load BridgeTower; called by `load_model`; options: see `load_matcher`. vocab: for random weights only."""
     from transformers import BridgeTowerForImageAndTextRetrieval
 
     if vocab is not None and weights != "random":
         raise ValueError("vocab: BridgeTower's words are RoBERTa's, in its folder. Leave it out; it is for weights="
                          "'random'.")
+    if find_model(entry).name == "bridgetower-large" and weights == "random":
+        config = config or _LARGE
     return load_matcher(entry, weights, BridgeTowerForImageAndTextRetrieval, BridgeTowerExplainer, vocab=vocab,
-                        text_part="text_config", **options)
+                        config=config, text_part="text_config", **options)

@@ -80,6 +80,9 @@ _register(
     ModelEntry("bridgetower", "cross-attention of words to patches", (18, 18), 3, "lavis",
                "https://huggingface.co/BridgeTower/bridgetower-base-itm-mlm", "MIT",
                "qgcam_lib.models.bridgetower:load_bridgetower", "bridgetower-mini"),
+    ModelEntry("bridgetower-large", "cross-attention of words to patches", (21, 21), 3, "lavis",
+               "https://huggingface.co/BridgeTower/bridgetower-large-itm-mlm", "MIT",
+               "qgcam_lib.models.bridgetower:load_bridgetower"),
     ModelEntry("blip2-itm", "cross-attention GradCAM of queries", (16, 16), 6, "queries",
                "https://huggingface.co/Salesforce/blip2-itm-vit-g", "MIT", "qgcam_lib.models.blip2:load_blip2"),
 )

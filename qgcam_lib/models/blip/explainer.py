@@ -83,7 +83,8 @@ class BlipExplainer(PhraseExplainer):
                  batch_phrases: int = 64, head: str = "itm", score: str | None = None, too_long: str = "cut"):
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
-        token_weights(torch.ones(1, 3, dtype=torch.bool), 0 if type(tokens) is int else tokens)  # refuse a wrong mode
+        three = torch.ones(1, 3, dtype=torch.bool, device="cpu")
+        token_weights(three, 0 if type(tokens) is int else tokens)  # refuse a wrong mode
         scores = tuple(ITM_SCORES) if _checked(head) == "itm" else ("cosine",)
         self.score_as = one_of("score", score or scores[0], scores)
         self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(8)

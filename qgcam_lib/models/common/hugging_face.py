@@ -67,7 +67,7 @@ class AttentionExplainer(PhraseExplainer):
         self.score_as = one_of("score", score or next(iter(self.scores)), self.scores)
         self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(self.kept)
         self.block, self.tokens, self.explain_by, self.max_tokens = block, tokens, explain, max_tokens
-        self._weights(torch.ones(1, 3, dtype=torch.bool), check=True)
+        self._weights(torch.ones(1, 3, dtype=torch.bool, device="cpu"), check=True)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, explain=explain)
         self.tokenizer, self.batch_phrases = tokenizer, batch_phrases
         self.card |= {"grid": self._card_grid(), "input_size": self._input_size(), "score": f"ITM {self.score_as}"}
