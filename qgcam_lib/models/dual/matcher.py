@@ -6,6 +6,7 @@
 __all__ = ['FITS', 'FAMILIES', 'Family', 'DualMatcher']
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10003
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,11 @@ FAMILIES = {
 }
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a1000a
+def _number(tensor: torch.Tensor) -> float:
+    """A tensor's one number; NaN of a network that has only its shapes."""
+    return math.nan if tensor.is_meta else float(tensor.detach().float())
+
+
 class DualMatcher(Adapter):
     """A dual encoder as Matcher.
 
@@ -108,8 +114,8 @@ class DualMatcher(Adapter):
         self.tokenizer = replace(tokenizer, too_long=one_of("too_long", too_long, TOO_LONG))
         self.image_size = image_size or self.family.size(model)
         bias = self.family.bias(model)
-        self.scale = float(self.family.scale(model).detach().float())
-        self.bias = 0.0 if bias is None else float(bias.detach().float())
+        self.scale = _number(self.family.scale(model))
+        self.bias = 0.0 if bias is None else _number(bias)
         self.batch_images, self.batch_texts, self._vectors = batch_images, batch_texts, Recent(kept_texts)
         super().__init__(model, card, device=device, precision=precision, layout=torch.channels_last, fit=fit,
                          input_size=(self.image_size,) * 2, score=self._score_name(bias is not None))
