@@ -283,3 +283,33 @@ def test_a_name_makes_its_folder_and_says_what_opens_it(tmp_path, monkeypatch):
         with pytest.raises(ExampleError, match="no grounding examples") as error:
             catalog.load_dataset(f"miniworld-{name}")
         assert error.value.remedy and (tmp_path / f"miniworld_{name}" / "miniworld.json").is_file()
+
+
+# ---------------------------------------------------------------- same seed, same bytes; only what is missing
+
+MAKERS = {  # name: (few, more), as options
+    "coco": ({"n_train": 2, "n_val": 1}, {"n_train": 2, "n_val": 3}),
+    "visual_genome": ({"n": 2}, {"n": 4}),
+    "fillers": ({"n": 1}, {"n": 2}),
+    "mininet": ({"n": 1}, {"n": 2}),
+    "swaps": ({"n": 2}, {"n": 4}),
+}
+
+
+def contents(root):
+    return {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_folder_grows_to_what_it_would_have_been_and_never_shrinks(tmp_path, name):
+    ensure_one, (few, more) = getattr(miniworld, f"ensure_{name}"), MAKERS[name]
+    quiet = {} if name == "fillers" else {"progress": False}
+    whole = contents(ensure_one(tmp_path / "whole", **more, **quiet))
+    root = ensure_one(tmp_path / "grown", **few, **quiet)
+    assert len(contents(root)) < len(whole)
+    ensure_one(root, **more, **quiet)
+    assert contents(root) == whole
+    ensure_one(root, **few, **quiet)
+    assert contents(root) == whole
+    other = contents(ensure_one(tmp_path / "other", **few, **quiet, seed=7))
+    assert not any(other[path] == whole[path] for path in other if path.suffix in (".png", ".jpg"))
