@@ -78,10 +78,10 @@ class RelationOptions:
             raise ValueError(f"spared: expected a share from 0 to below 1, got {self.spared}")
 
 # %% ../../../nbs/lib/probes/build/07_relation.ipynb #815a4f58
-def usable_images(genome: VisualGenome, told: Triplets, options: RelationOptions, steps: Steps) -> np.ndarray:
+def usable_images(genome: VisualGenome, options: RelationOptions, steps: Steps) -> np.ndarray:
     """The numbers of the pictures that may be used, ascending: listed, there if asked for, and not spared."""
     there = options.pictures == "there" or (options.pictures == "auto" and bool(genome.folders))
-    annotated = np.unique(told.images)
+    annotated = np.unique(genome.triplets.images)
     listed = np.array([k for k in annotated if k in genome.images], np.int64)
     steps.add("pictures with annotations", len(annotated), len(annotated))
     steps.add("pictures listed in image_data.json", len(listed), len(listed))
@@ -142,9 +142,12 @@ def _whereabouts(genome: VisualGenome, clean: Triplets, images: np.ndarray, opti
     return Whereabouts(images, list(names), image, name)
 
 # %% ../../../nbs/lib/probes/build/07_relation.ipynb #f6b123e9
-def usable_relations(told: Triplets, clean: Triplets, images: np.ndarray, options: RelationOptions,
-                     steps: Steps) -> Triplets:
-    """The distinct relations from which groups are made. told: as annotated; clean: see `clean_triplets`."""
+def usable_relations(genome: VisualGenome, images: np.ndarray, options: RelationOptions,
+                     steps: Steps) -> tuple[Triplets, Triplets, CoOccurrence]:
+    """The distinct relations from which groups are made, all clean relations, and what occurs together in them."""
+    told = genome.triplets
+    clean = clean_triplets(told, genome.aliases("object"), genome.aliases("relationship"), options.clean)
+
     def count(step: str, found: Triplets, option: str = "") -> None:
         steps.add(step, len(found), len(np.unique(found.image)), option)
 
@@ -160,7 +163,7 @@ def usable_relations(told: Triplets, clean: Triplets, images: np.ndarray, option
     count("distinct relations of two different names", found)
     steps.add("predicates that may be drawn", len(np.unique(found.predicate)))
     steps.add("subjects that may be drawn", len(np.unique(found.subject)))
-    return found
+    return found, clean, CoOccurrence(chosen(clean, whole), options.roles, drawn=found)
 
 # %% ../../../nbs/lib/probes/build/07_relation.ipynb #93338165
 class _Anchor:
@@ -188,10 +191,8 @@ class _Maker:
 
     def __init__(self, genome: VisualGenome, options: RelationOptions, steps: Steps):
         self.genome, self.options = genome, options
-        told, images = genome.triplets, usable_images(genome, genome.triplets, options, steps)
-        clean = clean_triplets(told, genome.aliases("object"), genome.aliases("relationship"), options.clean)
-        self.relations = usable_relations(told, clean, images, options, steps)
-        self.together = CoOccurrence(chosen(clean, clean.predicate >= 0), options.roles, drawn=self.relations)
+        images = usable_images(genome, options, steps)
+        self.relations, clean, self.together = usable_relations(genome, images, options, steps)
         self.where = _whereabouts(genome, clean, images, options)
         counts = self.where.of_name.lengths()
         self.often_shown = counts >= (options.n_images if options.too_few == "leave out" else 0)
