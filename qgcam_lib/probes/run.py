@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPARISONS', 'OTHER_IMAGES', 'MISSING', 'choices_of', 'form_of', 'prompts_by_picture', 'take_groups', 'ask_prompts',
-           'ScoreTable', 'score_classes', 'score_groups', 'probe']
+           'ScoreTable', 'rankings', 'score_classes', 'score_groups', 'probe']
 
 # %% ../../nbs/lib/probes/02_run.ipynb #2f4015a7
 import warnings
@@ -287,9 +287,12 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
     return present
 
 
-def _rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str
-              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    "Scores [N, C] of each picture, which classes are present, and which are asked where all have a score."
+def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
+             ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and asked [N, C], both bool.
+
+    A group with a missing score has nothing asked and nothing present; missing: see `score_groups`.
+    """
     widest = max(len(group.classes) for group in groups)
     asked = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
     present = _present_mask(groups, asked.shape)
@@ -311,7 +314,7 @@ def _steps(values: Mapping[str, np.ndarray], share: str, lost: str) -> dict[str,
 
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
     "One row a picture and filler."
-    scores, present, asked = _rankings(groups, table, missing)
+    scores, present, asked = rankings(groups, table, missing)
     columns: dict[str, Any] = {
         "id": [group.id for group in groups], "group": [group.image for group in groups],
         "filler": [group.filler for group in groups], "kind": [group.kind for group in groups],
@@ -340,7 +343,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
     table = scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    found, _, asked = _rankings(groups, table, missing)
+    found, _, asked = rankings(groups, table, missing)
     there = [(row, place) for row, group in enumerate(groups) for place, name in enumerate(group.classes)
              if name in group.present]
     rows, places = np.array(there).T
