@@ -305,7 +305,7 @@ def _overlap(objects: Sequence[CocoObject]) -> float:
 
 # %% ../../../nbs/lib/probes/build/05_context.ipynb #01b9e924
 def build_objects(coco: Coco, out: str | Path, *, scenes: str | Path | Sequence[str | Path] = (),
-                  fillers: Sequence[str] = FILLERS, max_overlap: float = 0.0, min_area: float = 0.02,
+                  fillers: Sequence[str] = FILLERS, max_overlap: float = 0.0, min_area: float = 0.01,
                   max_area: float = 0.5, alone: bool = True, min_others: int = 1, crowds: str = "keep",
                   patch: float | tuple[int, int] = 0.2, look: FillerOptions | None = None, article: str = "right",
                   limit: int | None = None, seed: int = 0, processes: int = 1, progress: bool = True) -> Built:
