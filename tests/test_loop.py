@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from qgcam_lib.errors import FileFault
+from qgcam_lib.errors import FileFault, ParameterError
 from qgcam_lib.finetune.loop import Training, adamw, steps, train
 from qgcam_lib.finetune.recipe import Recipe, seeded
 
@@ -130,3 +130,11 @@ def test_the_rate_rises_stays_and_falls():
     np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 10)
     np.testing.assert_allclose(rates[10:51], 1)
     np.testing.assert_allclose(rates[50:], np.arange(50, 0, -1) / 50)
+
+
+def test_a_loss_that_is_no_longer_finite_stops_the_training(tmp_path):
+    recipe = LineRecipe(learning_rate=1e30, clip=0.0, warmup=1)
+    with pytest.raises(ParameterError, match="learning_rate.*step.*total is"):
+        train(partial(start, recipe), tmp_path, progress=False, save_every=1)
+    kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert 0 < kept["step"] < 20 and all(torch.isfinite(value).all() for value in kept["model"].values())

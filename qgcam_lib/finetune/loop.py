@@ -6,6 +6,7 @@
 __all__ = ['adamw', 'Training', 'train_step', 'steps', 'save_checkpoint', 'load_checkpoint', 'launched', 'train']
 
 # %% ../../nbs/lib/finetune/06_loop.ipynb #844d73bc
+import math
 import os
 import time
 from collections import deque
@@ -91,7 +92,8 @@ class Training:
 # %% ../../nbs/lib/finetune/06_loop.ipynb #78d00b10
 def train_step(training: Training, batch: Any) -> dict[str, float]:
     """One step of the optimizer; returns the losses, in a group of workers their means. The random state of dropout,
-    where there is any, depends on seed, step and worker.
+    where there is any, depends on seed, step and worker. ParameterError where the total is no longer finite; the
+    weights are then those of the step before.
     """
     recipe, worker = training.recipe, dist.get_rank() if dist.is_initialized() else 0
     for group in training.optimizer.param_groups:
@@ -103,6 +105,10 @@ def train_step(training: Training, batch: Any) -> dict[str, float]:
     parameters = [p for group in training.optimizer.param_groups for p in group["params"]]
     losses = {name: value.item() for name, value in losses.items()}
     losses = _shared(parameters, losses) if dist.is_initialized() else losses
+    if not math.isfinite(losses["total"]):
+        raise ParameterError(f"learning_rate: expected one at which the losses stay finite, but in step "
+                             f"{training.step} the total is {losses['total']} (rate {recipe.rate(training.step):g}). "
+                             "Take a lower rate, or let `clip` bound the gradient.")
     training.scaler.unscale_(training.optimizer)
     if recipe.clip:
         torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)

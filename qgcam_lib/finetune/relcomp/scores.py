@@ -47,7 +47,7 @@ def rivals(groups: Sequence[RelCompGroup], at_once: int = 1000) -> list[int]:
         found += np.where(alike[np.arange(len(best)), best] < 0, -1, best).tolist()
     return found
 
-# %% ../../../nbs/lib/finetune/relcomp/06_scores.ipynb #cdacb4cc
+# %% ../../../nbs/lib/finetune/relcomp/06_scores.ipynb #f52c4012
 _SOURCE = "sections 3.2 and 8.4, Table 11; the second picture of the image score is ours"
 RELCOMP_SCORES = {
     "text_score": Metric("text_score", "Text", "the picture prefers the positive text to the negative", (0, 1), True,
@@ -55,6 +55,8 @@ RELCOMP_SCORES = {
     "image_score": Metric("image_score", "Image", "the positive text prefers its picture to the rival's", (0, 1), True,
                           "there is no other picture of this kind", _SOURCE, 1 / 2),
     "group_score": Metric("group_score", "Group", "both", (0, 1), True, "as the image score", _SOURCE, 1 / 3),
+    "rival_agrees": Metric("rival_agrees", "Rival agrees", "the rival's picture prefers the positive text too", (0, 1),
+                           False, "as the image score", "ours", 1 / 2),
     "confidence": Metric("confidence", "Confidence", "softmax over positive and negative, at the positive", (0, 1),
                          True, "never", "section 3.2, equation 1", 1 / 2),
 }
@@ -65,8 +67,8 @@ def relcomp_scores(model: Any, groups: Sequence[RelCompGroup], images: str | Pat
     """Ask a Matcher about RelComp groups, one row a group.
 
     images, limit, seed, run_options: as in `probes.run.ask_prompts`. Returns id, group (the picture), rival (the second
-    picture, "" for none), kind, text_score, image_score, group_score, confidence (see `RELCOMP_SCORES`, undefined
-    is NaN) and n_ties (of the two comparisons). A rival is looked for among the groups that are asked.
+    picture, "" for none), kind, text_score, image_score, group_score, rival_agrees, confidence (see `RELCOMP_SCORES`,
+    undefined is NaN) and n_ties (of the two comparisons). A rival is looked for among the groups that are asked.
     """
     taken = take_groups(groups, limit, seed)
     other = [taken[k].image if k >= 0 else "" for k in rivals(taken)]
@@ -75,12 +77,14 @@ def relcomp_scores(model: Any, groups: Sequence[RelCompGroup], images: str | Pat
     table = ScoreTable(ask_prompts(model, pairs, images, name="RelComp", **run_options))
     first, second, right, wrong = zip(*((*pair.images, *pair.prompts) for pair in pairs))
     own, swapped, away = table.of(first, right), table.of(first, wrong), table.of(second, right)
+    misled = table.of(second, wrong)
     undefined = np.array([not name for name in other])
     text = np.where(np.isnan(own + swapped), np.nan, own > swapped)
     image = np.where(undefined | np.isnan(own + away), np.nan, own > away)
+    agrees = np.where(undefined | np.isnan(away + misled), np.nan, away > misled)
     with np.errstate(over="ignore"):
         sure = 1 / (1 + np.exp(swapped - own))
     return pd.DataFrame({"id": [one.id for one in taken], "group": first, "rival": other,
                          "kind": [one.kind for one in taken], "text_score": text, "image_score": image,
-                         "group_score": text * image, "confidence": sure,
+                         "group_score": text * image, "rival_agrees": agrees, "confidence": sure,
                          "n_ties": (own == swapped).astype(int) + ((own == away) & ~undefined)})
