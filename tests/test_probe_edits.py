@@ -162,6 +162,24 @@ def test_files_keep_objects_and_replace_the_rest(tmp_path):
         assert list(again) == mine and not again.left_out
 
 
+@pytest.mark.parametrize("remove", ["others", "target"])
+def test_one_object_or_all_others_are_taken_out_of_the_original(tmp_path, remove):
+    over = region(6, 0, 2, 12, 10, 10)  # shares pixels with the dog of picture 0
+    coco, out = coco_folder(tmp_path / "coco", [*GOOD, over]), tmp_path / "out"
+    build_objects(coco, out, max_overlap=1.0, **PLAIN)
+    built = build_objects(coco, out, max_overlap=1.0, remove=remove, **PLAIN)
+    assert len({group.id for group in built.groups}) == len(built.groups) == 10
+    for group in built.groups:
+        objects = coco.instances.of(int(group.image[:-4]))
+        target, others = (union_mask([one.segmentation for one in objects if (one.category in group.present) == mine],
+                                     (40, 60)) for mine in (True, False))
+        goes = target if remove == "target" else others & ~target
+        original, edited = (np.asarray(Image.open(out / group.pictures[part])) for part in ("reference", "edited"))
+        fill = filler_picture(group.filler, (40, 60), seeded(0, group.image, group.filler))
+        assert (edited[~goes] == original[~goes]).all() and (edited[goes] == fill[goes]).all() and goes.any()
+    assert list(read_groups(write_groups(built.groups, out / "object.json"), images=out)) == built.groups
+
+
 def test_same_seed_same_bytes_in_any_order_and_number_of_processes(tmp_path):
     coco = coco_folder(tmp_path / "coco", GOOD)
     first = build_background(coco, tmp_path / "a", **PLAIN)
@@ -226,6 +244,11 @@ def test_options_that_are_none(tmp_path, change, text):
     with pytest.raises(ValueError, match=text):
         build_background(coco, tmp_path / "out", **{**PLAIN, **change})
     assert not (tmp_path / "out" / "pictures.json").exists()
+
+
+def test_what_goes_must_be_known(tmp_path):
+    with pytest.raises(ValueError, match="remove: expected one of all, others, target, got 'some'"):
+        build_objects(coco_folder(tmp_path / "coco", GOOD), tmp_path / "out", remove="some", **PLAIN)
 
 
 def test_a_broken_region_stops_the_build_by_name(tmp_path):

@@ -26,7 +26,7 @@ from ...boxes import box_iou
 from ...data.coco.files import CocoImage, CocoObject
 from ...data.coco.folder import Coco
 from ...data.coco.masks import mask_of
-from ...data.probes.files import context_pictures
+from ...data.probes.files import CONTEXT_FOLDERS, context_pictures
 from ...data.probes.groups import FILLERS, ContextGroup, Groups
 from ...data.records import open_image
 from ...errors import ExampleError, StoreError
@@ -96,13 +96,14 @@ def _same_folder(out: Path, plan: EditPlan, instances: Path) -> None:
 # %% ../../../nbs/lib/probes/build/05_context.ipynb #4cef9f7c
 @dataclass(frozen=True)
 class _Job:
-    """A picture to edit. file: where it lies; image; objects: all its regions; single: class -> the regions of it that
-    stay alone (set R), {} for set MR."""
+    """A picture to edit. file: where it lies; image; objects: all its regions; single: class -> which of them are the
+    target's (set R), {} for set MR; remove: what goes around the target, or the target itself."""
 
     file: Path
     image: CocoImage
     objects: tuple[Any, ...]
-    single: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    single: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    remove: str = "all"
 
 
 def union_mask(segmentations: Iterable[Any], size: tuple[int, int]) -> np.ndarray:
@@ -113,26 +114,41 @@ def union_mask(segmentations: Iterable[Any], size: tuple[int, int]) -> np.ndarra
     return mask
 
 
-def picture_names(image: str, filler: str, original: str, single: str = "") -> dict[str, str]:
+_SINGLE = {"all": "single", "others": "others_removed", "target": "object_removed"}
+_FOLDERS = {**CONTEXT_FOLDERS, "others_removed": "val2014_others_removed_dataset/segmentation_mask/{filler}",
+            "object_removed": "val2014_object_removed_dataset/segmentation_mask/{filler}"}
+
+
+def picture_names(image: str, filler: str, original: str, single: str = "", remove: str = "all") -> dict[str, str]:
     """reference, patch and edited picture of a group below its folder; what is edited is PNG.
 
-    image: file name of the original; original: folder of the originals, such as "val2014"; single: class that is left
-    alone (set R), "" for set MR.
+    image: file name of the original; original: folder of the originals, such as "val2014"; single: class of the target
+    (set R), "" for set MR; remove: see `build_objects`; unless it is "all", the reference is the original.
     """
-    names = context_pictures(image, filler, f"{single}_{image}" if single else "", {
-        "original": original, "patch": "val2014_random_patch_dataset/{filler}",
-        "removed": "val2014_background_removed_dataset/segmentation_mask/{filler}",
-        "single": "val2014_background_removed_and_cooccurrence_dataset/segmentation_mask/{filler}"})
+    folders = {**_FOLDERS, "original": original, "single": _FOLDERS[_SINGLE[remove]]}
+    names = context_pictures(image, filler, f"{single}_{image}" if single else "", folders)
+    if remove != "all":
+        names["reference"] = f"{original}/{image}"
     return {part: name if name.startswith(f"{original}/") else str(PurePosixPath(name).with_suffix(".png"))
             for part, name in names.items()}
 
 # %% ../../../nbs/lib/probes/build/05_context.ipynb #033cad7d
+def _kept(job: _Job, name: str) -> np.ndarray:
+    """What stays of a picture whose target is the class `name`, boolean [H, W]. Pixels that the target shares with
+    another object are the target's."""
+    target = union_mask([job.objects[k] for k in job.single[name]], job.image.size)
+    if job.remove != "others":
+        return target if job.remove == "all" else ~target
+    others = union_mask([one for k, one in enumerate(job.objects) if k not in job.single[name]], job.image.size)
+    return target | ~others
+
+
 def _edit(job: _Job, plan: EditPlan, out: Path, original: str) -> str:
     """Make the pictures of a job that are missing; "" or why there are none."""
     size, name = job.image.size, job.image.file_name
     made = {filler: {"removed": picture_names(name, filler, original)["edited"],
                      "patch": picture_names(name, filler, original)["patch"],
-                     **{one: picture_names(name, filler, original, one)["edited"] for one in job.single}}
+                     **{one: picture_names(name, filler, original, one, job.remove)["edited"] for one in job.single}}
             for filler in plan.fillers}
     if all((out / path).is_file() for parts in made.values() for path in parts.values()):
         return ""
@@ -146,14 +162,16 @@ def _edit(job: _Job, plan: EditPlan, out: Path, original: str) -> str:
     place = draw_patch(objects, patch_size(size, plan.patch), seeded(plan.seed, name, "patch"))
     if place is None:
         return "no place for the patch on the background"
+    kept = {"removed": objects, **{one: _kept(job, one) for one in job.single}}
+    if any(mask.all() or not mask.any() for mask in kept.values()):
+        return "nothing would be replaced, or nothing kept"
     for filler, parts in made.items():
         missing = {part: out / path for part, path in parts.items() if not (out / path).is_file()}
         if not missing:
             continue
         fill = filler_picture(filler, size, seeded(plan.seed, name, filler), options=plan.look, scenes=plan.scenes)
         for part, path in missing.items():
-            done = (put_patch(picture, place, fill) if part == "patch" else keep_only(
-                picture, objects if part == "removed" else union_mask(job.single[part], size), fill))
+            done = put_patch(picture, place, fill) if part == "patch" else keep_only(picture, kept[part], fill)
             write_whole(path, png_bytes(done))
     return ""
 
@@ -306,19 +324,23 @@ def _overlap(objects: Sequence[CocoObject]) -> float:
 # %% ../../../nbs/lib/probes/build/05_context.ipynb #01b9e924
 def build_objects(coco: Coco, out: str | Path, *, scenes: str | Path | Sequence[str | Path] = (),
                   fillers: Sequence[str] = FILLERS, max_overlap: float = 0.0, min_area: float = 0.01,
-                  max_area: float = 0.5, alone: bool = True, min_others: int = 1, crowds: str = "keep",
-                  patch: float | tuple[int, int] = 0.2, look: FillerOptions | None = None, article: str = "right",
-                  limit: int | None = None, seed: int = 0, processes: int = 1, progress: bool = True) -> Built:
+                  max_area: float = 0.5, alone: bool = True, min_others: int = 1, remove: str = "all",
+                  crowds: str = "keep", patch: float | tuple[int, int] = 0.2, look: FillerOptions | None = None,
+                  article: str = "right", limit: int | None = None, seed: int = 0, processes: int = 1,
+                  progress: bool = True) -> Built:
     """Probe-B, set R: background and all other objects removed (sections 3.1 and 7.3), a group a class and filler.
 
     max_overlap: largest IoU of two boxes of the picture. min_area, max_area: share of the picture that the target
     covers. alone: only a class with one object is a target; else all objects of the class stay. min_others: least
-    number of other classes in the picture. A crowd is never a target. limit: how many targets. The rest, left_out and
-    errors: as in `build_background`, whose folder can be used for both.
+    number of other classes in the picture. remove: "all" but the target, the "others" but not the background, or the
+    "target" alone. A crowd is never a target. limit: how many targets. The rest, left_out and errors: as in
+    `build_background`, whose folder can be used for both.
     """
     if not 0 <= min_area <= max_area <= 1 or not 0 <= max_overlap <= 1 or min_others < 0:
         raise ValueError(f"expected 0 <= min_area <= max_area <= 1, max_overlap in 0..1 and min_others from 0 on, got "
                          f"{min_area}, {max_area}, {max_overlap}, {min_others}")
+    if remove not in _SINGLE:
+        raise ValueError(f"remove: expected one of {', '.join(_SINGLE)}, got {remove!r}")
     plan, out, lost, steps = _plan(fillers, look, patch, scenes, seed), Path(out), Counter(), Steps(_R)
     apart, targets = [], []
     for number in _with_objects(coco, crowds, steps, lost):
@@ -332,25 +354,27 @@ def build_objects(coco: Coco, out: str | Path, *, scenes: str | Path | Sequence[
     steps.add("boxes apart", len(apart), len(apart), f"max_overlap={max_overlap}")
     steps.add("targets", len(targets), len({image.id for image, *_ in targets}),
               f"min_area={min_area}, max_area={max_area}, alone={alone}, min_others={min_others}")
-    done = _made(_jobs(coco, _limited(targets, limit, seed)), plan, coco, out, processes, progress, lost)
+    done = _made(_jobs(coco, _limited(targets, limit, seed), remove), plan, coco, out, processes, progress, lost)
     groups = _object_groups(coco, done, plan, article)
     steps.add("pictures", len(done), len(done), f"limit={limit}")
     steps.add("pictures with one object left", sum(len(job.single) for job in done), len(done))
     steps.add("classes", len({name for job in done for name in job.single}))
     steps.add("groups", len(groups), len(done), f"{len(plan.fillers)} fillers")
     options = {**plan.stamp(), "fillers": plan.fillers, "max_overlap": max_overlap, "min_area": min_area,
-               "max_area": max_area, "alone": alone, "min_others": min_others, "crowds": crowds, "article": article,
-               "limit": limit}
+               "max_area": max_area, "alone": alone, "min_others": min_others, "remove": remove, "crowds": crowds,
+               "article": article, "limit": limit}
     return Built(Groups(groups, form="object", left_out=lost), steps.table(), options)
 
 # %% ../../../nbs/lib/probes/build/05_context.ipynb #5b239758
-def _jobs(coco: Coco, targets: Iterable[tuple]) -> list[_Job]:
+def _jobs(coco: Coco, targets: Iterable[tuple], remove: str) -> list[_Job]:
     """A job a picture, with all of its targets."""
     found: dict[int, _Job] = {}
     for image, objects, name, kept in targets:
         before = found.get(image.id)
-        single = {**(before.single if before else {}), name: tuple(one.segmentation for one in kept)}
-        found[image.id] = _Job(coco.picture(image.file_name), image, tuple(one.segmentation for one in objects), single)
+        ids = {one.id for one in kept}
+        single = {**(before.single if before else {}), name: tuple(k for k, one in enumerate(objects) if one.id in ids)}
+        found[image.id] = _Job(coco.picture(image.file_name), image, tuple(one.segmentation for one in objects), single,
+                               remove)
     return list(found.values())
 
 
@@ -361,7 +385,8 @@ def _object_groups(coco: Coco, jobs: Sequence[_Job], plan: EditPlan, article: st
         for name in job.single:
             asked = {one: prompt for one, prompt in prompts.items() if one == name or one not in shown}
             others = tuple(one for one in prompts if one in shown and one != name)
-            groups += [ContextGroup(f"{job.image.id}/{name}/{filler}", job.image.file_name, filler, "object",
-                                    picture_names(job.image.file_name, filler, coco.split, name), (name,), tuple(asked),
-                                    tuple(asked.values()), others) for filler in plan.fillers]
+            mark = "" if job.remove == "all" else f"/{job.remove}"
+            groups += [ContextGroup(f"{job.image.id}/{name}/{filler}{mark}", job.image.file_name, filler, "object",
+                                    picture_names(job.image.file_name, filler, coco.split, name, job.remove), (name,),
+                                    tuple(asked), tuple(asked.values()), others) for filler in plan.fillers]
     return groups
