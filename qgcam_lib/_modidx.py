@@ -4830,6 +4830,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'qgcam_lib/probes/build/context.py'),
                                                 'qgcam_lib.probes.build.context._jobs': ( 'lib/probes/build/context.html#_jobs',
                                                                                           'qgcam_lib/probes/build/context.py'),
+                                                'qgcam_lib.probes.build.context._kept': ( 'lib/probes/build/context.html#_kept',
+                                                                                          'qgcam_lib/probes/build/context.py'),
                                                 'qgcam_lib.probes.build.context._limited': ( 'lib/probes/build/context.html#_limited',
                                                                                              'qgcam_lib/probes/build/context.py'),
                                                 'qgcam_lib.probes.build.context._made': ( 'lib/probes/build/context.html#_made',
