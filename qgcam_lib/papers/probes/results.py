@@ -35,7 +35,7 @@ def _gaps(against: pd.DataFrame, what: str, unit: Unit = PERCENT) -> list[str]:
     return [f"{what}, {row['better']} minus {row['worse']}: {with_interval(row, unit, 'difference')}, {sample(row)}"
             for _, row in against.iterrows()]
 
-# %% ../../../nbs/lib/papers/probes/07_results.ipynb #d71b3dde
+# %% ../../../nbs/lib/papers/probes/07_results.ipynb #8bcaddb8
 _MODELS = "No model ran; the table of models says why."
 
 
@@ -48,15 +48,17 @@ def relation_result(summary: pd.DataFrame, against: pd.DataFrame, where: str) ->
     if not len(first):
         return {"answer": _MODELS, "effect": []}
     best, easy = first.iloc[0], second.iloc[0]
-    both = first.set_index("model")["value"] < second.set_index("model")["value"]
-    answer = (f"On the {where}, {best['model']} prefers the true prompt to the one with another predicate most often, in "
-              f"{with_interval(best, PERCENT)} of the groups{_guesses(best)}. With another subject it is {easy['model']}, "
-              f"{with_interval(easy, PERCENT)}{_guesses(easy)}; {int(both.sum())} of {len(both)} models do better there.")
+    told = second.set_index("model")["value"]
+    better = int((told > first.set_index("model")["value"].reindex(told.index)).sum())
+    answer = (f"On the {where}, {best['model']} prefers the true prompt to the one with another predicate most often, "
+              f"in {with_interval(best, PERCENT)} of the groups{_guesses(best)}. With another subject it is "
+              f"{easy['model']}, {with_interval(easy, PERCENT)}{_guesses(easy)}; {better} of {len(told)} models do "
+              "better there.")
     effect = [f"accuracy of {row['model']}, {COMPARISONS['predicate']}: {with_interval(row, PERCENT)}, "
               f"{sample(row, 'groups')}" for _, row in first.iterrows()]
     return {"answer": answer, "effect": effect + _gaps(against, f"accuracy, {COMPARISONS['predicate']}")}
 
-# %% ../../../nbs/lib/papers/probes/07_results.ipynb #d6c2aba6
+# %% ../../../nbs/lib/papers/probes/07_results.ipynb #db9cdd92
 def composition_result(summary: pd.DataFrame, against: pd.DataFrame, where: str) -> dict[str, Any]:
     """answer and effect of `probe_composition`.
 
@@ -68,8 +70,8 @@ def composition_result(summary: pd.DataFrame, against: pd.DataFrame, where: str)
     best = first.iloc[0]
     told = {kind: _rows(summary, kind=kind, metric="group_score").set_index("model")["value"] for kind in KINDS}
     both = (told["object"] > told["composition"].reindex(told["object"].index)).sum()
-    answer = (f"On the {where}, {best['model']} gets the whole pair right most often where compositions are swapped, in "
-              f"{with_interval(best, PERCENT)} of the pairs{_guesses(best)}. "
+    answer = (f"On the {where}, {best['model']} gets the whole pair right most often where compositions are swapped, "
+              f"in {with_interval(best, PERCENT)} of the pairs{_guesses(best)}. "
               + (f"Where objects are swapped, {both} of {len(told['object'])} models do better." if len(told["object"])
                  else "No pair swaps objects."))
     effect = [f"{PAIRS['group_score']} score of {row['model']}, {KINDS['composition']}: {with_interval(row, PERCENT)}, "
