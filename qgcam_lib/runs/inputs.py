@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,40 @@ def _tricd(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     chosen = ["val"] if parameters.get("threshold") == "val" and "val" in tricd_splits(folder) else []
     for split in dict.fromkeys([parameters["split"], *chosen]):
         yield Input("data", "data set", f"{name or 'miniworld-tricd'}, {split}", dataset_files(folder, split))
+
+# %% ../../nbs/lib/runs/03_inputs.ipynb #85014e14
+def _probe(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
+    """What the groups of a probe are built from, or the file that holds them."""
+    from qgcam_lib.data.catalog import NAMES, dataset_files
+
+    for name in _texts(parameters["data"]):
+        path = None if name in NAMES else place.path(name)
+        if path is not None and path.is_file():
+            yield Input("data", "groups", name, path)
+        else:
+            subset = parameters.get("subset", "val2014")
+            files = dataset_files(path or name, subset, data_root=place.settings.data_root)
+            yield Input("data", "data set", name, files)
+
+
+def _pictures(parameters: Mapping[str, Any], place: _Place, name: str) -> Iterator[Input]:
+    """The folders that a parameter names, each with all that is in it."""
+    from qgcam_lib.data.catalog import NAMES, dataset_folder
+
+    for text in _texts(parameters[name]):
+        where = text if text in NAMES else place.path(text)
+        if where is None:
+            raise FileNotFoundError(f"expected a folder or one of {', '.join(NAMES)}, got {text!r}")
+        yield Input("data", name, text, dataset_folder(where, data_root=place.settings.data_root))
+
+
+def _captions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
+    """The captions that a text-only guess is counted from."""
+    from qgcam_lib.data.catalog import NAMES, captions_file
+
+    name = parameters["captions"]
+    where = name if name in NAMES else place.path(name) or name
+    yield Input("data", "captions", name, captions_file(where, data_root=place.settings.data_root))
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #875de256
 def _zoo_entry(folder: Path, name: str) -> Input:
@@ -180,13 +215,18 @@ def _published(source: str) -> Iterator[Input]:
 FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[Input]]] = {
     ("dataset",): _data_set,
     ("data", "split"): _tricd,
+    ("data", "images"): _probe,
+    ("scenes",): partial(_pictures, name="scenes"),
+    ("swaps",): partial(_pictures, name="swaps"),
+    ("captions",): _captions,
     ("model",): _models,
     ("models",): _models,
     ("zoo",): _zoo,
     ("runs",): _runs,
 }
 _NO_PATHS = {("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("zoo",): {"zoo"},
-             ("runs",): {"runs"}}  # what the finder has read is not looked at again as a path
+             ("data", "images"): {"data", "subset"}, ("scenes",): {"scenes"}, ("swaps",): {"swaps"},
+             ("captions",): {"captions"}, ("runs",): {"runs"}}  # what the finder has read is not looked at again as a path
 
 
 def find_inputs(parameters: Mapping[str, Any], cwd: str | Path = ROOT, cache: str | Path | None = None, *,
