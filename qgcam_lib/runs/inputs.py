@@ -224,9 +224,10 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
     ("zoo",): _zoo,
     ("runs",): _runs,
 }
-_NO_PATHS = {("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("zoo",): {"zoo"},
-             ("data", "images"): {"data", "subset"}, ("scenes",): {"scenes"}, ("swaps",): {"swaps"},
-             ("captions",): {"captions"}, ("runs",): {"runs"}}  # what the finder has read is not looked at again as a path
+_NO_PATHS = {  # what the finder has read is not looked at again as a path
+    ("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("data", "images"): {"data", "subset"},
+    ("scenes",): {"scenes"}, ("swaps",): {"swaps"}, ("captions",): {"captions"}, ("zoo",): {"zoo"}, ("runs",): {"runs"}}
+
 
 
 def find_inputs(parameters: Mapping[str, Any], cwd: str | Path = ROOT, cache: str | Path | None = None, *,
