@@ -93,7 +93,7 @@ def _tricd(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     for split in dict.fromkeys([parameters["split"], *chosen]):
         yield Input("data", "data set", f"{name or 'miniworld-tricd'}, {split}", dataset_files(folder, split))
 
-# %% ../../nbs/lib/runs/03_inputs.ipynb #85014e14
+# %% ../../nbs/lib/runs/03_inputs.ipynb #4193f2f9
 def _probe(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     """What the groups of a probe are built from, or the file that holds them."""
     from qgcam_lib.data.catalog import NAMES, dataset_files
@@ -125,7 +125,8 @@ def _captions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
 
     name = parameters["captions"]
     where = name if name in NAMES else place.path(name) or name
-    yield Input("data", "captions", name, captions_file(where, data_root=place.settings.data_root))
+    found = captions_file(where, data_root=place.settings.data_root)
+    yield Input("data", "captions", f"{name}, {found.name}", found)
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #875de256
 def _zoo_entry(folder: Path, name: str) -> Input:

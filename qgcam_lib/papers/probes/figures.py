@@ -6,7 +6,7 @@
 __all__ = ['POINTS', 'choice_figure', 'feature_map', 'feature_figure', 'pair_figure', 'category_figure', 'score_matrix',
            'robustness_figure', 'step_figure', 'attention_figure']
 
-# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #5ea201b5
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #528b587b
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 
-from .description import CHOICES, COMPARISONS, KINDS, PAIRS, context_names
+from qgcam_lib.papers.probes.description import (
+    CHOICES,
+    COMPARISONS,
+    DRAWN_KINDS,
+    KINDS,
+    PAIRS,
+    context_names,
+)
 from ...probes.score import PROBE_SCORES
 from ...report.figures import interval_figure
 from ...report.style import HEAT, PALETTE, bare, contrast, legend_below, titled, wrapped
@@ -76,14 +83,14 @@ def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -
     said = [f"{model} {'not drawn' if isinstance(one, str) else f'{len(one)} points'}" for model, one in maps.items()]
     return titled(figure, title, alt=f"Points in a plane, a panel a model: {'; '.join(said) or 'none'}.")
 
-# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #380995dd
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #587d5c7e
 def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
     """Figure 4, left: text, image, group score and confidence of each kind of swap, in percent, a marker a model.
 
     summary: model, kind, metric, value, ci_low, ci_high.
     """
     rows = summary[summary["metric"].isin(PAIRS)]
-    return interval_figure(rows, y="metric", panels="kind", names=PAIRS | KINDS, scale=100, title=title,
+    return interval_figure(rows, y="metric", panels="kind", names=PAIRS | KINDS | DRAWN_KINDS, scale=100, title=title,
                            chance={name: PROBE_SCORES[name].chance for name in PAIRS})
 
 
@@ -94,7 +101,7 @@ def category_figure(summary: pd.DataFrame, metric: str = "image_score", *, serie
     return interval_figure(rows, y="category", series=series, scale=100, chance=PROBE_SCORES[metric].chance,
                            xlabel=f"{PAIRS[metric]} score, %, 95 % interval", title=title)
 
-# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #dcb0c8db
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #40552bbe
 _SHADES = LinearSegmentedColormap.from_list("shades", ["white", PALETTE[0]])
 
 
@@ -126,7 +133,9 @@ def score_matrix(summary: pd.DataFrame, *, columns: str = "category", rows: str 
             ax.text(j + 0.5, i + 0.5, _cell_text(found[down[i], across[j]], scale), ha="center", va="center",
                     fontsize=7, color=ink)
     ax.set(xticks=np.arange(len(across)) + 0.5, yticks=np.arange(len(down)) + 0.5, ylim=(max(len(down), 1), 0))
-    ax.set_xticklabels([wrapped(names.get(one, one), 10, 3) for one in across], rotation=90, fontsize="small")
+    most = cells.groupby(columns, sort=False)["n"].max() if "n" in cells else {}
+    heads = [names.get(one, one) + (f", n = {most[one]:.0f}" if one in most else "") for one in across]
+    ax.set_xticklabels([wrapped(one, 18, 3) for one in heads], rotation=90, fontsize="small")
     ax.set_yticklabels([wrapped(names.get(one, one), 24, 2) for one in down], fontsize="small")
     ax.tick_params(length=0)
     said = [f"{names.get(one, one)} {scale * grid[i].min():.0f} to {scale * grid[i].max():.0f}" for i, one in
