@@ -202,23 +202,25 @@ def open_swaps(data: str = "miniworld-swaps", *, limit: int = 0, seed: int = 0) 
     found = read_groups(folder / "swaps.json", "swap")
     return ProbeData(found, (folder / "images",), data, (folder / MINIWORLD_MARKER).is_file(), limit=limit, seed=seed)
 
-# %% ../../../nbs/lib/papers/probes/05_data.ipynb #2a15e782
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #7866bc88
 _UNITS = {"background": "enough background", "object": "targets"}  # the step behind which the builder's limit comes
 
 
 def open_context(data: str = "miniworld-coco", images: Sequence[str] = (), *, folder: str | Path,
                  scenes: Sequence[str] = ("miniworld-fillers",), fillers: Sequence[str] = FILLERS,
-                 subset: str = "val2014", limit: int = 0, seed: int = 0, **options: Any) -> ProbeData:
-    """Probe-B, both sets. data: a name or folder of COCO with instances, or a published file, whose pictures lie below
-    `images`; folder: where edited pictures are made; scenes: names or folders; limit: pictures of set MR, and targets
-    of set R (0: all); options: of both builders.
+                 subset: str = "val2014", kinds: Sequence[str] = ("background", "object"), limit: int = 0,
+                 seed: int = 0, **options: Any) -> ProbeData:
+    """Probe-B, both sets or those in `kinds`. data: a name or folder of COCO with instances, or a published file, whose
+    pictures lie below `images`; folder: where edited pictures are made; scenes: names or folders; limit: pictures of
+    set MR, and targets of set R (0: all); options: of both builders.
     """
     if Path(data).is_file():
         groups = read_groups(data, images=list(images) or None, fillers=fillers)
         return replace(_published(data, groups.form, images, limit=limit, seed=seed), groups=groups)
     coco, made = Coco(dataset_folder(data), subset), []
     places = [dataset_folder(one) for one in scenes]
-    for kind, build in (("background", build_background), ("object", build_objects)):
+    for kind in kinds:
+        build = build_background if kind == "background" else build_objects
         built = build(coco, folder, scenes=places, fillers=fillers, limit=limit or None, seed=seed, progress=False,
                       **options)
         left = built.steps.set_index("step")["left"]

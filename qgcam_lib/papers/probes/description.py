@@ -59,18 +59,18 @@ def by_category(printed: str = "", categories: Iterable[str] = CATEGORIES,
         Column(f"{category}_{short}", f"{category}, {short}", {"category": category, "metric": metric}, True, 100, 1)
         for category in categories for metric, short in metrics.items()))
 
-# %% ../../../nbs/lib/papers/probes/01_description.ipynb #58d89c86
+# %% ../../../nbs/lib/papers/probes/01_description.ipynb #a2c9a793
 _MR = {"ap": ("ap", "AP"), "robustness": ("robustness", "robustness"),
        "confidence_change": ("confidence_change", "change of confidence")}
-_R = {"first": ("accuracy", "accuracy"), "confidence_robustness": ("robustness", "robustness")}
+_R = {"first": ("accuracy", "accuracy"), "robustness": ("robustness", "robustness of AP")}
 
 
 def by_step(printed: str = "", kind: str = "background", row: str = "model") -> PaperTable:
     """The table of Probe-B: a line a model (or what `row` names), a score of each of the three pictures in percent, and
     for each step robustness as a share and, for "background", the change of confidence in points.
 
-    kind: "background" as Table 9 (AP), "object" as Table 10 (accuracy, and the robustness of confidence, as in the
-    published code).
+    kind: "background" as Table 9 (AP), "object" as Table 10 (accuracy). Robustness is of AP in both. The published code
+    takes that of Table 10 of the softmax, where a reference confidence near 0 makes the mean of ratios boundless.
     """
     columns = []
     for prefix, (name, heading) in (_MR if kind == "background" else _R).items():

@@ -143,14 +143,15 @@ def score_matrix(summary: pd.DataFrame, *, columns: str = "category", rows: str 
     return titled(figure, title, alt=f"Numbers in cells, a line a {rows}, a column a {columns}: "
                                      f"{'; '.join(said) or 'none'}.")
 
-# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #f9330a63
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #36b80e87
 def robustness_figure(summary: pd.DataFrame, *, y: str = "model", score: str = "ap", title: str = "") -> Figure:
     """Figures 5 and 6: a score of each picture and its relative robustness, a line a model or filler (`y`).
 
     summary: the column y, metric, value, ci_low, ci_high; score: "ap", "first" or "confidence".
     """
-    robust = "confidence_robustness" if score != "ap" else "robustness"
-    panels = {"ap": "average precision", "first": "accuracy", "confidence": "confidence", robust: "relative robustness"}
+    robust = "robustness"
+    panels = {"ap": "average precision", "first": "accuracy", "confidence": "confidence",
+              robust: "relative robustness of AP"}
     labels = context_names(score) | context_names(robust)
     place = {metric: prefix for prefix in (score, robust) for metric in context_names(prefix)}
     rows = summary[summary["metric"].isin(labels)]

@@ -35,7 +35,7 @@ def _gaps(against: pd.DataFrame, what: str, unit: Unit = PERCENT) -> list[str]:
     return [f"{what}, {row['better']} minus {row['worse']}: {with_interval(row, unit, 'difference')}, {sample(row)}"
             for _, row in against.iterrows()]
 
-# %% ../../../nbs/lib/papers/probes/07_results.ipynb #8bcaddb8
+# %% ../../../nbs/lib/papers/probes/07_results.ipynb #4a40dce0
 _MODELS = "No model ran; the table of models says why."
 
 
@@ -48,15 +48,18 @@ def relation_result(summary: pd.DataFrame, against: pd.DataFrame, where: str) ->
     if not len(first):
         return {"answer": _MODELS, "effect": []}
     best, easy = first.iloc[0], second.iloc[0]
+    seen = f" {int((first['ci_low'] > first['blind']).sum())} of {len(first)} models are clearly above text alone." if (
+        "blind" in first and first["blind"].notna().any()) else ""
     told = second.set_index("model")["value"]
     better = int((told > first.set_index("model")["value"].reindex(told.index)).sum())
     answer = (f"On the {where}, {best['model']} prefers the true prompt to the one with another predicate most often, "
-              f"in {with_interval(best, PERCENT)} of the groups{_guesses(best)}. With another subject it is "
+              f"in {with_interval(best, PERCENT)} of the groups{_guesses(best)}.{seen} With another subject it is "
               f"{easy['model']}, {with_interval(easy, PERCENT)}{_guesses(easy)}; {better} of {len(told)} models do "
               "better there.")
     effect = [f"accuracy of {row['model']}, {COMPARISONS['predicate']}: {with_interval(row, PERCENT)}, "
               f"{sample(row, 'groups')}" for _, row in first.iterrows()]
-    return {"answer": answer, "effect": effect + _gaps(against, f"accuracy, {COMPARISONS['predicate']}")}
+    mine = against[against["comparison"] == "predicate"] if "comparison" in against else against
+    return {"answer": answer, "effect": effect + _gaps(mine, f"accuracy, {COMPARISONS['predicate']}")}
 
 # %% ../../../nbs/lib/papers/probes/07_results.ipynb #db9cdd92
 def composition_result(summary: pd.DataFrame, against: pd.DataFrame, where: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TWIN_METRICS', 'ask_all', 'counts', 'failures', 'score_all', 'concat_models', 'records_view', 'ties_table',
            'summarize_all', 'baselines', 'pooled', 'of_kind', 'backbones', 'against_best', 'compare_twins',
-           'undefined_table', 'beside_paper', 'beside_lines', 'feature_spaces', 'attention_maps', 'attention_of',
-           'text_alone']
+           'confidence_ratios', 'undefined_table', 'beside_paper', 'beside_lines', 'feature_spaces', 'attention_maps',
+           'attention_of', 'text_alone']
 
 # %% ../../../nbs/lib/papers/probes/06_runs.ipynb #acb5126d
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +153,7 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
     keep = ["better", "worse", *by, "metric", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
-# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #c4de078e
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #54a4f0b3
 TWIN_METRICS = ("change_reference_edited", "change_patch_edited", "confidence_change_reference_edited",
                 "confidence_change_patch_edited")
 
@@ -169,13 +169,23 @@ def compare_twins(frames: Mapping[str, pd.DataFrame], biased: str, unbiased: str
     return compare_probe(both[biased], both[unbiased], (), metrics=list(TWIN_METRICS), **options)[keep]
 
 
+def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Set R by the published code: the ratio of softmax shares, reference to edited picture, a line a model: mean,
+    median and largest, and the least reference confidence that it divides by."""
+    rows = []
+    for model, frame in of_kind(frames, "object").items():
+        ratio = frame["confidence_robustness_reference_edited"].dropna()
+        rows.append((model, ratio.mean(), ratio.median(), ratio.max(), frame["confidence_reference"].min()))
+    return pd.DataFrame(rows, columns=["model", "mean ratio", "median", "largest", "least reference confidence"])
+
+
 def undefined_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Where a score of Probe-B is undefined: model, kind, metric, undefined, of."""
     rows = summary[summary["n_undefined"] > 0]
     found = rows[["model", "kind", "metric"]].assign(undefined=rows["n_undefined"], of=rows["n"] + rows["n_undefined"])
     return found.reset_index(drop=True)
 
-# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #311aa1fa
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #adf319b4
 def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_comparable: str) -> pd.DataFrame:
     """One of the paper's tables beside a summary, a row a number with its verdict or the reason why there is none.
 
@@ -191,7 +201,9 @@ def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> p
     the verdict or the reason why there is none. comparison, plan: of `beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
     rows = []
-    for model in dict.fromkeys([*PROBES.tables[number].printed()["model"], *parts]):
+    printed = PROBES.tables[number].printed()
+    named = printed["model"][printed["by"] == "model"] if "by" in printed else printed["model"]  # else a filler
+    for model in dict.fromkeys([*named, *parts]):
         part = parts.get(model)
         verdict = f"not run: {why.get(model, 'not asked for')}" if part is None else "; ".join(
             dict.fromkeys(part["verdict"]))
