@@ -38,10 +38,14 @@ def outside_a_run(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """Small data sets in the official layouts: flickr, tricd, refer/refcoco+ and spatialsense."""
+    """Small data sets in the official layouts: flickr, tricd, vg, coco, and folders of drawn pairs and empty places."""
     root = tmp_path_factory.mktemp("worlds")
     miniworld.make_flickr30k(root / "flickr", n_test=3, n_train=0, n_val=0, progress=False)
     miniworld.ensure_tricd(root / "tricd", n_test=2, n_val=2, progress=False)
+    miniworld.ensure_visual_genome(root / "vg", 3, progress=False)
+    miniworld.ensure_coco(root / "coco", n_train=2, n_val=3, progress=False)
+    miniworld.ensure_swaps(root / "swaps", 2, progress=False)
+    miniworld.ensure_fillers(root / "fillers", 1)
     return root
 
 
@@ -148,13 +152,28 @@ READ = {  # notebook, data -> files that its run reads, each of which makes anot
                                    ["tricd/TRICD_grounding_val.json"]),
     ("tricd_vqa", "tricd"): (["tricd/TRICD_grounding_test.json", "tricd/TRICD_VQA_val.json",
                               "tricd/TRICD_grounding_val.json"], ["flickr/test.txt"]),
+    ("probe_relation", "vg"): (["vg/relationships.json", "vg/objects.json", "vg/object_alias.txt", "vg/VG_100K/*.jpg",
+                                "coco/annotations/captions_train2014.json"],
+                               ["vg/miniworld.json", "coco/annotations/captions_val2014.json", "swaps/swaps.json"]),
+    ("probe_composition", "coco"): (["coco/annotations/captions_val2014.json", "coco/val2014/*.jpg", "swaps/swaps.json",
+                                     "coco/annotations/captions_train2014.json", "swaps/images/*.png"],
+                                    ["coco/annotations/instances_train2014.json", "vg/relationships.json"]),
+    ("probe_background", "coco"): (["coco/annotations/instances_val2014.json", "coco/val2014/*.jpg",
+                                    "fillers/indoor/*.png", "coco/annotations/captions_train2014.json"],
+                                   ["coco/annotations/instances_train2014.json", "swaps/swaps.json"]),
 }
 
 
 @pytest.mark.parametrize("notebook, data", READ)
 def test_each_file_that_is_read_counts_and_no_other(notebook, data, world, tmp_path):
     read, others = READ[notebook, data]
-    given = {"data" if data == "tricd" else "dataset": str(world / data)}
+    given = {"data" if data != "flickr" else "dataset": str(world / data)}
+    if notebook.startswith("probe_"):
+        given["captions"] = str(world / "coco")
+    if notebook == "probe_composition":
+        given |= {"data": [given["data"]], "swaps": [str(world / "swaps")]}
+    if notebook == "probe_background":
+        given["scenes"] = [str(world / "fillers")]
 
     def run_id():
         return plan_run(ROOT / "nbs" / "papers" / f"{notebook}.ipynb", given).run_id
@@ -367,7 +386,8 @@ def test_records_of_a_run_are_read_only_when_they_are_the_runs(world, tmp_path):
 @pytest.mark.parametrize("name, given", [
     ("q_groundcam", {"model": "mdetr-like"}), ("q_groundcam_audit", {"models": ["blip-base", "owl-vit-b32"]}),
     ("q_groundcam_table1", {"models": ["mdetr-like"]}), ("tricd_detection", {"models": ["blip-base"]}),
-    ("tricd_vqa", {"models": ["glip-like"]})])
+    ("tricd_vqa", {"models": ["glip-like"]}), ("probe_relation", {"models": ["mdetr-like"]}),
+    ("probe_composition", {"models": ["clip-rn50", "owl-vit-b32"]}), ("probe_background", {"models": ["blip-vqa"]})])
 def test_a_model_in_the_wrong_role_stops_every_paper_notebook_before_it_starts(name, given):
     with pytest.raises(ParameterError, match="model"):
         plan_run(ROOT / "nbs" / "papers" / f"{name}.ipynb", given)

@@ -71,11 +71,12 @@ class ProbeData:
         """The file of a picture that a group names."""
         return picture_file(name, self.folders)
 
-# %% ../../../nbs/lib/papers/probes/05_data.ipynb #835319b6
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #8fcf0af6
 def joined(parts: Sequence[ProbeData]) -> ProbeData:
     """Several sets of groups as one, such as compositions and objects swapped; their ids must differ."""
     kinds = [getattr(next(iter(part.groups), None), "kind", part.name) for part in parts]
-    steps = [part.steps.assign(part=kind)[["part", *part.steps]] for part, kind in zip(parts, kinds) if len(part.steps)]
+    steps = [part.steps if "part" in part.steps else part.steps.assign(part=kind)[["part", *part.steps]]
+             for part, kind in zip(parts, kinds) if len(part.steps)]
     first = parts[0]
     return replace(first, groups=[group for part in parts for group in part.groups],
                    folders=tuple(dict.fromkeys(folder for part in parts for folder in part.folders)),

@@ -66,13 +66,14 @@ def score_all(scores: Mapping[str, pd.DataFrame], groups: Sequence[Any], *, by_c
     score = score_classes if by_class else score_groups
     return {model: score(groups, frame, missing="undefined", **options) for model, frame in scores.items()}
 
-# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #c87d67c5
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #02323e0a
 def concat_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The rows of every model in one frame, with a column `model` first."""
     parts = [frame.assign(model=name)[["model", *frame]] for name, frame in frames.items()]
     for part in parts:
         part.attrs = {}
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["model", "id", "confidence"])
+    empty = ["model", "id", "comparison", "kind", "confidence", "confidence_edited"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=empty)
 
 
 def records_view(records: pd.DataFrame, n: int = 4) -> pd.DataFrame:
@@ -96,7 +97,8 @@ def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | 
     tables = [summarize_probe(frame, by, blind=blind, **options).assign(model=model)
               for model, frame in frames.items()]
     if not tables:
-        return pd.DataFrame(columns=["model", "metric", "value", "ci_low", "ci_high", "n", "n_groups"])
+        return pd.DataFrame(columns=["model", "comparison", "kind", "filler", "category", "metric", "value", "ci_low",
+                                     "ci_high", "chance", "blind", "n", "n_undefined", "n_groups"])
     found = pd.concat(tables, ignore_index=True)
     return found[["model", *(name for name in found if name != "model")]]
 

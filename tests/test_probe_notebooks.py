@@ -1,0 +1,158 @@
+"""The notebooks of the conceptual probes: their form, and small runs through the strict runner and plain papermill."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from qgcam_lib import miniworld
+from qgcam_lib.data.probes.files import write_groups
+from qgcam_lib.data.probes.groups import RelationGroup
+from qgcam_lib.errors import ParameterError
+from qgcam_lib.papers.probes.data import joined, open_context, open_pairs, open_relation, open_swaps
+from qgcam_lib.papers.probes.description import MODELS
+from qgcam_lib.runs.parameters import read_parameters
+from qgcam_lib.runs.runner import run_notebook
+from qgcam_lib.settings import ROOT
+
+FOLDER = ROOT / "nbs" / "papers"
+NOTEBOOKS = ("probe_relation", "probe_composition", "probe_background")
+ASKED = ["clip-rn50", "blip-base"]
+
+
+def cells(name):
+    return [cell for cell in nbformat.read(FOLDER / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_they_define_nothing_type_no_number_and_have_small_cells(name):
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in cells(name)) == 1
+    for cell in cells(name):
+        assert cell.execution_count is None and len(cell.source.splitlines()) <= 30
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
+            assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_their_models_are_the_one_list_of_the_paper(name):
+    """Only the background asks one more: the twin without the planted biases."""
+    asked = [one for one in read_parameters(FOLDER / f"{name}.ipynb")["models"].default if one != "clip-vit-unbiased"]
+    assert tuple(asked) == MODELS
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("probes")
+    miniworld.ensure_visual_genome(root / "vg", 150, progress=False)
+    miniworld.ensure_coco(root / "coco", n_train=20, n_val=60, progress=False)
+    miniworld.ensure_swaps(root / "swaps", 12, progress=False)
+    miniworld.ensure_fillers(root / "fillers", 2)
+    return root
+
+
+def table(folder, name):
+    return pd.read_parquet(folder / "tables" / f"{name}.parquet")
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def common(world):
+    return {"captions": str(world / "coco"), "models": [*ASKED, "otter-rn50"], "n_bootstrap": 20}
+
+
+def test_relations_through_the_strict_runner(world, tmp_path):
+    given = common(world) | {"data": str(world / "vg"), "limit": 12, "features": 6}
+    run = run_notebook(FOLDER / "probe_relation.ipynb", given, outputs=tmp_path, progress=False)
+    assert run.status == "ok"
+    records, summary = table(run.folder, "records"), table(run.folder, "summary")
+    assert set(records["model"]) == set(ASKED) and records["confidence"].between(0, 1).all()
+    assert (records.groupby(["model", "comparison"]).size() == 12).all() and records["comparison"].nunique() == 4
+    assert set(summary["chance"].dropna()) == {0.5} and summary["blind"].notna().any()
+    shown = table(run.folder, "table4").set_index("model")
+    assert "not run: it has no mini weights" in shown.loc["otter-rn50"].to_string()
+    assert {"chance", "text alone"} < set(shown.index)
+    verdicts = table(run.folder, "paper_vs_ours")
+    assert verdicts["paper"].isna().all() and set(verdicts["verdict"]) == {"not comparable: miniworld"}
+    beside = table(run.folder, "beside")
+    assert len(beside) == 21 and (beside["the paper's numbers"] == 0).all()
+    assert {path.stem for path in (run.folder / "figures").iterdir()} >= {"choices", "feature_space", "attention",
+                                                                          "group_right"}
+    box = record(run.folder)["results"]["result_box"]
+    assert "text alone" in box["answer"] and any("miniworld" in line for line in box["differs"])
+    captions = {Path(item["path"]).stem: item["caption"] for item in record(run.folder)["outputs"] if item["caption"]}
+    silent = {name for name, caption in captions.items() if "miniworld" not in caption}
+    assert silent == {"models", "available", "failed"}  # nothing of these comes from the drawn scenes
+
+
+def test_compositions_with_plain_papermill(world, tmp_path):
+    given = common(world) | {"data": [str(world / "coco")], "swaps": [str(world / "swaps")], "limit": 6}
+    texts = [part for name, value in given.items() for part in ("-y", f"{name}: {json.dumps(value)}")]
+    done = subprocess.run([sys.executable, "-m", "papermill", "--no-progress-bar",
+                           str(FOLDER / "probe_composition.ipynb"), str(tmp_path / "out.ipynb"), *texts], cwd=tmp_path,
+                          text=True, capture_output=True, env=_environment(tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    (folder,) = (tmp_path / "outputs" / "interactive" / "probe_composition").glob("*/")
+    assert record(folder)["finished"] and record(folder)["results"]["models"] == ASKED
+    records = table(folder, "records")
+    assert set(records["kind"]) == {"composition", "object", "attribute", "relation"}
+    assert not (records["group_score"] & ~(records["text_score"] & records["image_score"])).any()
+    summary = table(folder, "summary").query("metric == 'group_score'")
+    assert (summary["blind"] == 0).all() and (summary["chance"] == 1 / 6).all()  # blind: one picture is like the other
+
+
+def _environment(tmp_path):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QGCAM_")}
+    return kept | {"QGCAM_OUTPUTS": str(tmp_path / "outputs"), "QGCAM_CACHE": str(tmp_path / "cache"),
+                   "PYTHONPATH": str(ROOT)}
+
+
+def test_backgrounds_through_the_strict_runner_and_again(world, tmp_path):
+    given = common(world) | {"data": str(world / "coco"), "scenes": [str(world / "fillers")], "limit": 3,
+                             "twin_limit": 2, "fillers": ["black", "scene"]}
+    run = run_notebook(FOLDER / "probe_background.ipynb", given, outputs=tmp_path, progress=False)
+    records = table(run.folder, "records")
+    assert set(records["kind"]) == {"background", "object"} and set(records["filler"]) == {"black", "scene"}
+    background = records.query("kind == 'background'")
+    assert (background.groupby("model").size() == 6).all()
+    assert (records["change_reference_edited"] - (records["ap_reference"] - records["ap_edited"])).abs().max() < 1e-12
+    assert not len(table(run.folder, "twins"))  # the twins were not asked for, and the page says "none"
+    assert "No model" not in record(run.folder)["results"]["result_box"]["answer"]
+    again = run_notebook(FOLDER / "probe_background.ipynb", given, outputs=tmp_path, progress=False)
+    assert again.folder == run.folder
+
+
+# ---------------------------------------------------------------- the data of a run
+
+
+def test_a_limit_counts_groups_of_each_kind_and_pictures_of_the_background(world, tmp_path):
+    pairs = joined([open_pairs([str(world / "coco")], limit=3), open_swaps(str(world / "swaps"), limit=3)])
+    kinds = pd.Series([pair.kind for pair in pairs.part]).value_counts()
+    assert kinds.to_dict() == dict.fromkeys(("composition", "object", "attribute", "relation"), 3)
+    assert len({pair.id for pair in pairs.groups}) == len(pairs.groups)
+    everything = open_relation(str(world / "vg"))
+    some = open_relation(str(world / "vg"), limit=5)
+    assert len(some.part) == 5 and {group.id for group in some.part} < {group.id for group in everything.part}
+    edited = open_context(str(world / "coco"), folder=tmp_path, scenes=[str(world / "fillers")], limit=2,
+                          fillers=["gray"])
+    assert len([group for group in edited.part if group.kind == "background"]) == 2 and edited.beyond > 0
+    assert all(edited.picture(name).is_file() for group in edited.part for name in group.pictures.values())
+
+
+def test_published_files_open_with_their_pictures_and_not_without(tmp_path):
+    group = RelationGroup("7", "7.jpg", "A photo of a dog on a mat.", "A photo of a dog in a mat.",
+                          "A photo of a cup on a mat.", "dog", "cup", ("8.jpg",), ("9.jpg",))
+    file = write_groups([group], tmp_path / "relation_eval_subject.json")
+    opened = open_relation(str(file), [str(tmp_path)])
+    assert opened.part == [group] and not opened.is_miniworld and opened.where == file.name
+    assert opened.not_comparable("official") == "the paper's number is not available"
+    with pytest.raises(ParameterError, match="images"):
+        open_relation(str(file))
