@@ -359,3 +359,11 @@ def test_attention_is_read_off_the_network():
     table = anatomy(list(expected)).set_index("name")
     assert {name: (row.streams, row.attention) for name, row in table.iterrows()} == expected
     assert attention_kinds(matcher("flava")) == {"modality-specific": 4, "co-attention": 0, "merged": 0}
+
+
+@pytest.mark.parametrize("case", ["blip itc", "blip2 itc"])
+def test_maps_are_the_matching_heads_whatever_the_head(case):
+    name, options = CASES[case]
+    plain = load_model(name, "random", seed=4, **{key: value for key, value in options.items() if key != "head"})
+    ours, theirs = matcher(case).explain(PICTURES[0], TEXTS), plain.explain(PICTURES[0], TEXTS)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs)) and ours[1].shape == (4,)

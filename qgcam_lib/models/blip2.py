@@ -61,42 +61,59 @@ class Blip2Explainer(AttentionExplainer):
         """A phrase as LAVIS prepares it for BLIP-2, see `clean_phrase`."""
         return clean_phrase(phrase)
 
-    def _encode(self, pixels: torch.Tensor) -> EncodedImage:
-        model, states = self.model, self.model.vision_model(pixel_values=pixels).last_hidden_state
-        if self.head == "itc":
-            seen = model.qformer(query_embeds=model.query_tokens, encoder_hidden_states=states).last_hidden_state
-            return EncodedImage(_Seen(states, [], F.normalize(model.vision_projection(seen[0]), dim=-1)),
-                                self._card_grid())
-        inner = [getattr(layer, "crossattention", None) for layer in model.qformer.encoder.layer]
-        pairs = [None if one is None else tuple(split_heads(part(states[0]), one.attention) for part in
-                                                (one.attention.key, one.attention.value)) for one in inner]
-        return EncodedImage(_Seen(states, pairs, None), self._card_grid())
+# %% ../../nbs/lib/models/05_blip2.ipynb #b2b60004
+@patch
+def _encode(self: Blip2Explainer, pixels: torch.Tensor) -> EncodedImage:
+    model, states = self.model, self.model.vision_model(pixel_values=pixels).last_hidden_state
+    if self.head == "itc":
+        seen = model.qformer(query_embeds=model.query_tokens, encoder_hidden_states=states).last_hidden_state
+        return EncodedImage(_Seen(states, [], F.normalize(model.vision_projection(seen[0]), dim=-1)),
+                            self._card_grid())
+    inner = [getattr(layer, "crossattention", None) for layer in model.qformer.encoder.layer]
+    pairs = [None if one is None else tuple(split_heads(part(states[0]), one.attention) for part in
+                                            (one.attention.key, one.attention.value)) for one in inner]
+    return EncodedImage(_Seen(states, pairs, None), self._card_grid())
 
-    def _match(self, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
-        model, count = self.model, len(tokens.ids)
-        mixed = model.embeddings(input_ids=tokens.ids, query_embeds=model.query_tokens.expand(count, -1, -1))
-        mask = torch.cat([tokens.mask.new_ones(count, self.queries), tokens.mask], 1).long()
-        states = state.states.states.expand(count, -1, -1)
-        found = model.qformer(query_embeds=mixed, query_length=self.queries, attention_mask=mask,
-                              encoder_hidden_states=states)
-        return model.itm_head(found.last_hidden_state[:, :self.queries]).mean(1)
 
-    def _attention(self) -> torch.nn.Module:
-        return self.model.qformer.encoder.layer[self.block].crossattention.attention
+@patch
+def _match(self: Blip2Explainer, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
+    model, count = self.model, len(tokens.ids)
+    mixed = model.embeddings(input_ids=tokens.ids, query_embeds=model.query_tokens.expand(count, -1, -1))
+    mask = torch.cat([tokens.mask.new_ones(count, self.queries), tokens.mask], 1).long()
+    states = state.states.states.expand(count, -1, -1)
+    found = model.qformer(query_embeds=mixed, query_length=self.queries, attention_mask=mask,
+                          encoder_hidden_states=states)
+    return model.itm_head(found.last_hidden_state[:, :self.queries]).mean(1)
 
-    def _weights(self, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
-        """One weight a query, the same for every phrase."""
-        weights = torch.zeros(len(mask), self.queries, device=mask.device)
-        if self.tokens == "queries":
-            return weights + 1 / self.queries
-        if type(self.tokens) is not int or not 0 <= self.tokens < self.queries:
-            raise ValueError(f"tokens: expected 'queries' or the number of a query, 0 to {self.queries - 1}, "
-                             f"got {self.tokens!r}.")
-        weights[:, self.tokens] = 1
-        return weights
 
-    def _row_names(self, ids: list[int]) -> list[str]:
-        return [f"query {i}" for i in range(self.queries)]
+@patch
+def _attention(self: Blip2Explainer) -> torch.nn.Module:
+    return self.model.qformer.encoder.layer[self.block].crossattention.attention
+
+
+@patch
+def _weights(self: Blip2Explainer, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
+    """One weight a query, the same for every phrase."""
+    weights = torch.zeros(len(mask), self.queries, device=mask.device)
+    if self.tokens == "queries":
+        return weights + 1 / self.queries
+    if type(self.tokens) is not int or not 0 <= self.tokens < self.queries:
+        raise ValueError(f"tokens: expected 'queries' or the number of a query, 0 to {self.queries - 1}, "
+                         f"got {self.tokens!r}.")
+    weights[:, self.tokens] = 1
+    return weights
+
+
+@patch
+def _score(self: Blip2Explainer, logits: torch.Tensor) -> torch.Tensor:
+    """The score; maps, which are the matching head's, come with its probability also where the head is "itc"."""
+    return ITM_SCORES["probability"](logits) if logits.ndim > 1 and self.head == "itc" else (
+        self.scores[self.score_as](logits))
+
+
+@patch
+def _row_names(self: Blip2Explainer, ids: list[int]) -> list[str]:
+    return [f"query {i}" for i in range(self.queries)]
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #b2b60002
 @patch
