@@ -3010,6 +3010,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'qgcam_lib/models/blip2.py'),
                                         'qgcam_lib.models.blip2.Blip2Explainer._row_names': ( 'lib/models/blip2.html#blip2explainer._row_names',
                                                                                               'qgcam_lib/models/blip2.py'),
+                                        'qgcam_lib.models.blip2.Blip2Explainer._score': ( 'lib/models/blip2.html#blip2explainer._score',
+                                                                                          'qgcam_lib/models/blip2.py'),
                                         'qgcam_lib.models.blip2.Blip2Explainer._weights': ( 'lib/models/blip2.html#blip2explainer._weights',
                                                                                             'qgcam_lib/models/blip2.py'),
                                         'qgcam_lib.models.blip2.Blip2Explainer.clean': ( 'lib/models/blip2.html#blip2explainer.clean',
