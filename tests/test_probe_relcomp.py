@@ -149,6 +149,7 @@ def test_bad_calls_and_nothing_left(tmp_path):
     sets = build_relcomp(None, found, probe, OPTIONS)
     left = sets["train"].steps.set_index("step")["left"]
     assert not sets["train"].groups and left["pictures that the probes do not show"] == 0
+    assert any("spared" in note for note in sets["train"].notes)
 
 
 def test_the_miniature_genome_spares_pictures_for_relcomp(tmp_path):

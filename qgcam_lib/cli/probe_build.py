@@ -94,8 +94,8 @@ def _list_options(*targets: Any) -> None:
     raise typer.Exit
 
 
-def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> None:
-    """Write groups and how they were made; print the steps."""
+def _write(built: Any, path: Path, classes: dict[str, str] | None = None, tell: bool = True) -> None:
+    """Write groups and how they were made; print the steps, unless they were told of another part."""
     from qgcam_lib.data.probes.files import write_groups
     from qgcam_lib.storage.files import write_json
 
@@ -103,10 +103,11 @@ def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> Non
     steps = built.steps.astype(object).where(built.steps.notna(), None).to_dict("records")
     about = {"options": built.options, "notes": list(built.notes), "left_out": built.groups.left_out, "steps": steps}
     write_json(path.with_suffix(".build.json"), about, indent=1)
-    typer.echo(built.steps.assign(images=built.steps["images"].astype("string").fillna("")).to_string(index=False))
-    for note in [*built.notes, *(f"left out: {n} ({reason})" for reason, n in built.groups.left_out.items())]:
-        typer.echo(note)
-    typer.echo(f"{len(built.groups)} groups: {short_path(path)}\n")
+    notes = [*built.notes, *(f"left out: {n} ({reason})" for reason, n in built.groups.left_out.items())]
+    if tell:
+        typer.echo(built.steps.assign(images=built.steps["images"].astype("string").fillna("")).to_string(index=False))
+        typer.echo("\n".join(notes))
+    typer.echo(f"{len(built.groups)} groups: {short_path(path)}")
 
 
 def _checked_out(out: Path, name: str) -> Path:
@@ -224,4 +225,4 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     captions = Coco(source_folder(coco), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
     for side, built in sets.items():
-        _write(built, out / f"relcomp_{side}.json")
+        _write(built, out / f"relcomp_{side}.json", tell=side == "train")

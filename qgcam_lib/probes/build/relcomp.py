@@ -283,7 +283,11 @@ def build_relcomp(captions: CocoCaptions | None = None, genome: VisualGenome | N
         notes.append(f"tagged by {tagger.version}")
         found += composition_groups(captions, taken, options, steps, tagger, progress)
     if genome is not None:
-        found += predicate_groups(genome, taken, options, steps, progress)
+        relations = predicate_groups(genome, taken, options, steps, progress)
+        found += relations
+        if probes and not relations:
+            notes.append("no relation is left in a picture that the probes do not show: build Probe-R with a share of "
+                         "the pictures spared (spared=0.1), or take disjoint='anchors'")
         notes += ["built from the drawn scenes of the miniworld, not from Visual Genome"] if genome.is_miniworld else []
     shared = shared_with([one for _, one in found], taken, {
         info.file: info.coco for info in genome.images.values()} if genome else None)
