@@ -177,6 +177,29 @@ def test_options_do_what_they_say(tmp_path):
     assert {g.other_predicate for g in other.groups} <= {"wearing", "in", "near", "on"}
 
 
+def test_all_that_never_co_occurs_is_drawn_sooner_or_later(tmp_path):
+    found = genome(tmp_path / "vg", herd(24) | {99: [("man", "holding", "cup")], 98: [("dog", "under", "cup")]})
+    groups = [group for seed in range(40) for group in build_relation(
+        found, RelationOptions(clean=PLAIN, n_images=1, seed=seed, too_few="keep")).groups if group.id == "1"]
+    assert {group.positive_object for group in groups} == {"dog"} and groups[0].predicate == "in"
+    assert {group.other_predicate for group in groups} == {"wearing", "near", "holding"}
+    assert {group.negative_object for group in groups} == {"man"}
+
+
+def test_objects_are_read_where_they_are_asked_for(tmp_path):
+    told = herd(12)
+    found = genome(tmp_path / "vg", told, object="man,guy\n")
+    rows = [{"image_id": k, "objects": [{"names": ["Guy" if name == "man" else name]} for s, _, o in told[k]
+                                        for name in (s, o)] + [{"names": ["sky"]}] * (k > 4)} for k in told]
+    (found.root / "objects.json").write_text(json.dumps(rows))
+    options = RelationOptions(clean=replace(PLAIN, aliases=True), n_images=2)
+    plain, both, own = (build_relation(VisualGenome(found.root), replace(options, presence=where)).groups
+                        for where in ("relationships", "both", "objects"))
+    assert both == own and both != plain
+    sky = {f"{k}.jpg" for k in range(5, 13)}
+    assert all(group.image not in sky or not sky & {*group.positive_images, *group.negative_images} for group in both)
+
+
 def test_the_miniature_genome_gives_a_probe_that_reads_back(tmp_path):
     root = ensure_visual_genome(tmp_path / "vg", n=250, progress=False)
     built = build_relation(VisualGenome(root), RelationOptions(n_images=5))
