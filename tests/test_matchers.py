@@ -14,6 +14,7 @@ from PIL import Image
 from qgcam_lib.models import Matcher, load_model
 from qgcam_lib.models.anatomy import anatomy, attention_kinds, full_size
 from qgcam_lib.models.blip.network import BlipConfig
+from qgcam_lib.models.clip.loading import published_address
 from qgcam_lib.models.clip.network import PUBLISHED, build_clip, clip_config, word_vocabulary
 from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.adapter import ITM_SCORES, Recent, distinct_pictures
@@ -267,8 +268,17 @@ def test_siglips_pieces_are_read_from_its_own_table(tmp_path):
     assert found[0, -1] == 1 and int((found[0] == 1).int().argmax()) == len(rows.encode(TEXTS[0]))
 
 
-def test_every_published_clip_has_quickgelu():
+def test_every_published_clip_has_quickgelu_and_openais_address():
     assert len(PUBLISHED) == 9 and all(clip_config(name)["quick_gelu"] for name in PUBLISHED)
+    ours = {entry.checkpoint for name, entry in MODELS.items() if name.startswith("clip") and entry.role == "matcher"}
+    assert ours == {published_address(name) for name in PUBLISHED} | {""}
+
+
+def test_metaclips_published_file_is_the_one_that_open_clip_names():
+    from open_clip.pretrained import get_pretrained_cfg
+
+    theirs = get_pretrained_cfg("ViT-B-32", "metaclip_400m")
+    assert theirs["quick_gelu"] and MODELS["metaclip-b32"].checkpoint.endswith(theirs["hf_hub"].strip("/"))
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -239,4 +239,4 @@ def encode_texts(model, ids: "torch.Tensor") -> "torch.Tensor":
     length = ids.shape[1]
     states = model.token_embedding(ids) + model.positional_embedding[:length]
     states = model.ln_final(model.transformer(states, attn_mask=model.attn_mask[:length, :length]))
-    return normalize(states[torch.arange(len(ids)), ids.argmax(1)] @ model.text_projection, dim=-1)
+    return normalize(states[torch.arange(len(ids), device=ids.device), ids.argmax(1)] @ model.text_projection, dim=-1)

@@ -77,9 +77,12 @@ def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
     The same picture is the same object, or the same path.
     """
     known: dict[Any, int] = {}
-    places = [known.setdefault(str(image) if isinstance(image, (str, Path)) else id(image), len(known))
-              for image in images]
-    return [images[places.index(number)] for number in range(len(known))], places
+    pictures, places = [], []
+    for image in images:
+        places.append(known.setdefault(str(image) if isinstance(image, (str, Path)) else id(image), len(known)))
+        if len(known) > len(pictures):
+            pictures.append(image)
+    return pictures, places
 
 
 def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> tuple[list, list[int], list]:

@@ -149,7 +149,8 @@ def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, 
         model = OtterModel(otter_config(found.config))
     if found.file is not None:
         load_otter_state(model, found.file)
-    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card=found.card, **options)
+    known = {"names": "of the authors' code, not checked against their files"}
+    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card={**found.card, **known}, **options)
 
 # %% ../../../nbs/lib/models/dual/04_loading.ipynb #d0a4000f
 LOADERS = {"siglip-b16": "siglip", "align-base": "align", "flava-full": "flava", "otter-rn50": "otter"}
