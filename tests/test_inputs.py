@@ -273,6 +273,19 @@ def test_a_published_table_counts_for_the_notebooks_of_its_paper(tmp_path, monke
     assert plan_run(notebooks["tricd_audit"]).run_id == now["tricd_audit"]
 
 
+def test_the_table_of_opposites_counts_for_code_that_builds_swaps(tmp_path, monkeypatch):
+    sources = {name: f"from qgcam_lib.{name} import {what}" for name, what in (
+        ("probes.build.composition", "swap_objects"), ("probes.score", "pair_scores"))}
+    mine = shutil.copytree(ROOT / "data" / "words", tmp_path / "data" / "words") / "attributes.toml"
+    monkeypatch.setattr(inputs, "ROOT", tmp_path)
+    before = {name: find_inputs({}, tmp_path, source=source)["data"] for name, source in sources.items()}
+    assert [one["path"] for one in before["probes.build.composition"]] == ["data/words/attributes.toml"]
+    assert not before["probes.score"]
+    change(mine)
+    assert find_inputs({}, tmp_path, source=sources["probes.build.composition"])["data"] != before[
+        "probes.build.composition"]
+
+
 def test_the_miniworld_is_drawn_when_a_run_is_planned_and_grows_without_a_new_id(tmp_path, monkeypatch):
     monkeypatch.setenv("QGCAM_DATA_ROOT", str(tmp_path / "data"))
     asked = {"dataset": "miniworld-spatialsense", "split": "subjects"}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,14 @@ def _published(source: str) -> Iterator[Input]:
         files = {path.name: path for table in group for path in (table, table.with_suffix(".toml"))}
         yield Input("data", "published", f"data/published/{name}.csv", files)
 
+
+def _words(source: str) -> Iterator[Input]:
+    """The attributes and their opposites, for a notebook whose code can build or sort probes by them."""
+    reached = {file.parts[-3:] for file in code_files(source=source)}
+    if ("probes", "build", "words.py") in reached:  # by name: imported here it would be code of every notebook
+        name = "data/words/attributes.toml"
+        yield Input("data", "words", name, ROOT / name)
+
 # %% ../../nbs/lib/runs/03_inputs.ipynb #421b4107
 FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[Input]]] = {
     ("dataset",): _data_set,
@@ -247,7 +256,7 @@ def find_inputs(parameters: Mapping[str, Any], cwd: str | Path = ROOT, cache: st
                 found += finder(parameters, place)
             except (FileFault, OSError, ValueError) as error:
                 raise ParameterError(f"parameter `{names[0]}`: {error}") from error
-    found += [*_given(parameters, place, known), *(_published(source) if source else ())]
+    found += [*_given(parameters, place, known), *(chain(_published(source), _words(source)) if source else ())]
     once = {(one.group, one.path): one for one in found}.values()  # two models may share a mini
     entries = [(one.group, one.entry(Path(cache) if cache else None)) for one in once]
     return {group: [entry for of, entry in entries if of == group] for group in ("data", "weights")}
