@@ -5442,6 +5442,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'qgcam_lib.runs.inputs._runs': ('lib/runs/inputs.html#_runs', 'qgcam_lib/runs/inputs.py'),
                                        'qgcam_lib.runs.inputs._texts': ('lib/runs/inputs.html#_texts', 'qgcam_lib/runs/inputs.py'),
                                        'qgcam_lib.runs.inputs._tricd': ('lib/runs/inputs.html#_tricd', 'qgcam_lib/runs/inputs.py'),
+                                       'qgcam_lib.runs.inputs._words': ('lib/runs/inputs.html#_words', 'qgcam_lib/runs/inputs.py'),
                                        'qgcam_lib.runs.inputs._zoo': ('lib/runs/inputs.html#_zoo', 'qgcam_lib/runs/inputs.py'),
                                        'qgcam_lib.runs.inputs._zoo_entry': ('lib/runs/inputs.html#_zoo_entry', 'qgcam_lib/runs/inputs.py'),
                                        'qgcam_lib.runs.inputs.fetch_weights': ( 'lib/runs/inputs.html#fetch_weights',
