@@ -21,6 +21,7 @@ from shlex import quote
 from snakemake.exceptions import WorkflowError
 
 from qgcam_lib.data.tricd.files import tricd_splits
+from qgcam_lib.papers.probes.data import probe_runs
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
@@ -64,6 +65,9 @@ RUNS = {
     "tricd_detection": {split: given | DETECTORS for split, given in TRICD.items()},
     "tricd_analysis": {split: {"data": DATA, "split": split} for split in TRICD},
     "tricd_vqa": {split: given | ANSWERERS for split, given in TRICD.items()},
+    **probe_runs(DATA, published_weights=PUBLISHED),
+    "relcomp_finetune": {} if DATA else {"miniworld": {}},
+    "probes_audit": {} if DATA else {"miniworld": {}},
 }
 # notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
 # the same name where there are any (a split), else all

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ProbeData', 'joined', 'groups_view', 'category_counts', 'class_counts', 'open_relation', 'open_pairs', 'open_swaps',
-           'open_context']
+           'open_context', 'probe_runs']
 
-# %% ../../../nbs/lib/papers/probes/05_data.ipynb #2f70e4c0
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #0b78d6fa
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from ...data.probes.files import read_groups
 from ...data.probes.groups import FILLERS, ContextGroup, RelationGroup, SwapPair, picture_file, shown
 from ...data.visual_genome import VisualGenome
 from ...errors import ParameterError
-from .description import NOT_AVAILABLE, PROBES
+from .description import NOT_AVAILABLE, PROBES, PUBLISHED_MODELS
 from ...probes.build.composition import find_mentions, swap_compositions, swap_objects
 from ...probes.build.context import build_background, build_objects
 from ...probes.build.relation import RelationOptions, build_relation
@@ -231,3 +231,23 @@ def open_context(data: str = "miniworld-coco", images: Sequence[str] = (), *, fo
                               (coco.folder / MINIWORLD_MARKER).is_file(), built.steps, tuple(notes),
                               beyond=max(beyond, 0)))
     return joined(made)
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #66e959d7
+def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, dict[str, dict[str, Any]]]:
+    """notebook -> name of the run -> parameters that differ from its defaults.
+
+    data: a folder with visual_genome and coco, and folders of scenes below scenes, as far as they are there; '': the
+    miniworld. published_weights: ask the paper's models instead of the minis.
+    """
+    models = {"models": [*PUBLISHED_MODELS]} if published_weights else {}
+    if not data:
+        return {name: {"miniworld": dict(models)} for name in ("probe_relation", "probe_composition",
+                                                               "probe_background")}
+    root = Path(data)
+    genome, coco, scenes = (root / name for name in ("visual_genome", "coco", "scenes"))
+    text = {"captions": str(coco)} if coco.is_dir() else {}
+    places = {"scenes": [str(scenes)]} if scenes.is_dir() else {"scenes": [], "fillers": ["black", "gray", "noise"]}
+    found = {"probe_relation": (genome, {"data": str(genome)}),
+             "probe_composition": (coco, {"data": [str(coco)], "swaps": []}),
+             "probe_background": (coco, {"data": str(coco)} | places)}
+    return {name: {folder.name: given | text | models} for name, (folder, given) in found.items() if folder.is_dir()}

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPARISONS', 'CHOICES', 'PAIRS', 'KINDS', 'DRAWN_KINDS', 'PICTURES', 'STEPS', 'CONTEXTS', 'FILLERS', 'CATEGORIES',
-           'RELCOMP', 'ALPHAS', 'MODELS', 'JOINT', 'BACKBONES', 'PROBES', 'NOT_AVAILABLE', 'context_names',
-           'by_comparison', 'by_kind', 'by_category', 'by_step', 'plan_models', 'availability']
+           'RELCOMP', 'ALPHAS', 'MODELS', 'PUBLISHED_MODELS', 'JOINT', 'BACKBONES', 'PROBES', 'NOT_AVAILABLE',
+           'context_names', 'by_comparison', 'by_kind', 'by_category', 'by_step', 'plan_models', 'availability']
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #bce6b315
 from collections.abc import Iterable, Mapping
@@ -89,8 +89,11 @@ ALPHAS = PaperTable("probes_table11", tuple(
     (("relcomp_group", "RelComp, group"), ("relcomp_image", "RelComp, image"), ("relcomp_text", "RelComp, text"),
      ("imagenet_top1", "ImageNet, top 1"), ("imagenet_top5", "ImageNet, top 5"))), rows=("stream", "alpha"))
 
-# %% ../../../nbs/lib/papers/probes/01_description.ipynb #a0839d0f
+# %% ../../../nbs/lib/papers/probes/01_description.ipynb #9a17a389
 MODELS = ("clip-rn50", "clip-vit-b32", "siglip-b16", "flava-full", "vilt", "bridgetower", "blip-base")
+PUBLISHED_MODELS = ("clip-rn50", "clip-rn101", "clip-rn50x4", "clip-rn50x16", "clip-rn50x64", "clip-vit-b32",
+                    "clip-vit-b16", "clip-vit-l14", "clip-vit-l14-336", "flava-full", "vilt", "bridgetower",
+                    "blip-base", "blip2-itm", "align-base", "metaclip-b32", "siglip-b16")
 JOINT = ("vilt", "bridgetower", "blip", "blip-base", "blip-large", "blip2", "blip2-itm", "albef-amc")
 BACKBONES = {"CNN": ("clip-rn50", "clip-rn101", "clip-rn50x4", "clip-rn50x16", "clip-rn50x64"),
              "ViT": ("clip-vit-b32", "clip-vit-b16", "clip-vit-l14", "clip-vit-l14-336")}
