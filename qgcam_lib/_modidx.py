@@ -3912,6 +3912,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                               'qgcam_lib.papers.probes.data.open_relation': ( 'lib/papers/probes/data.html#open_relation',
                                                                                               'qgcam_lib/papers/probes/data.py'),
                                               'qgcam_lib.papers.probes.data.open_swaps': ( 'lib/papers/probes/data.html#open_swaps',
+                                                                                           'qgcam_lib/papers/probes/data.py'),
+                                              'qgcam_lib.papers.probes.data.probe_runs': ( 'lib/papers/probes/data.html#probe_runs',
                                                                                            'qgcam_lib/papers/probes/data.py')},
             'qgcam_lib.papers.probes.description': { 'qgcam_lib.papers.probes.description.availability': ( 'lib/papers/probes/description.html#availability',
                                                                                                            'qgcam_lib/papers/probes/description.py'),
