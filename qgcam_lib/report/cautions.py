@@ -100,7 +100,7 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
         raise ValueError(f"models: expected different names, got {plan['model'][twice].iloc[0]!r} twice; "
                          "rename one of the files")
     if unknown := [one for one in sources if predictions_source(one) is None and one not in MODELS]:
-        known = sorted(entry.name for entry in MODELS.values() if entry.role != "explainer")
+        known = sorted(entry.name for entry in MODELS.values() if entry.role in ("detector", "answerer"))
         raise ValueError(f"models: expected predictions:PATH or one of {known}, got {unknown[0]!r}")
     return plan
 
