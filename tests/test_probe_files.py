@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgcam_lib.data.catalog import load_dataset, verify_dataset
 from qgcam_lib.data.probes.files import (
     COCO_TRAIN2014,
     COCO_VAL2014,
@@ -157,6 +158,20 @@ def test_classes_of_another_file_in_the_folder_are_not_overwritten(tmp_path):
                                                context_pictures("2.jpg", "gray"), ["dog"], ["dog"], ["Dog."])]
     with pytest.raises(ExampleError, match="one prompt a class"):
         write_groups(two, tmp_path / "new" / "c.json")
+
+
+def test_a_folder_of_downloaded_files_is_verified(tmp_path):
+    (tmp_path / "relation_eval_subject.json").write_text(json.dumps({"7": row(), "8": row(positive_prompt="")}))
+    (tmp_path / "data_object_switch.json").write_text("[{}")
+    lone = [{"image_id": 1, "object": "a", "other_objects": []}]
+    (tmp_path / "object_context_dataset.json").write_text(json.dumps(lone))
+    table = verify_dataset(tmp_path)
+    assert [name.split("_")[0] for name in table.file] == ["relation", "data", "object"]
+    assert table.id[0] == "8" and set(table.severity) == {"error"} and "prompt_classes.csv" in table.problem[2]
+    (tmp_path / "relation_eval_subject.json").write_text(json.dumps({"7": row(ositive_image_ids=[])}))
+    assert verify_dataset(tmp_path).attrs["counts"][0]["examples"] == 1
+    with pytest.raises(ExampleError, match="no grounding examples"):
+        load_dataset(tmp_path)
 
 
 def test_names_and_numbers_of_pictures():

@@ -15,6 +15,7 @@ import pandas as pd
 
 from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
+from .probes.files import ProbeFiles
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
@@ -70,6 +71,10 @@ def _open_visual_genome(folder: Path, split: str, on_error: str = "raise", **opt
     return VisualGenome(folder)
 
 
+def _open_probes(folder: Path, split: str, on_error: str = "raise", **options) -> ProbeFiles:
+    return ProbeFiles(folder)
+
+# %% ../../nbs/lib/data/07_catalog.ipynb #2b299975
 LAYOUTS = {
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
     "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
@@ -78,7 +83,8 @@ LAYOUTS = {
     "TRICD": Layout(("TRICD_grounding_*.json",), _open_tricd, tricd_splits),  # opened by load_tricd, verified here
     "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
     "Visual Genome": Layout(("relationships.json", "image_data.json"), _open_visual_genome, lambda folder: ["all"]),
-}
+} | {f"Probes, {part}": Layout((name,), _open_probes, lambda folder: ["all"]) for part, name in (
+    ("relations", "relation_eval_*.json"), ("swaps", "data_*_switch.json"), ("context", "*_context_dataset.json"))}
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
 NAMES = {  # under settings.data_root
@@ -101,6 +107,7 @@ NAMES = {  # under settings.data_root
     "spatialsense": "raw/spatialsense",
     "coco": "raw/coco",
     "visual-genome": "raw/visual_genome",
+    "probe-rcb": "raw/probe_rcb",
 }
 
 
@@ -176,8 +183,8 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
     "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
     loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found, and for TRICD, COCO and Visual Genome, which have
-    doors of their own.
+    that is missing or of no known layout, naming what was found, and for TRICD, COCO, Visual Genome and files of
+    probes, which have doors of their own.
     """
     folder = dataset_folder(name_or_path, split)
     layout = recognise(folder)
@@ -192,6 +199,9 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     if layout == "Visual Genome":
         raise ExampleError("Visual Genome's relations are no grounding examples", file=folder,
                            remedy="Open it with data.visual_genome.VisualGenome(FOLDER)")
+    if layout.startswith("Probes"):
+        raise ExampleError("a probe's groups are no grounding examples: they have no boxes", file=folder,
+                           remedy="Read them with data.probes.files.read_groups(FILE)")
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #e356ba53

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COCO_VAL2014', 'COCO_TRAIN2014', 'VISUAL_GENOME', 'NAME_RULES', 'Rule', 'CONTEXT_FOLDERS', 'CLASSES_FILE',
-           'NEVER_ASKED', 'image_name', 'image_id', 'context_pictures', 'read_prompt_classes', 'read_groups', 'form_of',
-           'write_groups']
+           'NEVER_ASKED', 'PUBLISHED', 'image_name', 'image_id', 'context_pictures', 'read_prompt_classes',
+           'read_groups', 'form_of', 'write_groups', 'ProbeFiles']
 
 # %% ../../../nbs/lib/data/probes/02_files.ipynb #97cabd13
 import csv
@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from qgcam_lib.data.probes.groups import (
     CONTEXT_KINDS,
@@ -28,6 +30,7 @@ from qgcam_lib.data.probes.groups import (
     SwapPair,
     picture_file,
 )
+from ..records import Problem, problem_frame
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_whole
 
@@ -392,3 +395,42 @@ def write_groups(groups: Sequence, path: str | Path, *, rule: Rule | None = None
 
 def _line(row: Mapping) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
+
+# %% ../../../nbs/lib/data/probes/02_files.ipynb #6efa2db0
+PUBLISHED = ("relation_eval_subject.json", "data_compositional_switch.json", "data_object_switch.json",
+             "background_context_dataset.json", "object_context_dataset.json")
+
+
+class ProbeFiles:
+    """The published files of the probes in a folder. `found`: those that are there; a `len` is the number of groups."""
+
+    expected = None
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.found = [self.folder / name for name in PUBLISHED if (self.folder / name).is_file()]
+
+    def __len__(self) -> int:
+        return sum(len(read) for read in map(self._read, self.found) if isinstance(read, Groups))
+
+    def files(self) -> list[Path]:
+        return [*self.found, *(path for path in [self.folder / CLASSES_FILE] if path.is_file())]
+
+    def verify(self) -> pd.DataFrame:
+        "What is wrong or unusual, file by file: file, problem, severity, id."
+        return problem_frame([problem for path in self.found for problem in self._problems(path)])
+
+    def _read(self, path: Path) -> Groups | Problem:
+        try:
+            return read_groups(path)
+        except ExampleError as error:
+            return Problem.of(error)
+        except (FormatError, FileNotFoundError) as error:
+            return Problem(path.name, str(error))
+
+    def _problems(self, path: Path) -> list[Problem]:
+        read = self._read(path)
+        if isinstance(read, Problem):
+            return [Problem(path.name, read.problem, "error", read.id)]
+        notes = [*read.notes, *(f"{n} left out: {reason}" for reason, n in read.left_out.items())]
+        return [Problem(path.name, note, "note") for note in notes]
