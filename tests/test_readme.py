@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from qgcam_lib.data.probes.files import write_groups
+from qgcam_lib.data.probes.groups import RelCompGroup
 from qgcam_lib.settings import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,9 +32,30 @@ def test_numbers_come_from_the_stored_run(first_run):
         assert shown == f"{begin}\n{end}"  # no run, no picture, no number
 
 
-def test_python_example_runs_and_gives_one_row_a_map():
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+def example(word):
+    """The one Python example in which a word stands."""
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", README, flags=re.S) if word in code]
+    return code
+
+
+def test_python_example_of_fine_tuning_runs_and_gives_a_matcher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    colours, groups = ["red", "blue", "green", "white"], []
+    for colour, other in zip(colours, colours[1:] + colours[:1]):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / "images" / f"{colour}.png")
+        texts = (f"The {one} box." for one in (colour, colour, other))
+        groups.append(RelCompGroup(colour, f"{colour}.png", *texts, "composition"))
+    write_groups(groups, tmp_path / "relcomp_train.json")
     names = {}
+    exec(compile(example("finetune_relcomp"), "README.md", "exec"), names)
+    scores = names["patched"].score(sorted((tmp_path / "images").iterdir()), ["a red box"])
+    assert scores.shape == (4, 1) and names["tuned"].step == 10 and (tmp_path / "training" / "checkpoint.pt").is_file()
+    assert not scores.equal(names["clip"].score(sorted((tmp_path / "images").iterdir()), ["a red box"]))
+
+
+def test_python_example_runs_and_gives_one_row_a_map():
+    code, names = example("score_maps"), {}
     exec(compile(code, "README.md", "exec"), names)
     assert len(names["scores"]) == 2 and names["scores"].loc[0, "io_ratio"] > 0
 

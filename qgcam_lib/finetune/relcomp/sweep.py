@@ -97,7 +97,7 @@ def alpha_sweep(before: Any, after: Mapping[str, torch.Tensor] | torch.nn.Module
             found.setdefault(name, []).append(frame)
     return {name: pd.concat(frames, ignore_index=True) for name, frames in found.items()}
 
-# %% ../../../nbs/lib/finetune/relcomp/08_sweep.ipynb #c4a37e8b
+# %% ../../../nbs/lib/finetune/relcomp/08_sweep.ipynb #b42e6793
 def kept_shares(summary: pd.DataFrame, gained: str, lost: str) -> pd.DataFrame:
     """For each alpha the share of the gain that it has, and the share of the loss that it is spared.
 
@@ -108,5 +108,5 @@ def kept_shares(summary: pd.DataFrame, gained: str, lost: str) -> pd.DataFrame:
     table = summary.pivot(index="alpha", columns="name", values="value")
     gain, loss = table[gained] - table[gained][0], table[lost] - table[lost][1]
     whole = {"gain_kept": (gain, gain[1]), "loss_spared": (loss, loss[0])}
-    return pd.DataFrame({name: part / total if total > 0 else np.nan for name, (part, total) in whole.items()}
+    return pd.DataFrame({name: part / (total if total > 0 else np.nan) for name, (part, total) in whole.items()}
                         ).reset_index()

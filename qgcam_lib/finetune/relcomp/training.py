@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RelCompRecipe', 'RelCompBatch', 'RelCompTraining', 'start_relcomp', 'finetune_relcomp']
 
-# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #24103869
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #8c026eff
 import math
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from fastcore.basics import patch
 
 from ...data.probes.groups import RelCompGroup
 from ...errors import ParameterError
@@ -118,7 +119,7 @@ class _Gathered(torch.autograd.Function):
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]
 
-# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #42e1e7ee
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #c7252acc
 @dataclass
 class RelCompTraining(Training):
     """A fine-tuning in progress, or done; see `Training`. encoders: of the model that learns; seen, read: features of a
@@ -161,55 +162,65 @@ class RelCompTraining(Training):
             return torch.from_numpy(np.array(self.read[rows]))
         return self.encoders.tokens([self.data.texts[row] for row in rows])
 
-    def features(self, batch: RelCompBatch) -> list[torch.Tensor]:
-        """Unit vectors float32 [B, D] of pictures, captions, positives and negatives."""
-        device, kind = self.encoders.matcher.device, getattr(torch, self.recipe.precision)
-        pictures, texts = batch.pictures.to(device), batch.texts.to(device)
-        with torch.autocast(device.type, kind, enabled=kind != torch.float32):
-            pictures = pictures if self.seen is not None else self.encoders.see(pictures)
-            texts = texts if self.read is not None else self.encoders.read(texts)
-        return [pictures.float(), *texts.float().chunk(3)]
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #41ce029c
+@patch
+def features(self: RelCompTraining, batch: RelCompBatch) -> list[torch.Tensor]:
+    """Unit vectors float32 [B, D] of pictures, captions, positives and negatives."""
+    device, kind = self.encoders.matcher.device, getattr(torch, self.recipe.precision)
+    pictures, texts = batch.pictures.to(device), batch.texts.to(device)
+    with torch.autocast(device.type, kind, enabled=kind != torch.float32):
+        pictures = pictures if self.seen is not None else self.encoders.see(pictures)
+        texts = texts if self.read is not None else self.encoders.read(texts)
+    return [pictures.float(), *texts.float().chunk(3)]
 
-    def compare(self, features: Sequence[torch.Tensor], batch: RelCompBatch) -> dict[str, torch.Tensor]:
-        """The losses of features, those of the other processes included."""
-        recipe = self.recipe
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            features = [_Gathered.apply(each) for each in features]
-        return relcomp_losses(
-            *features, self.encoders.scale, second=recipe.second, margins=(recipe.margin, recipe.second_margin),
-            distance=recipe.distance, minimise=recipe.minimise, weights=(recipe.matching, recipe.contrast),
-            same=tuple(same.to(features[0].device) for same in batch.same))
 
-    def losses(self, batch: RelCompBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch, see `relcomp_losses`."""
-        self.model.eval()
-        return self.compare(self.features(batch), batch)
+@patch
+def compare(self: RelCompTraining, features: Sequence[torch.Tensor], batch: RelCompBatch) -> dict[str, torch.Tensor]:
+    """The losses of features, those of the other processes included."""
+    recipe = self.recipe
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        features = [_Gathered.apply(each) for each in features]
+    return relcomp_losses(
+        *features, self.encoders.scale, second=recipe.second, margins=(recipe.margin, recipe.second_margin),
+        distance=recipe.distance, minimise=recipe.minimise, weights=(recipe.matching, recipe.contrast),
+        same=tuple(same.to(features[0].device) for same in batch.same))
 
-    def descend(self, batch: RelCompBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch, after adding their gradients, part by part where the recipe says so."""
-        if self.recipe.parts == 1:
-            return super().descend(batch)
-        self.model.eval()
-        parts = [part for part in (batch.part(k, self.recipe.parts) for k in range(self.recipe.parts))
-                 if len(part.pictures)]
-        with torch.no_grad():
-            found = [self.features(part) for part in parts]
-        whole = [torch.cat(each).requires_grad_() for each in zip(*found)]
-        losses = self.compare(whole, batch)
-        self.scaler.scale(losses["total"]).backward()
-        slopes = zip(*(each.grad.split([len(part.pictures) for part in parts]) for each in whole))
-        for part, slope in zip(parts, slopes):
-            pairs = [(each, one) for each, one in zip(self.features(part), slope) if each.requires_grad]
-            torch.autograd.backward(*map(list, zip(*pairs)))
-        return losses
 
-    def patched(self, before: Any, alpha: float) -> Any:
-        """A copy of the matcher `before` with weights between its own (alpha 0) and the fine-tuned ones (1)."""
-        matcher = deepcopy(before)
-        interpolate(before.model, self.model, alpha, into=matcher.model)
-        matcher.forget()
-        matcher.card = {**matcher.card, "patched": {"stream": self.recipe.stream, "alpha": alpha}}
-        return matcher
+@patch
+def losses(self: RelCompTraining, batch: RelCompBatch) -> dict[str, torch.Tensor]:
+    """The losses of a batch, see `relcomp_losses`."""
+    self.model.eval()
+    return self.compare(self.features(batch), batch)
+
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #469bf874
+@patch
+def descend(self: RelCompTraining, batch: RelCompBatch) -> dict[str, torch.Tensor]:
+    """The losses of a batch, after adding their gradients, part by part where the recipe says so."""
+    if self.recipe.parts == 1:
+        return Training.descend(self, batch)
+    self.model.eval()
+    parts = [part for part in (batch.part(k, self.recipe.parts) for k in range(self.recipe.parts))
+             if len(part.pictures)]
+    with torch.no_grad():
+        found = [self.features(part) for part in parts]
+    whole = [torch.cat(each).requires_grad_() for each in zip(*found)]
+    losses = self.compare(whole, batch)
+    self.scaler.scale(losses["total"]).backward()
+    slopes = zip(*(each.grad.split([len(part.pictures) for part in parts]) for each in whole))
+    for part, slope in zip(parts, slopes):
+        pairs = [(each, one) for each, one in zip(self.features(part), slope) if each.requires_grad]
+        torch.autograd.backward(*map(list, zip(*pairs)))
+    return losses
+
+# %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #50a312b5
+@patch
+def patched(self: RelCompTraining, before: Any, alpha: float) -> Any:
+    """A copy of the matcher `before` with weights between its own (alpha 0) and the fine-tuned ones (1)."""
+    matcher = deepcopy(before)
+    interpolate(before.model, self.model, alpha, into=matcher.model)
+    matcher.forget()
+    matcher.card = {**matcher.card, "patched": {"stream": self.recipe.stream, "alpha": alpha}}
+    return matcher
 
 # %% ../../../nbs/lib/finetune/relcomp/05_training.ipynb #ad1fb886
 def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path],
