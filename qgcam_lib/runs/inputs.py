@@ -120,6 +120,18 @@ def _pictures(parameters: Mapping[str, Any], place: _Place, name: str) -> Iterat
         yield Input("data", name, text, dataset_folder(where, data_root=place.settings.data_root))
 
 
+def _relcomp(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
+    """What RelComp and the probes beside it are built from, and the pictures of the zero-shot classes."""
+    from qgcam_lib.data.catalog import NAMES, dataset_files
+
+    coco, genome = parameters["coco"], parameters["genome"]
+    for name, subset in ((coco, "train2014"), (coco, "val2014"), (genome, "")):
+        files = dataset_files(name if name in NAMES else place.path(name) or name, subset,
+                              data_root=place.settings.data_root)
+        yield Input("data", "data set", f"{name} {subset}".strip(), files)
+    yield from _pictures(parameters, place, "classes")
+
+
 def _captions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     """The captions that a text-only guess is counted from."""
     from qgcam_lib.data.catalog import NAMES, captions_file
@@ -229,6 +241,7 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
     ("scenes",): partial(_pictures, name="scenes"),
     ("swaps",): partial(_pictures, name="swaps"),
     ("captions",): _captions,
+    ("coco", "genome", "classes"): _relcomp,
     ("model",): _models,
     ("models",): _models,
     ("zoo",): _zoo,
@@ -236,7 +249,8 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
 }
 _NO_PATHS = {  # what the finder has read is not looked at again as a path
     ("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("data", "images"): {"data", "subset"},
-    ("scenes",): {"scenes"}, ("swaps",): {"swaps"}, ("captions",): {"captions"}, ("zoo",): {"zoo"}, ("runs",): {"runs"}}
+    ("scenes",): {"scenes"}, ("swaps",): {"swaps"}, ("captions",): {"captions"}, ("zoo",): {"zoo"}, ("runs",): {"runs"},
+    ("coco", "genome", "classes"): {"coco", "genome", "classes"}}
 
 
 
