@@ -4099,6 +4099,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'qgcam_lib/papers/probes/runs.py'),
                                               'qgcam_lib.papers.probes.runs.ties_table': ( 'lib/papers/probes/runs.html#ties_table',
                                                                                            'qgcam_lib/papers/probes/runs.py'),
+                                              'qgcam_lib.papers.probes.runs.training_table': ( 'lib/papers/probes/runs.html#training_table',
+                                                                                               'qgcam_lib/papers/probes/runs.py'),
                                               'qgcam_lib.papers.probes.runs.undefined_table': ( 'lib/papers/probes/runs.html#undefined_table',
                                                                                                 'qgcam_lib/papers/probes/runs.py')},
             'qgcam_lib.papers.q_groundcam.audit': { 'qgcam_lib.papers.q_groundcam.audit._draw_cells': ( 'lib/papers/q_groundcam/audit.html#_draw_cells',
