@@ -145,10 +145,10 @@ def patched_alphas(kept: pd.DataFrame) -> dict[str, float]:
         found[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
     return found
 
-# %% ../../../nbs/lib/papers/probes/08_finetune.ipynb #a59d5bee
+# %% ../../../nbs/lib/papers/probes/08_finetune.ipynb #81cf22a4
 def as_table11(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with the paper's names of streams: v, vt, t."""
-    return summary.assign(stream=summary["stream"].str.lower(), model="")
+    """The summary with the paper's names of streams, v, vt, t, and alphas as it writes them."""
+    return summary.assign(stream=summary["stream"].str.lower(), alpha=summary["alpha"].map("{:g}".format), model="")
 
 
 def as_table3(summary: pd.DataFrame, before: str, alphas: Mapping[str, float]) -> pd.DataFrame:
@@ -251,14 +251,22 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
     scores = {name: ask_prompts(model, shown, relation.folders, progress=False) for name, model in models.items()}
     return scores, chosen.assign(change=change[chosen["id"]].to_numpy()).drop(columns="strength")
 
-# %% ../../../nbs/lib/papers/probes/08_finetune.ipynb #80d6631c
+# %% ../../../nbs/lib/papers/probes/08_finetune.ipynb #6dd3ee01
 _HALVES = {"V": "the visual half", "T": "the text half", "VT": "both halves"}
 
 
-def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mapping[str, float], where: str
-                    ) -> dict[str, Any]:
+def _read(reading: pd.DataFrame, agrees: pd.Series) -> str:
+    """How much can be had without looking. agrees: the change of `rival_agrees`."""
+    alone = reading.loc[reading["scorer"].str.startswith("text alone"), "text score"].max()
+    more = direction(agrees, ("more often than before", "less often than before", "about as often as before"))
+    return (f" But the texts alone decide {PERCENT.number(alone)} % of the groups, and pictures of which the negative "
+            f"is nearly true prefer the positive {more}.")
+
+
+def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mapping[str, float], reading: pd.DataFrame,
+                    where: str) -> dict[str, Any]:
     """answer and effect of `relcomp_finetune`. differences: of `sweep_differences` at alpha 1 and the patched alphas;
-    kept: of `shares`; alphas: of `patched_alphas`.
+    kept: of `shares`; alphas: of `patched_alphas`; reading: of `reading_table`.
     """
     def row(stream: str, metric: str, alpha: float = 1.0) -> pd.Series:
         rows = differences[(differences["stream"] == stream) & (differences["metric"] == metric)]
@@ -276,7 +284,7 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
     gain, loss = (with_interval(rows[best], PERCENT, "difference") for rows in (learned, cost))
     answer = (f"On the {where}, fine-tuning {direction(learned[best])} the text score of RelComp most where "
               f"{_HALVES.get(best, best)} learns, by {gain}, and {direction(cost[best])} zero-shot accuracy, by {loss}."
-              f"{spared}")
+              f"{spared}{_read(reading, row(best, 'rival_agrees'))}")
     effect = []
     for stream in alphas:
         for alpha in dict.fromkeys((alphas[stream], 1.0)):
