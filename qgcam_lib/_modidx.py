@@ -3995,6 +3995,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'qgcam_lib/papers/probes/finetune.py'),
                                                   'qgcam_lib.papers.probes.finetune._predicates': ( 'lib/papers/probes/finetune.html#_predicates',
                                                                                                     'qgcam_lib/papers/probes/finetune.py'),
+                                                  'qgcam_lib.papers.probes.finetune._read': ( 'lib/papers/probes/finetune.html#_read',
+                                                                                              'qgcam_lib/papers/probes/finetune.py'),
                                                   'qgcam_lib.papers.probes.finetune.as_table11': ( 'lib/papers/probes/finetune.html#as_table11',
                                                                                                    'qgcam_lib/papers/probes/finetune.py'),
                                                   'qgcam_lib.papers.probes.finetune.as_table3': ( 'lib/papers/probes/finetune.html#as_table3',
