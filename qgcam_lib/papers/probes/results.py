@@ -81,8 +81,20 @@ def composition_result(summary: pd.DataFrame, against: pd.DataFrame, where: str)
               f"{sample(row, 'pairs')}" for _, row in first.iterrows()]
     return {"answer": answer, "effect": effect + _gaps(against, "group score, compositions swapped")}
 
-# %% ../../../nbs/lib/papers/probes/07_results.ipynb #7006ef04
+# %% ../../../nbs/lib/papers/probes/07_results.ipynb #878a4b3a
 _POINTS = Unit(100, 1, " points", " points")
+
+
+def _room(twins: pd.DataFrame, lost: pd.DataFrame) -> str:
+    "Whether the unbiased twin has less to lose, down to text alone, than the biased one lost; '' where unknown."
+    rows = twins.set_index("metric")
+    if "ap_reference" not in rows.index or "blind_ap" not in lost or pd.isna(blind := lost["blind_ap"].iloc[0]):
+        return ""
+    see, loss = rows.loc["ap_reference"], rows.loc["change_reference_edited", "a"]
+    told = (f" With the whole picture they reach an AP of {PERCENT.number(see['a'])} and {PERCENT.number(see['b'])} "
+            f"%, text alone {PERCENT.number(blind)} %")
+    return told + (": the unbiased twin has less to lose than the other lost, so the difference says how much each "
+                   "sees as well as where it looks." if see["b"] - blind < loss else ".")
 
 
 def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str) -> dict[str, Any]:
@@ -94,18 +106,23 @@ def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str) -> di
     lost = _rows(summary, kind="background", metric="change_reference_edited")
     if not len(lost):
         return {"answer": _MODELS, "effect": []}
+    floor = _rows(summary, kind="background", metric="ap_reference")
+    lost = lost.assign(blind_ap=floor["blind"].iloc[0] if "blind" in floor and len(floor) else float("nan"))
     most = lost.iloc[0]
     losers = int((lost["ci_low"] > 0).sum())
     answer = (f"On the {where}, {losers} of {len(lost)} models clearly lose average precision when the background is "
               f"removed; {most['model']} loses most, {with_interval(most, _POINTS)}.")
     mine = twins[twins["metric"] == "change_reference_edited"] if len(twins) else twins
     if len(mine):
-        word = direction(mine.iloc[0], ("leans on the background more than", "leans on the background less than",
-                                        "does not clearly differ from"))
+        word = direction(mine.iloc[0], ("loses more without the background than",
+                                        "loses less without the background than",
+                                        "does not clearly differ without the background from"))
         answer += f" The twin that was trained on biased scenes {word} the one trained on unbiased ones."
+        answer += _room(twins, lost)
     effect = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
               f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
+    changes = twins[twins["metric"].str.contains("change")] if len(twins) else twins
     effect += [f"{row['metric'].replace('_', ' ')}, biased minus unbiased twin: "
                f"{with_interval(row, PERCENT, 'difference')}, {sample(row, 'pictures and fillers')}"
-               for _, row in twins.iterrows()]
+               for _, row in changes.iterrows()]
     return {"answer": answer, "effect": effect}

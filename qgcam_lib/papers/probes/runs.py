@@ -168,8 +168,9 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
     keep = ["better", "worse", *by, "metric", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
-# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #54a4f0b3
-TWIN_METRICS = ("change_reference_edited", "change_patch_edited", "confidence_change_reference_edited",
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #3554bdb5
+TWIN_METRICS = ("ap_reference", "ap_edited",  # how much each sees, and so could lose
+                "change_reference_edited", "change_patch_edited", "confidence_change_reference_edited",
                 "confidence_change_patch_edited")
 
 
