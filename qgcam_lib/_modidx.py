@@ -4051,6 +4051,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'qgcam_lib/papers/probes/results.py'),
                                                  'qgcam_lib.papers.probes.results._guesses': ( 'lib/papers/probes/results.html#_guesses',
                                                                                                'qgcam_lib/papers/probes/results.py'),
+                                                 'qgcam_lib.papers.probes.results._room': ( 'lib/papers/probes/results.html#_room',
+                                                                                            'qgcam_lib/papers/probes/results.py'),
                                                  'qgcam_lib.papers.probes.results._rows': ( 'lib/papers/probes/results.html#_rows',
                                                                                             'qgcam_lib/papers/probes/results.py'),
                                                  'qgcam_lib.papers.probes.results.composition_result': ( 'lib/papers/probes/results.html#composition_result',
