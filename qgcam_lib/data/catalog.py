@@ -175,6 +175,18 @@ def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root
         _make(name, folder, split)
     return folder
 
+# %% ../../nbs/lib/data/07_catalog.ipynb #5ba1e21d
+_DOORS = {  # layouts without grounding examples: why, and what opens them
+    "TRICD": ("TRICD has no grounding examples: half of its captions are false",
+              "Open it with load_tricd(tricd_files(FOLDER, SPLIT).grounding)"),
+    "COCO": ("COCO's instances and captions are no grounding examples: no phrase has a box",
+             "Open it with data.coco.folder.Coco(FOLDER, SPLIT)"),
+    "Visual Genome": ("Visual Genome's relations are no grounding examples",
+                      "Open it with data.visual_genome.VisualGenome(FOLDER)"),
+    "Probes": ("a probe's groups are no grounding examples: they have no boxes",
+               "Read them with data.probes.files.read_groups(FILE)"),
+}
+
 
 def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) -> Dataset:
     """The data set of this name or in this folder.
@@ -190,18 +202,8 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     layout = recognise(folder)
     if layout is None:
         raise _not_recognised(folder, str(name_or_path))
-    if layout == "TRICD":
-        raise ExampleError("TRICD has no grounding examples: half of its captions are false", file=folder,
-                           remedy="Open it with load_tricd(tricd_files(FOLDER, SPLIT).grounding)")
-    if layout == "COCO":
-        raise ExampleError("COCO's instances and captions are no grounding examples: no phrase has a box", file=folder,
-                           remedy="Open it with data.coco.folder.Coco(FOLDER, SPLIT)")
-    if layout == "Visual Genome":
-        raise ExampleError("Visual Genome's relations are no grounding examples", file=folder,
-                           remedy="Open it with data.visual_genome.VisualGenome(FOLDER)")
-    if layout.startswith("Probes"):
-        raise ExampleError("a probe's groups are no grounding examples: they have no boxes", file=folder,
-                           remedy="Read them with data.probes.files.read_groups(FILE)")
+    if (door := _DOORS.get(layout.split(",")[0])) is not None:
+        raise ExampleError(door[0], file=folder, remedy=door[1])
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #e356ba53
