@@ -594,8 +594,8 @@ def test_the_empty_name_is_the_miniworld(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
     small = miniworld.make_flickr30k
 
-    def ensure(root, splits):
-        return small(root, n_test=5, n_train=0, n_val=0, progress=False)
+    def ensure(root, splits, *, natural):
+        return small(root, n_test=5, n_train=0, n_val=0, natural=natural, progress=False)
 
     monkeypatch.setattr(miniworld, "ensure", ensure)
     dataset = load_dataset("", boxes="union")

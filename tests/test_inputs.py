@@ -204,7 +204,7 @@ def test_a_run_without_thresholds_from_val_does_not_read_val(world):
 def test_exactly_the_minis_that_a_run_names_count(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "data" / "zoo", tmp_path / "zoo")
     monkeypatch.setattr(registry, "zoo_folder", lambda: tmp_path / "zoo")
-    asked = {"models": ["blip-base", "albef-amc", "vilt", "predictions:none.json"], "weights": "mini"}
+    asked = {"models": ["blip-base", "albef-amc", "blip2-itm", "predictions:none.json"], "weights": "mini"}
     before = find_inputs(asked, tmp_path)
     assert [one["path"] for one in before["weights"]] == ["data/zoo/blip-mini", "data/zoo/albef-amc-mini"]
     assert find_inputs(asked | {"weights": "random"}, tmp_path)["weights"] == []
@@ -294,7 +294,7 @@ def test_the_miniworld_is_drawn_when_a_run_is_planned_and_grows_without_a_new_id
     assert find_inputs(asked, tmp_path) == before
     shutil.rmtree(tmp_path / "data")
     assert find_inputs(asked, tmp_path) == before
-    monkeypatch.setattr(miniworld, "ensure", lambda root, splits: miniworld.make_flickr30k(
+    monkeypatch.setattr(miniworld, "ensure", lambda root, splits, natural: miniworld.make_flickr30k(
         root, n_test=2 * (splits == "test"), n_val=2 * (splits == "val"), n_train=0, progress=False))
     test = find_inputs({"dataset": "", "split": "test"}, tmp_path)
     assert find_inputs({"dataset": "miniworld", "split": "val"}, tmp_path) != test

@@ -16,11 +16,12 @@ from qgcam_lib.models.anatomy import anatomy, attention_kinds, full_size
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.clip.loading import published_address
 from qgcam_lib.models.clip.network import PUBLISHED, build_clip, clip_config, word_vocabulary
-from qgcam_lib.models.common import sources
+from qgcam_lib.models.common import sources, zoo
 from qgcam_lib.models.common.adapter import ITM_SCORES, Recent, distinct_pictures
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary
+from qgcam_lib.models.dual import loading as dual_loading
 from qgcam_lib.models.dual.loading import siglip_rows
 from qgcam_lib.models.dual.matcher import FAMILIES, DualMatcher
 from qgcam_lib.models.dual.otter import OtterModel, otter_config
@@ -341,6 +342,8 @@ def test_published_weights_that_are_not_here_say_how_they_are_had(name, monkeypa
     remedy = "by hand" if name == "otter-rn50" else MODELS[name].checkpoint.removeprefix("https://huggingface.co/")
     with pytest.raises(FileNotFoundError, match=remedy):
         load_model(name, "official")
+    for module in (dual_loading, sources, zoo):
+        monkeypatch.setattr(module, "zoo_folder", lambda: tmp_path)
     with pytest.raises(FileNotFoundError, match="card.json" if MODELS[name].mini else "expected one of"):
         load_model(name, "mini" if MODELS[name].mini else "offical")
 
