@@ -4089,6 +4089,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'qgcam_lib/papers/probes/runs.py'),
                                               'qgcam_lib.papers.probes.runs.feature_spaces': ( 'lib/papers/probes/runs.html#feature_spaces',
                                                                                                'qgcam_lib/papers/probes/runs.py'),
+                                              'qgcam_lib.papers.probes.runs.noted': ( 'lib/papers/probes/runs.html#noted',
+                                                                                      'qgcam_lib/papers/probes/runs.py'),
                                               'qgcam_lib.papers.probes.runs.of_kind': ( 'lib/papers/probes/runs.html#of_kind',
                                                                                         'qgcam_lib/papers/probes/runs.py'),
                                               'qgcam_lib.papers.probes.runs.pooled': ( 'lib/papers/probes/runs.html#pooled',
