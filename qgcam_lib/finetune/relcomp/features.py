@@ -79,7 +79,7 @@ def kept_rows(inputs: Sequence, make: Callable[[list], np.ndarray], cache: str |
     if path and path.is_file():
         return np.load(path, mmap_mode="r")
     parts = range(0, len(inputs), at_once)
-    bar = tqdm(parts, desc=name.split("-")[0], leave=False, disable=len(parts) < 20)
+    bar = tqdm(parts, desc=name.split("-")[0], leave=False, delay=20)  # a bar for those who wait
     first = make(list(inputs[:at_once]))
     if path is None:
         return np.concatenate([make(list(inputs[k : k + at_once])) if k else first for k in bar])
