@@ -1,7 +1,6 @@
 """The explorer: its page stands alone, and its script agrees with the library in a real browser."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -32,18 +31,6 @@ def test_the_page_needs_nothing_from_outside():
 def test_bad_input_is_refused(heat, box, message):
     with pytest.raises(ValueError, match=message):
         explore_scores(heat, box)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as session:
-        browser = session.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def library(heat, box, tau=0.7):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from itertools import product
 
 import numpy as np
@@ -49,19 +48,12 @@ def test_bad_input_is_refused(scores, options, message):
 
 
 @pytest.fixture(scope="module")
-def page():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as session:
-        browser = session.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page, errors = browser.new_page(), []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.set_content(f"<!doctype html><meta charset='utf-8'>{explore_pair_scores(SCENES, SCORES)}")
-        yield page
-        assert not errors
-        browser.close()
+def page(browser):
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_content(f"<!doctype html><meta charset='utf-8'>{explore_pair_scores(SCENES, SCORES)}")
+    yield page
+    assert not errors
 
 
 def shown(page):
