@@ -4,10 +4,13 @@ import math
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -16,7 +19,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import debug_launcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss
@@ -238,6 +240,22 @@ SHORT = RelCompRecipe(stream="VT", steps=2, batch=6, learning_rate=0.05, log_eve
 LONGER = replace(SHORT, steps=0, epochs=3, batch=4)
 
 
+def apart(task, *folders, launcher=()):
+    """Run a function of this file in a process of its own, never forked: torch's threads do not live through a fork."""
+    code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_relcomp as tests; "
+            f"from pathlib import Path; tests.{task}(*map(Path, {[*map(str, folders)]!r}))")
+    script = folders[-1].with_name(f"{task}.py")
+    script.write_text(code, encoding="utf-8")
+    return subprocess.run([sys.executable, *launcher, script], capture_output=True, text=True, timeout=240, check=False,
+                          env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def train_and_die(folder, work):
     """The life of a process that is killed when five of nine steps are saved, and more are done."""
     def die(training):
@@ -252,10 +270,8 @@ def train_and_die(folder, work):
 def test_a_killed_training_ends_at_the_same_bits(tmp_path):
     folder, work = tmp_path / "pictures", tmp_path / "work"
     given = tiny_clip(), colour_groups(folder), folder
-    child = get_context("fork").Process(target=train_and_die, args=(folder, work))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
+    done = apart("train_and_die", folder, work)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert torch.load(work / "checkpoint.pt", weights_only=True)["step"] == 5
     whole = finetune_relcomp(*given, recipe=LONGER, progress=False)
     resumed = finetune_relcomp(*given, work, recipe=LONGER, progress=False)
@@ -266,6 +282,7 @@ def test_a_killed_training_ends_at_the_same_bits(tmp_path):
 def train_in_a_group(folder, out):
     """What a script does that accelerate has started several times."""
     torch.set_num_threads(1)
+    out.mkdir(exist_ok=True)
     tuned = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, out / "work", recipe=LONGER, progress=False)
     log = tuned.log.drop(columns="seconds").to_dict()
     found = [torch.distributed.get_world_size(), tuned.model.state_dict(), log]
@@ -275,15 +292,18 @@ def train_in_a_group(folder, out):
 def test_two_launched_processes_do_what_one_does(tmp_path):
     folder = tmp_path / "pictures"
     one = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, recipe=LONGER, progress=False)
-    debug_launcher(train_in_a_group, (folder, tmp_path), num_processes=2)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
+                str(free_port())]
+    done = apart("train_in_a_group", folder, tmp_path / "group", launcher=launcher)
+    assert done.returncode == 0, done.stderr
     for rank in range(2):
-        processes, state, log = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        processes, state, log = torch.load(tmp_path / "group" / f"{rank}.pt", weights_only=True)
         assert processes == 2
         for column in ("total", "matching", "contrast", "right"):
             np.testing.assert_allclose(list(log[column].values()), one.log[column], rtol=1e-4)
         for key, value in one.model.state_dict().items():
             torch.testing.assert_close(state[key], value, atol=1e-5, rtol=1e-4)
-    whole = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, tmp_path / "work", recipe=LONGER,
+    whole = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, tmp_path / "group" / "work", recipe=LONGER,
                              progress=False)  # one process reads what two have written
     assert whole.step == 9 and torch.equal(weights_of(whole.model), torch.cat(
         [value.flatten().double() for value in state.values()]))
