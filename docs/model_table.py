@@ -30,7 +30,8 @@ def _table(role: str) -> list[str]:
 
 def block() -> str:
     """The part of the README between the markers, from the registry of models: one table a role."""
-    tables = ["\n".join(table) for role in ("explainer", "matcher", "detector", "answerer") if (table := _table(role))]
+    roles = ("explainer", "matcher", "detector", "answerer", "ranker")
+    tables = ["\n".join(table) for role in roles if (table := _table(role))]
     return "\n".join([MARKERS[0], "\n\n".join(tables), MARKERS[1]])
 
 
