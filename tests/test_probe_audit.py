@@ -10,6 +10,7 @@ from scipy.special import softmax
 from sklearn.metrics import average_precision_score
 
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
+from qgcam_lib.probes.ask import prompts_by_picture
 from qgcam_lib.probes.audit import (
     class_wise_ap,
     defect_table,
@@ -26,7 +27,7 @@ from qgcam_lib.probes.audit import (
     transposed,
     two_aps,
 )
-from qgcam_lib.probes.run import prompts_by_picture, score_groups
+from qgcam_lib.probes.run import score_groups
 from qgcam_lib.probes.score import pair_scores, pair_ties
 
 CLASSES = tuple("abcdefgh")

@@ -9,16 +9,9 @@ from scipy.special import softmax
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
 from qgcam_lib.probes import probe, ranking_average_precision
-from qgcam_lib.probes.run import (
-    COMPARISONS,
-    ScoreTable,
-    ask_prompts,
-    choices_of,
-    prompts_by_picture,
-    score_classes,
-    score_groups,
-    take_groups,
-)
+from qgcam_lib.probes.ask import COMPARISONS, ask_prompts, choices_of, prompts_by_picture, take_groups
+from qgcam_lib.probes.run import score_classes, score_groups
+from qgcam_lib.probes.score_table import ScoreTable
 
 PICTURES = [f"{k}.png" for k in range(12)]
 CLASSES = tuple("abcdefgh")

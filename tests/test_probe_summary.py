@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
-from qgcam_lib.probes.run import prompts_by_picture, score_classes, score_groups
+from qgcam_lib.probes.ask import prompts_by_picture
+from qgcam_lib.probes.run import score_classes, score_groups
 from qgcam_lib.probes.summary import NO_CATEGORY, compare_probe, layout_of, summarize_probe, with_categories
 from qgcam_lib.statistics import compare, summarize
 

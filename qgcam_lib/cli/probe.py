@@ -154,7 +154,8 @@ def run(model: Annotated[str, typer.Argument(help="name of a matcher, see `qgcam
     from qgcam_lib.grounding.own_maps import checked_out, write_scores
     from qgcam_lib.models import load_model
     from qgcam_lib.models.registry import name_in_role
-    from qgcam_lib.probes.run import ask_prompts, score_groups, take_groups
+    from qgcam_lib.probes.ask import ask_prompts, take_groups
+    from qgcam_lib.probes.run import score_groups
     from qgcam_lib.probes.summary import layout_of, summarize_probe
 
     with refused():

@@ -15,7 +15,8 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from ...data.probes.groups import RelCompGroup, SwapPair
-from ...probes.run import ScoreTable, ask_prompts, take_groups
+from ...probes.ask import ask_prompts, take_groups
+from ...probes.score_table import ScoreTable
 from ...statistics import Metric
 
 # %% ../../../nbs/lib/finetune/relcomp/06_scores.ipynb #6c069a3c
@@ -66,7 +67,7 @@ def relcomp_scores(model: Any, groups: Sequence[RelCompGroup], images: str | Pat
                    limit: int | None = None, seed: int = 0, **run_options: Any) -> pd.DataFrame:
     """Ask a Matcher about RelComp groups, one row a group.
 
-    images, limit, seed, run_options: as in `probes.run.ask_prompts`. Returns id, group (the picture), rival (the second
+    images, limit, seed, run_options: as in `probes.ask.ask_prompts`. Returns id, group (the picture), rival (the second
     picture, "" for none), kind, text_score, image_score, group_score, rival_agrees, confidence (see `RELCOMP_SCORES`,
     undefined is NaN) and n_ties (of the two comparisons). A rival is looked for among the groups that are asked.
     """

@@ -24,11 +24,11 @@ from ...data.probes.groups import FILLERS, ContextGroup, RelationGroup, SwapPair
 from ...data.visual_genome import VisualGenome
 from ...errors import ParameterError
 from .description import NOT_AVAILABLE, PROBES, PUBLISHED_MODELS
+from ...probes.ask import take_groups
 from ...probes.build.composition import find_mentions, swap_compositions, swap_objects
 from ...probes.build.context import build_background, build_objects
 from ...probes.build.relation import RelationOptions, build_relation
 from ...probes.build.words import attribute_words
-from ...probes.run import take_groups
 from ...report.cautions import cautions, why_not_comparable
 from ...report.published import published
 

@@ -26,9 +26,10 @@ from ...finetune.relcomp.scores import relcomp_scores
 from ...finetune.relcomp.sweep import Remembering, kept_shares
 from ...finetune.relcomp.zero_shot import zero_shot
 from .data import ProbeData
+from ...probes.ask import ask_prompts
 from ...probes.blind import Blind, NGrams, blind_scores
 from ...probes.build.relcomp import RelCompOptions, build_relcomp
-from ...probes.run import ask_prompts, probe, score_groups
+from ...probes.run import probe, score_groups
 from ...report.gallery import choose_by_rule
 from ...report.sentences import PERCENT, direction, sample, with_interval
 from ...report.style import GUIDE, line_look, point_look, titled
