@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qgcam_lib.data.coco.files import CocoCaptions, CocoImage
 from qgcam_lib.data.probes.files import read_groups, write_groups
 from qgcam_lib.data.probes.groups import SwapPair, shown
+from qgcam_lib.data.taggers import load_tagger, words_of
 from qgcam_lib.data.visual_genome import VisualGenome, plain
 from qgcam_lib.miniworld import ensure_visual_genome
 from qgcam_lib.probes.build.relation import RelationOptions, build_relation
@@ -26,7 +27,7 @@ from qgcam_lib.probes.build.relcomp import (
     with_words,
 )
 from qgcam_lib.probes.build.triplets import CleanOptions
-from qgcam_lib.probes.build.words import attribute_words, load_tagger, words_of
+from qgcam_lib.probes.build.words import attribute_words
 
 LOOSE = RelationOptions(clean=CleanOptions(min_names=1, min_predicates=1))
 OPTIONS = RelCompOptions(relation=LOOSE, tagger="hanta", test=0.4)

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgcam_lib.data import taggers as taggers_module
 from qgcam_lib.data.coco.files import CocoCaptions, CocoImage, read_captions
+from qgcam_lib.data.taggers import Tagger, load_tagger
 from qgcam_lib.errors import FormatError, SourceError
-from qgcam_lib.probes.build import words as words_module
 from qgcam_lib.probes.build.composition import find_mentions, swap_compositions, swap_objects
 from qgcam_lib.probes.build.words import (
     ATTRIBUTES_FILE,
-    Tagger,
     adjective_noun_pairs,
     attribute_words,
-    load_tagger,
     photo_prompt,
     singular,
 )
@@ -62,7 +61,7 @@ def test_spacy_tags_with_an_installed_model(tmp_path, monkeypatch, fresh_taggers
     for word, tag in zip(SENTENCE, TAGS):
         ruler.add([[{"ORTH": word}]], {"TAG": tag})
     nlp.to_disk(tmp_path / "model")
-    monkeypatch.setitem(words_module.TAGGERS, "spacy", lambda: words_module._spacy(str(tmp_path / "model")))
+    monkeypatch.setitem(taggers_module.TAGGERS, "spacy", lambda: taggers_module._spacy(str(tmp_path / "model")))
     found = load_tagger("spacy")
     assert found.name == "spacy" and found.kinds(SENTENCE) == KINDS
 
@@ -71,7 +70,7 @@ def test_without_data_hanta_tags_and_the_others_say_how_to_get_them(monkeypatch,
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [])
-    monkeypatch.setitem(words_module.TAGGERS, "spacy", lambda: words_module._spacy("no_such_model"))
+    monkeypatch.setitem(taggers_module.TAGGERS, "spacy", lambda: taggers_module._spacy("no_such_model"))
     assert load_tagger("auto").name == "hanta" and load_tagger("auto").kinds(SENTENCE) == KINDS
     for name, command in (("nltk", "nltk.downloader"), ("spacy", "spacy download")):
         with pytest.raises(SourceError, match=command):
@@ -157,7 +156,7 @@ def literal_partners(mentions, first, absent):
 def test_composition_swaps_are_what_their_definition_says(captions, absent, seed):
     load = {"hanta": lambda: by_hand("hanta")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words_module, "TAGGERS", load)
+        patch.setattr(taggers_module, "TAGGERS", load)
         load_tagger.cache_clear()
         mentions = find_mentions(captions, tagger="hanta")
         load_tagger.cache_clear()

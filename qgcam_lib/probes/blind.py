@@ -19,10 +19,10 @@ from fastcore.basics import patch
 
 from ..data.coco.files import read_captions
 from ..data.flickr30k.format import EntitiesFolder, parse_sentence, read_sentences, read_split
+from ..data.taggers import words_of
 from ..data.visual_genome import read_regions
 from ..errors import FormatError, SourceError
 from .ask import prompts_by_picture
-from .build.words import words_of
 
 # %% ../../nbs/lib/probes/06_blind.ipynb #007a6570
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"

@@ -15,17 +15,9 @@ from typing import Any
 
 from ...data.coco.files import CocoCaptions
 from ...data.probes.groups import Groups, SwapPair
+from ...data.taggers import Tagger, load_tagger, words_of
 from .steps import Built, Steps
-from qgcam_lib.probes.build.words import (
-    AttributeWords,
-    Tagger,
-    adjective_noun_pairs,
-    attribute_words,
-    load_tagger,
-    photo_prompt,
-    singular,
-    words_of,
-)
+from .words import AttributeWords, adjective_noun_pairs, attribute_words, photo_prompt, singular
 
 # %% ../../../nbs/lib/probes/build/03_composition.ipynb #cbcc3805
 Mention = tuple[int, str, str]  # picture, attribute, thing

@@ -16,18 +16,11 @@ from tqdm.auto import tqdm
 
 from ...data.coco.files import CocoCaptions
 from ...data.probes.groups import Groups, RelationGroup, RelCompGroup, SwapPair, shown
+from ...data.taggers import Tagger, load_tagger, words_of
 from ...data.visual_genome import VisualGenome, plain
 from .relation import RelationOptions, usable_images, usable_relations
 from .steps import Built, Steps
-from qgcam_lib.probes.build.words import (
-    AttributeWords,
-    Tagger,
-    adjective_noun_pairs,
-    attribute_words,
-    load_tagger,
-    photo_prompt,
-    words_of,
-)
+from .words import AttributeWords, adjective_noun_pairs, attribute_words, photo_prompt
 
 # %% ../../../nbs/lib/probes/build/08_relcomp.ipynb #22097590
 _CHOICES = {"disjoint": ("shown", "anchors"), "replace": ("known", "every"), "per_image": ("all", "one"),
@@ -103,7 +96,8 @@ def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: Sequence[str]
 def _attribute_places(words: Sequence[str], kinds: Sequence[str], known: frozenset[str]) -> list[int]:
     """The places of the words that are attributes of a noun."""
     found = {adjective for adjective, _, _ in adjective_noun_pairs(words, kinds, known)} & known
-    return [k for k, word in enumerate(words) if word.lower() in found and kinds[k] not in ("other", "plural noun")]
+    no = ("other", "unknown", "plural noun")
+    return [k for k, word in enumerate(words) if word.lower() in found and kinds[k] not in no]
 
 
 def with_words(text: str, words: Sequence[str], new: Mapping[int, str]) -> str:

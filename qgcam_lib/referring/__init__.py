@@ -1,0 +1,13 @@
+"""Referring expressions: `perturb` their words, `refer` to boxes, and `ContrastiveHinge` to train with negatives."""
+
+from .perturb import perturb
+
+__all__ = ["ContrastiveHinge", "perturb"]
+
+
+def __getattr__(name: str):
+    if name == "ContrastiveHinge":  # needs torch, the rest does not
+        from .hinge import ContrastiveHinge
+
+        return ContrastiveHinge
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
