@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from ..common.detector import NOTHING, best_pairs, check_max_boxes
-from ..common.images import as_picture
+from ..common.images import as_picture, cut_box
 from ..common.words import plain_phrase
 from ..registry import ModelEntry, find_model, load_model
 from ..roles import Detections, Matcher, Spans, phrase_texts
@@ -91,12 +91,7 @@ class ClipProposals:
 
     def crop(self, picture: Image.Image, box: Sequence[float]) -> Image.Image:
         """What the matcher sees of a box: the box and its margin, cut at the picture's border, at least one pixel."""
-        x0, y0, x1, y1 = box
-        across, down = self.margin * (x1 - x0) / 2, self.margin * (y1 - y0) / 2
-        left, top = min(max(int(x0 - across), 0), picture.width - 1), min(max(int(y0 - down), 0), picture.height - 1)
-        right, bottom = int(np.ceil(x1 + across)), int(np.ceil(y1 + down))
-        return picture.crop((left, top, max(min(right, picture.width), left + 1),
-                             max(min(bottom, picture.height), top + 1)))
+        return cut_box(picture, box, self.margin)
 
 # %% ../../../nbs/lib/models/clip/05_proposals.ipynb #ce9bb074
 def load_clip_proposals(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,

@@ -1,0 +1,174 @@
+"""Regions: where boxes lie, what crops look like to a network, kept features, and files of precomputed ones."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from qgcam_lib.errors import StoreError
+from qgcam_lib.models.clip.network import build_clip, word_vocabulary
+from qgcam_lib.models.common.images import MEAN, STD, cut_box
+from qgcam_lib.models.dual.matcher import DualMatcher
+from qgcam_lib.models.regions.encoders import CropEncoder, KeptEncoder, load_encoder, load_resnet
+from qgcam_lib.models.regions.geometry import box_geometry, candidate_boxes
+from qgcam_lib.models.roles import RegionEncoder, RegionRanker, as_ranker
+
+SIZES = {"embed_dim": 32,
+         "vision_cfg": {"layers": 2, "width": 48, "patch_size": 16, "image_size": 64, "head_width": 12},
+         "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1}}
+TEXTS = ["the red ball", "a dog to the left of the ball", "the leftmost dog", "the ball under the big chair"]
+BOXES = np.array([[4.0, 6, 40.5, 50], [30, 10, 80, 44.2], [0, 0, 90, 60], [70, 30, 95, 60]])
+
+
+def picture(seed=0, size=(90, 60)):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), np.uint8))
+
+
+def tiny_clip(seed=1):
+    clip = build_clip(SIZES, word_vocabulary([*TEXTS, "a photo of chair"]), seed=seed)
+    return DualMatcher("clip", clip.model, clip.tokenize, card={"name": "tiny", "weights": "random"})
+
+
+# --- geometry ---------------------------------------------------------------------------------------------------------
+
+corner = st.floats(0, 1, exclude_max=True)
+share = st.tuples(corner, corner, st.floats(0.01, 1), st.floats(0.01, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(share, min_size=1, max_size=6), st.integers(2, 900), st.integers(2, 900), st.floats(0.5, 8))
+def test_geometry_is_shares_of_the_picture(shares, width, height, zoom):
+    boxes = np.array([[x * width, y * height, (x + w) * width, (y + h) * height] for x, y, w, h in shares])
+    found = box_geometry(boxes, (width, height))
+    assert found.shape == (len(boxes), 5) and found.dtype == np.float32
+    assert (found >= 0).all() and (found <= 1).all() and (found[:, :2] <= found[:, 2:4]).all()
+    np.testing.assert_allclose(found[:, 4], (found[:, 2] - found[:, 0]) * (found[:, 3] - found[:, 1]), atol=1e-6)
+    np.testing.assert_allclose(box_geometry(boxes * zoom, (width * zoom, height * zoom)), found, atol=1e-6)
+    mirrored = np.c_[width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]]
+    mirrored = box_geometry(np.clip(mirrored, 0, [width, height] * 2), (width, height))
+    np.testing.assert_allclose(mirrored[:, [0, 2, 4]], np.c_[1 - found[:, 2], 1 - found[:, 0], found[:, 4]], atol=1e-6)
+
+
+def test_boxes_that_are_no_candidates_are_refused():
+    for boxes, says in (([[5, 5, 5, 9]], "x0 < x1"), ([[np.nan, 0, 1, 1]], "finite"), ([[1, 2, 3]], "shape"),
+                        ([[200, 0, 210, 5]], "wholly outside"), ([[-9, 0, -1, 5]], "wholly outside")):
+        with pytest.raises(ValueError, match=says):
+            candidate_boxes(boxes, (90, 60))
+    with pytest.raises(ValueError, match="size: expected"):
+        candidate_boxes([[0, 0, 1, 1]], (0, 60))
+    assert candidate_boxes(BOXES, (90, 60)).max() == 90 and BOXES.max() == 95  # the argument stays
+
+
+# --- crops through networks -------------------------------------------------------------------------------------------
+
+def test_clip_features_equal_open_clips_own_forward_crop_by_crop():
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
+
+    clip, image = tiny_clip(), picture()
+    theirs = Compose([Resize(64, InterpolationMode.BICUBIC), CenterCrop(64), ToTensor(), Normalize(MEAN, STD)])
+    expected = []
+    for x0, y0, x1, y1 in candidate_boxes(BOXES, image.size):
+        crop = image.crop((int(x0), int(y0), int(np.ceil(x1)), int(np.ceil(y1))))
+        with torch.no_grad():
+            vector = clip.model.encode_image(theirs(crop)[None])[0]
+        expected.append((vector / vector.norm()).numpy())
+    np.testing.assert_allclose(CropEncoder(clip, margin=0).encode(image, BOXES), expected, atol=1e-5)
+
+
+def test_resnet_features_equal_torchvisions_own_forward_crop_by_crop():
+    from torchvision.models import resnet50
+
+    images, image = load_resnet("random", seed=5, size=64, batch=3), picture()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        network = resnet50(weights=None).eval()
+    network.fc = torch.nn.Identity()
+    expected = []
+    for box in candidate_boxes(BOXES, image.size):
+        crop = cut_box(image, box, 0.4).resize((64, 64), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.asarray(crop, np.float32) / 255).permute(2, 0, 1)
+        pixels = (pixels - torch.tensor([0.485, 0.456, 0.406])[:, None, None])
+        with torch.no_grad():
+            expected.append(network((pixels / torch.tensor([0.229, 0.224, 0.225])[:, None, None])[None])[0].numpy())
+    found = CropEncoder(images, margin=0.4).encode(image, BOXES)
+    assert found.shape == (4, 2048) and found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_encoders_by_name():
+    encoder = load_encoder("clip-rn50", "mini", margin=0.2)
+    assert isinstance(encoder, RegionEncoder) and encoder.encode(picture(), BOXES).shape[0] == 4
+    assert encoder.encode(picture(), []).shape == (0, 0) and encoder.card["margin"] == 0.2
+    with pytest.raises(FileNotFoundError, match="expected 'official', 'random' or a checkpoint"):
+        load_encoder("resnet50", "/nowhere.pth")
+    with pytest.raises(TypeError, match="encode_images"):
+        CropEncoder(object())
+    with pytest.raises(ValueError, match="margin"):
+        CropEncoder(tiny_clip(), margin=-1)
+
+
+# --- kept features ----------------------------------------------------------------------------------------------------
+
+class Means:
+    """A RegionEncoder of one's own."""
+
+    def __init__(self, factor=1.0):
+        self.card, self.factor, self.asked = {"name": "means"}, np.array(factor), 0
+
+    def encode(self, image, boxes):
+        self.asked += 1
+        image = Image.open(image) if not isinstance(image, Image.Image) else image
+        return self.factor * np.stack([np.asarray(cut_box(image.convert("RGB"), box), float).mean((0, 1))
+                                       for box in boxes]).astype(np.float32)
+
+
+def test_kept_features_follow_picture_boxes_weights_and_card(tmp_path):
+    first = KeptEncoder(Means(), tmp_path)
+    table = first.encode(picture(0), BOXES)
+    assert np.array_equal(first.encode(picture(0), BOXES), table) and first.encoder.asked == 1
+    table[:] = 0  # what a caller does with its copy is the caller's
+    assert first.encode(picture(0), BOXES).any()
+    for other, image, boxes in ((Means(), picture(1), BOXES), (Means(), picture(0), BOXES[::-1]),
+                                (Means(2.0), picture(0), BOXES)):
+        kept = KeptEncoder(other, tmp_path)
+        np.testing.assert_array_equal(kept.encode(image, boxes), Means(other.factor).encode(image, boxes))
+        assert kept.made == 1
+    resumed = KeptEncoder(Means(), tmp_path)
+    resumed.encode(picture(0), BOXES)
+    assert resumed.made == 0 and len(list(tmp_path.rglob("*.npy"))) == 4
+    path = tmp_path / "a.png"
+    picture(0).save(path)
+    resumed.encode(path, BOXES), KeptEncoder(Means(), tmp_path).encode(str(path), BOXES)
+    assert resumed.made == 1  # a file is known by its bytes, whatever it is called
+    assert KeptEncoder(Means(), half=True).encode(picture(), BOXES).dtype == np.float32
+
+
+def test_kept_features_that_were_damaged_are_named(tmp_path):
+    KeptEncoder(Means(), tmp_path).encode(picture(), BOXES)
+    file = next(tmp_path.rglob("*.npy"))
+    whole = file.read_bytes()
+    for damage in (b"", whole[:-7], b"cos\nsystem\n(S'echo'\ntR."):
+        file.write_bytes(damage)
+        with pytest.raises(StoreError, match=f"{file.name}.*Delete the file"):
+            KeptEncoder(Means(), tmp_path).encode(picture(), BOXES)
+    np.save(file, np.zeros((2, 3)))
+    with pytest.raises(StoreError, match="expected 4 rows"):
+        KeptEncoder(Means(), tmp_path).encode(picture(), BOXES)
+    with pytest.raises(ValueError, match="finite.*65504"):
+        KeptEncoder(Means(1e6), tmp_path, half=True).encode(picture(), BOXES)
+
+
+# --- the role ---------------------------------------------------------------------------------------------------------
+
+def test_a_function_is_accepted_where_a_ranker_is():
+    def rank(image, boxes, expression):
+        return [len(expression) - x0 for x0, *_ in boxes]
+
+    mine = as_ranker(rank, licence="mine")
+    assert isinstance(mine, RegionRanker) and mine.card == {"name": "rank", "licence": "mine"}
+    assert mine.rank(picture(), BOXES, "dog").tolist() == [-1, -27, 3, -67]
+    for model in ("rank", 3, Means):
+        with pytest.raises(TypeError, match="expected a RegionRanker"):
+            as_ranker(model)
