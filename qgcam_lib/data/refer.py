@@ -34,6 +34,14 @@ class _Instances:
     kinds: dict[Any, str] = field(default_factory=dict)  # COCO's supercategory of a category
     twice: set = field(default_factory=set)
 
+    @cached_property
+    def of_picture(self) -> dict[str, list[dict]]:
+        """image id -> its annotations in the order of the file."""
+        found: dict[str, list[dict]] = {}
+        for one in self.annotations.values():
+            found.setdefault(str(one.get("image_id")), []).append(one)
+        return found
+
 
 _KEPT = ("id", "image_id", "category_id", "bbox", "file_name", "height", "width", "name", "images", "annotations",
          "categories", "supercategory")
@@ -208,14 +216,6 @@ class Refer(ByImage):
         return found
 
     @cached_property
-    def _annotations_of(self) -> dict[str, list[dict]]:
-        """image id -> its annotations in the order of the file, referred to or not."""
-        found: dict[str, list[dict]] = {}
-        for one in self._instances.annotations.values():
-            found.setdefault(str(one.get("image_id")), []).append(one)
-        return found
-
-    @cached_property
     def _image_of_ref(self) -> dict[str, str]:
         return {str(ref["ref_id"]): image_id for image_id, refs in self._by_image.items() for ref, _ in refs}
 
@@ -356,6 +356,6 @@ def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
     if fault:
         raise ExampleError(fault, f"{image_id}/*", self._place.instances)
     found = [(one, _box(read, self, {"ann_id": one["id"], "image_id": number}))
-             for one in self._annotations_of.get(image_id, ())]
+             for one in known.of_picture.get(image_id, ())]
     return [AnnotatedObject(str(one["id"]), tuple(box[0].tolist()), str(known.categories.get(one.get("category_id"), "")),
                             known.kinds.get(one.get("category_id"), "")) for one, box in found if not isinstance(box, str)]
