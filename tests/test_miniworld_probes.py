@@ -15,7 +15,8 @@ from pycocotools.coco import COCO
 from qgcam_lib import miniworld
 from qgcam_lib.data import catalog
 from qgcam_lib.data.catalog import recognise, verify_dataset
-from qgcam_lib.data.probes.files import read_groups, read_prompt_classes
+from qgcam_lib.data.probes.files import read_groups
+from qgcam_lib.data.probes.names import read_prompt_classes
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import ensure, ensure_coco, make_coco, make_picture, make_visual_genome, read_card, vocabulary
 from qgcam_lib.miniworld.scenes.biases import bias_strengths

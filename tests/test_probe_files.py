@@ -8,17 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.data.catalog import load_dataset, verify_dataset
-from qgcam_lib.data.probes.files import (
+from qgcam_lib.data.probes.files import read_groups, write_groups
+from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file, shown
+from qgcam_lib.data.probes.names import (
     COCO_TRAIN2014,
     COCO_VAL2014,
     VISUAL_GENOME,
     context_pictures,
     image_id,
     image_name,
-    read_groups,
-    write_groups,
 )
-from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file, shown
 from qgcam_lib.errors import ExampleError, FormatError
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "probe"
