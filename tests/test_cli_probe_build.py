@@ -8,7 +8,7 @@ from qgcam_lib.cli.main import main
 from qgcam_lib.cli.probe_build import known_options
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.data.probes.files import read_groups
-from qgcam_lib.data.visual_genome import VisualGenome
+from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.miniworld import ensure_coco, ensure_visual_genome
 from qgcam_lib.probes.build.composition import find_mentions, swap_compositions
 from qgcam_lib.probes.build.relation import RelationOptions, build_relation

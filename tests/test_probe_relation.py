@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.data.probes.files import read_groups, write_groups
-from qgcam_lib.data.visual_genome import VisualGenome
+from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.miniworld import ensure_visual_genome
 from qgcam_lib.probes.build.relation import RelationOptions, Whereabouts, build_relation, spared_images
 from qgcam_lib.probes.build.triplets import (

@@ -13,7 +13,8 @@ from qgcam_lib.data.coco.files import CocoCaptions, CocoImage
 from qgcam_lib.data.probes.files import read_groups, write_groups
 from qgcam_lib.data.probes.groups import SwapPair, shown
 from qgcam_lib.data.taggers import load_tagger, words_of
-from qgcam_lib.data.visual_genome import VisualGenome, plain
+from qgcam_lib.data.visual_genome.entries import plain
+from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.miniworld import ensure_visual_genome
 from qgcam_lib.probes.build.relation import RelationOptions, build_relation
 from qgcam_lib.probes.build.relcomp import (

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import qgcam_lib.data.visual_genome as module
+import qgcam_lib.data.visual_genome.entries as module
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.visual_genome import (
-    VisualGenome,
+from qgcam_lib.data.visual_genome.annotations import (
     read_aliases,
-    read_entries,
     read_images,
     read_presence,
     read_regions,
     read_triplets,
 )
+from qgcam_lib.data.visual_genome.entries import read_entries
+from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.errors import ExampleError, FormatError
 
 values = st.recursive(st.one_of(st.integers(), st.text('a"\\]},é', max_size=5), st.none()),

@@ -129,7 +129,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              options: Annotated[bool, _LIST] = False,
              quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False) -> None:
     """Build Probe-R from Visual Genome: one relation a picture with an unlikely predicate and an unlikely subject."""
-    from qgcam_lib.data.visual_genome import VisualGenome
+    from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.build.relation import RelationOptions, build_relation
 
     if options:
@@ -213,7 +213,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     """Build RelComp: captions with other attributes (COCO) and relations with another predicate (Visual Genome)."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
-    from qgcam_lib.data.visual_genome import VisualGenome
+    from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.build.relcomp import RelCompOptions, build_relcomp
 
     if options:

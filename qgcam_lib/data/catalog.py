@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from .visual_genome.folder import VisualGenome
 
 from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
 from .probes.files import ProbeFiles
+from .records import Dataset
 from .refer import Refer, refs_files
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
-from .visual_genome import VisualGenome
 from ..errors import ExampleError
-from .records import Dataset
 from ..settings import settings
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2
@@ -182,7 +182,7 @@ _DOORS = {  # layouts without grounding examples: why, and what opens them
     "COCO": ("COCO's instances and captions are no grounding examples: no phrase has a box",
              "Open it with data.coco.folder.Coco(FOLDER, SPLIT)"),
     "Visual Genome": ("Visual Genome's relations are no grounding examples",
-                      "Open it with data.visual_genome.VisualGenome(FOLDER)"),
+                      "Open it with data.visual_genome.folder.VisualGenome(FOLDER)"),
     "Probes": ("a probe's groups are no grounding examples: they have no boxes",
                "Read them with data.probes.files.read_groups(FILE)"),
 }

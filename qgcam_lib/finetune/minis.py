@@ -24,7 +24,7 @@ from ..data.flickr30k.entities import Flickr30kEntities
 from ..data.flickr30k.format import EntitiesFolder, read_split
 from ..data.probes.files import read_groups, write_groups
 from ..data.tricd.pairs import load_tricd
-from ..data.visual_genome import VisualGenome
+from ..data.visual_genome.folder import VisualGenome
 from .albef import AlbefRecipe, train_albef
 from .amc import AmcRecipe, train_amc
 from .clip import ClipRecipe, train_clip

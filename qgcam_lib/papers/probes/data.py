@@ -21,7 +21,7 @@ from ...data.catalog import dataset_folder
 from ...data.coco.folder import Coco
 from ...data.probes.files import read_groups
 from ...data.probes.groups import FILLERS, ContextGroup, RelationGroup, SwapPair, picture_file, shown
-from ...data.visual_genome import VisualGenome
+from ...data.visual_genome.folder import VisualGenome
 from ...errors import ParameterError
 from .description import NOT_AVAILABLE, PROBES, PUBLISHED_MODELS
 from ...probes.ask import take_groups

@@ -21,7 +21,7 @@ from ...data.by_image import MINIWORLD_MARKER
 from ...data.catalog import dataset_folder
 from ...data.coco.folder import Coco
 from ...data.probes.groups import RelationGroup, RelCompGroup, SwapPair
-from ...data.visual_genome import VisualGenome
+from ...data.visual_genome.folder import VisualGenome
 from ...finetune.relcomp.scores import relcomp_scores
 from ...finetune.relcomp.sweep import Remembering, kept_shares
 from ...finetune.relcomp.zero_shot import zero_shot

@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from ...data.probes.names import CONTEXT_FOLDERS, context_pictures
 from tqdm.auto import tqdm
 
 from ...boxes import box_iou
@@ -28,6 +27,7 @@ from ...data.coco.files import CocoImage, CocoObject
 from ...data.coco.folder import Coco
 from ...data.coco.masks import mask_of
 from ...data.probes.groups import FILLERS, ContextGroup, Groups
+from ...data.probes.names import CONTEXT_FOLDERS, context_pictures
 from ...data.records import open_image
 from ...errors import ExampleError, StoreError
 from qgcam_lib.probes.build.edits import (

@@ -14,7 +14,8 @@ from fastcore.basics import patch
 from tqdm.auto import tqdm
 
 from ...data.probes.groups import Groups, RelationGroup
-from ...data.visual_genome import Triplets, VisualGenome
+from ...data.visual_genome.annotations import Triplets
+from ...data.visual_genome.folder import VisualGenome
 from .steps import Built, Steps
 from qgcam_lib.probes.build.triplets import (
     ROLES,

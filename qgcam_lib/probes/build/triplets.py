@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...data.visual_genome import Triplets, plain
+from ...data.visual_genome.annotations import Triplets
+from ...data.visual_genome.entries import plain
 from .words import attribute_words
 
 # %% ../../../nbs/lib/probes/build/06_triplets.ipynb #1448f83e
