@@ -20,12 +20,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
+from qgcam_lib.runs import current as run_current
 from qgcam_lib.runs import current_run, find_runs, open_notebook, read_run
-from qgcam_lib.runs import record as run_record
 from qgcam_lib.runs import runner as runs
+from qgcam_lib.runs.current import Run, lock_run
 from qgcam_lib.runs.gather import table_page
 from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
-from qgcam_lib.runs.record import Run, lock_run, update_run
+from qgcam_lib.runs.record import update_run
 from qgcam_lib.runs.runner import notebook_sha256, plan_run, run_notebook
 from qgcam_lib.storage import fingerprints
 from qgcam_lib.storage.rows import RecordStore
@@ -492,7 +493,7 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
             assert runner.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match=f"process {runner.pid} on"):
-            patch.setattr(run_record, "LOCK_WAIT", 0.1)  # a second process on the same run
+            patch.setattr(run_current, "LOCK_WAIT", 0.1)  # a second process on the same run
             run_notebook(path, outputs=tmp_path / "out", progress=False)
         runner.send_signal(signal.SIGKILL)
         if victims != "runner":

@@ -21,7 +21,8 @@ from ...errors import FormatError, ParameterError
 from .detection import TricdSplit
 from ...phrase_detection.compare import match_all
 from ...phrase_detection.prediction_files import Predictions, read_predictions, write_predictions
-from ...runs.record import Run, check_outputs, find_runs, register_output
+from ...runs.current import Run
+from ...runs.record import check_outputs, find_runs, register_output
 from ...storage.files import file_sha256
 
 # %% ../../../nbs/lib/papers/tricd/06_kept.ipynb #80babfa0
