@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from ..data.coco.files import read_captions
 from ..data.flickr30k.format import EntitiesFolder, parse_sentence, read_sentences, read_split
 from ..data.taggers import words_of
-from ..data.visual_genome import read_regions
+from ..data.visual_genome.annotations import read_regions
 from ..errors import FormatError, SourceError
 from .ask import prompts_by_picture
 

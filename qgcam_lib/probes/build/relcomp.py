@@ -17,7 +17,8 @@ from tqdm.auto import tqdm
 from ...data.coco.files import CocoCaptions
 from ...data.probes.groups import Groups, RelationGroup, RelCompGroup, SwapPair, shown
 from ...data.taggers import Tagger, load_tagger, words_of
-from ...data.visual_genome import VisualGenome, plain
+from ...data.visual_genome.entries import plain
+from ...data.visual_genome.folder import VisualGenome
 from .relation import RelationOptions, usable_images, usable_relations
 from .steps import Built, Steps
 from .words import AttributeWords, adjective_noun_pairs, attribute_words, photo_prompt
