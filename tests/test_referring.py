@@ -3,20 +3,28 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.data.taggers import load_tagger
-from qgcam_lib.referring import ContrastiveHinge, perturb
+from qgcam_lib.errors import ExampleError, FormatError, StoreError
+from qgcam_lib.referring import ContrastiveHinge, perturb, refer
 from qgcam_lib.referring.hinge import draw_negatives
-from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, shuffled
+from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, perturb_expressions, shuffled
+from qgcam_lib.referring.run import ask_expressions, take_expressions
+from qgcam_lib.referring.score import CHOICE_SCORES, score_choices
 
 WORDS = st.lists(st.sampled_from("the a man dog red left on chair giraffe and".split()), min_size=1, max_size=9)
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=40, deadline=None)
 
 
 # --- perturbations ----------------------------------------------------------------------------------------------------
@@ -48,19 +56,14 @@ def test_shuffling_reaches_every_other_order_equally_often(words):
     assert min(orders.values()) > 0.7 * 1500 / len(others) and max(orders.values()) < 1.3 * 1500 / len(others)
 
 
-def test_seeds_and_texts_are_shuffled_apart_and_the_same_everywhere():
+def test_seeds_and_texts_are_shuffled_apart_and_the_same_in_a_process_without_torch():
     text = "the first table of the picture on which pizzas are there"
     assert len({perturb(text, "shuffle", seed=seed) for seed in range(50)}) == 50
     assert perturb(text, "shuffle", seed=7) == "the the of which pizzas are there table first picture on"
-    code = f"from qgcam_lib.referring import perturb; print(perturb({text!r}, 'shuffle', seed=7))"
+    code = ("import sys; from qgcam_lib.referring import perturb, refer; assert 'torch' not in sys.modules; "
+            f"print(perturb({text!r}, 'shuffle', seed=7))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == perturb(text, "shuffle", seed=7)
-
-
-def test_the_face_loads_no_torch_until_the_loss_is_asked_for():
-    code = ("import sys; from qgcam_lib.referring import perturb; assert 'torch' not in sys.modules; "
-            "from qgcam_lib.referring import ContrastiveHinge; assert 'torch' in sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_expressions_without_a_noun_and_very_long_ones():
@@ -80,6 +83,222 @@ def test_expressions_without_a_noun_and_very_long_ones():
 def test_what_perturb_refuses(given_, message):
     with pytest.raises(ValueError, match=message):
         perturb(**given_)
+
+
+def test_perturbed_expressions_keep_all_but_their_words():
+    shipped = {"shuffle": "cup red the", "noun_adj": " red cup"}
+    some = [Expression("1", "a.jpg", "a", "The red cup.", BOX, (BOX,), "hard", ref="7", shipped=shipped),
+            Expression("2", "a.jpg", "a", "The one over there.", BOX)]
+    found = perturb_expressions(some, "nouns_adjectives", tagger="hanta")
+    assert found == [replace(some[0], text="red cup")] and found[0].shipped == shipped
+    assert found.left_out == {"no noun and no adjective": 1}
+    assert perturb_expressions(some[:1], "shipped", string="noun_adj")[0].text == " red cup"
+    with pytest.raises(ExampleError, match="example 2: shipped: expected a published string 'shuffle'"):
+        perturb_expressions(some, "shipped")
+    with pytest.raises(ExampleError, match="about another object"):
+        perturb_expressions([Expression("3", "a", "a", "the cup", BOX, original="a plate", shipped=shipped)], "shipped")
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+BOX, FAR = (0, 0, 10, 10), (50, 50, 60, 60)
+EDGE = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 4), st.integers(1, 4)).map(
+    lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3]))
+
+
+def table_of(given):
+    """{id: scores} as the tidy table."""
+    return pd.DataFrame([(id, k, s) for id, row in given.items() for k, s in enumerate(row)],
+                        columns=["id", "candidate", "score"]).astype({"candidate": int, "score": float})
+
+
+def literal_iou(a, b):
+    pixels = [{(x, y) for x in range(int(c[0]), int(c[2])) for y in range(int(c[1]), int(c[3]))} for c in (a, b)]
+    return len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1])
+
+
+def literal_choice(one, scores, threshold, strict):
+    best = 0
+    for k, score in enumerate(scores):
+        if score > scores[best]:
+            best = k
+    overlaps = [literal_iou(box, one.box) for box in one.candidates]
+    right = [overlap > threshold if strict else overlap >= threshold for overlap in overlaps]
+    return best, overlaps[best], right[best], sum(right) / len(right), scores.count(scores[best]) - 1
+
+
+@QUICK
+@given(st.data(), st.integers(1, 5), st.sampled_from([0.25, 0.5, 1.0]), st.booleans())
+def test_choices_equal_a_slow_literal_reading(data, size, threshold, strict):
+    some, given_ = [], {}
+    for n in range(size):
+        boxes = data.draw(st.lists(EDGE, min_size=1, max_size=5))
+        target = data.draw(st.one_of(EDGE, st.sampled_from(boxes)))
+        given_[str(n)] = data.draw(st.lists(st.integers(-2, 2).map(float), min_size=len(boxes), max_size=len(boxes)))
+        some.append(Expression(str(n), "a.jpg", "a", "the cup", target, tuple(boxes)))
+    table = table_of(given_).sample(frac=1, random_state=0)
+    before = table.copy()
+    found = score_choices(some, table, threshold=threshold, strict=strict)
+    assert table.equals(before)
+    columns = found[["predicted", "iou", "correct", "random", "ties"]].itertuples(index=False)
+    for one, row in zip(some, columns):
+        assert tuple(row) == pytest.approx(literal_choice(one, given_[one.id], threshold, strict))
+    later = score_choices(some[::-1], table, threshold=threshold, strict=strict)[::-1].reset_index(drop=True)
+    pd.testing.assert_frame_equal(later, found)
+    for name, metric in CHOICE_SCORES.items():
+        values = found[name].astype(float)
+        assert values.between(*metric.range).all()
+
+
+def test_a_model_that_knows_is_always_right_and_one_that_is_constant_takes_the_first():
+    some = [Expression(str(k), "a.jpg", "a", "the cup", BOX, (*[FAR] * k, BOX)) for k in range(5)]
+    knows = score_choices(some, table_of({str(k): [0.0] * k + [1.0] for k in range(5)}))
+    assert knows.correct.all() and (knows.ties == 0).all() and (knows.iou == 1).all()
+    constant = score_choices(some, table_of({str(k): [0.0] * (k + 1) for k in range(5)}))
+    assert constant.correct.tolist() == [True] + [False] * 4 and constant.ties.tolist() == [0, 1, 2, 3, 4]
+    assert constant.predicted.tolist() == [0] * 5
+    assert constant.random.tolist() == pytest.approx([1 / (k + 1) for k in range(5)])
+
+
+def test_odd_candidate_sets():
+    long = " ".join(["left"] * 80)
+    some = [Expression("none", "a.jpg", "a", "the cup", BOX), Expression("one", "a.jpg", "a", "the cup", BOX, (FAR,)),
+            Expression("twice", "a.jpg", "a", long, BOX, (FAR, BOX, BOX))]
+    found = score_choices(some, table_of({"one": [3], "twice": [0, 1, 1]})).set_index("id")
+    assert found.correct.tolist() == [False, False, True] and found.n_words["twice"] == 80
+    assert found.random.tolist() == pytest.approx([0, 0, 2 / 3])
+    assert found.loc["none", ["predicted", "iou", "ties"]].isna().all() and found.n_candidates["none"] == 0
+    with pytest.raises(ValueError, match="no expression has any"):
+        score_choices(some[:1], table_of({}))
+
+
+def test_missing_scores_are_named_or_undefined():
+    some = [Expression(str(k), "a.jpg", "a", "the cup", BOX, (BOX, FAR)) for k in range(3)]
+    table = table_of({"0": [1, 0], "1": [1, np.nan], "2": [1]})
+    with pytest.raises(ExampleError, match="example 1, scores: the score of candidate 1 is missing .2 of 3"):
+        score_choices(some, table)
+    found = score_choices(some, table, missing="undefined")
+    assert found.correct.isna().tolist() == [False, True, True] and found.random.tolist() == [0.5] * 3
+    assert found.loc[1:, ["predicted", "iou", "ties"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda t: t.drop(columns="score"), "score lack"),
+    (lambda t: t.assign(score=["high", 1.0]), "finite number as score in row 0, expression '1', got 'high'"),
+    (lambda t: t.assign(score=[np.inf, 1.0]), "finite number"),
+    (lambda t: t.assign(candidate=[0.5, 1]), "whole number from 0 as candidate"),
+    (lambda t: t.assign(candidate=[-1, 1]), "whole number"),
+    (lambda t: t.assign(candidate=[0, 2]), "'1' has 2 candidates"),
+    (lambda t: t.assign(candidate=[1, 1]), "'1' has two scores for candidate 1"),
+    (lambda t: t.assign(id=["1", "unknown"]), "no expression has the id 'unknown' .1 rows"),
+])
+def test_tables_that_are_refused(change, message):
+    some = [Expression("1", "a.jpg", "a", "the cup", BOX, (BOX, FAR))]
+    with pytest.raises(FormatError, match=message):
+        score_choices(some, change(table_of({"1": [1, 0]}).astype({"score": object, "candidate": object})))
+
+
+def test_an_id_twice_and_options_out_of_range():
+    one = Expression("1", "a.jpg", "a", "the cup", BOX, (BOX, FAR))
+    with pytest.raises(ExampleError, match="twice"):
+        score_choices([one, one], table_of({"1": [1, 0]}))
+    for options in (dict(threshold=0), dict(threshold=1.5), dict(missing="drop")):
+        with pytest.raises(ValueError, match="threshold, missing"):
+            score_choices([one], table_of({"1": [1, 0]}), **options)
+
+
+# --- running a ranker -------------------------------------------------------------------------------------------------
+
+class Widest:
+    """Likes wide boxes, and says what it was asked."""
+
+    card = {"name": "widest"}
+
+    def __init__(self, batch=True, fails=""):
+        self.calls, self.fails = [], fails
+        if batch:
+            self.rank_batch = self._several
+
+    def rank(self, image, boxes, expression):
+        self.calls.append((image.size, len(boxes), expression))
+        if expression == self.fails:
+            raise RuntimeError("no idea")
+        return torch.tensor(boxes[:, 2] - boxes[:, 0])
+
+    def _several(self, images, boxes, texts):
+        before = len(self.calls)
+        found = [np.stack([self.rank(image, b, text).numpy() for text in said])
+                 for image, b, said in zip(images, boxes, texts)]
+        self.calls[before:] = [tuple(self.calls[before:])]
+        return found
+
+
+@pytest.fixture
+def world(tmp_path):
+    for n in range(3):
+        Image.new("RGB", (80, 60 + n)).save(tmp_path / f"{n}.png")
+    sets = [(BOX, (0, 0, 30, 10)), (FAR, BOX)]
+    some = [Expression(f"{k}", f"{k % 3}.png", str(k % 3), f"cup {k}", sets[k % 2][0], sets[k % 2]) for k in range(12)]
+    return tmp_path, some
+
+
+def test_a_picture_is_opened_once_and_its_expressions_are_asked_together(world, monkeypatch):
+    folder, some = world
+    opened, real = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *a, **k: opened.append(a[0]) or real(*a, **k))
+    model = Widest()
+    found = refer(model, some, folder, progress=False)
+    assert len(opened) == 3 and len(model.calls) == 1 and len(model.calls[0]) == 12
+    alone = refer(Widest(batch=False), some, folder, progress=False)
+    pd.testing.assert_frame_equal(found, alone, check_flags=False)
+    assert found.predicted.tolist() == [1, 0] * 6 and found.text.tolist() == [one.text for one in some]
+    assert found.id.tolist() == [one.id for one in some] and found.error.isna().all()
+
+
+def test_failures_are_rows_and_a_run_resumes(world, tmp_path):
+    folder, some = world
+    (folder / "2.png").unlink()
+    some = [*some, Expression("bare", "0.png", "0", "no boxes", BOX)]
+    run = dict(store=tmp_path / "store", on_error="record", batch_images=1, progress=False)
+    found = refer(Widest(fails="cup 4"), some, folder, **run)
+    lost = found[found.error.notna()]
+    assert lost.id.tolist() == ["2", "4", "5", "8", "11"] and lost.correct.isna().all() and lost.random.notna().all()
+    assert "no idea" in lost.error.iloc[1] and "2.png" in lost.error.iloc[0]
+    assert found.correct[12] is not pd.NA and not found.correct[12]
+    Image.new("RGB", (80, 62)).save(folder / "2.png")
+    model = Widest()
+    again = refer(model, some, folder, **run)
+    assert again.error.isna().all() and sum(map(len, model.calls)) == 5
+    with pytest.raises(StoreError, match="dataset"):
+        refer(Widest(), perturb_expressions(some, "reverse"), folder, **run)
+    with pytest.raises(ExampleError, match="cup"):
+        refer(Widest(), [Expression("1", "../cup.png", "1", "cup", BOX, (BOX,))], folder, progress=False)
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")], [[1.0, 2.0]], [float("-inf"), 1.0]])
+def test_a_model_that_gives_something_else_is_refused(world, scores):
+    folder, some = world
+    model = Widest(batch=False)
+    model.rank = lambda *_: np.array(scores)
+    with pytest.raises(ValueError, match="expected 2 finite scores"):
+        ask_expressions(model, some, folder, progress=False)
+
+
+@pytest.mark.parametrize("batch", [lambda i, b, t: [], lambda i, b, t: [[] for _ in i]])
+def test_a_batch_of_another_length_is_refused(world, batch):
+    folder, some = world
+    model = Widest()
+    model.rank_batch = batch
+    with pytest.raises(ValueError, match="rank_batch: expected scores of"):
+        ask_expressions(model, some, folder, progress=False)
+
+
+def test_a_limit_takes_whole_pictures_and_grows(world):
+    _, some = world
+    for seed in range(3):
+        parts = [[one.id for one in take_expressions(some, limit, seed)] for limit in (3, 6, 0)]
+        assert [len(part) for part in parts] == [3, 6, 12] and set(parts[0]) < set(parts[1])
+        assert len({int(id) % 3 for id in parts[0]}) == 1 and parts[2] == [one.id for one in some]
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Referring expressions: `perturb` their words, `refer` to boxes, and `ContrastiveHinge` to train with negatives."""
 
 from .perturb import perturb
+from .run import refer
 
-__all__ = ["ContrastiveHinge", "perturb"]
+__all__ = ["ContrastiveHinge", "perturb", "refer"]
 
 
 def __getattr__(name: str):

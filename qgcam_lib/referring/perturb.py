@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from ..data.referring.expressions import Expression, Expressions
 from ..data.taggers import load_tagger
+from ..errors import ExampleError
 from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0106
@@ -107,21 +108,24 @@ def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto", shipped
     return " ".join(orders[how]())
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0112
-def perturb_expressions(expressions: Sequence[Any], how: str, *, seed: int = 0, tagger: str = "auto",
-                        string: str = "shuffle") -> list[Any]:
-    """Expressions (`data.referring.expressions.Expression`) with perturbed texts, and all else as it was.
+def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: int = 0, tagger: str = "auto",
+                        string: str = "shuffle") -> Expressions:
+    """Expressions with perturbed texts, and all else as it was; `left_out` counts those of which no word is left.
 
-    how, seed, tagger, string: as in `perturb`. Errors: ValueError naming the expression, also for "shipped" where the
-    published strings distort another sentence than the expression's own.
+    how, seed, tagger, string: as in `perturb`. Errors: ExampleError naming the expression, also for "shipped" where
+    the published strings distort another sentence than the expression's own; ValueError for another word.
     """
-    found = []
+    found, empty = [], "no noun and no adjective"
     for one in expressions:
         if how == "shipped" and one.original not in ("", one.text):
-            raise ValueError(f"expression {one.id}: its published strings distort {one.original!r}, which is about "
-                             "another object; perturb the expressions of Ref-Hard that they were made from")
+            raise ExampleError(f"its published strings distort {one.original!r}, which is about another object", one.id,
+                               remedy="Perturb the expressions of Ref-Hard that they were made from")
         try:
             text = perturb(one.text, how, seed=seed, tagger=tagger, shipped=one.shipped, string=string)
         except ValueError as error:
-            raise ValueError(f"expression {one.id}: {error}") from error
-        found.append(replace(one, text=text))
-    return found
+            if how not in HOW:
+                raise
+            raise ExampleError(str(error), one.id) from error
+        if text.strip():
+            found.append(replace(one, text=text))
+    return Expressions(found, left_out={empty: len(expressions) - len(found)})
