@@ -48,7 +48,14 @@ from qgcam_lib.phrase_detection.audit import tie_effect
 from qgcam_lib.phrase_detection.score import match_predictions
 from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, coarse_scores, synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.figure_check import check_figure
-from qgcam_lib.report.figures import beside_figure, curves_figure, histogram_grid, interval_figure, training_curves
+from qgcam_lib.report.figures import (
+    beside_figure,
+    curves_figure,
+    histogram_grid,
+    interval_figure,
+    label_points,
+    training_curves,
+)
 from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.report.style import (
     BETTER,
@@ -96,10 +103,10 @@ WHERE = "Flickr30K Entities, test, official weights, n = 14,481 phrases of 1,000
 
 def test_every_colour_reaches_three_to_one_on_white_and_they_differ_in_grey():
     colours = np.array([to_rgb(name) for name in PALETTE])
-    assert len(PALETTE) == 5 and contrast(colours, np.ones(3)).min() >= 3
+    assert len(PALETTE) == 8 and contrast(colours, np.ones(3)).min() >= 3
     assert contrast(to_rgb(GUIDE), np.ones(3)) >= 3
-    light = sorted(116 * np.cbrt(1.05 / contrast(colours, np.ones(3)) - 0.05) - 16)  # L* of CIE Lab
-    assert min(np.diff(light)) > 9.5
+    light = 116 * np.cbrt(1.05 / contrast(colours, np.ones(3)) - 0.05) - 16  # L* of CIE Lab
+    assert min(np.diff(sorted(light[:5]))) > 9.5 and min(np.diff(sorted(light))) > 4
     assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == [to_rgb(name) for name in PALETTE]
 
 
@@ -110,9 +117,10 @@ def test_contrast_is_the_one_of_wcag():
 
 
 def test_looks_do_not_repeat():
-    lines = [(look["color"], str(look["linestyle"])) for look in map(line_look, range(25))]
-    points = [tuple(point_look(k).values()) for k in range(40)]
-    assert len(set(lines)) == 25 and len(set(points)) == 40 and len({str(dash) for dash in DASHES}) == 5
+    lines = [(look["color"], str(look["linestyle"])) for look in map(line_look, range(40))]
+    points = [tuple(point_look(k).values()) for k in range(64)]
+    assert len(set(lines)) == 40 and len(set(points)) == 64 and len({str(dash) for dash in DASHES}) == 5
+    assert [len(set(one)) for one in zip(*points[:8])] == [8, 8]  # eight models differ in colour and in marker
 
 
 # --- the check finds planted faults ----------------------------------------------------------------------------------
@@ -227,6 +235,32 @@ def test_intervals(names):
     shown = interval_figure(rows, y="part", panels="metric", scale=100, title=WHERE)
     assert problems_of(shown) == []
     assert not SETS[names] or "Highest" in figure.qgcam_alt and WHERE in shown.qgcam_alt
+
+
+def test_a_point_without_an_interval_is_hollow_and_a_line_says_how_many_it_rests_on():
+    rows = pd.DataFrame({"model": [*"aabb"], "metric": ["x", "y"] * 2, "value": [0.5, 0.6, 0.4, np.nan],
+                         "ci_low": [0.4, np.nan, 0.4, 0.1], "ci_high": [0.6, np.nan, 0.4, 0.9],
+                         "n_groups": [5, 1, 7, 3]})
+    figure = interval_figure(rows, counted="pictures", title="few")
+    hollow = [line.get_xdata().tolist() for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert hollow == [[0.6], [0.4]]  # no interval, and one of width 0; an undefined value is not drawn
+    assert [one.get_text() for one in figure.axes[0].get_yticklabels()] == ["x, 5–7 pictures", "y, 1 picture"]
+    assert any("hollow" in one.get_text() for one in figure.legends[0].get_texts()) and problems_of(figure) == []
+    plain = interval_figure(rows.iloc[:1], title="sure")
+    assert len(plain.legends[0].get_texts()) == 1 and plain.axes[0].get_yticklabels()[0].get_text() == "x"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_labels_of_close_points_do_not_cover_each_other(seed):
+    figure, ax = plt.subplots(figsize=(3, 3))
+    x, y = np.random.default_rng(seed).uniform(0, 25, (2, 6))
+    ax.plot(x, y, marker="o", markersize=4, color="black")
+    ax.set(xlim=(-40, 70), ylim=(-40, 70))
+    label_points(ax, x, y, [f"{k / 5:g}" for k in range(len(x))])
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in ax.texts if text.get_text()]
+    assert len(boxes) == 6 and all(ax.bbox.contains(*corner) for box in boxes for corner in box.corners())
+    assert not any(one.overlaps(other) for k, one in enumerate(boxes) for other in boxes[:k])
 
 
 @pytest.mark.parametrize("names", SETS)
@@ -563,7 +597,7 @@ def probe_summary(models, **columns):
     rng = np.random.default_rng(len(models))
     rows = pd.MultiIndex.from_product([models, *columns.values()], names=["model", *columns]).to_frame(index=False)
     value = rng.uniform(0.05, 0.95, len(rows))
-    return rows.assign(value=value, ci_low=value - 0.05, ci_high=value + 0.05)
+    return rows.assign(value=value, ci_low=value - 0.05, ci_high=value + 0.05, n_groups=20)
 
 
 @pytest.mark.parametrize("names", SETS)

@@ -24,7 +24,8 @@ from PIL import Image
 from ..data.records import open_image
 
 # %% ../../nbs/lib/report/07_style.ipynb #bd3fc6c0
-PALETTE = ("#0d2b49", "#9b4328", "#29867d", "#b68c15", "#6507ab")  # blue, red, green, gold, violet
+PALETTE = ("#0d2b49", "#9b4328", "#29867d", "#b68c15", "#6507ab",  # navy, red, green, gold, violet
+           "#d34ed3", "#2c16f4", "#592525")  # magenta, blue, brown
 BETTER, WORSE = PALETTE[0], PALETTE[3]  # the effect of a choice, dark and light in grey too
 GUIDE = "0.55"  # lines that help to read and must be seen: chance, joins; contrast 3.4 on white
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
@@ -41,13 +42,13 @@ def use_style() -> None:
 
 
 def line_look(k: int) -> dict[str, object]:
-    """Colour and dashes of the k-th line; 25 lines differ."""
+    """Colour and dashes of the k-th line; 40 lines differ, the first eight in their colour."""
     return {"color": PALETTE[k % len(PALETTE)], "linestyle": DASHES[(k + k // len(PALETTE)) % len(DASHES)]}
 
 
 def point_look(k: int) -> dict[str, str]:
-    """Colour and marker of the k-th kind of point; 40 kinds differ."""
-    return {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[k % len(MARKERS)]}
+    """Colour and marker of the k-th kind of point; 64 kinds differ, the first eight in both."""
+    return {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[(k + k // len(PALETTE)) % len(MARKERS)]}
 
 # %% ../../nbs/lib/report/07_style.ipynb #a66969c1
 def luminance(rgb: np.ndarray) -> np.ndarray:

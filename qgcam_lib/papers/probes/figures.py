@@ -96,10 +96,11 @@ def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
 
 def category_figure(summary: pd.DataFrame, metric: str = "image_score", *, series: str = "model",
                     title: str = "") -> Figure:
-    """Figure 4, middle and right: one score by category of attribute, in percent, a marker a model (or `series`)."""
+    """Figure 4, middle and right: one score by category of attribute, in percent, a marker a model (or `series`).
+    Behind a category stands how many pictures it has."""
     rows = summary[summary["metric"] == metric]
     return interval_figure(rows, y="category", series=series, scale=100, chance=PROBE_SCORES[metric].chance,
-                           xlabel=f"{PAIRS[metric]} score, %, 95 % interval", title=title)
+                           counted="pictures", xlabel=f"{PAIRS[metric]} score, %, 95 % interval", title=title)
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #40552bbe
 _SHADES = LinearSegmentedColormap.from_list("shades", ["white", PALETTE[0]])
@@ -162,10 +163,12 @@ def robustness_figure(summary: pd.DataFrame, *, y: str = "model", score: str = "
 
 def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_edited", *, y: str = "category",
                 series: str = "model", title: str = "") -> Figure:
-    """Figures 8 and 11: one change of Probe-B by category of object, a marker a model or backbone (`series`)."""
+    """Figures 8 and 11: one change of Probe-B by category of object, a marker a model or backbone (`series`); behind a
+    category stands how many pictures it has."""
     rows, contract = summary[summary["metric"] == metric], PROBE_SCORES[metric]
     return interval_figure(rows, y=y, series=series, limits=None, chance=1 if "robustness" in metric else 0,
-                           guide="nothing lost", xlabel=f"{contract.summary}, 95 % interval", title=title)
+                           guide="nothing lost", xlabel=wrapped(f"{contract.summary}, 95 % interval", 44, 2),
+                           counted="pictures", title=title)
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #e4eb2c3c
 def _map_agreement(first: np.ndarray, second: np.ndarray) -> float:

@@ -30,6 +30,7 @@ from ...probes.ask import ask_prompts
 from ...probes.blind import Blind, NGrams, blind_scores
 from ...probes.build.relcomp import RelCompOptions, build_relcomp
 from ...probes.run import probe, score_groups
+from ...report.figures import label_points
 from ...report.gallery import choose_by_rule
 from ...report.sentences import PERCENT, direction, sample, with_interval
 from ...report.style import GUIDE, line_look, point_look, titled
@@ -175,23 +176,24 @@ def tradeoff_figure(summary: pd.DataFrame, *, across: str = "imagenet_top1", up:
     streams = list(dict.fromkeys(summary["stream"]))
     figure, axes = plt.subplots(1, len(streams), figsize=(2.5 * len(streams) + 0.6, 3.1), squeeze=False, sharex=True,
                                 sharey=True)
-    told = []
+    told, named = [], []
     for k, (ax, stream) in enumerate(zip(axes[0], streams)):
         part = summary[summary["stream"] == stream].set_index("alpha").sort_index()
         x, y = (100 * part.loc[part["metric"] == name, ["value", "ci_low", "ci_high"]] for name in (across, up))
         ax.plot(x["value"].iloc[[0, -1]], y["value"].iloc[[0, -1]], color=GUIDE, linestyle=":", linewidth=1)
         ax.errorbar(x["value"], y["value"], xerr=_arms(x), yerr=_arms(y), elinewidth=0.6, linewidth=1.4, markersize=4,
                     marker=point_look(k)["marker"], **line_look(k))
-        for j, alpha in enumerate(x.index):
-            ax.annotate(f"{alpha:g}", (x["value"][alpha], y["value"][alpha]), (3, 4) if j % 2 else (-13, -9),
-                        textcoords="offset points", fontsize=7)
+        named.append((ax, x["value"], y["value"], [f"{alpha:g}" for alpha in x.index]))
         ax.set_title(f"{stream} learns, points: alpha", fontsize="small")
         ax.set_xlabel(f"{names.get(across, across)}, %")
         told.append(f"{stream} from ({x['value'].iloc[0]:.1f}, {y['value'].iloc[0]:.1f}) at alpha {x.index[0]:g} to "
                     f"({x['value'].iloc[-1]:.1f}, {y['value'].iloc[-1]:.1f}) at {x.index[-1]:g}")
     axes[0, 0].set_ylabel(f"{names.get(up, up)}, %")
-    return titled(figure, title, alt=f"{names.get(up, up)} over {names.get(across, across)}, in percent: "
-                                     f"{'; '.join(told)}.")
+    figure = titled(figure, title, alt=f"{names.get(up, up)} over {names.get(across, across)}, in percent: "
+                                       f"{'; '.join(told)}.")
+    for points in named:  # the limits, which the axes share, stand now
+        label_points(*points)
+    return figure
 
 
 def _arms(part: pd.DataFrame) -> np.ndarray:
