@@ -346,6 +346,12 @@ def refs(self: Refer) -> list[dict]:
     return [ref for found in self._by_image.values() for ref, _ in found]
 
 
+@patch(as_prop=True)
+def kinds(self: Refer) -> dict[str, str]:
+    """COCO's supercategory of each class of instances.json, such as "dog" -> "animal"; "" where it does not say."""
+    return {str(name): self._instances.kinds[id] for id, name in self._instances.categories.items()}
+
+
 @patch
 def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
     """All annotated objects of a picture of the split, in the order of instances.json; one without a usable box is
