@@ -176,8 +176,11 @@ _SIDES, _ELSEWHERE = ("left", "right"), ("sky", "middle", "back")
 _SKY = ("kite", "balloon", "bird", "plane")
 
 
-def place(draft: Draft, where: str) -> None:
-    "Puts a cluster to the 'left' or 'right', or one thing into the 'sky', the 'middle' or the 'back', at random."
+def place(draft: Draft, where: str, kind: str = "") -> None:
+    """Puts a cluster to the 'left' or 'right', or one thing into the 'sky', the 'middle' or the 'back', at random.
+
+    kind: of the cluster, a name in `CLUSTERS`; '' draws one.
+    """
     dice, start = draft.dice, len(draft.things)
     if where == "sky":
         noun = draft.pick_noun(_SKY if draft.background != "indoor" else ("balloon",))
@@ -191,8 +194,8 @@ def place(draft: Draft, where: str) -> None:
         draft.add(noun, x, draft.horizon + dice.between(0.10, 0.17), sized=False)
     else:
         x = dice.between(0.14, 0.32) if where == "left" else dice.between(0.68, 0.86)
-        cluster, _ = dice.pick(CLUSTERS.values(), [weight for _, weight in CLUSTERS.values()])
-        cluster(draft, x, dice.between(max(0.70, draft.horizon + 0.22), 0.95))
+        kind = kind or dice.pick(CLUSTERS, [weight for _, weight in CLUSTERS.values()])
+        CLUSTERS[kind][0](draft, x, dice.between(max(0.70, draft.horizon + 0.22), 0.95))
     _settle(draft, start, where)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #aa6b3cee
