@@ -170,6 +170,15 @@ _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_l
                 ("clip-rn50x16-as-answerer", MODELS["clip-rn50x16-gscorecam"].checkpoint, "MIT",
                  "matching:load_matching_answerer", "clip-rn-mini"))))
 
+# %% ../../nbs/lib/models/02_registry.ipynb #d0e10002
+_register(*(ModelEntry(name, checkpoint=MODELS[base].checkpoint, licence=MODELS[base].licence, role="ranker",
+                       loader=f"qgcam_lib.models.zero_shot.{loader}", mini=mini)
+            for name, base, loader, mini in (
+                ("reclip", "clip-vit-b32", "reclip:load_reclip", "clip-vit-mini"),
+                ("itm-crops", "blip-base", "crops:load_itm_crops", "blip-mini"),
+                ("map-mass", "blip-base", "map_mass:load_map_mass", "blip-mini"),
+                ("detector-boxes", "grounding-dino-tiny", "detector_boxes:load_detector_boxes", "glip-like-mini"))))
+
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:
     """The registry's entry of a name; an entry is returned as it is. A ValueError suggests the nearest names."""

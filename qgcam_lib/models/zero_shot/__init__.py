@@ -1,0 +1,1 @@
+"""Rankers of boxes made from models that were trained for something else: CLIP, BLIP, explainers, detectors."""
