@@ -285,7 +285,7 @@ def test_the_list_of_this_project():
     data = {name: one for name, one in found.items() if one.kind == "data set"}
     assert set(data) == {"flickr30k-entities", "flickr30k-images", "refcoco", "refcoco+", "refcocog", "coco-train2014",
                          "spatialsense", "spatialsense-images", "tricd", "coco-val2017", "coco-test2017", "winoground",
-                         "coco", "coco-val2014", "probe-rcb", "visual-genome", *found["visual-genome"].needs}
+                         "coco", "coco-val2014", "probe-rcb", "ref-adv", "visual-genome", *found["visual-genome"].needs}
     assert all(need in found for one in found.values() for need in one.needs)
     for name, place in NAMES.items():  # what is fetched lies where load_dataset looks
         if not name.startswith("miniworld"):

@@ -19,6 +19,7 @@ from .flickr30k.entities import Flickr30kEntities
 from .probes.files import ProbeFiles
 from .records import Dataset
 from .refer import Refer, refs_files
+from .referring.files import LABELLED_FILE, RAW_FILE, RefAdvFiles
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..errors import ExampleError
@@ -74,6 +75,10 @@ def _open_visual_genome(folder: Path, split: str, on_error: str = "raise", **opt
 def _open_probes(folder: Path, split: str, on_error: str = "raise", **options) -> ProbeFiles:
     return ProbeFiles(folder)
 
+
+def _open_ref_adv(folder: Path, split: str, on_error: str = "raise", **options) -> RefAdvFiles:
+    return RefAdvFiles(folder)
+
 # %% ../../nbs/lib/data/07_catalog.ipynb #2b299975
 LAYOUTS = {
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
@@ -84,7 +89,9 @@ LAYOUTS = {
     "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
     "Visual Genome": Layout(("relationships.json", "image_data.json"), _open_visual_genome, lambda folder: ["all"]),
 } | {f"Probes, {part}": Layout((name,), _open_probes, lambda folder: ["all"]) for part, name in (
-    ("relations", "relation_eval_*.json"), ("swaps", "data_*_switch.json"), ("context", "*_context_dataset.json"))}
+    ("relations", "relation_eval_*.json"), ("swaps", "data_*_switch.json"), ("context", "*_context_dataset.json"))} | {
+    f"Ref-Adv, {part}": Layout((name,), _open_ref_adv, lambda folder: ["all"]) for part, name in (
+        ("raw", RAW_FILE), ("labelled", LABELLED_FILE))}
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
 NAMES = {  # under settings.data_root
@@ -108,6 +115,7 @@ NAMES = {  # under settings.data_root
     "coco": "raw/coco",
     "visual-genome": "raw/visual_genome",
     "probe-rcb": "raw/probe_rcb",
+    "ref-adv": "raw/ref_adv",
 }
 
 
@@ -185,6 +193,8 @@ _DOORS = {  # layouts without grounding examples: why, and what opens them
                       "Open it with data.visual_genome.folder.VisualGenome(FOLDER)"),
     "Probes": ("a probe's groups are no grounding examples: they have no boxes",
                "Read them with data.probes.files.read_groups(FILE)"),
+    "Ref-Adv": ("Ref-Adv's expressions come with boxes to choose from, which grounding examples have not",
+                "Read them with data.referring.files.read_ref_adv(FILE)"),
 }
 
 
@@ -195,8 +205,8 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
     "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
     loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found, and for TRICD, COCO, Visual Genome and files of
-    probes, which have doors of their own.
+    that is missing or of no known layout, naming what was found, and for TRICD, COCO, Visual Genome, files of
+    probes and Ref-Adv, which have doors of their own.
     """
     folder = dataset_folder(name_or_path, split)
     layout = recognise(folder)

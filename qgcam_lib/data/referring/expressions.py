@@ -14,6 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ...boxes import as_boxes, box_iou
+from ..records import Problem
 from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #b273412b
@@ -94,12 +95,13 @@ def random_choice(self: Expression, threshold: float = 0.5, *, strict: bool = Fa
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #e4f040db
 class Expressions(list):
-    """A list of expressions with distinct ids. left_out: reason -> count of what was not read. Slices and sums are
-    plain lists. Errors: ExampleError when an id is there twice."""
+    """A list of expressions with distinct ids. left_out: reason -> count of what was not read. problems: the same, one
+    by one, where a file was read. Slices and sums are plain lists. Errors: ExampleError when an id is there twice."""
 
-    def __init__(self, expressions: Iterable[Expression] = (), *, left_out: Mapping[str, int] | None = None):
+    def __init__(self, expressions: Iterable[Expression] = (), *, left_out: Mapping[str, int] | None = None,
+                 problems: Sequence[Problem] = ()):
         super().__init__(expressions)
-        self.left_out, seen = dict(left_out or {}), set()
+        self.left_out, self.problems, seen = dict(left_out or {}), list(problems), set()
         for one in self:
             if one.id in seen:
                 raise ExampleError("the id is used twice", one.id, remedy="Give every expression an id of its own")
