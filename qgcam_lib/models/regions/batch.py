@@ -6,6 +6,7 @@
 __all__ = ['RegionBatch', 'stack_regions', 'FeatureRanker']
 
 # %% ../../../nbs/lib/models/regions/02_batch.ipynb #e2b10003
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -148,7 +149,8 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
                expressions_per_image: Sequence[Sequence[str]]) -> list[np.ndarray]:
     """One float32 [E_i, N_i] an image: the scores of its boxes for each of its expressions, equal to `rank` one by one.
 
-    All expressions of a call go through the network together, `batch` at a time, sorted by length. Errors: ValueError
+    All expressions of a call go through the network together, `batch` at a time, sorted by length. A UserWarning for
+    words that the tokenizer cannot spell (another script); Latin letters it always can. Errors: ValueError
     for lists of different lengths, TypeError for one expression in place of a list, and those of `rank`.
     """
     if not len(images) == len(boxes_per_image) == len(expressions_per_image):
@@ -165,6 +167,10 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     words = tokenize_texts(self.tokenizer, [expressions_per_image[picture][row] for picture, row in asked],
                            self.max_tokens or 1 << 20, self.too_long)
     ids, mask = words.input_ids, words.attention_mask.bool()
+    if len(strange := (ids == self.tokenizer.unk_token_id).any(1).nonzero()):
+        picture, row = asked[int(strange[0])]
+        warnings.warn(f"{len(strange)} expressions have words that were read as {self.tokenizer.unk_token}, the first: "
+                      f"{expressions_per_image[picture][row][:60]!r}", stacklevel=2)
     for part in mask.sum(1).argsort(stable=True).split(self.batch):
         places, long = [asked[k] for k in part.tolist()], int(mask[part].sum(1).max())
         pictures, of = np.unique([picture for picture, _ in places], return_inverse=True)
