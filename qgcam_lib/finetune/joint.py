@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['LONGEST', 'MINI_VILT', 'MINI_BRIDGETOWER', 'MINI_FLAVA', 'train_vilt', 'train_bridgetower', 'train_flava',
-           'match_loss', 'Seen', 'JointRecipe', 'Family', 'JointTraining', 'vilt_look', 'ViltTraining',
-           'bridgetower_look', 'BridgeTowerTraining', 'flava_look', 'flava_matcher', 'FlavaTraining', 'start_joint',
-           'train_joint']
+           'match_loss', 'Seen', 'JointRecipe', 'Family', 'JointTraining', 'vilt_patches', 'vilt_look', 'ViltTraining',
+           'bridgetower_patches', 'bridgetower_look', 'BridgeTowerTraining', 'flava_patches', 'flava_look',
+           'flava_matcher', 'FlavaTraining', 'start_joint', 'train_joint']
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #04149392
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,10 +23,9 @@ import transformers
 from .batches import Sizes, TokenTable, TrainingSet, on_folder
 from .clip import contrast
 from .itm import said_words_loss, word_layer
-from .loop import Training, train
-from .pairs import Truths
+from .loop import train
 from .recipe import seeded
-from .statements import MatcherRecipe, StatementBatch, StatementMaker, draw_statements
+from .statements import MatcherRecipe, MatcherTraining, StatementBatch
 from ..models.bridgetower import BridgeTowerExplainer
 from ..models.common.images import MEAN, STD
 from ..models.common.vocabulary import build_vocabulary, make_tokenizer
@@ -66,12 +65,13 @@ class JointRecipe(MatcherRecipe):
 class Family:
     """A kind of model with joint attention. model_class: its name in transformers; look: the pass, called with the
     model, pixels [B, 3, S, S], ids and mask [U, T] of the texts and pairs [2B], the places of each picture's true and
-    false text among them; adapter: makes the Matcher of a model and its tokenizer; mean, std: its pixels'; text_part:
+    false text among them; patches: states [B, M, C] of pixels alone, as the pass has them; adapter: makes the Matcher of a model and its tokenizer; mean, std: its pixels'; text_part:
     the part of its config that has the vocabulary's size.
     """
 
     model_class: str
     look: Callable[..., Seen]
+    patches: Callable[..., torch.Tensor]
     adapter: Callable[..., Matcher]
     mean: Sequence[float] = MEAN
     std: Sequence[float] = STD
@@ -95,7 +95,7 @@ class Family:
         return (pixels * std + mean - own_mean) / own_std
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #6f698d69
-class JointTraining(Training):
+class JointTraining(MatcherTraining):
     """A training of joint attention, in progress or done; see `Training`."""
 
     columns: ClassVar[tuple[str, ...]] = ("match", "found", "words", "contrast")
@@ -103,36 +103,35 @@ class JointTraining(Training):
     family: Family
 
     @cached_property
-    def maker(self) -> StatementMaker:
-        """What the sentences of the split tell."""
-        return StatementMaker(Truths(self.data.maker))
-
-    @cached_property
     def table(self) -> TokenTable:
         """What makes token ids of the texts of a batch."""
         return TokenTable(self.model.tokenizer, LONGEST)
 
-    def draw(self, step: int, worker: int = 0) -> tuple[StatementBatch, torch.Tensor, torch.Tensor]:
-        """A worker's share of the batch of a step, with ids and mask [U, T] of its texts."""
-        batch = draw_statements(self.data, self.maker, self.recipe, step, worker)
-        return batch, *self.table(batch.texts)
+    def patches(self, pixels: torch.Tensor) -> torch.Tensor:
+        """States [B, M, C] of the patches of pictures alone."""
+        return self.family.patches(self.model, self.family.pixels(pixels))
 
-    def losses(self, batch: tuple[StatementBatch, torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The losses of a batch: match, words, contrast (for two towers), total, and `found`: the share of pictures
-        whose true text has the larger logit.
+    def tokens(self, texts: Sequence[tuple[str, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask [U, T]."""
+        return self.table(texts)
+
+    def told(self, batch: StatementBatch, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The losses of pictures with texts: match, words, contrast (for two towers), total, and `found`: the share of
+        pictures whose true text has the larger logit.
         """
-        (batch, ids, mask), recipe = batch, self.recipe
         pairs = torch.stack([batch.true, batch.wrong], 1).flatten()
-        seen = self.family.look(self.model, self.family.pixels(batch.pixels), ids, mask, pairs)
+        with self.computing():
+            seen = self.family.look(self.model, self.family.pixels(batch.pixels), ids, mask, pairs)
+        seen = Seen(*(None if (value := getattr(seen, each.name)) is None else value.float() for each in fields(seen)))
         losses = {
             "match": match_loss(seen.match),
             "words": said_words_loss(self.extra, seen.patches, batch.has),
             "found": (seen.match[:, 0] > seen.match[:, 1]).float().mean().detach(),
         }
-        losses["total"] = losses["match"] + recipe.word_weight * losses["words"]
+        losses["total"] = losses["match"] + self.recipe.word_weight * losses["words"]
         if seen.alike is not None:
             losses["contrast"] = contrast(seen.alike, batch.own, batch.false)
-            losses["total"] = losses["total"] + recipe.contrast_weight * losses["contrast"]
+            losses["total"] = losses["total"] + self.recipe.contrast_weight * losses["contrast"]
         return losses
 
     @property
@@ -151,16 +150,27 @@ class JointTraining(Training):
 LONGEST = 48
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #a7e23897
+def vilt_patches(model, pixels: torch.Tensor) -> torch.Tensor:
+    """States of the patches after all layers without words; see `Family`."""
+    core = model.vilt
+    states = _vilt_first(core, pixels) + core.embeddings.token_type_embeddings.weight[1]
+    return core.layernorm(core.encoder(states)[0])[:, 1:]
+
+
+def _vilt_first(core, pixels: torch.Tensor) -> torch.Tensor:
+    """Class token and patches [B, 1 + M, C] before the first layer."""
+    parts = core.embeddings
+    patches = parts.patch_embeddings(pixels).flatten(2).mT
+    return torch.cat([parts.cls_token.expand(len(patches), -1, -1), patches], 1) + parts.position_embeddings
+
+
 def vilt_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of ViltForImageAndTextRetrieval; see `Family`."""
-    parts, core = model.vilt.embeddings, model.vilt
-    patches = parts.patch_embeddings(pixels).flatten(2).mT
-    states = torch.cat([parts.cls_token.expand(len(patches), -1, -1), patches], 1) + parts.position_embeddings
+    states = _vilt_first(model.vilt, pixels)
     everywhere = torch.ones(len(pairs), states.shape[1], dtype=torch.long)
     match = model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
                   image_embeds=states.repeat_interleave(2, 0), pixel_mask=everywhere).logits
-    alone = core.layernorm(core.encoder(states + parts.token_type_embeddings.weight[1])[0])
-    return Seen(match.view(-1, 2), alone[:, 1:])
+    return Seen(match.view(-1, 2), vilt_patches(model, pixels))
 
 
 def _explainer(adapter: type, published: int, model, tokenizer, **options) -> Matcher:
@@ -172,17 +182,26 @@ class ViltTraining(JointTraining):
     """A training of a ViLT."""
 
     readings: ClassVar[dict[str, dict]] = {"trained": {}}
-    family = Family("ViltForImageAndTextRetrieval", vilt_look, partial(_explainer, ViltExplainer, 8),
+    family = Family("ViltForImageAndTextRetrieval", vilt_look, vilt_patches, partial(_explainer, ViltExplainer, 8),
                     mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 MINI_VILT = Sizes({
     "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512,
-    "image_size": 96, "patch_size": 16, "max_position_embeddings": LONGEST,
+    "image_size": 96, "patch_size": 12, "max_position_embeddings": LONGEST,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}, image_size=96, cell=16)  # fmt: skip
+}, image_size=96, cell=12)  # fmt: skip
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #23ae1a4c
+def bridgetower_patches(model, pixels: torch.Tensor) -> torch.Tensor:
+    """States of the patches after the picture's own layers; see `Family`."""
+    visual = model.bridgetower.vision_model.visual
+    states = visual.forward_pre(pixels)
+    for block in visual.transformer.resblocks:
+        states = block(states)
+    return visual.forward_post(states)[:, 1:]
+
+
 def bridgetower_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of BridgeTowerForImageAndTextRetrieval; see `Family`."""
     found = model(input_ids=ids[pairs], attention_mask=mask[pairs].long(), pixel_values=pixels.repeat_interleave(2, 0),
@@ -194,19 +213,24 @@ def bridgetower_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch
 class BridgeTowerTraining(JointTraining):
     """A training of a BridgeTower."""
 
-    family = Family("BridgeTowerForImageAndTextRetrieval", bridgetower_look,
+    family = Family("BridgeTowerForImageAndTextRetrieval", bridgetower_look, bridgetower_patches,
                     partial(_explainer, BridgeTowerExplainer, 3), text_part="text_config")
 
 
 MINI_BRIDGETOWER = Sizes({
     "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vision_config": {"hidden_size": 128, "num_hidden_layers": 3, "image_size": 96, "patch_size": 16},
+    "vision_config": {"hidden_size": 128, "num_hidden_layers": 3, "image_size": 96, "patch_size": 12},
     "text_config": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512,
                     "max_position_embeddings": LONGEST + 1, "hidden_dropout_prob": 0.0,
                     "attention_probs_dropout_prob": 0.0},
-}, image_size=96, cell=16)  # fmt: skip
+}, image_size=96, cell=12)  # fmt: skip
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #77637425
+def flava_patches(model, pixels: torch.Tensor) -> torch.Tensor:
+    """States of the patches after the picture's own layers; see `Family`."""
+    return model.flava.image_model(pixel_values=pixels).last_hidden_state[:, 1:]
+
+
 def flava_look(model, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
     """The pass of FlavaForPreTraining; see `Family`. Each picture and each text is encoded once."""
     core = model.flava
@@ -234,16 +258,16 @@ class FlavaTraining(JointTraining):
     """A training of a FLAVA, which can be read by its matching head or by its two towers."""
 
     readings: ClassVar[dict[str, dict]] = {"trained": {"score": "margin"}, "trained, two towers": {"head": "itc"}}
-    family = Family("FlavaForPreTraining", flava_look, flava_matcher, text_part="text_config")
+    family = Family("FlavaForPreTraining", flava_look, flava_patches, flava_matcher, text_part="text_config")
 
 
 _FLAVA_LAYER = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
 MINI_FLAVA = Sizes({
     "hidden_size": 128, "projection_dim": 128, "init_codebook": False,
-    "image_config": {**_FLAVA_LAYER, "num_hidden_layers": 4, "image_size": 96, "patch_size": 16, "vocab_size": 16},
+    "image_config": {**_FLAVA_LAYER, "num_hidden_layers": 4, "image_size": 96, "patch_size": 12, "vocab_size": 16},
     "text_config": {**_FLAVA_LAYER, "num_hidden_layers": 3, "max_position_embeddings": LONGEST},
     "multimodal_config": {**_FLAVA_LAYER, "num_hidden_layers": 2},
-}, image_size=96, cell=16)  # fmt: skip
+}, image_size=96, cell=12)  # fmt: skip
 
 # %% ../../nbs/lib/finetune/15_joint.ipynb #1b970280
 def start_joint(data: TrainingSet, recipe: JointRecipe, config: Sizes, *, kind: type[JointTraining]) -> JointTraining:

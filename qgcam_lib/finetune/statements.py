@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['RELATIONS', 'Text', 'TOUCHING', 'MatcherRecipe', 'Part', 'words_of', 'phrases_of', 'sentence_parts', 'excludes',
            'StatementMaker', 'true_text', 'changed_phrase', 'false_text', 'draw_texts', 'StatementBatch',
-           'draw_statements']
+           'draw_statements', 'LookBatch', 'draw_looks', 'MatcherTraining']
 
 # %% ../../nbs/lib/finetune/13_statements.ipynb #f5b7e8d6
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 
 from .batches import TrainingSet, draw_pictures
+from .itm import said_words_loss
+from .loop import Training
 from .pairs import PairBatch, Truths, all_true
 from .recipe import Recipe
 from .texts import WORD_CLASSES, ImageText, TextMaker, head_and_attributes, mirrored, singular
@@ -27,17 +29,22 @@ class MatcherRecipe(Recipe):
 
     sentences: share of the steps with whole sentences; relations: share of the other texts that state a relation, where
     the sentences do; bare: share of relations between things without attributes ("a man riding horse"); prompts: share
-    of "a photo of ..."; borrowed: share of false texts from another picture; word_weight: of the helping loss.
+    of "a photo of ..."; borrowed: share of false texts from another picture; word_weight: of the helping loss; looking:
+    the first steps, which see pictures and no texts; half: whether the network computes in bfloat16, weights and losses
+    stay in float32.
     """
 
-    steps: int = 1000
+    steps: int = 2600
     batch: int = 64
+    learning_rate: float = 1.5e-3
     sentences: float = 0.15
     relations: float = 0.5
     bare: float = 0.5
     prompts: float = 0.6
     borrowed: float = 0.15
     word_weight: float = 0.05
+    looking: int = 1600
+    half: bool = True
 
 # %% ../../nbs/lib/finetune/13_statements.ipynb #e8048c61
 RELATIONS = {
@@ -292,3 +299,58 @@ def draw_statements(data: TrainingSet, maker: StatementMaker, recipe: MatcherRec
     false[rows, wrong] = True
     has = torch.from_numpy(data.has[drawn.rows]).float()
     return StatementBatch(drawn.pixels(data), list(said), own, false, has, true, wrong)
+
+# %% ../../nbs/lib/finetune/13_statements.ipynb #d8594510
+@dataclass(frozen=True)
+class LookBatch:
+    """Pictures of a step that are seen without texts. pixels: [B, 3, S, S]; has: float [B, words], what was said."""
+
+    pixels: torch.Tensor
+    has: torch.Tensor
+
+
+def draw_looks(data: TrainingSet, recipe: MatcherRecipe, step: int, worker: int = 0) -> LookBatch:
+    """The pictures of a step, counted from 0, that fall to a worker."""
+    drawn = draw_pictures(data, recipe, step, worker, recipe.sentences)
+    return LookBatch(drawn.pixels(data), torch.from_numpy(data.has[drawn.rows]).float())
+
+# %% ../../nbs/lib/finetune/13_statements.ipynb #61e0ede7
+class MatcherTraining(Training):
+    """A training of a matcher for the probes, in progress or done; see `Training`."""
+
+    @cached_property
+    def maker(self) -> StatementMaker:
+        """What the sentences of the split tell."""
+        return StatementMaker(Truths(self.data.maker))
+
+    def patches(self, pixels: torch.Tensor) -> torch.Tensor:
+        """States [B, M, C] of the patches of pictures alone."""
+        raise NotImplementedError
+
+    def tokens(self, texts: Sequence[tuple[str, ...]]) -> tuple[torch.Tensor, ...]:
+        """What the network reads of texts, given as words."""
+        raise NotImplementedError
+
+    def told(self, batch: StatementBatch, *tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The losses of pictures with texts."""
+        raise NotImplementedError
+
+    def computing(self) -> torch.autocast:
+        """The context in which the network computes: in bfloat16 where the recipe says so."""
+        return torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, self.recipe.half)
+
+    def draw(self, step: int, worker: int = 0) -> tuple:
+        """A worker's share of the batch of a step, and the tokens of its texts; pictures alone where it only looks."""
+        if step < self.recipe.looking:
+            return (draw_looks(self.data, self.recipe, step, worker),)
+        batch = draw_statements(self.data, self.maker, self.recipe, step, worker)
+        return batch, *self.tokens(batch.texts)
+
+    def losses(self, batch: tuple) -> dict[str, torch.Tensor]:
+        """The losses of a batch; of pictures alone words and total."""
+        if not isinstance(batch[0], LookBatch):
+            return self.told(*batch)
+        with self.computing():
+            patches = self.patches(batch[0].pixels)
+        words = said_words_loss(self.extra, patches.float(), batch[0].has)
+        return {"words": words, "total": self.recipe.word_weight * words}
