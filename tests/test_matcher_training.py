@@ -48,10 +48,10 @@ from qgcam_lib.finetune.towers import (
 )
 from qgcam_lib.miniworld import ensure
 
-SHORT = {"steps": 4, "batch": 6, "warmup": 2, "log_every": 2, "images": 40, "workers": 1}
+SHORT = {"steps": 6, "looking": 2, "batch": 6, "warmup": 2, "log_every": 2, "images": 40, "workers": 1}
 TOWERS = clip_sizes({
     **MINI_TOWERS.model, "embed_dim": 16,
-    "vision_cfg": {**MINI_TOWERS.model["vision_cfg"], "image_size": 32, "width": 32, "layers": 1},
+    "vision_cfg": {**MINI_TOWERS.model["vision_cfg"], "image_size": 32, "patch_size": 16, "width": 32, "layers": 1},
     "text_cfg": {**MINI_TOWERS.model["text_cfg"], "width": 32, "heads": 2, "layers": 1},
 })  # fmt: skip
 LAYER = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -203,16 +203,41 @@ def test_the_adapter_gives_the_logits_of_the_training(data, kind):
 
 
 @pytest.mark.parametrize("kind", [*JOINT, "softmax", "sigmoid"])
-def test_a_training_goes_on_to_the_bit_and_refuses_another_recipe(root, tmp_path, kind):
+def test_what_only_looks_learns_of_the_pictures_alone(data, kind):
+    if kind in JOINT:
+        training = start_joint(data, JointRecipe(**SHORT), JOINT[kind], kind=kind)
+    else:
+        training = start_towers(data, TowersRecipe(**SHORT, loss=kind), TOWERS)
+    looked, read = training.losses(training.draw(1)), training.losses(training.draw(2))
+    assert set(looked) == {"words", "total"} and {"found", "words", "total"} <= set(read)
+    looked["total"].backward()
+    learns = {name for name, value in training.model.named_parameters() if value.grad is not None and value.grad.any()}
+    assert learns and not [name for name in learns if "text_model" in name or "token_embedding" in name]
+    with torch.no_grad():
+        drawn = draw_pictures(data, training.recipe, 1, 0, training.recipe.sentences)
+        exact = replace(training.recipe, half=False)
+        training.recipe = exact
+        has = torch.from_numpy(data.has[drawn.rows]).float()
+        states = training.patches(drawn.pixels(data))
+        cells = training.extra(states)
+        slow = sum(F.binary_cross_entropy_with_logits(torch.logsumexp(one, 0), told, reduction="sum")
+                   for one, told in zip(cells, has)) / len(has)
+    torch.testing.assert_close(training.losses(training.draw(1))["words"], slow)
+    assert abs(looked["words"].item() / slow.item() - 1) < 0.05  # bfloat16 beside float32
+
+
+@pytest.mark.parametrize(("kind", "stop"), zip([*JOINT, "softmax", "sigmoid"], (1, 2, 3, 2, 4)))
+def test_a_training_goes_on_to_the_bit_and_refuses_another_recipe(root, tmp_path, kind, stop):
     if kind in JOINT:
         options, train = {"recipe": JointRecipe(**SHORT), "kind": kind, "config": JOINT[kind]}, train_joint
     else:
         options, train = {"recipe": TowersRecipe(**SHORT, loss=kind), "config": TOWERS}, train_towers
     whole = train(root, **options, progress=False)
-    train(root, tmp_path, **options, stop_at=2, progress=False)
+    train(root, tmp_path, **options, stop_at=stop, progress=False)
     resumed = train(root, tmp_path, **options, progress=False)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
-    assert np.isfinite(resumed.log[["found", "words"]]).all(axis=None)
+    assert resumed.log["found"].isna().tolist() == [True, False, False]  # in the first two steps no text was read
+    assert np.isfinite(resumed.log["words"]).all()
     with pytest.raises(ValueError, match="borrowed"):
         train(root, tmp_path, **options | {"recipe": replace(options["recipe"], borrowed=0.5)}, progress=False)

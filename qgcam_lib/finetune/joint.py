@@ -65,8 +65,9 @@ class JointRecipe(MatcherRecipe):
 class Family:
     """A kind of model with joint attention. model_class: its name in transformers; look: the pass, called with the
     model, pixels [B, 3, S, S], ids and mask [U, T] of the texts and pairs [2B], the places of each picture's true and
-    false text among them; patches: states [B, M, C] of pixels alone, as the pass has them; adapter: makes the Matcher of a model and its tokenizer; mean, std: its pixels'; text_part:
-    the part of its config that has the vocabulary's size.
+    false text among them; patches: states [B, M, C] of pixels alone, as the pass has them; adapter: makes the Matcher
+    of a model and its tokenizer; mean, std: its pixels'; text_part: the part of its config that has the vocabulary's
+    size.
     """
 
     model_class: str

@@ -152,7 +152,7 @@ def _detector_scores(card: Mapping) -> list[str]:
     ]
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #a51e933e
-_ASKED = ("correct", "text_score", "image_score", "group_score")
+_ASKED = ("correct", "text_score", "image_score", "group_score", "top1")
 _PROBED = "probe model part metric value ci_low ci_high chance blind n n_groups"
 
 
