@@ -189,6 +189,6 @@ def _table(frame: pd.DataFrame, columns: str) -> str:
 
 
 def _shown(value) -> str:
-    if not isinstance(value, float):
-        return str(value)
+    if value is None or not isinstance(value, float):
+        return "-" if value is None else str(value)
     return "-" if pd.isna(value) else f"{value:.3f}" if value % 1 else f"{value:g}"
