@@ -16,7 +16,7 @@ from fastcore.basics import patch
 
 from ..explain.gradcam import Tokens, split_heads
 from .common.adapter import ITM_SCORES, one_of
-from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
+from .common.attention_explainer import AttentionExplainer, EncodedImage, load_matcher
 from .common.words import clean_phrase
 from .registry import ModelEntry
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..explain.gradcam import Tokens
-from .common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
+from .common.attention_explainer import AttentionExplainer, EncodedImage, load_matcher
 from .registry import ModelEntry, find_model
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a

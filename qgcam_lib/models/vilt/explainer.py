@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ...explain.gradcam import Tokens
-from ..common.hugging_face import AttentionExplainer, EncodedImage, load_matcher
+from ..common.attention_explainer import AttentionExplainer, EncodedImage, load_matcher
 from ..common.images import prepare_image
 from ..registry import ModelEntry
 
