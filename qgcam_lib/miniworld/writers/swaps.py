@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 from ..pairs.contradictions import Group, make_group
 from ..scenes.render import SEED
 from ..words.claims import Caption
-from .files import bring_up_to_date, check_counts, make_card, png
+from .files import Numbered, bring_up_to_date, check_counts, make_card, pixels
 from ...storage.files import sha256_of, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #dc94a49d
-_FIRST = 900_000
+_SIDES = [Numbered({"all": 900_000}, 100_000, f"images/{{number}}_{side}.png") for side in (0, 1)]
 _TURNS = ("who_does_what", "plain", "relation", "who_does_what", "attribute", "plain")
 _ATTRIBUTE_RECIPES = ("swapped_colours", "swapped_clothes", "other_attribute", "other_clothes", "recoloured")
 
@@ -30,9 +30,7 @@ def swap(index: int, *, seed: int = SEED) -> Group:
 
     Errors: ValueError for a number outside 0..99999.
     """
-    if not 0 <= index < 100_000:
-        raise ValueError(f"index: expected 0 to 99999, got {index}")
-    return make_group(_FIRST + index, _TURNS[index % len(_TURNS)], seed=seed)
+    return make_group(_SIDES[0].number(index), _TURNS[index % len(_TURNS)], seed=seed)
 
 
 def swap_kind(group: Group) -> str:
@@ -45,7 +43,7 @@ _CATEGORIES = {"colour": "color"}
 
 def swap_file(index: int, side: int) -> str:
     "The name of a pair's picture, below images/."
-    return f"{_FIRST + index}_{side}.png"
+    return Path(_SIDES[side].file(index)).name
 
 
 def prompt_of(caption: Caption) -> str:
@@ -68,7 +66,7 @@ def swap_record(group: Group, index: int) -> dict:
                 f"img{k + 1}_composition": value, f"img{k + 1}_object": noun}  # fmt: skip
     attribute = told[0][0]
     category = {"category": _CATEGORIES.get(attribute, attribute)} if attribute else {}
-    return {**row, "id": str(_FIRST + index), "kind": kind, **category, "recipe": group.recipe}
+    return {**row, "id": str(_SIDES[0].number(index)), "kind": kind, **category, "recipe": group.recipe}
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #62af8d3b
 VERSION = 2
@@ -84,7 +82,7 @@ def swaps_checksum(count: int = 20, *, seed: int = SEED) -> str:
     "SHA-256 over the pixels and records of the first pairs, in hexadecimal."
     groups = [swap(k, seed=seed) for k in range(count)]
     text = swaps_text([swap_record(g, k) for k, g in enumerate(groups)])
-    return sha256_of(text, *(p.image.tobytes() for g in groups for p in g.pictures))
+    return sha256_of(text, *pixels(p for g in groups for p in g.pictures))
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #b25209a3
 def ensure_swaps(root: str | Path, n: int = 1000, *, seed: int = SEED, progress: bool = True,
@@ -96,21 +94,19 @@ def ensure_swaps(root: str | Path, n: int = 1000, *, seed: int = SEED, progress:
     Errors: ValueError for a negative count, or a folder that holds something else or another seed.
     """
     root = Path(root)
-    check_counts(99_999, "pairs", n=n)
+    check_counts(_SIDES[0].most, "pairs", n=n)
 
     def is_whole(wanted: dict) -> bool:
-        names = [f"images/{swap_file(k, side)}" for k in range(wanted["pairs"]["all"]) for side in (0, 1)]
-        return all((root / name).is_file() for name in ["swaps.json", *names])
+        lost = any(pictures.lacking(root, wanted["pairs"]) for pictures in _SIDES)
+        return (root / "swaps.json").is_file() and not lost
 
     def write(held: dict, wanted: dict) -> None:
         records = []
         for k in tqdm(range(wanted["pairs"]["all"]), desc="miniworld swaps", disable=not progress):
             group = swap(k, seed=seed)
             records.append(swap_record(group, k))
-            for side, picture in enumerate(group.pictures):
-                path = root / "images" / swap_file(k, side)
-                if not path.is_file():
-                    write_whole(path, png(picture.image))
+            for pictures, picture in zip(_SIDES, group.pictures):
+                pictures.write(root, picture, k)
         write_whole(root / "swaps.json", swaps_text(records))
 
     return bring_up_to_date(root, make_card("swaps", VERSION, SWAPS_CHECKSUM, seed), {"pairs": {"all": n}},
