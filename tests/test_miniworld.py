@@ -35,7 +35,7 @@ TYPES = {"people", "clothing", "bodyparts", "animals", "vehicles", "instruments"
 
 
 @pytest.fixture(scope="module")
-def test_scenes():
+def unseen_scenes():
     return [annotated(i) for i in range(150)]
 
 
@@ -103,8 +103,8 @@ def test_bad_arguments_are_named(bad):
 # ---------------------------------------------------------------- boxes, masks, relations
 
 
-def test_boxes_are_tight_around_visible_pixels(test_scenes):
-    for picture, _, _ in test_scenes:
+def test_boxes_are_tight_around_visible_pixels(unseen_scenes):
+    for picture, _, _ in unseen_scenes:
         for t in picture.scene.things:
             mask = picture.mask(t.id)
             assert t.box == mask_box(mask)
@@ -115,24 +115,24 @@ def test_boxes_are_tight_around_visible_pixels(test_scenes):
                 assert inside[0].any() and inside[-1].any() and inside[:, 0].any() and inside[:, -1].any()
 
 
-def test_clothes_lie_inside_their_wearer(test_scenes):
-    for picture, _, _ in test_scenes:
+def test_clothes_lie_inside_their_wearer(unseen_scenes):
+    for picture, _, _ in unseen_scenes:
         for t in picture.scene.things:
             if t.parent >= 0 and t.box:
                 a, b = t.box, picture.scene.thing(t.parent).box
                 assert b[0] <= a[0] and b[1] <= a[1] and a[2] <= b[2] and a[3] <= b[3]
 
 
-def test_what_is_hidden_is_dropped(test_scenes):
-    for picture, _, _ in test_scenes:
+def test_what_is_hidden_is_dropped(unseen_scenes):
+    for picture, _, _ in unseen_scenes:
         assert 2 <= len(picture.scene.top_level()) <= 6
         for t in picture.scene.top_level():
             assert picture.visible(t.id) >= 0.35 and picture.mask(t.id).sum() >= 40
 
 
-def test_relations_are_true_in_the_picture(test_scenes):
+def test_relations_are_true_in_the_picture(unseen_scenes):
     seen = Counter()
-    for picture, _, _ in test_scenes:
+    for picture, _, _ in unseen_scenes:
         for r in picture.scene.relations:
             seen[r.predicate] += 1
             a, b = picture.scene.thing(r.subject), picture.scene.thing(r.object)
@@ -190,17 +190,17 @@ def test_every_noun_occurs_in_both_splits(drafts):
 # ---------------------------------------------------------------- language
 
 
-def test_five_sentences_in_known_words(test_scenes):
+def test_five_sentences_in_known_words(unseen_scenes):
     words = set(vocabulary())
     assert vocabulary() == sorted(words)
-    for _, sentences, _ in test_scenes:
+    for _, sentences, _ in unseen_scenes:
         assert len(sentences) == 5
         for s in sentences:
             assert set(s.text.lower().split()) <= words and s.text.endswith(" .") and s.text[0].isupper()
 
 
-def test_every_word_of_the_vocabulary_can_be_said(test_scenes, train_scenes):
-    said = {w for _, sentences, _ in test_scenes + train_scenes for s in sentences for w in s.text.lower().split()}
+def test_every_word_of_the_vocabulary_can_be_said(unseen_scenes, train_scenes):
+    said = {w for _, sentences, _ in unseen_scenes + train_scenes for s in sentences for w in s.text.lower().split()}
     # plurals need two of a kind in one scene, which is rare for large nouns
     assert set(vocabulary()) - said <= {plural(w) for w in FITS}
 
@@ -223,13 +223,13 @@ def _facts(words):
     return facts
 
 
-def test_a_phrase_denotes_exactly_what_it_is_true_of(test_scenes):
+def test_a_phrase_denotes_exactly_what_it_is_true_of(unseen_scenes):
     """Reads each phrase back with a parser of its own and looks up what it is true of in the scene."""
 
     names = set(FITS)
     singular = {plural(w): w for w in names} | {w: w for w in names}
     checked = 0
-    for picture, sentences, _ in test_scenes:
+    for picture, sentences, _ in unseen_scenes:
         for phrase in (p for s in sentences for p in s.phrases if p.things):
             words = phrase.words.lower().split()
             side = next((w for w in words if w in ("left", "right")), None)
@@ -245,9 +245,9 @@ def test_a_phrase_denotes_exactly_what_it_is_true_of(test_scenes):
     assert checked > 1000
 
 
-def test_coreferring_phrases_share_a_number_and_numbers_are_unique(test_scenes):
+def test_coreferring_phrases_share_a_number_and_numbers_are_unique(unseen_scenes):
     everywhere = Counter()
-    for _, sentences, entities in test_scenes:
+    for _, sentences, entities in unseen_scenes:
         by_number = {e.id: e for e in entities}
         everywhere.update(list(by_number))
         for p in (p for s in sentences for p in s.phrases):
@@ -260,16 +260,16 @@ def test_coreferring_phrases_share_a_number_and_numbers_are_unique(test_scenes):
     assert max(everywhere.values()) == 1
 
 
-def test_there_are_groups_nested_boxes_scenes_and_unboxed_entities(test_scenes):
-    entities = [e for _, _, es in test_scenes for e in es]
+def test_there_are_groups_nested_boxes_scenes_and_unboxed_entities(unseen_scenes):
+    entities = [e for _, _, es in unseen_scenes for e in es]
     assert any(len(e.things) > 1 for e in entities) and any(e.scene for e in entities)
     assert any(not e.things and not e.scene for e in entities)
     assert {e.type for e in entities} >= TYPES - {"notvisual"}
 
 
-def test_a_centre_guess_scores_low(test_scenes, train_scenes):
+def test_a_centre_guess_scores_low(unseen_scenes, train_scenes):
     """The share of phrases whose boxes contain the picture's centre, the baseline of the pointing game."""
-    for scenes in (test_scenes, train_scenes):
+    for scenes in (unseen_scenes, train_scenes):
         hits = []
         for picture, sentences, _ in scenes:
             for p in (p for s in sentences for p in s.phrases if p.things):

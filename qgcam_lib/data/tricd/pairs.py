@@ -55,8 +55,51 @@ class TricdPair:
     contradiction: str = ""
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #86ca07e9
+def _fixed(values: Any, dtype: type) -> np.ndarray:
+    "An array that nobody can change."
+    array = np.array(values, dtype=dtype)
+    array.flags.writeable = False
+    return array
+
+
 @dataclass(frozen=True, eq=False)
-class Tricd:
+class _Pairs:
+    "Pairs, and what there is one of a pair; `Tricd` says what each array is."
+
+    pairs: tuple[TricdPair, ...]
+    file: str = ""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @cached_property
+    def pair_ids(self) -> np.ndarray:
+        return _fixed([pair.id for pair in self.pairs], np.int64)
+
+    @cached_property
+    def positive(self) -> np.ndarray:
+        return _fixed([pair.positive for pair in self.pairs], bool)
+
+    @cached_property
+    def subset_codes(self) -> np.ndarray:
+        return _fixed([SUBSETS.index(pair.subset) for pair in self.pairs], np.int64)
+
+    @cached_property
+    def group_names(self) -> tuple[str, ...]:
+        return tuple(sorted({pair.group for pair in self.pairs}))
+
+    @cached_property
+    def group_codes(self) -> np.ndarray:
+        number = {name: k for k, name in enumerate(self.group_names)}
+        return _fixed([number[pair.group] for pair in self.pairs], np.int64)
+
+    @cached_property
+    def contradictions(self) -> np.ndarray:
+        return _fixed([pair.contradiction for pair in self.pairs], str)
+
+# %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #71aca7e4
+@dataclass(frozen=True, eq=False)
+class Tricd(_Pairs):
     """The grounding part of TRICD, or of any file in that layout. `load_tricd` makes it.
 
     pairs: in ascending order of their ids, with P pairs, Q phrases and G boxes in all. As flat arrays, read-only:
@@ -67,71 +110,35 @@ class Tricd:
     truth[starts[q] : starts[q + 1]]).
     """
 
-    pairs: tuple[TricdPair, ...]
-    file: str = ""
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def _array(self, values: Any, dtype: type) -> np.ndarray:
-        array = np.array(values, dtype=dtype)
-        array.flags.writeable = False
-        return array
-
     @cached_property
     def phrases(self) -> tuple[TricdPhrase, ...]:
         return tuple(phrase for pair in self.pairs for phrase in pair.phrases)
 
     @cached_property
-    def pair_ids(self) -> np.ndarray:
-        return self._array([pair.id for pair in self.pairs], np.int64)
-
-    @cached_property
-    def positive(self) -> np.ndarray:
-        return self._array([pair.positive for pair in self.pairs], bool)
-
-    @cached_property
-    def subset_codes(self) -> np.ndarray:
-        return self._array([SUBSETS.index(pair.subset) for pair in self.pairs], np.int64)
-
-    @cached_property
-    def group_names(self) -> tuple[str, ...]:
-        return tuple(sorted({pair.group for pair in self.pairs}))
-
-    @cached_property
-    def group_codes(self) -> np.ndarray:
-        number = {name: k for k, name in enumerate(self.group_names)}
-        return self._array([number[pair.group] for pair in self.pairs], np.int64)
-
-    @cached_property
-    def contradictions(self) -> np.ndarray:
-        return self._array([pair.contradiction for pair in self.pairs], str)
-
-    @cached_property
     def phrase_ids(self) -> np.ndarray:
-        return self._array([phrase.id for phrase in self.phrases], np.int64)
+        return _fixed([phrase.id for phrase in self.phrases], np.int64)
 
     @cached_property
     def phrase_pairs(self) -> np.ndarray:
-        return self._array(np.repeat(np.arange(len(self)), [len(pair.phrases) for pair in self.pairs]), np.int64)
+        return _fixed(np.repeat(np.arange(len(self)), [len(pair.phrases) for pair in self.pairs]), np.int64)
 
     @cached_property
     def truth(self) -> np.ndarray:
         boxes = [box for phrase in self.phrases for box in phrase.boxes]
-        return self._array(np.reshape(boxes, (len(boxes), 4)), np.float64)
+        return _fixed(np.reshape(boxes, (len(boxes), 4)), np.float64)
 
     @cached_property
     def truth_starts(self) -> np.ndarray:
-        return self._array(np.cumsum([0, *(len(phrase.boxes) for phrase in self.phrases)]), np.int64)
+        return _fixed(np.cumsum([0, *(len(phrase.boxes) for phrase in self.phrases)]), np.int64)
 
     @cached_property
     def rival_of(self) -> np.ndarray:
-        return self._array(_rivals(self), np.int64)
+        return _fixed(_rivals(self), np.int64)
 
     @cached_property
     def has_rival(self) -> np.ndarray:
         on_false = ~self.positive[self.phrase_pairs] & (self.rival_of >= 0)
-        return self._array(np.isin(np.arange(len(self.phrases)), self.rival_of[on_false]), bool)
+        return _fixed(np.isin(np.arange(len(self.phrases)), self.rival_of[on_false]), bool)
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #92511b2c
 def _rivals(data: Tricd) -> np.ndarray:
