@@ -97,11 +97,11 @@ def _room(twins: pd.DataFrame, lost: pd.DataFrame) -> str:
                    "sees as well as where it looks." if see["b"] - blind < loss else ".")
 
 
-def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str) -> dict[str, Any]:
+def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str, more: str = "") -> dict[str, Any]:
     """answer and effect of `probe_background`.
 
     summary: of `summarize_all` of set MR over all fillers; twins: `compare_probe` of the biased minus the unbiased
-    twin, empty where one of them has no run.
+    twin, empty where one of them has no run; more: sentences that end the answer.
     """
     lost = _rows(summary, kind="background", metric="change_reference_edited")
     if not len(lost):
@@ -119,6 +119,7 @@ def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str) -> di
                                         "does not clearly differ without the background from"))
         answer += f" The twin that was trained on biased scenes {word} the one trained on unbiased ones."
         answer += _room(twins, lost)
+    answer += more
     effect = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
               f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
     changes = twins[twins["metric"].str.contains("change")] if len(twins) else twins
