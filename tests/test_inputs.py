@@ -273,7 +273,7 @@ def test_a_published_table_counts_for_the_notebooks_of_its_paper(tmp_path, monke
     assert plan_run(notebooks["tricd_audit"]).run_id == now["tricd_audit"]
 
 
-def test_the_table_of_opposites_counts_for_code_that_builds_swaps(tmp_path, monkeypatch):
+def test_a_list_of_words_counts_for_code_that_reads_it(tmp_path, monkeypatch):
     sources = {name: f"from qgcam_lib.{name} import {what}" for name, what in (
         ("probes.build.composition", "swap_objects"), ("probes.score", "pair_scores"))}
     mine = shutil.copytree(ROOT / "data" / "words", tmp_path / "data" / "words") / "attributes.toml"
@@ -284,6 +284,8 @@ def test_the_table_of_opposites_counts_for_code_that_builds_swaps(tmp_path, monk
     change(mine)
     assert find_inputs({}, tmp_path, source=sources["probes.build.composition"])["data"] != before[
         "probes.build.composition"]
+    counting = find_inputs({}, tmp_path, source="from qgcam_lib.data.referring.counts import words_of")["data"]
+    assert [one["path"] for one in counting] == ["data/words/relations.toml"]
 
 
 def test_the_miniworld_is_drawn_when_a_run_is_planned_and_grows_without_a_new_id(tmp_path, monkeypatch):

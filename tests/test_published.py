@@ -234,3 +234,65 @@ def test_categories_of_the_probes_add_up_as_far_as_they_do():
     classes = objects["objects"].str.split(", ").explode()
     assert len(objects) == 19 and len(classes) == 79 and classes.is_unique and "apple" not in set(classes)
     assert objects["groups"].sum() == 6339 and (objects["groups"] % 3 == 0).all()
+
+
+# --- Ref-Adv ---------------------------------------------------------------------------------------------------------
+
+REF_ADV_ROWS = {1: 1, 2: 4, 3: 4, 4: 3, 5: 4, 6: 3, 7: 4, 8: 12, 9: 3, 10: 6}
+
+
+def ref_adv(number):
+    return published(f"ref_adv_table{number}")
+
+
+@pytest.mark.parametrize("number", REF_ADV_ROWS)
+def test_ref_adv_tables_are_whole_or_say_that_they_are_not(number):
+    table = ref_adv(number)
+    numbers = table.select_dtypes("number")
+    assert len(table) == REF_ADV_ROWS[number] and table.iloc[:, 0].is_unique
+    assert cite(table).startswith("Akula et al., ") and f"Table {number}, " in cite(table)
+    if number in (1, 4):  # no text that we have shows them
+        assert numbers.isna().all().all() and (table["status"] == "not available").all()
+        assert not table.attrs["tolerance"] and not table.attrs["printed_half_unit"]
+    elif number != 7:
+        assert list(table.attrs["tolerance"]) == list(table.attrs["printed_half_unit"]) == list(numbers)
+        assert not numbers.isna().any().any() and numbers.min().min() > 0 and numbers.max().max() < 100
+        assert ((numbers * 100).round() / 100 - numbers).abs().max().max() < 1e-9
+
+
+def test_ref_advs_tables_repeat_each_other():
+    two, three, five, ten = (ref_adv(number).set_index(ref_adv(number).columns[0]) for number in (2, 3, 5, 10))
+    assert (two.loc["vilbert"].iloc[1:] == three.loc["vilbert"].iloc[1:]).all()
+    assert ((five["original"] - two["test"]).abs() <= 0.05).all()
+    assert ten.loc["none", ["dev", "test", "adv"]].tolist() == two.loc["vilbert", ["dev", "test", "adv"]].tolist()
+    assert ten.loc["mtl-gqa-rel", ["dev", "test", "adv"]].tolist() == three.loc[
+        "vilbert-mtl", ["dev", "test", "adv"]].tolist()
+    assert ref_adv(8)[["easy", "hard", "adv"]].sum().round(2).tolist() == [99.95, 99.94, 99.97]
+
+
+def test_ref_advs_sentences_agree_with_its_tables():
+    two, three, gqa = (ref_adv(number).set_index(ref_adv(number).columns[0]) for number in (2, 3, 9))
+    assert [round((two["easy"] - two[name]).max()) for name in ("hard", "adv")] == [15, 26]  # section 4.1
+    gain = three["adv"] - three.loc["vilbert", "adv"]
+    assert gain.round(2)[["vilbert-sum-h", "vilbert-max-h"]].tolist() == [1.4, 2.45]  # "+1.4% and +2.5%"
+    assert round(three.loc["vilbert-mtl", "easy"] - three.loc["vilbert-mtl", "hard"], 1) == 12.4
+    assert round(gqa.loc["gqa-rel-dev", "after"] - gqa.loc["gqa-rel-dev", "before"], 1) == 2.3
+    kinds = ref_adv(8).set_index("supercategory")
+    assert kinds.loc["person", "adv"] < kinds.loc["person", "easy"]  # but not less than in Ref-Hard
+    assert kinds.loc["person", "adv"] > kinds.loc["person", "hard"]
+
+
+def test_the_lines_of_tables_2_and_3_imply_different_shares_of_easy_expressions():
+    """test = share * easy + (1 - share) * hard."""
+    both = pd.concat([ref_adv(2), ref_adv(3).iloc[1:]]).set_index("model")
+    share = (both["test"] - both["hard"]) / (both["easy"] - both["hard"])
+    assert share.round(3).to_dict() == {"groundnet": 0.896, "cmn": 0.837, "mattnet": 0.837, "vilbert": 0.835,
+                                        "vilbert-sum-h": 0.809, "vilbert-max-h": 0.759, "vilbert-mtl": 0.845}
+    text = " ".join(ref_adv(2).attrs["source"]["notes"] + ref_adv(3).attrs["source"]["notes"])
+    assert all(f"{value:.3f}"[1:] in text for value in share)
+
+
+def test_two_shares_of_table_6_are_of_no_1500_expressions():
+    values = ref_adv(6).select_dtypes("number").to_numpy().ravel()
+    off = [value for value in values if not any(abs(k / 15 - value) < 0.01 for k in range(1501))]
+    assert off == [71.08, 50.23] and "71.08 and 50.23" in " ".join(ref_adv(6).attrs["source"]["notes"])

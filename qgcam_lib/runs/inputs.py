@@ -226,12 +226,18 @@ def _published(source: str) -> Iterator[Input]:
         yield Input("data", "published", f"data/published/{name}.csv", files)
 
 
+_WORD_LISTS = {  # the module that reads a list, by name: imported here it would be code of every notebook
+    ("probes", "build", "words.py"): "data/words/attributes.toml",
+    ("data", "referring", "counts.py"): "data/words/relations.toml",
+}
+
+
 def _words(source: str) -> Iterator[Input]:
-    """The attributes and their opposites, for a notebook whose code can build or sort probes by them."""
+    """The lists of words that a notebook's code can build, sort or count by."""
     reached = {file.parts[-3:] for file in code_files(source=source)}
-    if ("probes", "build", "words.py") in reached:  # by name: imported here it would be code of every notebook
-        name = "data/words/attributes.toml"
-        yield Input("data", "words", name, ROOT / name)
+    for module, name in _WORD_LISTS.items():
+        if module in reached:
+            yield Input("data", "words", name, ROOT / name)
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #421b4107
 FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[Input]]] = {
