@@ -96,7 +96,7 @@ def test_the_exit_code_is_the_class_of_the_error_and_a_mistake_of_ours_keeps_its
 def test_a_broken_settings_value_is_named(project):
     code = "import sys; from qgcam_lib.cli.main import main; sys.exit(main(['table']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True,
-                          env=os.environ | {"QGCAM_BATCHSIZE": "3", "PYTHONPATH": str(ROOT)})
+                          env=os.environ | {"QGCAM_BATCHSIZE": "3", "PYTHONPATH": str(ROOT)}, timeout=300)
     assert done.returncode == 2 and "QGCAM_BATCH_SIZE" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -127,7 +127,7 @@ def test_a_failed_run_is_exit_code_1(project, monkeypatch, capsys):
 def test_help_is_quick_because_nothing_heavy_is_imported():
     code = ("import sys; from qgcam_lib.cli.main import main; main(['--help']); "
             "print({'torch', 'pandas', 'numpy', 'papermill', 'pydantic', 'snakemake'} & set(sys.modules))")
-    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=300)
     assert shown.splitlines()[-1] == "set()" and "verify" not in shown
     for command in ("run", "table", "models", "data", "zoo"):
         assert f"\n  {command} " in shown

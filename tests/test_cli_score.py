@@ -333,5 +333,6 @@ def test_an_old_result_stays_until_the_new_one_is_whole(files):
 def test_the_command_needs_no_model_library(files):
     code = ("import sys; from qgcam_lib.cli.main import main; code = main(['score', 'maps.npz', 'boxes.csv']); "
             "print(code, {'torch', 'lavis', 'transformers'} & set(sys.modules))")
-    shown = subprocess.check_output([sys.executable, "-c", code], cwd=files, text=True, env={"PYTHONPATH": str(ROOT)})
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=files, text=True, timeout=300,
+                                    env={"PYTHONPATH": str(ROOT)})
     assert shown.splitlines()[-1] == "0 set()"

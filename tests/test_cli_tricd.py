@@ -180,11 +180,11 @@ def test_the_found_file_is_said(folder):
     start = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "tricd", "evaluate", "p.json", "--bootstrap", "0", "--metrics", "AP"]
     environ = {"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(folder), "QGCAM_DATA_ROOT": str(folder / "root")}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "root/raw/tricd/TRICD_grounding_val.json" in done.stdout
     environ["QGCAM_DATA_ROOT"] = str(folder / "empty")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False, timeout=300)
     assert done.returncode == 2 and "looked for TRICD_grounding_test.json" in done.stderr
 
 

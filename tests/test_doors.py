@@ -178,7 +178,10 @@ def lab(place):
         yield f"http://127.0.0.1:{port}/lab/workspaces/{{0}}/tree/{{0}}.ipynb?token=t"  # each with its own tabs
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        finally:
+            server.kill()
 
 
 def answers(address):

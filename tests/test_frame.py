@@ -6,8 +6,10 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -97,7 +99,7 @@ def test_conda_file_pins_are_the_lock():
 
 def test_conda_file_is_the_generated_one():
     made = subprocess.run([sys.executable, ".ci/environment.py", "requirements.lock"], cwd=ROOT, capture_output=True,
-                          text=True, check=True)
+                          text=True, check=True, timeout=300)
     assert made.stdout == read("environment.yml"), "run: python .ci/environment.py requirements.lock > environment.yml"
 
 
@@ -206,7 +208,8 @@ def test_settings_same_from_any_folder_and_light(tmp_path):
             "heavy = [m for m in ('torch', 'pandas', 'lavis', 'transformers') if m in sys.modules]; "
             "print(ROOT, settings.outputs, heavy)")
     where = {"cwd": tmp_path, "env": {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **where)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300,
+                          **where)
     assert done.stdout.split() == [str(ROOT), str(ROOT / "outputs"), "[]"]
 
 
@@ -244,7 +247,7 @@ def house(tmp_path):
         log.unlink(missing_ok=True)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
         done = subprocess.run(["make", f"PYTHON={python}", "VENV=.venv", *arguments], cwd=tmp_path, capture_output=True,
-                              text=True, env={**environ, "FAKE_LOG": str(log), **variables}, check=False)
+                              text=True, env={**environ, "FAKE_LOG": str(log), **variables}, check=False, timeout=300)
         installs = [line for line in (log.read_text().splitlines() if log.exists() else []) if " install " in line]
         return done, installs
     make.folder = tmp_path
@@ -322,9 +325,74 @@ def test_ci_calls_the_readmes_commands():
     script = read(".ci/run")
     assert os.access(ROOT / ".ci/run", os.X_OK)
     assert "set -euo pipefail" in script
-    assert script.index("step test") < script.index("step reproduce") < script.index("step lessons")
+    assert script.index("\nstep test") < script.index("\nstep reproduce") < script.index("\nstep lessons")
     assert "make test" in read("README.md") and "make reproduce" in read("README.md")
-    subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
+    subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True, timeout=60)
+
+
+FAKE_MAKE = """#!/bin/bash
+echo "making $1"; echo "7 passed in 1.2s"
+sleep 300 & echo $! >> "$PIDS"           # holds our output open
+setsid sleep 300 & echo $! >> "$PIDS"    # and so does this one, in a session of its own
+if [[ "$1" == "$HANGS" ]]; then sleep 300; fi
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """.ci/run in a folder with a `make` that leaves two processes behind; starts it, and says which are alive."""
+    for place in (".ci", "bin"):
+        (tmp_path / place).mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    for name, text in (("make", FAKE_MAKE), ("python3.11", "#!/bin/sh\n")):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    pids = tmp_path / "pids"
+
+    def start(hangs="", **variables):
+        environ = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PIDS": str(pids), "HANGS": hangs}
+        return subprocess.Popen([str(tmp_path / ".ci/run")], env=environ | variables, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+
+    def alive():
+        states = [Path(f"/proc/{pid}/stat") for pid in pids.read_text().split()]
+        return [file for file in states if file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"]
+
+    start.pids, start.alive = pids, alive
+    yield start
+    for file in alive() if pids.exists() else ():
+        os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds what is left through /proc")
+
+
+@needs_proc
+def test_ci_waits_for_nothing_that_a_step_leaves_behind(script):
+    said, _ = script().communicate(timeout=60)
+    steps = ("test", "reproduce", "lessons", "docs")
+    assert [line for line in said.splitlines() if line.startswith("making")] == [f"making {step}" for step in steps]
+    assert said.splitlines()[-1] == "pytest: 7 passed in 1.2s"
+    assert len(script.pids.read_text().split()) == 8 and not script.alive()
+
+
+@needs_proc
+def test_ci_ends_a_step_that_hangs(script):
+    process = script(hangs="reproduce", LIMIT="2s")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 124 and "make reproduce did not end within 2s" in said and "making lessons" not in said
+    assert not script.alive()
+
+
+@needs_proc
+def test_ci_that_is_stopped_takes_its_step_along(script):
+    process, deadline = script(hangs="test"), time.monotonic() + 30
+    while not script.pids.exists() or len(script.pids.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143 and not script.alive()
 
 
 # --- habits ---------------------------------------------------------------------------------------------------------
@@ -333,6 +401,21 @@ def test_no_import_star_in_the_package():
     for path in (ROOT / "qgcam_lib").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.names[0].name == "*"), f"{path}:{node.lineno}"
+
+
+def test_no_test_waits_for_a_process_without_a_limit():
+    """`communicate` reads to the end of the output, which a grandchild may hold; `with Popen` waits for the child."""
+    endless, waits = [], {"run", "check_call", "check_output", "call", "wait", "communicate"}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in waits:
+                by = ast.unparse(node.func.value)
+                ends = node.func.attr == "wait" and node.args or any(word.arg == "timeout" for word in node.keywords)
+                if (by == "subprocess" or node.func.attr in ("wait", "communicate")) and not ends:
+                    endless.append(f"{path.name}:{node.lineno}")
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.fork", "multiprocessing.Process"):
+                endless.append(f"{path.name}:{node.lineno}: a fork copies no threads, so their locks stay closed")
+    assert not endless, endless
 
 
 def test_nbdev_keeps_papermills_tags_and_the_users_profile_out():
@@ -346,7 +429,7 @@ def test_nbdev_keeps_papermills_tags_and_the_users_profile_out():
 def tracked():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout: the list of tracked files is not known")
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True, timeout=300)
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 

@@ -218,7 +218,7 @@ def test_killed_in_the_middle_and_continued(root, tmp_path, monkeypatch):
     while len(list(folder.glob("part-*.parquet"))) < 4 and time.monotonic() < deadline and worker.poll() is None:
         time.sleep(0.01)
     worker.send_signal(signal.SIGKILL)
-    assert worker.wait() == -signal.SIGKILL, "the worker must be killed, not finished"
+    assert worker.wait(60) == -signal.SIGKILL, "the worker must be killed, not finished"
     kept = len(RecordStore(folder).done())
     assert 10 <= kept < N_EXAMPLES - 2
     dataset, asked, explain = Flickr30kEntities(root), [], RandomMap.maps_batch

@@ -187,13 +187,17 @@ def test_two_processes_give_the_digits_of_one(tmp_path):
     workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meet"), str(ROOT / "tests")],
                                 env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                for rank in range(2)]
-    for worker in workers:
-        out, err = worker.communicate(timeout=300)
-        assert worker.returncode == 0 and "fine" in out, err[-3000:]
+    try:
+        for worker in workers:
+            out, err = worker.communicate(timeout=300)
+            assert worker.returncode == 0 and "fine" in out, err[-3000:]
+    finally:
+        for worker in workers:
+            worker.kill()  # one that waits for the other
 
 
 def test_scores_without_torch_stay_without_it():
     code = ("import sys, qgcam_lib.metrics, qgcam_lib.statistics, qgcam_lib.storage.maps; "
             "print({'torch', 'torchmetrics'} & set(sys.modules))")
-    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=300)
     assert shown.strip() == "set()"

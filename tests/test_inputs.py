@@ -65,7 +65,7 @@ def swap(path, old, new):
 def qgcam(*arguments, folder, expected=0):
     """What a command says, run as a user would in `folder`: its errors, then its output."""
     done = subprocess.run([sys.executable, "-c", CALL, *map(str, arguments)], cwd=folder, text=True,
-                          capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+                          capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
     assert done.returncode == expected, done.stderr
     return done.stderr + done.stdout
 

@@ -180,7 +180,7 @@ def test_killed_while_writing(tmp_path):
     while len(list((tmp_path / "maps" / "index").glob("part-*.parquet"))) < 6 and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(60)
     store = MapStore(tmp_path / "maps")
     assert len(store) >= 30 and len(store) % 5 == 0
     for id, a in store.items():

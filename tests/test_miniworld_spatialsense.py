@@ -61,10 +61,10 @@ def test_another_process_with_other_processor_features_gives_the_same_bytes():
     code = "from qgcam_lib.miniworld import *; print(refer_checksum(2), spatialsense_checksum(4))"
     env = {**os.environ, "PYTHONHASHSEED": "7", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3 X86_V4"}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, env=env)
+    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     if out.returncode:  # NumPy refuses to switch off what this processor lacks or what its build needs
         env.pop("NPY_DISABLE_CPU_FEATURES")
-        out = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+        out = subprocess.run(command, capture_output=True, text=True, env=env, check=True, timeout=300)
     assert out.stdout.split() == [refer_checksum(2), spatialsense_checksum(4)]
 
 

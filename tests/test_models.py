@@ -59,7 +59,7 @@ def test_listing_models_imports_no_model_library():
     code = ("import sys; from qgcam_lib.models import list_models; t = list_models(); print(','.join(t['name']), "
             "','.join(t.columns), any(m in sys.modules for m in ('torch', 'lavis', 'transformers')), sep=';')")
     names, columns, heavy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                                           cwd=Path(__file__).parents[1]).stdout.strip().split(";")
+                                           cwd=Path(__file__).parents[1], timeout=300).stdout.strip().split(";")
     assert set(names.split(",")) >= {"blip-base", "blip-large"} and heavy == "False"
     assert columns == "name,role,explainer,grid,block,tokens,checkpoint,licence,weights"
 

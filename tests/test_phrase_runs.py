@@ -204,7 +204,7 @@ def test_killed_in_the_middle_and_continued(root, data, tmp_path):
     while len(list(folder.glob("part-*.parquet"))) < 3 and time.monotonic() < deadline and worker.poll() is None:
         time.sleep(0.01)
     worker.send_signal(signal.SIGKILL)
-    assert worker.wait() == -signal.SIGKILL, "the worker must be killed, not finished"
+    assert worker.wait(60) == -signal.SIGKILL, "the worker must be killed, not finished"
     kept = len(RecordStore(folder).done())
     assert 6 <= kept < len(data)
     model = Hashing()

@@ -98,7 +98,7 @@ def test_compositions_with_plain_papermill(world, tmp_path):
     texts = [part for name, value in given.items() for part in ("-y", f"{name}: {json.dumps(value)}")]
     done = subprocess.run([sys.executable, "-m", "papermill", "--no-progress-bar",
                            str(FOLDER / "probe_composition.ipynb"), str(tmp_path / "out.ipynb"), *texts], cwd=tmp_path,
-                          text=True, capture_output=True, env=_environment(tmp_path))
+                          text=True, capture_output=True, env=_environment(tmp_path), timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     (folder,) = (tmp_path / "outputs" / "interactive" / "probe_composition").glob("*/")
     assert record(folder)["finished"] and record(folder)["results"]["models"] == ASKED

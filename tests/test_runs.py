@@ -194,7 +194,8 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
         assert old in text
         path.write_text(text.replace(old, new, 1))
         environment = os.environ | {"PYTHONPATH": str(tmp_path), "QGCAM_DATA_ROOT": str(ROOT / "data")}
-        found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True)
+        found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True,
+                                        timeout=300)
         return dict(zip(names, found.split()))
 
     before = ids()
@@ -279,7 +280,8 @@ def test_the_closure_holds_every_module_that_is_imported():
             before = loaded()
             module = importlib.import_module(entry.loader.split(":")[0])
             assert Path(module.__file__) in known and loaded() - before <= known, entry.name"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300,
+                   env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_outputs_of_a_notebook_are_not_its_source(tmp_path):
@@ -377,7 +379,7 @@ def test_the_kernel_is_clean_seeded_and_of_this_python(finished):
     assert results["python"] == sys.executable and Path(results["cwd"]) == path.parent.resolve()
     assert results["seed"] == 11 and results["draw"] == random.Random(11).random()
     env = dict(os.environ, PYTHONHASHSEED="11")
-    known = subprocess.check_output([sys.executable, "-c", "print(hash('a'))"], env=env, text=True)
+    known = subprocess.check_output([sys.executable, "-c", "print(hash('a'))"], env=env, text=True, timeout=300)
     assert results["hash"] == int(known)
     assert results["undefined"] is None and results["limit"] == 4
 
@@ -490,7 +492,9 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as runner:
         deadline = time.monotonic() + 120
         while len(list((plan.folder / "records" / "scores").glob("part-*.parquet"))) < 4:
-            assert runner.poll() is None and time.monotonic() < deadline
+            if runner.poll() is not None or time.monotonic() > deadline:
+                runner.kill()  # leaving the block waits for it
+                pytest.fail("the run ended, or did not begin")
             time.sleep(0.02)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match=f"process {runner.pid} on"):
             patch.setattr(run_current, "LOCK_WAIT", 0.1)  # a second process on the same run
@@ -498,7 +502,7 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
         runner.send_signal(signal.SIGKILL)
         if victims != "runner":
             os.kill(int((plan.folder / "kernel.pid").read_text()), signal.SIGKILL)
-        assert runner.wait() == -signal.SIGKILL
+        assert runner.wait(60) == -signal.SIGKILL
     assert read_run(plan.folder)["status"] == "running"
     result = run_notebook(path, outputs=tmp_path / "out", progress=False)
     record = read_run(result.folder)
@@ -565,7 +569,8 @@ def test_a_page_shows_hostile_texts_and_runs_none():
 def test_the_face_of_runs_is_light():
     code = ("import sys, qgcam_lib.runs; heavy = {'torch', 'pandas', 'papermill', 'matplotlib', 'nbformat', 'PIL'};"
             "print(heavy & set(sys.modules))")
-    shown = subprocess.check_output([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True)
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=300,
+                                    env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert shown == "set()\n"
 
 

@@ -353,7 +353,7 @@ def test_killed_in_the_middle_and_continued(tmp_path):
             time.sleep(0.002)
         time.sleep(rng.random() * 0.03)
         worker.send_signal(signal.SIGKILL)
-        assert worker.wait() == -signal.SIGKILL, "the worker must be killed, not finished"
+        assert worker.wait(60) == -signal.SIGKILL, "the worker must be killed, not finished"
         worker.stdout.close()
     store = RecordStore(folder)
     kept = len(store.done())
