@@ -45,7 +45,8 @@ class Training:
     the model's sizes; vocabulary: its tokens in order; extra: a module that is trained along and thrown away;
     optimizer: None for `adamw` on everything; scaler: of the loss, for float16, by default one that does nothing; step:
     steps done; seconds: of computing; rows: of the log; recent: losses
-    not yet in the log; mean: the average of the last weights, see `Recipe.average`.
+    not yet in the log; mean: the weights that the result gets, by name: the average of the last ones, see
+    `Recipe.average`, or what a training of one's own puts there.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -83,6 +84,14 @@ class Training:
         losses = self.losses(batch)
         self.scaler.scale(losses["total"]).backward()
         return losses
+
+    def after_step(self) -> None:
+        """What is done after every step, by every worker: nothing. A training that looks at other data has its own."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done. A training that stops early has its own, which its `rows` and `mean` decide."""
+        return self.step >= self.recipe.steps
 
     @property
     def log(self) -> pd.DataFrame:
@@ -144,7 +153,7 @@ def steps(training: Training, end: int) -> Iterator[int]:
     """Train until `end` steps are done; gives the number of steps done after each."""
     worker = dist.get_rank() if dist.is_initialized() else 0
     began = time.monotonic() - training.seconds
-    while training.step < end:
+    while training.step < end and not training.finished:
         training.recent.append(train_step(training, training.draw(training.step, worker)))
         training.seconds = time.monotonic() - began
         _average(training)
@@ -154,6 +163,7 @@ def steps(training: Training, end: int) -> Iterator[int]:
                      "rate": training.recipe.rate(training.step - 1)}
             training.rows.append(place | means)
             training.recent = []
+        training.after_step()
         yield training.step
 
 # %% ../../nbs/lib/finetune/06_loop.ipynb #1723ff17
@@ -262,8 +272,8 @@ def train(start: Callable[[], Training], work: str | Path | None = None, *, stop
     with a checkpoint; save_every: steps between checkpoints; on_checkpoint: called after each. With several workers, a
     script that calls this needs the usual `if __name__ == "__main__"`. Raises FileFault (a ValueError) for a checkpoint
     of another training. Under `accelerate launch` every process calls this and gets the same result; the first writes.
-    Returns the training, its model in evaluation mode and with the averaged weights, where the
-    recipe averages and all steps are done.
+    Returns the training, its model in evaluation mode and, when it has finished, with the weights in `mean`: the
+    averaged ones, where the recipe averages.
     """
     path = Path(work) / "checkpoint.pt" if work else None
     training = _begun(start, path)
@@ -276,11 +286,11 @@ def train(start: Callable[[], Training], work: str | Path | None = None, *, stop
     with bar, group:
         for step in steps(training, end):
             bar.update()
-            if path and writes and (step % save_every == 0 or step == end):
+            if path and writes and (step % save_every == 0 or step == end or training.finished):
                 save_checkpoint(training, path)
                 if on_checkpoint:
                     on_checkpoint(training)
-    if training.step >= recipe.steps:
+    if training.finished:
         training.model.load_state_dict(training.mean, strict=False)
     training.model.eval()
     return training
