@@ -30,7 +30,8 @@ class ViLBERTConfig:
 
     hidden, layers, heads, inner: of the text stream; region_...: of the image stream; joint_hidden, joint_heads: of
     co-attention; connections: (image layer, text layer) before which each stands, ascending; max_tokens: positions;
-    dropout: of states and of attention; whole_picture: whether the picture itself is the first region that is read.
+    dropout: of states and of attention; whole_picture: whether the picture itself is the first region that is read;
+    spread: standard deviation of the weights at the start.
     """
 
     hidden: int = 768
@@ -47,6 +48,7 @@ class ViLBERTConfig:
     max_tokens: int = 512
     dropout: float = 0.1
     whole_picture: bool = True
+    spread: float = 0.02
 
     def __post_init__(self):
         object.__setattr__(self, "connections", tuple(tuple(pair) for pair in self.connections))
@@ -67,7 +69,8 @@ class ViLBERTConfig:
 
 SIX_CONNECTIONS = ViLBERTConfig(region_layers=6, connections=tuple((k, k + 6) for k in range(6)))
 MINI = ViLBERTConfig(hidden=96, layers=4, heads=4, inner=192, region_hidden=96, region_layers=3, region_heads=4,
-                     region_inner=192, joint_hidden=96, joint_heads=4, connections=((1, 2), (2, 3)), max_tokens=128)
+                     region_inner=192, joint_hidden=96, joint_heads=4, connections=((1, 2), (2, 3)), max_tokens=128,
+                     spread=0.1)
 
 # %% ../../../nbs/lib/models/regions/04_vilbert.ipynb #e2b20009
 class Heads(nn.Module):
@@ -251,12 +254,12 @@ def pooled(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.T
 
 def build_vilbert(config: ViLBERTConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,
                   seed: int = 0) -> ViLBERT:
-    """A ViLBERT with weights drawn from a seed as BERT's are: normal of deviation 0.02, biases 0, scales 1."""
+    """A ViLBERT with weights drawn from a seed as BERT's are: normal of deviation `spread`, biases 0, scales 1."""
     with drawn_from(seed):
         network = ViLBERT(config, vocabulary_size, feature_size)
         for module in network.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=config.spread)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
     return network
