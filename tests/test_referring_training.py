@@ -377,7 +377,8 @@ def train_in_a_group(out):
     torch.set_num_threads(1)
     found = train_ranker(network(), toys(20), toys(8, seed=1), out / "work", recipe=SHORT, progress=False)
     plain = found.log.plain.dropna().tolist()
-    kept = [torch.distributed.get_world_size(), found.model.state_dict(), found.looks, plain]
+    scores = torch.from_numpy(found.rank_all(toys(8, seed=1)))
+    kept = [torch.distributed.get_world_size(), scores, found.looks, plain]
     torch.save(kept, out / f"{torch.distributed.get_rank()}.pt")
 
 
@@ -389,13 +390,12 @@ def test_two_launched_processes_do_what_one_does(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\n"
                       f"import test_referring_training as tests\ntests.train_in_a_group(Path({str(tmp_path)!r}))")
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr",
-                           "127.0.0.1", "--master-port", str(port), script], capture_output=True, text=True,
-                          timeout=240, check=False, env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
+    done = subprocess.run([sys.executable, *launch, str(port), script], capture_output=True, text=True, timeout=240,
+                          check=False, env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        count, state, looks, plain = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        count, scores, looks, plain = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert count == 2 and looks == one.looks
         np.testing.assert_allclose(plain, one.log.plain.dropna(), rtol=1e-4)
-        for name, value in one.model.state_dict().items():
-            torch.testing.assert_close(state[name], value, atol=2e-5, rtol=1e-3)
+        np.testing.assert_allclose(scores, one.rank_all(toys(8, seed=1)), atol=1e-3)

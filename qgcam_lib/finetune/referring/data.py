@@ -118,7 +118,7 @@ class RankerData:
         arrays = (self.of, self.ids, self.lengths, self.targets)
         return sha256_of(self.regions.fingerprint, *(np.ascontiguousarray(each).tobytes() for each in arrays))
 
-
+# %% ../../../nbs/lib/finetune/referring/02_data.ipynb #e2b60010
 def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Sequence[str | Path],
                      encoder: RegionEncoder, tokenizer: Any, *, max_tokens: int | None = None,
                      keep_without_target: bool = False, plus_one: bool = False, cache: str | Path | None = None,
