@@ -16,8 +16,9 @@ from qgcam_lib.cli.main import app
 from qgcam_lib.data.probes.files import read_groups
 from qgcam_lib.errors import ExampleError, FormatError
 from qgcam_lib.probes.ask import prompts_by_picture
-from qgcam_lib.probes.own_scores import PAIR_COLUMNS, read_table, score_files, score_pair_table
+from qgcam_lib.probes.own_scores import PAIR_COLUMNS, score_files, score_pair_table
 from qgcam_lib.probes.summary import summarize_probe
+from qgcam_lib.storage.tables import read_table
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata"
 

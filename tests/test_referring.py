@@ -1,10 +1,13 @@
 """Referring expressions: perturbations against their definitions, scores a slow literal one, the loss, files."""
 
+import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,14 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from qgcam_lib.cli.calls import call
+from qgcam_lib.cli.main import app
 from qgcam_lib.data.referring.expressions import Expression
+from qgcam_lib.data.referring.files import read_ref_adv
 from qgcam_lib.data.taggers import load_tagger
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
 from qgcam_lib.referring import ContrastiveHinge, perturb, refer
 from qgcam_lib.referring.hinge import draw_negatives
+from qgcam_lib.referring.own_scores import expression_boxes, score_file
 from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, perturb_expressions, shuffled
 from qgcam_lib.referring.run import ask_expressions, take_expressions
 from qgcam_lib.referring.score import CHOICE_SCORES, score_choices
+from qgcam_lib.referring.summary import compare_choices, compare_splits, summarize_choices
 
 WORDS = st.lists(st.sampled_from("the a man dog red left on chair giraffe and".split()), min_size=1, max_size=9)
 QUICK = settings(max_examples=40, deadline=None)
@@ -299,6 +307,202 @@ def test_a_limit_takes_whole_pictures_and_grows(world):
         parts = [[one.id for one in take_expressions(some, limit, seed)] for limit in (3, 6, 0)]
         assert [len(part) for part in parts] == [3, 6, 12] and set(parts[0]) < set(parts[1])
         assert len({int(id) % 3 for id in parts[0]}) == 1 and parts[2] == [one.id for one in some]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+def run_of(seed, size=200, boxes=(2, 9)):
+    """Made-up choices: two splits, some undefined."""
+    dice = np.random.default_rng(seed)
+    n = np.random.default_rng(1).integers(*boxes, size)
+    correct = pd.array(dice.random(size) < 0.6, "boolean")
+    correct[dice.random(size) < 0.1] = pd.NA
+    return pd.DataFrame({"id": [str(k) for k in range(size)], "group": [str(k // 3) for k in range(size)],
+                         "split": ["easy", "adv"] * (size // 2), "category": "", "n_candidates": n, "random": 1 / n,
+                         "correct": correct, "ties": pd.array(dice.integers(0, 2, size), "Int64")})
+
+
+def test_tables_hold_the_means_that_one_counts_by_hand():
+    frame = run_of(0)
+    table = summarize_choices(frame, n_bootstrap=200).set_index("split")
+    for split, cell in frame.groupby("split"):
+        made, row = cell[cell.correct.notna()], table.loc[split]
+        assert row.value == pytest.approx(made.correct.mean()) and row.ci_low < row.value < row.ci_high
+        assert row.random == pytest.approx(made.random.mean())
+        assert row.candidates == pytest.approx(made.n_candidates.mean())
+        assert (row.n, row.n_undefined, row.n_groups) == (len(made), len(cell) - len(made), made.group.nunique())
+        assert (row.n_ties, row.n_no_target) == ((cell.ties > 0).sum(), 0)
+    whole = summarize_choices(frame, (), n_bootstrap=0)
+    assert len(whole) == 1 and whole.n_no_target[0] == 0 and whole.random[0] == pytest.approx(
+        frame.random[frame.correct.notna()].mean())
+    assert summarize_choices(frame, "n_candidates", n_bootstrap=0).n.sum() == table.n.sum()
+
+
+def test_two_runs_are_compared_expression_by_expression():
+    a, b = run_of(0), run_of(1)
+    found = compare_choices(a, b[10:], n_bootstrap=200, n_permutations=99).set_index("split")
+    for split, cell in a.groupby("split"):
+        other = b[10:].set_index("id").correct.reindex(cell.id).to_numpy(float, na_value=np.nan)
+        apart = cell.correct.to_numpy(float, na_value=np.nan) - other
+        assert found.difference[split] == pytest.approx(np.nanmean(apart)) and found.n_unmatched[split] == 5
+    same = compare_choices(a, a, (), n_bootstrap=100, n_permutations=99)
+    assert same.difference[0] == 0 and same.p_value[0] == 1
+    with pytest.raises(ValueError, match="expression '1' has 5"):
+        compare_choices(a, b.assign(n_candidates=b.n_candidates + 1))
+    with pytest.raises(ValueError, match="twice"):
+        compare_choices(pd.concat([a, a]), b)
+
+
+def literal_fall(frame, a, b):
+    sides = [frame[(frame.split == split) & frame.correct.notna()] for split in (a, b)]
+    weighted, total = np.zeros(2), 0
+    for n in sorted(set(sides[0].n_candidates) & set(sides[1].n_candidates)):
+        cells = [side[side.n_candidates == n] for side in sides]
+        weighted += len(cells[0]) * np.array([cell.correct.astype(float).mean() for cell in cells])
+        total += len(cells[0])
+    return weighted / total
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 12))
+def test_splits_at_equal_candidates_equal_a_slow_reading(seed, widest):
+    frame = run_of(seed, boxes=(1, 1 + widest))
+    row = compare_splits(frame, "easy", "adv", n_bootstrap=20).iloc[0]
+    expected = literal_fall(frame, "easy", "adv")
+    assert (row.value_a, row.value_b) == pytest.approx(tuple(expected)) and row.difference == pytest.approx(
+        expected[0] - expected[1])
+    assert row.random_a == pytest.approx(row.random_b)
+    assert row.n_a + row.n_b + row.n_left_out + row.n_undefined == len(frame)
+    plain = compare_splits(frame, "easy", "adv", equal=None, n_bootstrap=0).iloc[0]
+    means = frame[frame.correct.notna()].astype({"correct": float}).groupby("split").correct.mean()
+    assert plain.difference == pytest.approx(means["easy"] - means["adv"]) and plain.n_left_out == 0
+
+
+def test_a_guess_does_not_fall_at_equal_candidates_in_nine_of_ten_intervals():
+    held = 0
+    for seed in range(40):
+        frame = run_of(seed, 600)
+        dice = np.random.default_rng(seed + 1000)
+        frame["correct"] = pd.array(dice.random(600) < frame.random, "boolean")
+        row = compare_splits(frame, "easy", "adv", n_bootstrap=200, seed=seed).iloc[0]
+        held += row.ci_low <= 0 <= row.ci_high
+    assert held >= 34
+
+
+def test_splits_that_cannot_be_compared():
+    frame = run_of(0)
+    with pytest.raises(ValueError, match="split: expected one of"):
+        compare_splits(frame, "easy", "hard")
+    apart = frame.assign(n_candidates=np.where(frame.split == "easy", 2, 9))
+    with pytest.raises(ValueError, match="there are none"):
+        compare_splits(apart, "easy", "adv")
+    with pytest.raises(ValueError, match="lack"):
+        summarize_choices(frame.drop(columns="random"))
+
+
+# --- files and the command line ---------------------------------------------------------------------------------------
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "realdata" / "ref_adv"
+
+
+@pytest.fixture
+def files(tmp_path):
+    boxes = {"1": [10.0, 10.0, 40.0, 40.0], "2": [60.0, 10.0, 40.0, 40.0], "3": [0.0, 50.0, 9.0, 9.0]}
+    rows = []
+    for k, label in enumerate(("easy", "hard", "adv") * 4):
+        strings = label == "adv"
+        rows.append({"annID": str(k) if strings else k, "label": label, "gt_bbox": "2" if strings else 1,
+                     "bboxes": json.dumps(boxes) if strings else boxes, "expression": f"the cup number {k}",
+                     "img_file_name": f"COCO_train2014_{k % 4:012d}{'' if strings else f'_{k}'}.jpg"})
+    path = tmp_path / "labelled.json"
+    path.write_text(json.dumps({"annotations": rows}))
+    form = expression_boxes(read_ref_adv(path))
+    scores = form.assign(score=np.where(form.candidate == 1, 1.0, 0.0))
+    return tmp_path, path, scores
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
+def test_a_file_of_scores_is_scored_like_its_rows(files, suffix):
+    folder, path, scores = files
+    mine = folder / f"scores{suffix}"
+    {".parquet": scores.to_parquet, ".csv": scores.to_csv,
+     ".json": lambda to: scores.to_json(to, orient="records")}[suffix](mine)
+    found = score_file(mine, path)
+    assert found.groupby("split").correct.mean().to_dict() == {"adv": 1, "easy": 0, "hard": 0}
+    for name in ("ref-adv", "Ref-Adv", "adv"):
+        assert score_file(mine, path, split=name).id.tolist() == found.id[found.split == "adv"].tolist()
+    assert score_file(mine, read_ref_adv(path), split="all").equals(found)
+
+
+def test_an_unknown_id_is_found_whatever_the_split(files):
+    folder, path, scores = files
+    with pytest.raises(FormatError, match="no expression has the id 'nobody'"):
+        score_file(pd.concat([scores, scores[:1].assign(id="nobody")]), path, split="ref-adv")
+    with pytest.raises(ExampleError, match="the score of candidate 2 is missing"):
+        score_file(scores[scores.candidate < 2], path)
+
+
+def test_the_command_line(files, capsys, monkeypatch):
+    folder, path, scores = files
+    monkeypatch.chdir(folder)
+    scores.to_parquet("mine.parquet")
+
+    def qgcam(*line):
+        code = call(app, ["refer", *line])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    code, text = qgcam("score", "mine.parquet", "labelled.json", "--split", "ref-adv", "--out", "rows.csv", "--strict")
+    assert code == 0 and "1.0000" in text and "0.3333" in text and "IoU > 0.5" in text
+    assert len(pd.read_csv("rows.csv")) == 4
+    code, text = qgcam("score", "mine.parquet", "labelled.json", "--json", "--by", "split,n_candidates")
+    rows = json.loads(text)["summary"]
+    assert [(row["split"], row["value"], row["n"]) for row in rows] == [("adv", 1, 4), ("easy", 0, 4), ("hard", 0, 4)]
+    assert "4" in qgcam("splits", "labelled.json", "--out", "form.csv")[1] and len(pd.read_csv("form.csv")) == 36
+    scores.assign(score=np.nan).to_csv("lost.csv")
+    faults = [("score", "lost.csv", "labelled.json"), ("score", "mine.parquet", "labelled.json", "--by", "colour"),
+              ("score", "mine.parquet", "labelled.json", "--threshold", "2"), ("score", "mine.parquet", "none.json"),
+              ("run", "labelled.json", ".", "--model", "no-such-model")]
+    assert [qgcam(*line)[0] for line in faults] == [1, 2, 2, 2, 2]
+
+
+def test_the_command_line_runs_a_ranker(files, capsys, monkeypatch):
+    folder, path, _ = files
+    monkeypatch.chdir(folder)
+    for k in range(4):
+        Image.new("RGB", (120, 80), (k, k, k)).save(f"COCO_train2014_{k:012d}.jpg")
+    model = Widest()
+    monkeypatch.setattr("qgcam_lib.models.load_model", lambda *a, **k: model)
+    monkeypatch.setattr("qgcam_lib.models.registry.name_in_role", lambda role, name: name)
+    line = "refer run labelled.json . --model widest --perturb shuffle --scores s.csv --out r.csv --quiet --by".split()
+    assert call(app, [*line, ""]) == 0
+    text = capsys.readouterr().out
+    assert "words: shuffle" in text and "12 of labelled.json" in text
+    assert len(pd.read_csv("s.csv")) == 36 and len(pd.read_csv("r.csv")) == 12
+    assert score_file("s.csv", "labelled.json").predicted.tolist() == pd.read_csv("r.csv").predicted.tolist()
+    assert all(said != f"the cup number {k}" for k, (_, _, said) in enumerate(model.calls[0]))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/realdata")
+def test_the_published_records_are_scored():
+    for path in sorted(SHARED.glob("*first*.json")):
+        some = read_ref_adv(path)
+        found = score_file(expression_boxes(some).assign(score=0.0), some)
+        assert (found.predicted == 0).all() and (found.ties == found.n_candidates - 1).all()
+        assert found.random.between(0, 1).all() and len(found) == len(some)
+
+
+def test_as_many_expressions_as_the_test_set_take_seconds():
+    dice = np.random.default_rng(0)
+    several = dice.integers(2, 16, 9602)
+    boxes = [(12 * k, 0, 12 * k + 10, 10) for k in range(16)]
+    some = [Expression(str(k), f"{k % 2600}.jpg", str(k % 2600), "the cup", boxes[0], boxes[:n])
+            for k, n in enumerate(several)]
+    table = pd.DataFrame({"id": np.repeat([one.id for one in some], several), "score": dice.random(several.sum()),
+                          "candidate": np.concatenate([np.arange(n) for n in several])})
+    begin = time.process_time()
+    summary = summarize_choices(score_choices(some, table))
+    assert time.process_time() - begin < 15 and summary.n[0] == 9602
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: in
     how, seed, tagger, string: as in `perturb`. Errors: ExampleError naming the expression, also for "shipped" where
     the published strings distort another sentence than the expression's own; ValueError for another word.
     """
-    found, empty = [], "no noun and no adjective"
+    found = []
     for one in expressions:
         if how == "shipped" and one.original not in ("", one.text):
             raise ExampleError(f"its published strings distort {one.original!r}, which is about another object", one.id,
@@ -128,4 +128,5 @@ def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: in
             raise ExampleError(str(error), one.id) from error
         if text.strip():
             found.append(replace(one, text=text))
-    return Expressions(found, left_out={empty: len(expressions) - len(found)})
+    empty = len(expressions) - len(found)
+    return Expressions(found, left_out={"no noun and no adjective": empty} if empty else {})
