@@ -1,5 +1,10 @@
 """Regions: where boxes lie, what crops look like to a network, kept features, and files of precomputed ones."""
 
+import base64
+import io
+import pickle
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from qgcam_lib.errors import StoreError
+from qgcam_lib.errors import ExampleError, FormatError, SourceError, StoreError
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 from qgcam_lib.models.common.images import MEAN, STD, cut_box
 from qgcam_lib.models.dual.matcher import DualMatcher
 from qgcam_lib.models.regions.encoders import CropEncoder, KeptEncoder, load_encoder, load_resnet
+from qgcam_lib.models.regions.feature_files import TSV_COLUMNS, FileEncoder, read_lmdb_value
 from qgcam_lib.models.regions.geometry import box_geometry, candidate_boxes
 from qgcam_lib.models.roles import RegionEncoder, RegionRanker, as_ranker
 
@@ -172,3 +178,152 @@ def test_a_function_is_accepted_where_a_ranker_is():
     for model in ("rank", 3, Means):
         with pytest.raises(TypeError, match="expected a RegionRanker"):
             as_ranker(model)
+
+
+# --- files of features ------------------------------------------------------------------------------------------------
+
+def text_of(array):
+    return base64.b64encode(np.asarray(array, np.float32).tobytes()).decode()
+
+
+THEIRS = np.array([[4, 6, 41, 50], [0, 0, 90, 60]], np.float32)
+ROWS = np.arange(10, dtype=np.float32).reshape(2, 5)
+ITEM = {"image_id": "7", "image_w": 90, "image_h": 60, "num_boxes": 2, "boxes": text_of(THEIRS),
+        "features": text_of(ROWS)}
+
+
+def tsv_line(**changes):
+    return "\t".join(str({**ITEM, **changes}[name]) for name in TSV_COLUMNS[6]) + "\n"
+
+
+def named(name="7.jpg"):
+    image = picture()
+    image.filename = name
+    return image
+
+
+def test_features_of_candidates_follow_the_boxes_of_the_file(tmp_path):
+    (tmp_path / "a.tsv").write_text(tsv_line(image_id="6", features=text_of(-ROWS)) + tsv_line())
+    for unmatched, third in (("nearest", ROWS[1]), ("zeros", np.zeros(5))):
+        encoder = FileEncoder(tmp_path / "a.tsv", unmatched=unmatched)
+        found = encoder.encode(named(), [[0, 0, 90, 59], [4, 6, 40, 50], [60, 0, 80, 20]])
+        np.testing.assert_array_equal(found, [ROWS[1], ROWS[0], third])
+        assert (encoder.asked, encoder.unmatched_boxes) == (3, 1) and isinstance(encoder, RegionEncoder)
+    strict = FileEncoder(tmp_path / "a.tsv")
+    with pytest.raises(ExampleError, match="7.jpg: 1 of 1 candidates overlap no box of a.tsv by 0.5"):
+        strict.encode(named(), [[60, 0, 80, 20]])
+    with pytest.raises(ExampleError, match="no features of this picture"):
+        strict.encode(named("8.jpg"), BOXES)
+    half = picture(size=(45, 30))
+    half.filename = "7.jpg"  # the same picture at half the size: their boxes shrink with it
+    np.testing.assert_array_equal(strict.encode(half, [[2, 3, 20, 25]]), ROWS[:1])
+
+
+def test_pictures_are_found_by_the_name_of_their_file(tmp_path):
+    from qgcam_lib.data.records import open_image
+
+    (tmp_path / "a.tsv").write_text(tsv_line())
+    picture().save(tmp_path / "7.png")
+    encoder = FileEncoder(tmp_path / "a.tsv")
+    for image in (tmp_path / "7.png", str(tmp_path / "7.png"), open_image(tmp_path / "7.png")):
+        np.testing.assert_array_equal(encoder.encode(image, BOXES[2:3]), ROWS[1:])
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"features": text_of(ROWS)[:-5]}, "no base64|not float32 rows"),
+    ({"features": text_of(ROWS[:, :1])[:-4]}, "not float32 rows of 2 boxes"),
+    ({"features": "!!!!"}, "no base64"),
+    ({"boxes": text_of(THEIRS[:, :3])}, "boxes .M, 4."),
+    ({"num_boxes": 0}, "not float32 rows of 0"),
+    ({"num_boxes": -1}, "not float32 rows of -1"),
+    ({"num_boxes": "two"}, "expected num_boxes"),
+    ({"features": text_of(np.where(ROWS == 3, np.nan, ROWS))}, "NaN or infinity"),
+    ({"boxes": text_of(THEIRS[:, [2, 3, 0, 1]])}, "x0 <= x1"),
+    ({"image_w": 0}, "with an area"),
+])
+def test_hostile_lines_of_a_tsv_are_named(tmp_path, changes, says):
+    (tmp_path / "a.tsv").write_text(tsv_line(**changes))
+    with pytest.raises(FormatError, match=says) as caught:
+        FileEncoder(tmp_path / "a.tsv").encode(named(), BOXES)
+    assert "a.tsv, picture 7" in str(caught.value)
+
+
+def test_a_tsv_that_was_cut_off_is_named(tmp_path):
+    (tmp_path / "a.tsv").write_text("7\t90\t60\n")
+    with pytest.raises(FormatError, match="columns, found 3 at picture 7"):
+        FileEncoder(tmp_path / "a.tsv").encode(named(), BOXES)
+    with pytest.raises(FormatError, match="expected a folder of npz"):
+        FileEncoder(tmp_path)
+    (tmp_path / "a.npy").write_bytes(b"")
+    with pytest.raises(FormatError, match="Pickled .npy"):
+        FileEncoder(tmp_path / "a.npy")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        FileEncoder(tmp_path / "b.tsv")
+
+
+class Attack:
+    def __reduce__(self):
+        return open, ("/tmp/qgcam-was-here", "w")
+
+
+def test_hostile_npz_are_named(tmp_path):
+    file = tmp_path / "7.npz"
+    good = {"features": ROWS, "norm_bb": np.c_[THEIRS / [90, 60, 90, 60], np.ones((2, 2))]}
+    np.savez(file, **good)
+    np.testing.assert_array_equal(FileEncoder(tmp_path).encode(named(), BOXES[:1]), ROWS[:1])
+    whole = file.read_bytes()
+    torn = whole[:60] + b"\xff" * 40 + whole[100:]
+    for damage in (whole[:len(whole) // 2], whole[:-30], b"", b"PK" + whole[10:], torn):
+        file.write_bytes(damage)
+        with pytest.raises(FormatError, match="7.npz"):
+            FileEncoder(tmp_path).encode(named(), BOXES[:1])
+    bad = ({**good, "features": np.array([Attack(), 1], object)}, {"features": ROWS}, {**good, "features": ROWS[:1]},
+           {**good, "norm_bb": np.zeros((2, 3))}, {**good, "features": ROWS * np.inf}, {**good, "norm_bb": np.zeros(2)},
+           {"x": ROWS, "bbox": THEIRS, "image_w": np.array([1, 2]), "image_h": 5})
+    for arrays in bad:
+        np.savez(file, **arrays)
+        with pytest.raises(FormatError, match="7.npz"):
+            FileEncoder(tmp_path).encode(named(), BOXES[:1])
+
+
+def test_values_of_an_lmdb_are_read_without_running_them():
+    from srsly.msgpack import packb
+
+    packed = io.BytesIO()
+    shares = np.c_[THEIRS / [90, 60, 90, 60], np.ones((2, 2))]
+    np.savez_compressed(packed, features=ROWS.astype(np.float16), norm_bb=shares)
+    arrays = {"features": ROWS.astype(np.float16), "norm_bb": shares, "conf": ROWS}
+    for value in (pickle.dumps(ITEM, 2), pickle.dumps({**ITEM, "boxes": ITEM["boxes"].encode()}, 4),
+                  packed.getvalue(), packb(arrays, use_bin_type=True)):
+        found = read_lmdb_value(value, "f")
+        np.testing.assert_array_equal(found.features, ROWS)
+        np.testing.assert_allclose(found.boxes_in(90, 60), THEIRS, atol=1e-5)
+    attacks = {pickle.dumps(Attack()): "asks for", pickle.dumps({**ITEM, "features": ROWS}): "asks for",
+               pickle.dumps([ITEM]): "expected a dictionary", pickle.dumps({"boxes": 1}): "expected num_boxes",
+               pickle.dumps(ITEM)[:-9]: "cut off", b"": "cut off", packed.getvalue()[:-40]: "cut off",
+               packb(arrays)[:-9]: "MessagePack", packb({"features": 1}): "MessagePack",
+               packb({**arrays, "norm_bb": {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": b"x"}},
+                     use_bin_type=True): "MessagePack|array of numbers"}
+    for value, says in attacks.items():
+        with pytest.raises(FormatError, match=says):
+            read_lmdb_value(value, "f")
+
+
+def test_an_lmdb_without_the_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    (tmp_path / "data.mdb").write_bytes(b"")
+    with pytest.raises(SourceError, match="pip install lmdb") as caught:
+        FileEncoder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_lmdb_is_read_by_the_names_of_its_pictures(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as base, base.begin(write=True) as writing:
+        writing.put(b"380440", pickle.dumps(ITEM))
+        writing.put(b"keys", pickle.dumps([b"380440"]))
+    found = FileEncoder(tmp_path / "a.lmdb").encode(named("COCO_train2014_000000380440_491042.jpg"), BOXES[:1])
+    np.testing.assert_array_equal(found, ROWS[:1])
+    (tmp_path / "b.lmdb").write_bytes(b"no data base" * 1000)
+    with pytest.raises(FormatError, match="no lmdb data base"):
+        FileEncoder(tmp_path / "b.lmdb")

@@ -173,6 +173,7 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     if size is not None and picture.size != (size[1], size[0]):
         problem = f"the picture is {picture.width} x {picture.height} pixels, the annotation says {size[1]} x {size[0]}"
         raise ExampleError(problem, example, path, "Use the original picture: a resized copy does not fit its boxes")
+    picture.filename = str(path)  # as PIL has it of a picture just opened; features on disk are found by it
     return picture
 
 # %% ../../nbs/lib/data/01_records.ipynb #98a3c5c4
