@@ -327,3 +327,28 @@ def test_an_lmdb_is_read_by_the_names_of_its_pictures(tmp_path):
     (tmp_path / "b.lmdb").write_bytes(b"no data base" * 1000)
     with pytest.raises(FormatError, match="no lmdb data base"):
         FileEncoder(tmp_path / "b.lmdb")
+
+
+# --- trained rankers by name ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["vilbert", "cmn", "mattnet", "groundnet"])
+def test_trained_rankers_load_by_name(name, monkeypatch, tmp_path):
+    from qgcam_lib.models import load_model, registry
+    from qgcam_lib.models.regions import vilbert
+
+    small = {"vilbert": vilbert.MINI.to_dict()}.get(name, {"words": 16, "hidden": 16})
+    ranker = load_model(name, "random", encoder=Means(), feature_size=3, config=small, seed=4)
+    assert isinstance(ranker, RegionRanker) and ranker.card["name"] == name and ranker.card["seed"] == 4
+    texts = ["the red ball", "the ball left of the dog"]
+    table = ranker.rank_batch([picture()], [BOXES], [texts])[0]
+    for text, row in zip(texts, table):
+        np.testing.assert_allclose(ranker.rank(picture(), BOXES, text), row, atol=1e-5)
+    monkeypatch.setattr(registry, "zoo_folder", lambda: tmp_path)
+    monkeypatch.setattr("qgcam_lib.models.common.sources.zoo_folder", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{name}-mini"):
+        load_model(name)
+    with pytest.raises(FileNotFoundError, match="no library fetches"):
+        load_model(name, "official")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="encoder: the weights"):
+        load_model(name, tmp_path / "a.pt")

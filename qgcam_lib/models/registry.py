@@ -178,6 +178,9 @@ _register(*(ModelEntry(name, checkpoint=MODELS[base].checkpoint, licence=MODELS[
                 ("itm-crops", "blip-base", "crops:load_itm_crops", "blip-mini"),
                 ("map-mass", "blip-base", "map_mass:load_map_mass", "blip-mini"),
                 ("detector-boxes", "grounding-dino-tiny", "detector_boxes:load_detector_boxes", "glip-like-mini"))))
+_register(*(ModelEntry(name, licence="Apache-2.0", role="ranker", mini=f"{name}-mini",
+                       loader="qgcam_lib.models.regions.loading:load_region_ranker")
+            for name in ("vilbert", "cmn", "mattnet", "groundnet")))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:
