@@ -156,16 +156,22 @@ def _tree_of(self: GroundNet, ids: tuple[int, ...], places: tuple[int, ...]) -> 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50010
 @patch
 def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The phrase [Q, words] of each of Q nodes with words, and its weights [Q, L] of its tokens in the node's order."""
-    places = pad_sequence([torch.tensor(step.node.words) for step in steps], True).to(ids.device)
-    counts = torch.tensor([len(step.node.words) for step in steps], device=ids.device)
-    real = torch.arange(places.shape[1], device=ids.device) < counts[:, None]
-    rows = torch.tensor([step.expression for step in steps], device=ids.device)
-    vectors = self.Wwrd(ids[rows[:, None], places])
+    """The phrase [Q, words] of each of Q nodes with words, and its weights [Q, L] of its tokens in the node's order.
+
+    A phrase is read without its sentence, so "the table" of ten expressions is read once.
+    """
+    rows = ids.tolist()
+    said = [tuple(rows[step.expression][place] for place in step.node.words) for step in steps]
+    distinct = {words: k for k, words in enumerate(dict.fromkeys(said))}
+    words = pad_sequence([torch.tensor(one) for one in distinct], True).to(ids.device)
+    counts = torch.tensor([len(one) for one in distinct], device=ids.device)
+    real = torch.arange(words.shape[1], device=ids.device) < counts[:, None]
+    vectors = self.Wwrd(words)
     below, _ = read_words(self.rnn0, vectors, real)
     above, _ = read_words(self.rnn1, below, real)
     weights = attend(self.Wscr(self.dropout(torch.cat([below, above], -1))).squeeze(-1), real)
-    return (weights[:, None] @ vectors).squeeze(1), weights
+    of = torch.tensor([distinct[one] for one in said], device=ids.device)
+    return (weights[:, None] @ vectors).squeeze(1)[of], weights[of]
 
 
 @patch
