@@ -534,3 +534,16 @@ def test_category_shares_leave_the_unknown_beside():
     assert category_shares([replace(CUP, category="")], kinds)["easy"].isna().all()
     assert split_counts([CUP]).loc["easy", "mean_words"] == 5 and split_counts([]).empty
     assert length_distribution([]).empty and relation_frequency([]).empty
+
+
+def test_the_miniworlds_files_read_join_and_part_by_text(tmp_path):
+    from qgcam_lib.miniworld import ensure_refcocog
+
+    place = ensure_refcocog(tmp_path / "w", n_train=0, n_val=0, n_test=8, progress=False)
+    labelled = read_ref_adv(place / "adv_easy_hard_annotations.json")
+    raw = read_ref_adv(place / "refcocog_adv_annotations.json")
+    joined = join(labelled, place)
+    assert len(joined) == len(labelled) and all(one.category and one.box in one.candidates for one in joined)
+    assert validated(raw) == raw and all(one.category for one in join(raw, place))
+    hard = {one.text for one in labelled if one.split == "hard"}
+    assert {one.text for one in split_by_text(refcocog(place), raw) if one.split == "hard"} == hard
