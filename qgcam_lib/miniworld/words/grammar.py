@@ -6,11 +6,13 @@
 __all__ = ['ADJECTIVES', 'NOUNS', 'DETERMINERS', 'FORMS', 'CONVERSES', 'Form', 'Reading', 'AnyWorld', 'Sequence', 'Bag',
            'Grammar', 'words_of', 'readings', 'orderings', 'content_words', 'referring_vocabulary']
 
-# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #0f184326
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #39d74039
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from fastcore.basics import patch
 
 from ..art.draw import COLOURS
 from .words import FITS, PATTERN_WORDS, SIZE_WORDS
@@ -153,7 +155,7 @@ def _sayable(words: tuple[str, ...]) -> list[Form]:
 def _less(state: tuple, k: int) -> tuple:
     return (*state[:k], state[k] - 1, *state[k + 1:])
 
-# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #af205b26
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #39e93f08
 class Grammar:
     "Reads noun phrases, in order or from a bag. world: see `AnyWorld`; prune: leave out what is true of nothing."
 
@@ -182,43 +184,49 @@ class Grammar:
         rank = _RANK[ADJECTIVES[word][0]]
         return not (self.source.ordered and said and _RANK[ADJECTIVES[said[-1]][0]] >= rank)
 
-    def phrases(self, state: Any) -> list[Reading]:
-        "All noun phrases that can come next."
-        if state not in self._phrases:
-            found = self._phrases[state] = []
-            for words, said, noun, after in self.heads(state):
-                sure, possible = self.world.described(noun, said)
-                if self.prune and not possible:
-                    continue
-                found.append(Reading(words, noun, said, (), sure, possible, after))
-                found += [Reading(words + tail.words, noun, said, tail.relations, sure & tail.sure,
-                                  possible & tail.possible, tail.rest)
-                          for tail in self.tails(after) if not self.prune or possible & tail.possible]
-        return self._phrases[state]
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #6658fa70
+@patch
+def phrases(self: Grammar, state: Any) -> list[Reading]:
+    "All noun phrases that can come next."
+    if state not in self._phrases:
+        found = self._phrases[state] = []
+        for words, said, noun, after in self.heads(state):
+            sure, possible = self.world.described(noun, said)
+            if self.prune and not possible:
+                continue
+            found.append(Reading(words, noun, said, (), sure, possible, after))
+            found += [Reading(words + tail.words, noun, said, tail.relations, sure & tail.sure,
+                              possible & tail.possible, tail.rest)
+                      for tail in self.tails(after) if not self.prune or possible & tail.possible]
+    return self._phrases[state]
 
-    def tails(self, state: Any) -> list[_Tail]:
-        "All that can follow a name: one relation or several, the later ones with or without an 'and' before them."
-        if state not in self._tails:
-            found = self._tails[state] = []
-            for one in self._single_tails(state):
-                found.append(one)
-                joined = [(word, after) for word, after in self.source.steps(one.rest) if word == "and"]
-                for joint, after in [((), one.rest), *(((word,), after) for word, after in joined)]:
-                    found += [_Tail(one.words + joint + more.words, one.relations + more.relations,
-                                    one.sure & more.sure, one.possible & more.possible, more.rest)
-                              for more in self.tails(after) if not self.prune or one.possible & more.possible]
-        return self._tails[state]
 
-    def _single_tails(self, state: Any) -> Iterator[_Tail]:
-        for form in self.source.forms:
-            begun = self.source.take(state, form.before)
-            for other in self.phrases(begun) if begun is not None else ():
-                rest = self.source.take(other.rest, form.after)
-                if rest is None:
-                    continue
-                sure, possible = self.world.related(form, other.sure, other.possible)
-                if possible or not self.prune:
-                    yield _Tail((*form.before, *other.words, *form.after), ((form, other),), sure, possible, rest)
+@patch
+def tails(self: Grammar, state: Any) -> list[_Tail]:
+    "All that can follow a name: one relation or several, the later ones with or without an 'and' before them."
+    if state not in self._tails:
+        found = self._tails[state] = []
+        for one in self._single_tails(state):
+            found.append(one)
+            joined = [(word, after) for word, after in self.source.steps(one.rest) if word == "and"]
+            for joint, after in [((), one.rest), *(((word,), after) for word, after in joined)]:
+                found += [_Tail(one.words + joint + more.words, one.relations + more.relations,
+                                one.sure & more.sure, one.possible & more.possible, more.rest)
+                          for more in self.tails(after) if not self.prune or one.possible & more.possible]
+    return self._tails[state]
+
+
+@patch
+def _single_tails(self: Grammar, state: Any) -> Iterator[_Tail]:
+    for form in self.source.forms:
+        begun = self.source.take(state, form.before)
+        for other in self.phrases(begun) if begun is not None else ():
+            rest = self.source.take(other.rest, form.after)
+            if rest is None:
+                continue
+            sure, possible = self.world.related(form, other.sure, other.possible)
+            if possible or not self.prune:
+                yield _Tail((*form.before, *other.words, *form.after), ((form, other),), sure, possible, rest)
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #5d2e35ee
 def words_of(text: str) -> tuple[str, ...]:

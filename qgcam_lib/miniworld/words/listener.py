@@ -132,7 +132,7 @@ def _holds(scene: Scene, graph: set, x: Thing, relation: str, y: Thing, sure: bo
     certain = _SURE[relation](scene, graph, x, y)
     return certain or (not sure and relation in _POSSIBLE and _POSSIBLE[relation](scene, graph, x, y))
 
-# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #dab21b0d
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #fa905a87
 @dataclass(frozen=True)
 class Meaning:
     """What a text can mean in a scene: ids of candidates it is surely, and possibly, true of under some reading.
@@ -183,40 +183,48 @@ class Listener:
     def _sized(self, size: str, sure: bool) -> int:
         return self._bits(lambda t: t.parent < 0 and _size_fits(self.scene, t, size, sure))
 
-    def described(self, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
-        "Bits of the things that a name with adjectives is surely, and possibly, true of."
-        sure, possible = self._word(noun)
-        for word in adjectives:
-            more = self._word(word)
-            sure, possible = sure & more[0], possible & more[1]
-        return sure, possible
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #c93b6e48
+@patch
+def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
+    "Bits of the things that a name with adjectives is surely, and possibly, true of."
+    sure, possible = self._word(noun)
+    for word in adjectives:
+        more = self._word(word)
+        sure, possible = sure & more[0], possible & more[1]
+    return sure, possible
 
-    def related(self, form: Form, sure: int, possible: int) -> tuple[int, int]:
-        "Bits of the things that stand, in this form, to one of the given things: surely, and possibly."
-        certain = self._related(form.relation, form.turned, True, sure)
-        return certain, self._related(form.relation, form.turned, False, possible)
 
-    def _related(self, relation: str, turned: bool, sure: bool, others: int) -> int:
-        key = relation, turned, sure, others
-        if key not in self._sets:
-            rows = self._rows(relation, turned, sure)
-            found, k = 0, 0
-            while others >> k:
-                found |= rows[k] if others >> k & 1 else 0
-                k += 1
-            self._sets[key] = found
-        return self._sets[key]
+@patch
+def related(self: Listener, form: Form, sure: int, possible: int) -> tuple[int, int]:
+    "Bits of the things that stand, in this form, to one of the given things: surely, and possibly."
+    certain = self._related(form.relation, form.turned, True, sure)
+    return certain, self._related(form.relation, form.turned, False, possible)
 
-    def _rows(self, relation: str, turned: bool, sure: bool) -> list[int]:
-        "For each thing, the bits of those that stand to it in the relation, or (turned) those it stands to."
-        key = relation, turned, sure
-        if key not in self._pairs:
-            def holds(x: Thing, y: Thing) -> bool:
-                x, y = (y, x) if turned else (x, y)
-                return _holds(self.scene, self._graph, x, relation, y, sure)
 
-            self._pairs[key] = [self._bits(lambda x, y=y: holds(x, y)) for y in self.things]
-        return self._pairs[key]
+@patch
+def _related(self: Listener, relation: str, turned: bool, sure: bool, others: int) -> int:
+    key = relation, turned, sure, others
+    if key not in self._sets:
+        rows = self._rows(relation, turned, sure)
+        found, k = 0, 0
+        while others >> k:
+            found |= rows[k] if others >> k & 1 else 0
+            k += 1
+        self._sets[key] = found
+    return self._sets[key]
+
+
+@patch
+def _rows(self: Listener, relation: str, turned: bool, sure: bool) -> list[int]:
+    "For each thing, the bits of those that stand to it in the relation, or (turned) those it stands to."
+    key = relation, turned, sure
+    if key not in self._pairs:
+        def holds(x: Thing, y: Thing) -> bool:
+            x, y = (y, x) if turned else (x, y)
+            return _holds(self.scene, self._graph, x, relation, y, sure)
+
+        self._pairs[key] = [self._bits(lambda x, y=y: holds(x, y)) for y in self.things]
+    return self._pairs[key]
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #0680b448
 @patch

@@ -16,7 +16,7 @@ from .grammar import CONVERSES, FORMS, Form, Reading, readings, words_of
 from .listener import Listener, counted
 from .words import NAMES, adjectives, can_be_named, facts_of
 
-# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #6c30c696
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #11a88f34
 _PLAIN, _JOINED, _DEEPER = 0.35, 0.12, 0.25  # chances: no relation, two of one thing, one of the other thing
 _FACT, _PERSON = 0.45, 0.15  # chances of an attribute, and of "person" for a person
 _WEIGHTS = {"on": 4.0, "under": 4.0, "inside": 4.0, "holding": 4.0, "riding": 4.0, "wearing": 2.0}  # else 1
@@ -61,7 +61,7 @@ class Speaker:
         more = self._relation(t, 1)
         return ["and", *more] if more and (more[0] == "that" or self.dice.chance(0.5)) else more
 
-
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #27c4732c
 _MOST_WORDS = 15
 
 
@@ -80,7 +80,7 @@ def say(speaker: Speaker, number: int, count: int, known: set[str], draws: int =
                 break
     return found
 
-# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #0a4066fa
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #b3e0d761
 @dataclass(frozen=True)
 class Adversary:
     "An adversarial expression: its text, the thing that it means, and 'order' or 'converse'."
@@ -111,7 +111,7 @@ def converses(text: str) -> list[str]:
                 found.add(" ".join(sorted(left.elements())))
     return sorted(found - {" ".join(sorted(words_of(text)))})
 
-
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #3170c229
 def _awkward(one: Reading) -> int:
     "How much is said between a verb and what belongs to it: 'the ball that the dog behind the tree is left of'."
     return sum(len(other.relations) * bool(form.after) + _awkward(other) for form, other in one.relations)

@@ -101,7 +101,7 @@ def _filters(called: Called, start: int) -> list[dict]:
     return [_step(f"filter {'color' if attribute == 'colour' else attribute}", value, start + k - 1)
             for k, (attribute, value) in enumerate(called.facts)]
 
-# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #9659c34f
+# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #e02d1f8b
 def _question(text: str, answer: str, full: str, types: str, steps: list[dict], group: str | None, local: str) -> dict:
     structural, semantic, detailed = types.split()
     program = "->".join(f"{s['operation']}: {s['argument']} {s['dependencies']}" for s in steps)
@@ -130,7 +130,7 @@ def verify_relation(self: Asker) -> dict | None:
                      f"{answer}, the {a.words} {isnt} {_said(relation)} the {b.words}", "verify rel verifyRel",
                      _verified(self.scene, a, relation, b), None, f"13-{x.noun}_{y.noun}")
 
-
+# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #97b11ec3
 @patch
 def _untrue(self: Asker, x: Thing, relation: str, y: Thing) -> tuple[str, Thing, Thing]:
     "What could be false: the converse, or the same between others."
@@ -138,7 +138,7 @@ def _untrue(self: Asker, x: Thing, relation: str, y: Thing) -> tuple[str, Thing,
         return CONVERSES[relation], x, y
     return relation, self.dice.pick(self.tops), self.dice.pick(self.tops)
 
-
+# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #e0007828
 def _verified(scene: Scene, a: Called, relation: str, b: Called) -> list[dict]:
     "Steps that go from b to what stands to it in the relation, and see whether what is called a is among it."
     steps, subject = _steps(scene, b), f"{a.thing.noun},{_said(relation)},s ({_id(scene, a.thing)})"
@@ -148,7 +148,7 @@ def _verified(scene: Scene, a: Called, relation: str, b: Called) -> list[dict]:
     steps += _filters(a, len(steps))
     return [*steps, _step("exist", "?", len(steps) - 1)]
 
-# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #7e7fafc0
+# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #8e18d06e
 _ASKED = {"people": "who", "animals": "what animal", "vehicles": "what vehicle", "furniture": "what piece of furniture",
           "things": "what"}
 _GROUPS = {"people": "person", "animals": "animal", "vehicles": "vehicle", "furniture": "furniture", "things": "object"}
@@ -169,7 +169,7 @@ def query_subject(self: Asker) -> dict | None:
     return self._name(f"{_ASKED[x.category]} is {_said(relation)} the {b.words}",
                       f"the {x.noun} is {_said(relation)} the {b.words}", "categoryRelS", steps, x)
 
-
+# %% ../../../nbs/lib/miniworld/writers/12_gqa.ipynb #91069c34
 @patch
 def query_object(self: Asker) -> dict | None:
     "'What is the girl holding?'"
