@@ -23,7 +23,10 @@ from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.data.referring.files import read_ref_adv
 from qgcam_lib.data.taggers import load_tagger
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
+from qgcam_lib.miniworld import make_scene
+from qgcam_lib.miniworld.words.listener import OUTCOMES
 from qgcam_lib.referring import ContrastiveHinge, perturb, refer
+from qgcam_lib.referring.audit import implied_easy_share, meaning_table, threshold_effect, truncation
 from qgcam_lib.referring.hinge import draw_negatives
 from qgcam_lib.referring.own_scores import expression_boxes, score_file
 from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, perturb_expressions, shuffled
@@ -503,6 +506,51 @@ def test_as_many_expressions_as_the_test_set_take_seconds():
     begin = time.process_time()
     summary = summarize_choices(score_choices(some, table))
     assert time.process_time() - begin < 15 and summary.n[0] == 9602
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+@QUICK
+@given(st.floats(0.05, 0.95), st.floats(0, 60), st.floats(5, 40))
+def test_the_implied_share_gives_the_share_back_within_its_rounding(share, hard, gap):
+    rows = pd.DataFrame({"easy": [hard + gap], "hard": [hard], "test": [share * (hard + gap) + (1 - share) * hard]})
+    assert implied_easy_share(rows).share[0] == pytest.approx(share)
+    found = implied_easy_share(rows.round(2)).iloc[0]
+    assert found.lowest - 1e-9 <= share <= found.highest + 1e-9
+    with pytest.raises(ValueError, match="lack"):
+        implied_easy_share(rows.drop(columns="hard"))
+
+
+def test_rows_of_the_paper_that_no_one_split_gives():
+    folder = Path(__file__).resolve().parents[1] / "data" / "published"
+    rows = pd.concat([pd.read_csv(folder / f"ref_adv_table{n}.csv") for n in (2, 3)]).drop_duplicates("model")
+    found = implied_easy_share(rows).set_index("model")
+    assert found.share.round(3).to_dict() == {"groundnet": 0.896, "cmn": 0.837, "mattnet": 0.837, "vilbert": 0.835,
+                                              "vilbert-sum-h": 0.809, "vilbert-max-h": 0.759, "vilbert-mtl": 0.845}
+    assert np.isnan(implied_easy_share(pd.DataFrame({"easy": [5.0], "hard": [5.0], "test": [5.0]})).share[0])
+
+
+@pytest.mark.parametrize("length, cut", [(20, 2), (82, 0), (19, 3), (3, 4)])
+def test_truncation_counts_special_tokens(length, cut):
+    some = [Expression(str(n), "a", "a", " ".join(["left"] * n), BOX, split="adv") for n in (5, 18, 19, 80)]
+    assert truncation(some, length).cut.tolist() == [cut]
+    assert truncation(some, length, tokens_of=lambda text: text.split()[:1]).cut.sum() == 0
+
+
+def test_only_an_iou_of_exactly_one_half_separates_the_rules():
+    half = (0, 0, 10, 5)
+    some = [Expression("1", "a", "a", "a cup", BOX, (half, BOX)), Expression("2", "a", "a", "a cup", BOX, (FAR, BOX))]
+    found = threshold_effect(some, table_of({"1": [1, 0], "2": [0, 1]})).iloc[0]
+    assert (found.at_threshold, found.near_duplicates) == (1, 1)
+    assert (found.accuracy_at_least, found.accuracy_above) == (1, 0.5)
+    assert "accuracy_above" not in threshold_effect(some)
+
+
+def test_a_listener_hears_the_same_in_plain_words_and_the_shares_add_up():
+    table = meaning_table([make_scene(k) for k in (3, 4)], ("plain", "swap_head"), tagger="hanta").set_index("how")
+    assert table.loc["plain", "same"] == 1 and table.loc["plain", "reworded"] == 0
+    assert table[list(OUTCOMES)].sum(axis=1).tolist() == pytest.approx([1, 1])
+    assert table.loc["swap_head", "same"] < 1
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
