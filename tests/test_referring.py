@@ -20,7 +20,7 @@ from PIL import Image
 from qgcam_lib.cli.calls import call
 from qgcam_lib.cli.main import app
 from qgcam_lib.data.referring.expressions import Expression
-from qgcam_lib.data.referring.files import read_ref_adv
+from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
 from qgcam_lib.data.taggers import load_tagger
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
 from qgcam_lib.miniworld import make_scene
@@ -108,6 +108,13 @@ def test_perturbed_expressions_keep_all_but_their_words():
         perturb_expressions(some, "shipped")
     with pytest.raises(ExampleError, match="about another object"):
         perturb_expressions([Expression("3", "a", "a", "the cup", BOX, original="a plate", shipped=shipped)], "shipped")
+
+
+def test_the_shipped_strings_go_with_the_hard_expression_that_they_distort():
+    adv = Expression("1", "a.jpg", "a", "a plate by a cup", FAR, (BOX, FAR), "adv", original="a cup by a plate",
+                     shipped={"shuffle": "by cup a plate a", "GT_bbox_number": "1"})
+    hard = perturb_expressions(hard_originals([adv]), "shipped")
+    assert [(one.text, one.box, one.split) for one in hard] == [("by cup a plate a", BOX, "hard")]
 
 
 # --- choices ----------------------------------------------------------------------------------------------------------
