@@ -225,7 +225,7 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
         seen[one.annotation] += 1
         found[one.annotation, one.original] = Expression(
             id, one.image, one.group, one.original, _target(boxes, one.shipped, "GT_bbox_number", one.id),
-            one.candidates, "hard", one.ref, one.annotation)
+            one.candidates, "hard", one.ref, one.annotation, shipped=one.shipped)
     return Expressions(found.values())
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #aa97c1e8
