@@ -37,13 +37,15 @@ class GroundNetConfig:
 
     words: of a word's vector, of every phrase and of the space where regions meet phrases (300: of the word vectors
     that the authors start from); hidden: of each direction of each LSTM; geometry_only: whether relations see only
-    where two regions lie; dropout: on the states that attention reads; not_words: see `only_words`.
+    where two regions lie; dropout: on the states that attention reads; parser: see `TreeParser`;
+    trained weights belong to one; not_words: see `only_words`.
     """
 
     words: int = 300
     hidden: int = 1000
     geometry_only: bool = False
     dropout: float = 0.0
+    parser: str = "auto"
     not_words: tuple[int, ...] = NOT_WORDS
 
     def __post_init__(self):
@@ -54,7 +56,7 @@ class GroundNetConfig:
         return asdict(self)
 
 
-MINI = GroundNetConfig(words=96, hidden=96)
+MINI = GroundNetConfig(words=96, hidden=96, parser="grammar")
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50008
 def words_of_tokens(tokens: Sequence[str], places: Sequence[int]) -> tuple[list[str], list[list[int]]]:
@@ -109,7 +111,8 @@ class GroundNet(nn.Module):
                  tokens: Sequence[str] | None = None, parse: Callable[[list[str]], Parsed] | None = None):
         super().__init__()
         width, seen = config.words, 5 if config.geometry_only else feature_size + 5
-        self.config, self.tokens, self.parse = config, None if tokens is None else list(tokens), parse or TreeParser()
+        self.config, self.tokens = config, None if tokens is None else list(tokens)
+        self.parse = parse or TreeParser(config.parser)
         self.Wwrd = nn.Embedding(vocabulary_size, width)
         self.rnn0 = nn.LSTM(width, config.hidden, bidirectional=True, batch_first=True)
         self.rnn1 = nn.LSTM(2 * config.hidden, config.hidden, bidirectional=True, batch_first=True, bias=False)
@@ -232,7 +235,7 @@ def build_groundnet(config: GroundNetConfig = MINI, vocabulary_size: int = 30522
     """An untrained GroundNet drawn from a seed.
 
     vocabulary_size: of the tokenizer; feature_size: of the RegionEncoder; tokens: those of the tokenizer, in order of
-    number, without which trees must be given; parse: words to `Parsed`, by default a `TreeParser`.
+    number, without which trees must be given; parse: words to `Parsed`, by default the config's `TreeParser`.
     """
     with drawn_from(seed):
         return GroundNet(config, vocabulary_size, feature_size, tokens, parse)

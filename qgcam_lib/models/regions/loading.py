@@ -65,6 +65,8 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     words = make_tokenizer(found.words(), lavis_tokens=False)
     make_config, build = KINDS[entry.name]
     more = {"tokens": words.convert_ids_to_tokens(range(len(words)))} if entry.name == "groundnet" else {}
+    if entry.name != "vilbert":
+        sizes.setdefault("not_words", (words.pad_token_id, words.cls_token_id, words.sep_token_id))
     network = build(make_config(**sizes), len(words), feature_size, seed, **more)
     if found.file is not None and entry.name == "vilbert" and seen_by is None:
         load_published(network, found.file)
@@ -73,4 +75,5 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     if encoder is None:
         default = {"name": "resnet50", "weights": "random"}
         encoder = load_encoder(**{**(seen_by or default), "device": device, "seed": seed})
-    return FeatureRanker(network, words, encoder, found.card, device=device, **options)
+    return FeatureRanker(network, words, encoder, {**getattr(network, "card", {}), **found.card}, device=device,
+                         **options)
