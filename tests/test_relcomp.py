@@ -499,6 +499,28 @@ def test_zero_shot_is_sklearns_top_k_and_a_tie_is_wrong(tmp_path):
     assert not same.top1.any() and (same.place == 9).all() and (same.found != same["class"]).all() and len(same) == 9
 
 
+@pytest.mark.parametrize(("name", "answers"), [("ITM logit", "score"), ("scaled cosine", "vectors")])
+def test_zero_shot_asks_the_head_that_scores(tmp_path, name, answers):
+    root = class_folder(tmp_path / "set", {"cat": 2, "dog": 2})
+
+    class Both:
+        """Two towers that always say dog, and a matching head that always says cat."""
+
+        card = {"score": name}
+
+        def encode_images(self, images):
+            return torch.eye(2)[[1] * len(images)]
+
+        def encode_texts(self, texts):
+            return torch.eye(2)[: len(texts)]
+
+        def score(self, images, texts):
+            return torch.tensor([[1.0, 0.0]]).repeat(len(images), 1)
+
+    found = zero_shot(Both(), root, progress=False)
+    assert set(found.found) == {{"score": "cat", "vectors": "dog"}[answers]}
+
+
 def test_classes_are_read_from_three_layouts(tmp_path):
     plain = read_classes(class_folder(tmp_path / "plain", {"old_dog": 1, "cat": 1}))
     assert plain.name.tolist() == ["cat", "old dog"] and class_prompts(plain) == [["A photo of a cat."],

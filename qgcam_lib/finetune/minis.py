@@ -323,7 +323,7 @@ MINIS: dict[str, Mini] = {
     "siglip-mini": Mini(TowersRecipe(loss="sigmoid"), train_towers),
     "vilt-mini": Mini(JointRecipe(), train_vilt),
     "flava-mini": Mini(JointRecipe(), train_flava),
-    "bridgetower-mini": Mini(JointRecipe(), train_bridgetower),
+    "bridgetower-mini": Mini(JointRecipe(learning_rate=1e-3, text_warmup=200), train_bridgetower),
 }
 
 # %% ../../nbs/lib/finetune/16_minis.ipynb #30549612

@@ -30,8 +30,8 @@ class MatcherRecipe(Recipe):
     sentences: share of the steps with whole sentences; relations: share of the other texts that state a relation, where
     the sentences do; bare: share of relations between things without attributes ("a man riding horse"); prompts: share
     of "a photo of ..."; borrowed: share of false texts from another picture; word_weight: of the helping loss; looking:
-    the first steps, which see pictures and no texts; half: whether the network computes in bfloat16, weights and losses
-    stay in float32.
+    the first steps, which see pictures and no texts; text_warmup: steps in which the rate rises once more when the
+    texts come, 0 for none; half: whether the network computes in bfloat16, weights and losses stay in float32.
     """
 
     steps: int = 2600
@@ -44,7 +44,13 @@ class MatcherRecipe(Recipe):
     borrowed: float = 0.15
     word_weight: float = 0.05
     looking: int = 1600
+    text_warmup: int = 0
     half: bool = True
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        read = step - self.looking + 1
+        return super().rate(step) * (min(1.0, read / self.text_warmup) if self.text_warmup and read > 0 else 1.0)
 
 # %% ../../nbs/lib/finetune/13_statements.ipynb #e8048c61
 RELATIONS = {

@@ -113,12 +113,13 @@ def _score_classes(model: Any, files: list[Path], prompts: list[list[str]], at_o
     """Scores [some, classes] of pictures, `at_once` at a time."""
     parts = tqdm(range(0, len(files), at_once), desc="zero-shot", disable=not progress, leave=False)
     flat, count = [text for texts in prompts for text in texts], len(prompts[0])
-    if hasattr(model, "encode_texts"):
+    by_vectors = hasattr(model, "encode_texts") and "ITM" not in str(getattr(model, "card", {}).get("score"))
+    if by_vectors:
         vectors = model.encode_texts(flat).float().unflatten(0, (len(prompts), count)).mean(1)
         vectors = F.normalize(vectors, dim=-1)
     for k in parts:
         pictures = [open_image(path) for path in files[k : k + at_once]]
-        if hasattr(model, "encode_texts"):
+        if by_vectors:
             found = model.encode_images(pictures).float() @ vectors.T
         else:
             found = torch.as_tensor(model.score(pictures, flat)).unflatten(1, (len(prompts), count)).mean(2)

@@ -159,14 +159,17 @@ _PROBED = "probe model part metric value ci_low ci_high chance blind n n_groups"
 def _matcher_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of a matcher."""
     scores = _scores(card).rename(columns={"examples": "probe"})
-    above = "; ".join(card["above_chance"])
+    asked = scores[scores.metric.isin(_ASKED)]
+    cells = [f"{row.probe} {row.part} ({row.metric})" for row in asked[asked.model == "trained"].itertuples()]
+    above, others = card["above_chance"], [cell for cell in cells if cell not in card["above_chance"]]
     return [
         "## Conceptual probes of unseen test scenes (miniworld)",
-        _table(scores[scores.metric.isin(_ASKED)], _PROBED),
+        _table(asked, _PROBED),
         "95 % intervals, bootstrapped over pictures (n_groups), beside chance and a scorer that reads the prompts and "
         "not the picture. `qgcam_lib.probes` defines the metrics. The stored float16 weights were scored.",
-        f"The whole interval lies above chance and above the blind scorer in: {above}." if above else
+        f"The whole interval lies above chance and above the blind scorer in: {'; '.join(above)}." if above else
         "**Nowhere does the whole interval lie above chance and above the blind scorer: as a matcher it failed.**",
+        *([f"It failed to do so in: {'; '.join(others)}."] if above and others else []),
     ]
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #fae7b99b
