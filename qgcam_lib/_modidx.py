@@ -1724,6 +1724,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'qgcam_lib/finetune/statements.py'),
                                                'qgcam_lib.finetune.statements.MatcherRecipe': ( 'lib/finetune/statements.html#matcherrecipe',
                                                                                                 'qgcam_lib/finetune/statements.py'),
+                                               'qgcam_lib.finetune.statements.MatcherRecipe.rate': ( 'lib/finetune/statements.html#matcherrecipe.rate',
+                                                                                                     'qgcam_lib/finetune/statements.py'),
                                                'qgcam_lib.finetune.statements.MatcherTraining': ( 'lib/finetune/statements.html#matchertraining',
                                                                                                   'qgcam_lib/finetune/statements.py'),
                                                'qgcam_lib.finetune.statements.MatcherTraining.computing': ( 'lib/finetune/statements.html#matchertraining.computing',

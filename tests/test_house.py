@@ -183,3 +183,18 @@ def test_an_export_cell_is_no_longer_than_sixty_lines_or_says_why():
                 if before is None or before.cell_type != "markdown" or "longer" not in before.source:
                     long.append(f"{path.relative_to(LIB).as_posix()}: {cell.source.count(chr(10))} lines")
     assert not long, "\n".join(long)
+
+
+def test_a_check_that_something_fails_is_run():
+    """`expect_fail` checks what stands in its `with` block; called with a function it checks nothing."""
+    for path in sorted((ROOT / "nbs").rglob("*.ipynb")):
+        for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "code" or "expect_fail(" not in source:
+                continue
+            tree = ast.parse(source)
+            entered = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With)
+                       for item in node.items}
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)
+                     and getattr(node.func, "id", "") == "expect_fail"]
+            assert not [call for call in calls if id(call) not in entered], f"{path.name}, cell {number}"
