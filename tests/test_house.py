@@ -188,11 +188,10 @@ def test_an_export_cell_is_no_longer_than_sixty_lines_or_says_why():
 def test_a_check_that_something_fails_is_run():
     """`expect_fail` checks what stands in its `with` block; called with a function it checks nothing."""
     for path in sorted((ROOT / "nbs").rglob("*.ipynb")):
-        for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
-            source = "".join(cell["source"])
-            if cell["cell_type"] != "code" or "expect_fail(" not in source:
+        for number, cell in enumerate(nbformat.read(path, 4).cells):
+            if cell.cell_type != "code" or "expect_fail(" not in cell.source:
                 continue
-            tree = ast.parse(source)
+            tree = ast.parse(cell.source)
             entered = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With)
                        for item in node.items}
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)
