@@ -61,7 +61,6 @@ RUNS = {
     "q_groundcam_table1": {"all": {"data": DATA, "models": list(WANTED.get("models", TABLE1_MODELS))}},
     "q_groundcam_audit": {"test": {"dataset": next(iter(table1_runs(DATA).values()))["dataset"]}},
     "amc_recipe": {} if DATA else {"miniworld": {}},
-    "relcomp_finetune": {} if DATA else {"miniworld": {}},
     "tricd_audit": {"drawn": {}},
     "tricd_detection": {split: given | DETECTORS for split, given in TRICD.items()},
     "tricd_analysis": {split: {"data": DATA, "split": split} for split in TRICD},
