@@ -479,6 +479,9 @@ def test_sources_are_complete_and_agree_with_the_models():
     assert all(source.get("stated") for source in sources.values() if source["kind"] == "data set" and (
         source["sha256"] or source.get("md5"))), "a checksum without who states it"
     assert all(re.fullmatch(r"([0-9a-f]{64})?", source["sha256"]) for source in sources.values())
+    licences = {source["address"]: source["licence"] for source in sources.values()}
     for name, model in MODELS.items():
-        if model.checkpoint:
+        if model.role == "ranker" and model.checkpoint:  # made of a model that has a source of its own
+            assert licences[model.checkpoint] == model.licence, name
+        elif model.checkpoint:
             assert (sources[name]["address"], sources[name]["licence"]) == (model.checkpoint, model.licence), name

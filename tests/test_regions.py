@@ -263,7 +263,7 @@ def test_a_tsv_that_was_cut_off_is_named(tmp_path):
 
 class Attack:
     def __reduce__(self):
-        return open, ("/tmp/qgcam-was-here", "w")
+        return open, ("stranger-was-here", "w")
 
 
 def test_hostile_npz_are_named(tmp_path):
