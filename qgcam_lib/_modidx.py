@@ -4591,6 +4591,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'qgcam_lib/models/regions/parse.py'),
                                                 'qgcam_lib.models.regions.parse.intersect': ( 'lib/models/regions/parse.html#intersect',
                                                                                               'qgcam_lib/models/regions/parse.py'),
+                                                'qgcam_lib.models.regions.parse.miniworld_grammar': ( 'lib/models/regions/parse.html#miniworld_grammar',
+                                                                                                      'qgcam_lib/models/regions/parse.py'),
                                                 'qgcam_lib.models.regions.parse.moved': ( 'lib/models/regions/parse.html#moved',
                                                                                           'qgcam_lib/models/regions/parse.py'),
                                                 'qgcam_lib.models.regions.parse.noun_phrases': ( 'lib/models/regions/parse.html#noun_phrases',

@@ -172,12 +172,13 @@ _register(*(ModelEntry(name, checkpoint=place, licence=licence, loader=f"qgcam_l
 
 # %% ../../nbs/lib/models/02_registry.ipynb #d0e10002
 _register(*(ModelEntry(name, checkpoint=MODELS[base].checkpoint, licence=MODELS[base].licence, role="ranker",
-                       loader=f"qgcam_lib.models.zero_shot.{loader}", mini=mini)
+                       loader=loader, mini=mini)
             for name, base, loader, mini in (
-                ("reclip", "clip-vit-b32", "reclip:load_reclip", "clip-vit-mini"),
-                ("itm-crops", "blip-base", "crops:load_itm_crops", "blip-mini"),
-                ("map-mass", "blip-base", "map_mass:load_map_mass", "blip-mini"),
-                ("detector-boxes", "grounding-dino-tiny", "detector_boxes:load_detector_boxes", "glip-like-mini"))))
+                ("reclip", "clip-vit-b32", "qgcam_lib.models.zero_shot.reclip:load_reclip", "clip-vit-mini"),
+                ("itm-crops", "blip-base", "qgcam_lib.models.zero_shot.crops:load_itm_crops", "blip-mini"),
+                ("map-mass", "blip-base", "qgcam_lib.models.zero_shot.map_mass:load_map_mass", "blip-mini"),
+                ("detector-boxes", "grounding-dino-tiny",
+                 "qgcam_lib.models.zero_shot.detector_boxes:load_detector_boxes", "glip-like-mini"))))
 _register(*(ModelEntry(name, licence="Apache-2.0", role="ranker", mini=f"{name}-mini",
                        loader="qgcam_lib.models.regions.loading:load_region_ranker")
             for name in ("vilbert", "cmn", "mattnet", "groundnet")))
