@@ -17,6 +17,8 @@ LISTENERS = listener_scores(SAID.listener, SAID.texts)
 SHAPE = (len(SAID.texts), len(SAID.names))
 RNG = np.random.default_rng(3)
 SCORES = {**LISTENERS, "noise": RNG.normal(0, 3, SHAPE), "ties": RNG.integers(-1, 2, SHAPE).astype(float)}
+MEANS = {"same": "means the target", "another": "means another thing", "ambiguous": "may mean more than one thing",
+         "nothing": "is true of nothing here", "not understood": "is no phrase"}
 
 
 def test_every_order_of_some_of_the_words_is_there_once():
@@ -83,11 +85,12 @@ def test_bad_input_is_refused(said, scores, options, message):
 def page(browser, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(f"<!doctype html><meta charset='utf-8'>{explore_word_order(SAID, SCORES)}", encoding="utf-8")
-    page, errors = browser.new_page(), []
+    page, errors, asked = browser.new_page(), [], []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
     yield page
-    assert not errors
+    assert not errors and all(url == file.as_uri() or url.startswith("data:") for url in asked)
     page.close()
 
 
@@ -101,6 +104,7 @@ def agree(page, text, k):
     assert values["text"] == text and values["expression"] == one.text
     assert values["random"] == one.random_choice() == 0.25
     place = SAID.texts.index(text)
+    assert page.locator(".outcome").inner_text() == MEANS[SAID.outcomes[k][place]]
     for name, table in SCORES.items():
         assert values["rankers"][name] == pytest.approx(choice_of(one, np.round(table[place], 6)), abs=1e-9), name
     for r, table in enumerate(SCORES.values()):
