@@ -1,0 +1,166 @@
+"""The explorer of word orders: its page stands alone, and its script agrees with `score_choices` in a real browser."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from qgcam_lib.miniworld.words.listener import bag_share, judge
+from qgcam_lib.referring import perturb
+from qgcam_lib.teach.word_order import arrangements, choice_of, explore_word_order, listener_scores, said_scene
+
+SAID = said_scene()
+LISTENERS = listener_scores(SAID.listener, SAID.texts)
+SHAPE = (len(SAID.texts), len(SAID.names))
+RNG = np.random.default_rng(3)
+SCORES = {**LISTENERS, "noise": RNG.normal(0, 3, SHAPE), "ties": RNG.integers(-1, 2, SHAPE).astype(float)}
+MEANS = {"same": "means the target", "another": "means another thing", "ambiguous": "may mean more than one thing",
+         "nothing": "is true of nothing here", "not understood": "is no phrase"}
+
+
+def test_every_order_of_some_of_the_words_is_there_once():
+    words = "red ball left of dog".split()
+    assert len(arrangements(" ".join(words))) == sum(len(list(permutations(words, n))) for n in range(1, 6)) == 325
+    assert arrangements("ball ball") == ["ball", "ball ball"]
+    for text in ("", "a b c d e f g"):
+        with pytest.raises(ValueError, match="one to 6 words"):
+            arrangements(text)
+
+
+def test_the_first_expression_is_easy_and_the_others_share_words_and_differ_in_what_they_mean():
+    easy, hard, adv = SAID.expressions
+    assert [one.right().tolist().index(True) for one in SAID.expressions] == [0, 1, 2]
+    assert sorted(hard.text.split()) == sorted(adv.text.split())
+    assert [len(SAID.listener.bag(one.text)) for one in SAID.expressions] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("k", range(0, 586, 73))
+def test_a_listener_chooses_among_what_may_be_meant_and_a_bag_has_no_order(k):
+    text = SAID.texts[k]
+    possible = SAID.listener.hear(text).possible or SAID.listener.candidates
+    assert set(np.flatnonzero(LISTENERS["words in order"][k])) == set(possible)  # ids of this scene are places
+    same = [j for j, other in enumerate(SAID.texts) if sorted(other.split()) == sorted(text.split())]
+    assert len(np.unique(LISTENERS["bag of words"][same], axis=0)) == 1
+    for one, outcomes in zip(SAID.expressions, SAID.outcomes):
+        assert outcomes[k] == judge(SAID.listener, text, one.right().tolist().index(True))
+
+
+def test_what_a_lot_gets_from_a_bag_is_the_share_of_the_listener():
+    for place, one in enumerate(SAID.expressions):
+        row = LISTENERS["bag of words"][SAID.texts.index(one.text)]
+        assert choice_of(one, row)["by_lot"] == bag_share(SAID.listener.bag(one.text), place)
+
+
+def test_the_page_needs_nothing_from_outside_and_escapes_what_it_is_given():
+    evil = "</script><b>"
+    said = replace(SAID, names=[evil, *SAID.names[1:]],
+                   expressions=[replace(SAID.expressions[0], split=evil), *SAID.expressions[1:]])
+    page = str(explore_word_order(said, {evil: SCORES["noise"]}, title="<b>"))
+    assert "http" not in page and "src=" not in page and page.count("</script>") == 1 and "&lt;b&gt;" in page
+    assert evil not in page and "<b>\"" not in page and len(page) < 300_000
+    assert all(link.startswith("data:image/png;base64,") for link in re.findall(r'href="([^"]*)"', page))
+    assert page == str(explore_word_order(said, {evil: SCORES["noise"]}, title="<b>"))
+
+
+@pytest.mark.parametrize(("said", "scores", "options", "message"), [
+    (SAID, {}, {}, "at least one ranker"),
+    (SAID, {"m": SCORES["noise"]}, {"shuffles": 0}, "one shuffle"),
+    (SAID, {"m": np.zeros((2, 2))}, {}, "ask about every text"),
+    (SAID, {"m": np.full(SHAPE, np.nan)}, {}, "finite"),
+    (replace(SAID, texts=["Red"], expressions=[replace(SAID.expressions[0], text="Red")], outcomes=[["same"]]),
+     {"m": np.zeros((1, 4))}, {}, "lower case"),
+])
+def test_bad_input_is_refused(said, scores, options, message):
+    with pytest.raises(ValueError, match=message):
+        explore_word_order(said, scores, **options)
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(f"<!doctype html><meta charset='utf-8'>{explore_word_order(SAID, SCORES)}", encoding="utf-8")
+    page, errors, asked = browser.new_page(), [], []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    yield page
+    assert not errors and all(url == file.as_uri() or url.startswith("data:") for url in asked)
+    page.close()
+
+
+def shown(page):
+    return json.loads(page.locator("[data-values]").get_attribute("data-values"))
+
+
+def agree(page, text, k):
+    """The page shows this text, and of every ranker what the library says of it for expression k."""
+    values, one = shown(page), SAID.expressions[k]
+    assert values["text"] == text and values["expression"] == one.text
+    assert values["random"] == one.random_choice() == 0.25
+    place = SAID.texts.index(text)
+    assert page.locator(".outcome").inner_text() == MEANS[SAID.outcomes[k][place]]
+    for name, table in SCORES.items():
+        assert values["rankers"][name] == pytest.approx(choice_of(one, np.round(table[place], 6)), abs=1e-9), name
+    for r, table in enumerate(SCORES.values()):
+        cells = [cell.split() for cell in page.locator(f"[data-score^='{r} ']").all_inner_texts()]
+        row = np.round(table[place], 6)
+        assert [float(cell[0]) for cell in cells] == pytest.approx(row, abs=6e-4)
+        assert [cell[1] for cell in cells] == [f"{1 + (row > score).sum()}." for score in row]
+
+
+def test_python_and_the_script_agree_on_the_expressions_as_said(page):
+    for k, one in enumerate(SAID.expressions):
+        page.locator(".said").select_option(str(k))
+        agree(page, one.text, k)
+        for r in range(len(SCORES)):
+            for what in ("predicted", "correct", "ties", "by_lot"):  # the two values a reader compares
+                cells = [page.locator(f"[data-{side}='{r} {what}']").inner_text() for side in ("here", "python")]
+                assert cells[0] == cells[1] != ""
+
+
+def test_words_move_by_keyboard_and_by_mouse(page):
+    page.locator(".said").select_option("1")  # dog left of blue ball
+    tile = page.locator(".words button")
+    tile.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    agree(page, "left dog of blue ball", 1)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")  # there is no further left
+    agree(page, "dog left of blue ball", 1)
+    page.keyboard.press("Tab")  # the focus goes on to the next word
+    page.keyboard.press("Delete")
+    agree(page, "dog of blue ball", 1)
+    assert "left out" in tile.nth(1).get_attribute("aria-label")
+    assert page.locator("[data-python='0 correct']").inner_text() == ""  # Python knows the expressions as said only
+    page.keyboard.press("Delete")
+    tile.nth(0).click()
+    for _ in range(4):
+        page.locator(".later").click()
+    agree(page, "left of blue ball dog", 1)
+    page.locator(".earlier").click()
+    agree(page, "left of blue dog ball", 1)
+    for k in range(5):  # the last word stays
+        tile.nth(k).click()
+        page.locator(".out-button").click()
+    agree(page, "ball", 1)
+    page.locator(".again").click()
+    agree(page, "dog left of blue ball", 1)
+
+
+def test_the_buttons_do_what_perturb_does(page):
+    for k, one in enumerate(SAID.expressions):
+        page.locator(".said").select_option(str(k))
+        for how in ("reverse", "nouns_adjectives", "swap_head"):
+            page.locator(f"[data-how={how}]").click()
+            agree(page, perturb(one.text, how, tagger="hanta"), k)
+        for seed in range(3):
+            page.locator("[data-how=shuffle]").click()
+            agree(page, perturb(one.text, "shuffle", seed=seed), k)
+        assert page.locator(".how").inner_text() == "shuffled, seed 2"
+        assert page.locator(".words button").count() == 5
