@@ -256,8 +256,19 @@ def free_port():
         return found.getsockname()[1]
 
 
+@pytest.fixture
+def one_thread():
+    """Sums in the same order as in the other process, whatever number of threads an earlier test has left."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def train_and_die(folder, work):
     """The life of a process that is killed when five of nine steps are saved, and more are done."""
+    torch.set_num_threads(1)
+
     def die(training):
         if training.step == 6:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -267,7 +278,7 @@ def train_and_die(folder, work):
     train(start, work, save_every=1, progress=False)
 
 
-def test_a_killed_training_ends_at_the_same_bits(tmp_path):
+def test_a_killed_training_ends_at_the_same_bits(tmp_path, one_thread):
     folder, work = tmp_path / "pictures", tmp_path / "work"
     given = tiny_clip(), colour_groups(folder), folder
     done = apart("train_and_die", folder, work)
