@@ -58,9 +58,9 @@ def test_every_official_model_says_where_its_files_have_to_lie_and_soon(tmp_path
     said = {row[0]: row[1:] for row in (line.split("\t") for line in done.stdout.splitlines())}
     assert said.keys() == {*OFFICIAL, "mdetr-enb5"}, done.stderr[-2000:]
     mdetr = said.pop("mdetr-enb5")
-    assert float(mdetr[0]) < 10 and "pretrained_EB5_checkpoint.pth" in mdetr[1] and "models--roberta-base" in mdetr[1]
+    assert float(mdetr[0]) < 40 and "pretrained_EB5_checkpoint.pth" in mdetr[1] and "models--roberta-base" in mdetr[1]
     for name, (seconds, message) in said.items():
-        assert float(seconds) < 10, (name, seconds)
+        assert float(seconds) < 40, (name, seconds)
         place = tmp_path / "hub" / f"models--{OFFICIAL[name].replace('/', '--')}"
         needed = "open_clip_model.safetensors" if name == "metaclip-b32" else "config.json"
         assert str(place) in message and needed in message, message
@@ -89,7 +89,7 @@ def test_a_cache_that_was_carried_here_is_read_without_a_hub(tmp_path, monkeypat
     assert again.yes_score(picture, "is it red") == one.yes_score(picture, "is it red")
     done = run_online(READ, HF_HUB_CACHE=str(tmp_path))
     seconds, score = done.stdout.split()
-    assert float(seconds) < 10 and float(score) == pytest.approx(one.yes_score(picture, "is it red"), abs=1e-6)
+    assert float(seconds) < 40 and float(score) == pytest.approx(one.yes_score(picture, "is it red"), abs=1e-6)
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError, match="models--owner--name"):
         load_model("prompted", "official", checkpoint="owner/name")

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import os
 import sys
-import time
 import types
 import warnings
 from pathlib import Path
@@ -409,24 +408,15 @@ def test_labels_reach_the_network():
     assert found[0].tolist() == [[3, 4, 5]] * 3 and found[1].tolist() == [[3]] * 2
 
 
-def test_a_picture_with_its_expressions_is_five_times_faster_than_one_by_one():
+def test_a_picture_with_its_expressions_is_one_pass_and_equal_to_one_by_one():
+    """What a pass is worth in seconds is not for a test, which a busy machine would fail."""
     model = FeatureRanker(build_vilbert(MINI, len(WORDS), 3), TOKENIZER, Corners())
     texts = [f"the {colour} {thing} left of the {other} man" for colour in ("red", "blue", "green")
              for thing in ("ball", "dog", "car", "hat") for other in ("tall", "small")]
-    boxes = [[k, k, k + 20, k + 20] for k in range(0, 16, 2)]
-    model.rank_batch(PICTURES[:1], [boxes], [texts])  # features are known from here on
-
-    def seconds(function, times=3):
-        took = []
-        for _ in range(times):
-            began = time.perf_counter()
-            function()
-            took.append(time.perf_counter() - began)
-        return min(took)
-
-    for _ in range(3):  # a busy machine may disturb a measurement, not three
-        together = seconds(lambda: model.rank_batch(PICTURES[:1], [boxes], [texts]))
-        apart = seconds(lambda: [model.rank(PICTURES[0], boxes, text) for text in texts], 1)
-        if apart >= 5 * together:
-            return
-    pytest.fail(f"one by one takes {apart / together:.1f} times as long, expected 5")
+    boxes, passes = [[k, k, k + 20, k + 20] for k in range(0, 16, 2)], []
+    model.model.register_forward_hook(lambda *_: passes.append(1))
+    (together,) = model.rank_batch(PICTURES[:1], [boxes], [texts])
+    assert len(passes) == 1
+    apart = [model.rank(PICTURES[0], boxes, text) for text in texts]
+    assert len(passes) == 1 + len(texts)
+    np.testing.assert_allclose(together, apart, atol=1e-5)
