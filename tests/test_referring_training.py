@@ -289,7 +289,7 @@ def test_recipes_that_cannot_be(wrong):
 
 
 def test_data_that_cannot_be_learned_from():
-    with pytest.raises(ParameterError, match="expected room for all expressions of a picture"):
+    with pytest.raises(ParameterError, match="expected room for all texts of a picture"):
         start_ranker(network(), toys(20), dataclasses.replace(SHORT, batch=1))
     lost = toys(20)
     lost.targets[3] = 0

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
 from ..data.referring.expressions import Expression, Expressions
+from ..models.roles import as_ranker
 from .score import score_choices
 from ..storage.files import sha256_of
 
@@ -69,18 +70,17 @@ def ask_expressions(model: Any, expressions: Sequence[Expression], images: str |
     """Ask a model which boxes some expressions mean, each picture once.
 
     model: a RegionRanker (`models.roles`): `rank(image, boxes, expression)` and a `card`; `rank_batch` is used where it
-    is there. expressions: with candidates; those without any are not asked. images: the folder of the pictures, or
-    several, the first that has a picture counts. limit: so many expressions (None or 0: all), drawn with `seed`. name:
-    of the data, to report. run_options: store (a folder; a stopped run is continued by the same call), on_error
-    ("raise" or "record"), batch_images, progress; see `ask_pictures`.
+    is there. Or a plain function rank(image, boxes, expression). expressions: with candidates; those without any are
+    not asked. images: the folder of the pictures, or several, the first that has a picture counts. limit: so many
+    expressions (None or 0: all), drawn with `seed`. name: of the data, to report. run_options: store (a folder; a
+    stopped run is continued by the same call), on_error ("raise" or "record"), batch_images, progress; see
+    `ask_pictures`.
     Returns one row an expression and candidate: id, candidate, score (NaN where the expression failed). `attrs`: those
     of `ask_pictures`; `problems` has one {"id", "image", "error"} a failed expression.
-    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it); ValueError for a model that is no
-    RegionRanker, or gives other scores than one a candidate.
+    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it); TypeError for a model that is
+    neither; ValueError for one that gives other scores than one a candidate.
     """
-    if not hasattr(model, "rank") or not hasattr(model, "card"):
-        raise ValueError(f"model: expected a RegionRanker, with `rank` and `card`, got {type(model).__name__}")
-    expressions, folders = Expressions(expressions), folders_of(images)
+    model, expressions, folders = as_ranker(model), Expressions(expressions), folders_of(images)
     part = [one for one in take_expressions(expressions, limit, seed) if one.candidates]
     asked = [Asked.within(folders, one.id, one.group, one.image, what=(one.candidates, one.text)) for one in part]
     about = {"name": name or "referring expressions", "expressions": len(expressions),

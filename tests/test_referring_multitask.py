@@ -1,0 +1,323 @@
+"""Multi-task training with questions: classes, losses, mixed steps, shared layers, resuming, transfer, bad input."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.special import logsumexp
+from sklearn.metrics import log_loss
+
+from qgcam_lib.data.gqa import Classes, Question
+from qgcam_lib.data.referring.expressions import Expression
+from qgcam_lib.errors import ExampleError, FileFault, ParameterError
+from qgcam_lib.finetune.referring.data import RankerData, RegionTable
+from qgcam_lib.finetune.referring.losses import choice_loss
+from qgcam_lib.finetune.referring.multitask import (
+    MultiTaskRecipe,
+    TwoTasks,
+    answer_loss,
+    answer_questions,
+    start_questions,
+    start_tasks,
+    train_questions,
+    train_tasks,
+    transfer,
+)
+from qgcam_lib.finetune.referring.questions import (
+    NO_REGIONS,
+    UNKNOWN,
+    QuestionData,
+    graph_boxes,
+    load_questions,
+    picture_candidates,
+)
+from qgcam_lib.finetune.referring.training import RankerRecipe, train_ranker
+from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.regions.vilbert import MINI, build_vilbert
+from qgcam_lib.storage.files import write_json
+
+SMALL = dataclasses.replace(MINI, hidden=16, heads=2, inner=16, layers=3, region_hidden=16, region_heads=2,
+                            region_inner=16, region_layers=2, joint_hidden=16, joint_heads=2,
+                            connections=((0, 1), (1, 2)))
+SHORT = MultiTaskRecipe(epochs=2, batch=12, learning_rate=3e-3, question_rate=1e-3, log_every=1, patience=0)
+ANSWERS = ("yes", "no", "left", "cup")
+
+
+def toys(pictures=14, seed=0, kind="expressions"):
+    """Pictures of two to four regions with one to three texts each."""
+    rng = np.random.default_rng([seed, len(kind)])
+    counts, said = rng.integers(2, 5, pictures), rng.integers(1, 4, pictures)
+    of, first = np.arange(pictures).repeat(said), np.cumsum([0, *counts])
+    lengths = rng.integers(3, 7, len(of))
+    ids = rng.integers(5, 30, (len(of), 6)) * (np.arange(6) < lengths[:, None])
+    table = RegionTable(rng.standard_normal((first[-1], 5)).astype(np.float32),
+                        rng.random((first[-1], 5)).astype(np.float32), first, fingerprint=f"{kind} {seed} {pictures}")
+    names = tuple(map(str, range(len(of))))
+    if kind == "questions":
+        return QuestionData(table, of, ids, lengths, rng.integers(0, len(ANSWERS), len(of)), ANSWERS, names,
+                            tuple(map(str, range(pictures))))
+    targets = np.zeros((len(of), 4), np.float32)
+    targets[np.arange(len(of)), rng.integers(0, counts[of])] = 1
+    return RankerData(table, of, ids, lengths, targets, names)
+
+
+def network(seed=0, config=SMALL):
+    return TwoTasks(build_vilbert(config, 30, 5, seed), len(ANSWERS), seed)
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(1, 6), scale=st.sampled_from([0.5, 1.0, 10.0]))
+def test_the_choice_loss_is_scipys(seed, n, scale):
+    rng = np.random.default_rng(seed)
+    scores, place = rng.normal(0, 2, n), int(rng.integers(n))
+    padded = torch.tensor([*scores, math.nan, math.inf])[None]
+    found = choice_loss(padded, torch.tensor([place]), torch.arange(n + 2)[None] < n, scale)
+    wanted = logsumexp(scale * (scores - scores[place]))
+    assert found.shape == (1,) and found.item() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    moved = choice_loss(padded + 3, torch.tensor([place]), torch.arange(n + 2)[None] < n, scale)
+    assert moved.item() == pytest.approx(found.item(), abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), classes=st.integers(1, 6))
+def test_the_answer_loss_is_one_yes_no_question_a_class(seed, classes):
+    rng = np.random.default_rng(seed)
+    logits, place = rng.normal(0, 3, (4, classes)), rng.integers(-1, classes, 4)
+    found = answer_loss(torch.tensor(logits), torch.tensor(place))
+    for line, k, value in zip(logits, place, found):
+        wanted = sum(log_loss([int(c == k)], [1 / (1 + np.exp(-x))], labels=[0, 1]) for c, x in enumerate(line))
+        assert value.item() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+# --- mixed steps ------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=25, deadline=None)
+@given(ratio=st.sampled_from([0.0, 0.5, 1.0, 2.5]), seed=st.integers(0, 5))
+def test_an_epoch_has_exactly_its_share_of_each_task(ratio, seed):
+    recipe = dataclasses.replace(SHORT, questions=ratio, seed=seed)
+    training = start_tasks(network(), toys(40), toys(30, kind="questions"), recipe)
+    per, asked = training.per_epoch, round(ratio * training.per_epoch)
+    assert training.epoch_steps == per + asked and training.recipe.steps == 2 * (per + asked)
+    tasks = [training.task_of(step) for step in range(3 * training.epoch_steps)]
+    for epoch in range(3):
+        own = tasks[epoch * (per + asked):(epoch + 1) * (per + asked)]
+        assert Counter(asks for asks, _ in own) == Counter({False: per, True: asked})
+    for kind in (False, True):  # each task goes on where it was, no step of it twice or left out
+        numbers = [number for asks, number in tasks if asks is kind]
+        assert numbers == list(range(len(numbers)))
+
+
+def test_order_of_tasks_is_drawn_anew_and_expressions_are_those_of_a_plain_training():
+    training = start_tasks(network(), toys(40), toys(30, kind="questions"), SHORT)
+    every = training.epoch_steps
+    epochs = [[training.task_of(epoch * every + k)[0] for k in range(every)] for epoch in range(4)]
+    assert len(set(map(tuple, epochs))) > 1
+    step = next(step for step in range(every) if not training.task_of(step)[0])
+    rows = np.concatenate(training.rows_of(training.task_of(step)[1]))
+    assert torch.equal(training.draw(step).place, torch.from_numpy(training.data.place[rows]))
+
+
+def test_the_rate_of_a_step_is_that_of_its_task():
+    training = start_tasks(network(), toys(40), toys(30, kind="questions"), SHORT)
+    for step in range(4):
+        asks = training.task_of(step)[0]
+        for group in training.optimizer.param_groups:
+            group["lr"] = training.recipe.rate(step)
+        training.descend(training.draw(step))
+        wanted = training.recipe.rate(step) * (1e-3 / 3e-3 if asks else 1)
+        assert all(group["lr"] == pytest.approx(wanted) for group in training.optimizer.param_groups)
+
+
+# --- shared layers ----------------------------------------------------------------------------------------------------
+
+def test_both_tasks_train_the_shared_layers_and_each_its_own_head():
+    training = start_tasks(network(), toys(), toys(kind="questions"), SHORT)
+    trained = {}
+    for asks in (False, True):
+        step = next(step for step in range(50) if training.task_of(step)[0] is asks)
+        training.model.zero_grad()
+        training.losses(training.draw(step))["total"].backward()
+        every = training.model.named_parameters()
+        trained[asks] = {name for name, p in every if p.grad is not None and p.grad.any()}
+    names = {name for name, _ in training.model.named_parameters()}
+    keys = {name for name in names if name.endswith("key.bias")}  # a softmax does not see them
+    last = (f"ranker.connections.1.{part}" for part in ("text.query", "text.out", "text.norm", "text_feed", "image.key",
+                                                        "image.value"))  # what the words are told, and no region
+    read = ("ranker.text.2.", "ranker.pool_", "answer.", *last)
+    assert {name for name in names if name.startswith("ranker.score.")} == trained[False] - trained[True] - keys
+    assert {name for name in names if name.startswith(read)} - keys == trained[True] - trained[False] - keys
+    assert names - trained[False] - trained[True] <= keys
+    shared = trained[False] & trained[True]
+    assert {"ranker.words.weight", "ranker.see.features.weight", "ranker.image.0.feed.inner.weight",
+            "ranker.connections.0.image.query.weight", "ranker.connections.1.text.value.weight"} <= shared
+
+
+def test_a_step_with_questions_leaves_the_score_of_regions_as_it_was():
+    training = start_tasks(network(), toys(), toys(kind="questions"), dataclasses.replace(SHORT, weight_decay=0.1))
+    before = training.model.ranker.score.weight.clone(), training.model.ranker.words.weight.clone()
+    training.optimizer.zero_grad()
+    training.descend(training.draw(next(step for step in range(50) if training.task_of(step)[0])))
+    training.optimizer.step()
+    assert torch.equal(training.model.ranker.score.weight, before[0])
+    assert not torch.equal(training.model.ranker.words.weight, before[1])
+
+
+# --- trainings --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("loss", ["plain", "max"])
+def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, loss):
+    data, questions, dev = toys(), toys(kind="questions"), toys(6, 5)
+    recipe = dataclasses.replace(SHORT, steps=7, loss=loss, among="picture", negatives=2)
+    whole = train_tasks(network(), data, questions, dev, recipe=recipe, progress=False)
+    train_tasks(network(), data, questions, dev, tmp_path, recipe=recipe, stop_at=4, progress=False)
+    again = train_tasks(network(), data, questions, dev, tmp_path, recipe=recipe, progress=False)
+    assert same(whole.model, again.model) and again.step == 7
+    columns = ["step", "plain", "answers", "dev"]
+    assert whole.log[columns].equals(again.log[columns])
+    assert whole.log.answers.notna().sum() == sum(whole.task_of(step)[0] for step in range(7)) > 0
+    other = dataclasses.replace(recipe, questions=2.0)
+    for changed in ({"questions": toys(seed=1, kind="questions")}, {"recipe": other}):
+        with pytest.raises(FileFault, match="another training"):
+            train_tasks(network(), **{"data": data, "questions": questions, "dev": dev, "work": tmp_path,
+                                      "recipe": recipe, "progress": False, **changed})
+
+
+def test_a_ratio_of_nothing_is_the_plain_training():
+    data, dev = toys(), toys(6, 5)
+    recipe = dataclasses.replace(SHORT, questions=0.0, epochs=2)
+    mixed = train_tasks(network(), data, toys(kind="questions"), dev, recipe=recipe, progress=False)
+    fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(RankerRecipe)}
+    plain = train_ranker(network().ranker, data, dev, recipe=RankerRecipe(**fields), progress=False)
+    assert same(mixed.model.ranker, plain.model) and mixed.looks == plain.looks
+
+
+def test_questions_alone_then_transfer(tmp_path):
+    questions, dev = toys(kind="questions"), toys(8, 2, kind="questions")
+    recipe = RankerRecipe(epochs=3, batch=12, learning_rate=3e-3, patience=0)
+    learned = train_questions(network(), questions, dev, tmp_path, recipe=recipe, progress=False)
+    assert learned.accuracy(dev) == max(learned.looks)
+    fresh = build_vilbert(SMALL, 30, 5, 9)
+    score = fresh.score.weight.clone()
+    for source in (learned.model, tmp_path / "checkpoint.pt", str(tmp_path / "checkpoint.pt")):
+        started = transfer(fresh, source)
+        for name, value in started.state_dict().items():
+            assert name.startswith("score.") or torch.equal(value, learned.model.ranker.state_dict()[name]), name
+        assert torch.equal(started.score.weight, score)
+    assert not torch.equal(fresh.words.weight, started.words.weight)  # the given one is left as it is
+    with pytest.raises(ValueError, match="of another shape"):
+        transfer(build_vilbert(SMALL, 31, 5), learned.model)
+    train_ranker(build_vilbert(SMALL, 30, 5), toys(), None, tmp_path / "other", progress=False,
+                 recipe=RankerRecipe(steps=1, batch=12))
+    with pytest.raises(ValueError, match="source: expected a network of two tasks"):
+        transfer(fresh, tmp_path / "other" / "checkpoint.pt")
+
+
+def test_answers_are_those_of_one_question_at_a_time():
+    questions, asked = toys(kind="questions"), network().eval()
+    frame = answer_questions(asked, questions)
+    for row in range(len(questions)):
+        with torch.inference_mode():
+            logits = asked.logits(*questions.batch([row]).inputs("cpu"))
+        assert frame.predicted[row] == ANSWERS[int(logits.argmax())]
+    assert frame.correct.tolist() == [ANSWERS[k] == found for k, found in zip(questions.place, frame.predicted)]
+    assert list(frame) == ["id", "group", "predicted", "correct", "known"] and frame.known.all()
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+class Means:
+    card = {"name": "means"}
+
+    def encode(self, image, boxes):
+        return np.asarray(boxes, np.float32)
+
+
+@pytest.fixture
+def world(tmp_path):
+    for name in ("1", "2", "3"):
+        Image.new("RGB", (20, 20)).save(tmp_path / f"{name}.jpg")
+    boxes = {"1": ((0, 0, 5, 5), (5, 5, 20, 20)), "2": ((1, 1, 9, 9),), "3": ()}
+    asked = [Question("a", "2", "is it red", "yes"), Question("b", "1", "what is left of it", "cup"),
+             Question("c", "1", "is it left", "yes"), Question("d", "3", "is it big", "no"),
+             Question("e", "2", "who is it", "a boy")]
+    tokenizer = make_tokenizer(build_vocabulary(), lavis_tokens=False)
+    return asked, {"boxes": boxes, "images": tmp_path, "encoder": Means(), "tokenizer": tokenizer, "progress": False}
+
+
+def test_unknown_answers_and_empty_pictures_are_counted(world):
+    asked, options = world
+    data = load_questions(asked, classes=Classes(asked[:3]), **options)
+    assert data.classes == ("yes", "cup") and data.left_out == {UNKNOWN: 1, NO_REGIONS: 1} and data.unknown == 0
+    assert data.names == ("b", "c", "a") and data.place.tolist() == [1, 0, 0] and data.of.tolist() == [0, 0, 1]
+    kept = load_questions(asked, classes=data.classes, keep_unknown=True, **options)
+    assert kept.unknown == 1 and kept.left_out == {NO_REGIONS: 1} and kept.place.tolist() == [1, 0, 0, -1]
+    frame = answer_questions(TwoTasks(build_vilbert(SMALL, len(options["tokenizer"]), 4), 2), kept)
+    assert frame.known.tolist() == [True, True, True, False] and not frame.correct[3]
+    assert frame.attrs == {"unknown": 1, "left_out": {NO_REGIONS: 1}}
+    assert load_questions(asked, **options).classes == ("yes", "a boy", "cup", "no")
+
+
+def test_bad_input_is_named(world, tmp_path):
+    asked, options = world
+    with pytest.raises(ExampleError, match="the question has no answer"):
+        load_questions([*asked, Question("f", "1", "what is it")], classes=["yes"], **options)
+    with pytest.raises(ParameterError, match="left out: {'answer not among the classes': 4.*`boxes` has 3"):
+        load_questions(asked, classes=["blue"], **options)
+    with pytest.raises(ExampleError, match="no such picture"):
+        load_questions(asked, **{**options, "images": tmp_path / "elsewhere"})
+    data = load_questions(asked, keep_unknown=True, classes=["yes"], **options)
+    model = TwoTasks(build_vilbert(SMALL, len(options["tokenizer"]), 4), 1)
+    with pytest.raises(ParameterError, match="2 without"):
+        start_questions(model, data, RankerRecipe())
+    with pytest.raises(ParameterError, match="room for all texts of a picture, 3"):
+        start_tasks(network(), toys(), toys(kind="questions"), dataclasses.replace(SHORT, batch=2))
+    with pytest.raises(ParameterError, match="expected questions with the 4 classes of the network, got 1"):
+        start_tasks(network(), toys(), data, SHORT)
+    with pytest.raises(ParameterError, match="expected TwoTasks"):
+        start_questions(build_vilbert(SMALL, 30, 5), toys(kind="questions"), RankerRecipe())
+    with pytest.raises(ParameterError, match="expected 'plain' for questions"):
+        start_questions(network(), toys(kind="questions"), RankerRecipe(loss="sum"))
+    with pytest.raises(ParameterError, match="at least one step with questions"):
+        start_tasks(network(), toys(), toys(kind="questions"), dataclasses.replace(SHORT, questions=0.01))
+    for wrong in ({"questions": -0.5}, {"questions": math.nan}, {"question_rate": 0.0}):
+        with pytest.raises(ParameterError, match="questions, question_rate"):
+            dataclasses.replace(SHORT, **wrong)
+    with pytest.raises(ParameterError, match="fit: expected one of regions, choice"):
+        RankerRecipe(fit="hinge")
+    with pytest.raises(ParameterError, match="scale"):
+        RankerRecipe(scale=0.0)
+    for wrong in (build_vilbert(dataclasses.replace(SMALL, whole_picture=False), 30, 5), torch.nn.Linear(2, 2)):
+        with pytest.raises(ParameterError, match="ViLBERT with whole_picture"):
+            TwoTasks(wrong, 3)
+
+
+def test_boxes_of_a_picture(tmp_path):
+    objects = {"1": {"x": 0, "y": 0, "w": 4, "h": 5}, "2": {"x": 0, "y": 0, "w": 4, "h": 5},
+               "3": {"x": 8, "y": 8, "w": 9, "h": 9}, "4": {"x": 1, "y": 1, "w": 0, "h": 3},
+               "5": {"x": 12, "y": 2, "w": 3, "h": 3}}
+    graphs = {"7": {"width": 10, "height": 10, "objects": objects}}
+    write_json(tmp_path / "val_sceneGraphs.json", graphs)
+    assert graph_boxes(tmp_path, "val") == {"7": ((0, 0, 4, 5), (8, 8, 10, 10))}
+    del graphs["7"]["objects"]["1"]["w"]
+    write_json(tmp_path / "val_sceneGraphs.json", graphs)
+    with pytest.raises(ExampleError, match="scene graph: expected width, height and objects with x, y, w and h"):
+        graph_boxes(tmp_path, "val")
+    a, b = (0.0, 0.0, 4.0, 5.0), (1.0, 1.0, 3.0, 3.0)
+    said = [Expression("1", "p.jpg", "7", "x", a, (a, b)), Expression("2", "p.jpg", "7", "y", b, (b,)),
+            Expression("3", "q.jpg", "8", "z", b)]
+    assert picture_candidates(said) == {"7": (a, b), "8": ()}
+
+
