@@ -16,8 +16,10 @@ from sklearn.metrics import log_loss
 from qgcam_lib.data.gqa import Classes, Question
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import ExampleError, FileFault, ParameterError
+from qgcam_lib.finetune.minis import MINIS, make_mini
 from qgcam_lib.finetune.referring.data import RankerData, RegionTable
 from qgcam_lib.finetune.referring.losses import choice_loss
+from qgcam_lib.finetune.referring.minis import judged_expressions, train_mini_ranker
 from qgcam_lib.finetune.referring.multitask import (
     MultiTaskRecipe,
     TwoTasks,
@@ -38,8 +40,12 @@ from qgcam_lib.finetune.referring.questions import (
     picture_candidates,
 )
 from qgcam_lib.finetune.referring.training import RankerRecipe, train_ranker
+from qgcam_lib.miniworld.writers.refcocog import REFCOCOG_CHECKSUM, split_counts
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
+from qgcam_lib.models.common.zoo import card_markdown, load_zoo, zoo_table
 from qgcam_lib.models.regions.vilbert import MINI, build_vilbert
+from qgcam_lib.models.registry import load_model
+from qgcam_lib.referring.run import refer
 from qgcam_lib.storage.files import write_json
 
 SMALL = dataclasses.replace(MINI, hidden=16, heads=2, inner=16, layers=3, region_hidden=16, region_heads=2,
@@ -321,3 +327,60 @@ def test_boxes_of_a_picture(tmp_path):
     assert picture_candidates(said) == {"7": (a, b), "8": ()}
 
 
+
+
+# --- the minis --------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def entry(tmp_path_factory):
+    """A ViLBERT of three steps as an entry of a zoo, its training, and the folder of its data."""
+    place = tmp_path_factory.mktemp("minis")
+    recipe = dataclasses.replace(MINIS["vilbert-mini"].recipe, steps=3, images=24, batch=24, log_every=1)
+    kept = []
+
+    def trained(*args, **options):
+        kept.append(train_mini_ranker("vilbert", *args, **options))
+        return kept[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MINIS, "vilbert-mini", dataclasses.replace(MINIS["vilbert-mini"], train=trained))
+        folder = make_mini("vilbert-mini", place / "w", place / "work", place / "zoo", recipe, progress=False)
+    return folder, kept[0]
+
+
+def test_an_entry_is_read_back_and_gives_the_scores_that_were_taken(entry):
+    folder, training = entry
+    loaded = load_model("vilbert", weights=folder)
+    said = judged_expressions(training.folder)
+    frame = refer(loaded, said, training.folder / "images", progress=False)
+    card = load_zoo("vilbert-mini", folder.parent).card
+    rows = [row for row in card["scores_on_test"]["all"] if row["model"] == "trained"]
+    for row in rows:
+        part = frame[frame.split == row["split"]]
+        assert (row["n"], row["value"]) == (len(part), pytest.approx(part.correct.astype(float).mean(), abs=1e-5))
+    bag = split_counts(training.folder)["bag"]
+    assert {row["split"]: row["bag"] for row in rows} == pytest.approx(bag[["easy", "hard", "adv"]].to_dict(), abs=1e-5)
+    scores = [model.rank(training.folder / "images" / said[0].image, said[0].candidates, said[0].text)
+              for model in (loaded, training.as_model())]
+    np.testing.assert_array_equal(*scores)
+    assert card["role"] == "ranker" and card["data"]["generator"] == REFCOCOG_CHECKSUM
+    assert card["data"]["training_images"] == 24 and "grid" not in card
+
+
+def test_the_card_says_where_the_bag_is_beaten(entry):
+    folder, _ = entry
+    card = load_zoo("vilbert-mini", folder.parent).card
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert text == card_markdown(card) and "**It does not on: Ref-Hard, Ref-Adv.**" in text
+    assert "lies above that ceiling on: Ref-Adv." in card_markdown({**card, "above_bag": ["adv"]})
+    rows = card["scores_on_test"]["all"]
+    hard = [row["value"] for row in rows if (row["model"], row["split"]) == ("trained", "hard")]
+    assert [zoo_table(folder.parent).set_index("name").ref_hard["vilbert-mini"]] == hard
+
+
+def test_the_four_share_all_but_the_loss():
+    recipes = [MINIS[f"{name}-mini"].recipe for name in ("vilbert", "cmn", "mattnet", "groundnet")]
+    assert {name for one in recipes for name in recipes[0].differs(dataclasses.asdict(one))} == {"fit", "scale"}
+    assert [(one.fit, one.scale) for one in recipes] == [("regions", 1), ("choice", 1), ("choice", 10), ("choice", 1)]
+    with pytest.raises(ParameterError, match="expected one of vilbert, cmn, mattnet, groundnet, got 'uniter'"):
+        train_mini_ranker("uniter", "nowhere")

@@ -34,6 +34,7 @@ from .joint import JointRecipe, train_bridgetower, train_flava, train_vilt
 from .loop import Training
 from .owl import OwlRecipe, train_owl
 from .recipe import Recipe
+from .referring.minis import RECIPES, judge_ranker, train_mini_ranker
 from .relcomp.zero_shot import read_classes, zero_shot
 from .towers import TowersRecipe, train_towers
 from ..grounding.run import ground
@@ -254,20 +255,23 @@ def make_entry(training: Training, root: str | Path, out: str | Path, *, name: s
                progress: bool = True, **judging) -> Path:
     """Round, choose, score, and write the zoo's folder of a trained model; returns it.
 
-    root: the miniworld the training read; out: the zoo's folder, usually data/zoo; starts_from: the entry whose weights
-    the training started from; judging: options of `judge_explainer`, `judge_detector` or
-    `judge_matcher`. Written: the files of
-    `save_model`, `log.csv` (the losses) and `README.md` (the card for readers).
+    root: the miniworld the training read, or beside which its data lies; out: the zoo's folder, usually data/zoo;
+    starts_from: the entry whose weights the training started from; judging: options of `judge_explainer`,
+    `judge_detector`, `judge_matcher` or `judge_ranker`. Written: the files of `save_model`, `log.csv` (the losses) and
+    `README.md` (the card for readers).
     """
     training.model.eval()
     round_weights(training.model)
-    judge = {"detector": judge_detector, "matcher": judge_matcher}.get(training.about.get("role"), judge_explainer)
+    judges = {"detector": judge_detector, "matcher": judge_matcher, "ranker": judge_ranker}
+    judge = judges.get(training.about.get("role"), judge_explainer)
     card = {**_facts(training, name), **training.about, **judge(training, root, progress=progress, **judging)}
     if starts_from:
         card["starts_from"] = {"name": starts_from, "sha256": training.fingerprint.rsplit(" ", 1)[-1]}
-    images = len(read_split(EntitiesFolder(root).split_list("train")))
-    card["data"] = {"name": "miniworld", "generator": CHECKSUM, "training_sha256": training.fingerprint,
-                    "training_images": min(training.recipe.images, images), **card["data"]}
+    data = {"name": "miniworld", "generator": CHECKSUM, "training_sha256": training.fingerprint}
+    if "training_images" not in card["data"]:  # they are those of root
+        images = len(read_split(EntitiesFolder(root).split_list("train")))
+        data["training_images"] = min(training.recipe.images, images)
+    card["data"] = data | card["data"]
     folder = save_model(Path(out) / name, training.model, training.config.to_dict(), training.vocabulary, card)
     write_whole(folder / "log.csv", training.log.to_csv(index=False, float_format="%.5g"))
     write_card(folder)
@@ -278,7 +282,7 @@ def _facts(training: Training, name: str) -> dict:
     """How the model was trained, and on what machine."""
     return {
         "name": name,
-        "grid": list(training.config.grid),
+        **({"grid": list(training.config.grid)} if hasattr(training.config, "grid") else {}),
         "recipe": asdict(training.recipe),
         "steps": training.step,
         "seconds": round(training.seconds),
@@ -324,6 +328,7 @@ MINIS: dict[str, Mini] = {
     "vilt-mini": Mini(JointRecipe(), train_vilt),
     "flava-mini": Mini(JointRecipe(), train_flava),
     "bridgetower-mini": Mini(JointRecipe(learning_rate=1e-3, text_warmup=200), train_bridgetower),
+    **{f"{name}-mini": Mini(recipe, partial(train_mini_ranker, name)) for name, recipe in RECIPES.items()},
 }
 
 # %% ../../nbs/lib/finetune/16_minis.ipynb #30549612
@@ -333,7 +338,7 @@ def make_mini(name: str, root: str | Path, work: str | Path | None, out: str | P
 
     root: the miniworld; recipe: None for the entry's own; pairs: the miniworld's TRICD for detectors, made where it is
     missing, None for `root`_tricd beside root. What else an entry needs, scenes without the planted biases or the
-    probes of matchers, is made beside root too.
+    probes of matchers, is made beside root too, and so is the RefCOCOg that rankers of boxes read.
     """
     mini, judging = MINIS[name], {"progress": progress}
     if not mini.natural:

@@ -58,13 +58,14 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
     )
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #f7ca54d6
-_MAIN = {"explainer": "pg_hit", "detector": "AP", "matcher": "probe_r"}
+_MAIN = {"explainer": "pg_hit", "detector": "AP", "matcher": "probe_r", "ranker": "ref_hard"}
 
 
 def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
     """One row an entry: name, role, class, parameters, steps, seconds, block, tokens, and its score on unseen test
     scenes with its interval: Pointing Game accuracy of an explainer, AP (all pairs of TRICD) of a detector, accuracy
-    against a swapped predicate (Probe-R, chance one half) of a matcher; the others are NaN.
+    against a swapped predicate (Probe-R, chance one half) of a matcher, accuracy on Ref-Hard of a ranker; the others
+    are NaN.
     """
     rows = []
     for path in sorted(Path(zoo or zoo_folder()).glob("*/card.json")):
@@ -81,8 +82,12 @@ def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
 
 
 def _main_scores(card: Mapping, metric: str) -> pd.DataFrame:
-    """The trained model's values of a metric over all examples, by limit; of a matcher those of one comparison."""
+    """The trained model's values of a metric over all examples, by limit; of a matcher those of one comparison, of a
+    ranker those of one split.
+    """
     scores = _scores(card)
+    if metric == "ref_hard":
+        return scores[(scores.model == "trained") & (scores.split == "hard")]
     if metric == "probe_r":
         return scores[(scores.model == "trained") & (scores.part == "predicate") & (scores.metric == "correct")]
     everything = scores.subset == "all" if "subset" in scores else True
@@ -98,7 +103,8 @@ def _scores(card: Mapping) -> pd.DataFrame:
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #c854980b
 def card_markdown(card: Mapping) -> str:
     """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits."""
-    scores = {"detector": _detector_scores, "matcher": _matcher_scores}.get(card.get("role"), _explainer_scores)(card)
+    by_role = {"detector": _detector_scores, "matcher": _matcher_scores, "ranker": _ranker_scores}
+    scores = by_role.get(card.get("role"), _explainer_scores)(card)
     parts = [
         f"# {card['name']}",
         f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
@@ -170,6 +176,25 @@ def _matcher_scores(card: Mapping) -> list[str]:
         f"The whole interval lies above chance and above the blind scorer in: {'; '.join(above)}." if above else
         "**Nowhere does the whole interval lie above chance and above the blind scorer: as a matcher it failed.**",
         *([f"It failed to do so in: {'; '.join(others)}."] if above and others else []),
+    ]
+
+# %% ../../../nbs/lib/models/common/06_zoo.ipynb #a1c80001
+_SPLITS = {"hard": "Ref-Hard", "adv": "Ref-Adv"}
+
+
+def _ranker_scores(card: Mapping) -> list[str]:
+    """The card's parts about the scores of a ranker of boxes."""
+    above = [_SPLITS[split] for split in card["above_bag"]]
+    below = [name for name in _SPLITS.values() if name not in above]
+    return [
+        "## Referring expressions on unseen test pictures (miniworld RefCOCOg)",
+        _table(_scores(card), "model split value ci_low ci_high random candidates bag n n_groups"),
+        "Accuracy with 95 % intervals, bootstrapped over pictures (n_groups), beside a random choice among the "
+        "candidates and the ceiling of an exact listener that knows all words and not their order (bag). "
+        "`qgcam_lib.referring` defines the score. The stored float16 weights were scored.",
+        *([f"The whole interval lies above that ceiling on: {', '.join(above)}."] if above else []),
+        *([f"**It does not on: {', '.join(below)}.** Nothing there shows that it reads the order of the words."]
+          if below else []),
     ]
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #fae7b99b
