@@ -147,6 +147,23 @@ def test_the_rate_of_a_step_is_that_of_its_task():
         assert all(group["lr"] == pytest.approx(wanted) for group in training.optimizer.param_groups)
 
 
+def test_processes_share_the_batch_of_either_task(monkeypatch):
+    training = start_tasks(network(), toys(40), toys(30, kind="questions"), SHORT)
+    steps = {training.task_of(step)[0]: step for step in range(training.epoch_steps)}
+    whole = {asks: training.draw(step) for asks, step in steps.items()}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for asks, step in steps.items():
+        shares = [training.draw(step, worker) for worker in range(2)]
+        assert [share.total for share in shares] == [len(whole[asks].place)] * 2
+        assert sorted(k for share in shares for k in share.place.tolist()) == sorted(whole[asks].place.tolist())
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+        training.model.eval()
+        parts, alone = [training.losses(share)["total"].item() for share in shares], training.losses(whole[asks])
+        assert sum(parts) == pytest.approx(alone["total"].item(), rel=1e-5)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+
 # --- shared layers ----------------------------------------------------------------------------------------------------
 
 def test_both_tasks_train_the_shared_layers_and_each_its_own_head():
@@ -371,7 +388,7 @@ def test_the_card_says_where_the_bag_is_beaten(entry):
     folder, _ = entry
     card = load_zoo("vilbert-mini", folder.parent).card
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert text == card_markdown(card) and "**It does not on: Ref-Hard, Ref-Adv.**" in text
+    assert text == card_markdown(card) and "**Not above that ceiling: Ref-Hard, Ref-Adv.**" in text
     assert "lies above that ceiling on: Ref-Adv." in card_markdown({**card, "above_bag": ["adv"]})
     rows = card["scores_on_test"]["all"]
     hard = [row["value"] for row in rows if (row["model"], row["split"]) == ("trained", "hard")]

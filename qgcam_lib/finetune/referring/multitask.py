@@ -29,7 +29,7 @@ from .data import RankerBatch, RankerData
 from .questions import QuestionBatch, QuestionData
 from .training import RankerRecipe, RankerTraining, check_data, start_ranker
 from ...models.common.checkpoints import load_state
-from ...models.common.device import drawn_from, use_device
+from ...models.common.device import drawn_from
 from ...models.regions.batch import FeatureRanker, RegionBatch
 from ...models.regions.vilbert import ViLBERT
 
@@ -282,17 +282,17 @@ def transfer(network: ViLBERT, source: TwoTasks | str | Path) -> ViLBERT:
     return network
 
 # %% ../../../nbs/lib/finetune/referring/05_multitask.ipynb #a1c60014
-def answer_questions(network: TwoTasks, data: QuestionData, device: str = "cpu") -> pd.DataFrame:
-    """The answers of a network: one row a question: id, group (the picture), predicted, correct, known.
+def answer_questions(network: TwoTasks, data: QuestionData) -> pd.DataFrame:
+    """The answers of a network: one row a question with id, group (the picture), predicted, correct, known.
 
     data: with the classes of training, loaded with `keep_unknown`; known: whether the answer is a class at all; where
     it is not, correct is False. attrs: unknown (questions) and left_out (see `load_questions`), which are no rows.
     Raises ParameterError for questions with other classes than the network has.
     """
     _check_questions(network, data=data)
-    place = use_device(device)
-    training = QuestionTraining(network.to(place), RankerRecipe(), "", data, device=place)
-    found = training.answer_all(data)
+    learned, place = network.training, next(network.parameters()).device
+    found = QuestionTraining(network, RankerRecipe(), "", data, device=place).answer_all(data)
+    network.train(learned)
     frame = pd.DataFrame({"id": data.names, "group": [data.pictures[k] for k in data.of],
                           "predicted": [data.classes[k] for k in found], "correct": found == data.place,
                           "known": data.place >= 0})

@@ -193,7 +193,7 @@ def _ranker_scores(card: Mapping) -> list[str]:
         "candidates and the ceiling of an exact listener that knows all words and not their order (bag). "
         "`qgcam_lib.referring` defines the score. The stored float16 weights were scored.",
         *([f"The whole interval lies above that ceiling on: {', '.join(above)}."] if above else []),
-        *([f"**It does not on: {', '.join(below)}.** Nothing there shows that it reads the order of the words."]
+        *([f"**Not above that ceiling: {', '.join(below)}.** Nothing there shows that the order of the words is read."]
           if below else []),
     ]
 
