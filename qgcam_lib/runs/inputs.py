@@ -141,6 +141,19 @@ def _captions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     found = captions_file(where, data_root=place.settings.data_root)
     yield Input("data", "captions", f"{name}, {found.name}", found)
 
+
+def _expressions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
+    """The files of Ref-Adv, with the truth of the miniworld's, and its pictures where a run looks at pictures."""
+    from qgcam_lib.data.catalog import NAMES, expression_files
+
+    name = parameters["expressions"]
+    files = expression_files(name if name in ("", *NAMES) else place.folder(name), data_root=place.settings.data_root)
+    folder = files[0].parent
+    more = [file for file in (folder / "scenes.json",) if file.is_file()]
+    yield Input("data", "expressions", name or "miniworld-ref-adv", {file.name: file for file in (*files, *more)})
+    if parameters.get("images") == "" and (folder / "images").is_dir():
+        yield Input("data", "images", f"{name or 'miniworld-ref-adv'}, images", folder / "images")
+
 # %% ../../nbs/lib/runs/03_inputs.ipynb #875de256
 def _zoo_entry(folder: Path, name: str) -> Input:
     files = {file.name: file for file in folder.iterdir() if file.is_file() and file.suffix in _ZOO}
@@ -247,6 +260,8 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
     ("scenes",): partial(_pictures, name="scenes"),
     ("swaps",): partial(_pictures, name="swaps"),
     ("captions",): _captions,
+    ("expressions",): _expressions,
+    ("gqa",): partial(_pictures, name="gqa"),
     ("coco", "genome", "classes"): _relcomp,
     ("model",): _models,
     ("models",): _models,
@@ -256,6 +271,7 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
 _NO_PATHS = {  # what the finder has read is not looked at again as a path
     ("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("data", "images"): {"data", "subset"},
     ("scenes",): {"scenes"}, ("swaps",): {"swaps"}, ("captions",): {"captions"}, ("zoo",): {"zoo"}, ("runs",): {"runs"},
+    ("expressions",): {"expressions"}, ("gqa",): {"gqa"},
     ("coco", "genome", "classes"): {"coco", "genome", "classes"}}
 
 
