@@ -12,6 +12,7 @@ import pytest
 
 from qgcam_lib.papers.probes import claims as probes
 from qgcam_lib.papers.q_groundcam import claims as q_groundcam
+from qgcam_lib.papers.ref_adv import claims as ref_adv
 from qgcam_lib.papers.tricd import claims as tricd
 from qgcam_lib.settings import ROOT
 
@@ -19,14 +20,15 @@ TEXTS = Path(os.environ.get("PAPER_TEXTS") or ROOT.parent / "shared" / "papers")
 PROBES = "Probing Conceptual Understanding of Large Visual-Language Models"
 FILES = {"Q-GroundCAM": ("q_groundcam.txt", "q_groundcam_html.txt"), "TRICD": ("tricd.txt",),
          "Ref-Adv": ("ref_adv.txt",), PROBES: ("conceptual_probes.txt",)}
-CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS + tricd.VQA_CLAIMS, PROBES: probes.CLAIMS}
+CLAIMS = {"Q-GroundCAM": q_groundcam.CLAIMS, "TRICD": tricd.CLAIMS + tricd.VQA_CLAIMS, PROBES: probes.CLAIMS,
+          "Ref-Adv": ref_adv.CLAIMS}
 needs_texts = pytest.mark.skipif(not TEXTS.is_dir(), reason="no texts of the papers: ../shared/papers or $PAPER_TEXTS")
 
 # > “Sentence.” — *Paper*, section 4          or, within a line: “sentence” (*Paper*, section 4)
 SOURCE = r"\*(?P<paper>[^*]+)\*(?:, (?P<where>[^)\n]+?))?"
 BLOCK = re.compile(rf"“(?P<words>[^”]*)”(?: — {SOURCE})?\s*")
 INLINE = re.compile(rf"“(?P<words>[^”]*)” \({SOURCE}\)")
-HEADING = re.compile(r"(?:#+ )?(?P<number>(?:\d+|[A-H])(?:\.\d+)*)\.?\s+[A-Z][^\t]{2,70}(?<!\.)")
+HEADING = re.compile(r"(?:#+ )?(?P<number>(?:\d+|[A-H])(?:\.\d+)*|a(?:\.\d+)+)\.?\s+[A-Z][^\t]{2,70}(?<!\.)")
 PLACE = re.compile(r"(?:sections? |appendix )?((?:\d+|[A-H])(?:\.\d+)*)|((?:Table|Figure) \d+)'s caption|(abstract)")
 
 
@@ -54,7 +56,7 @@ def parts(file):
     found, current = {}, "abstract"
     for line in (TEXTS / file).read_text(encoding="utf-8").splitlines():
         if heading := HEADING.fullmatch(line.strip()):
-            current = heading["number"]
+            current = heading["number"].upper()  # one text has a.3 for A.3
         if caption := re.match(r"((?:Table|Figure) \d+)[.:] ", line):
             found.setdefault(caption[1], []).append(line)
         levels = current.split(".")

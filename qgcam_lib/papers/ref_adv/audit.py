@@ -196,7 +196,7 @@ def cut_falls(expressions: Sequence[Expression], length: int = 20, *, special: i
                           **row[["difference", "ci_low", "ci_high"]], "n": row["n_a"] + row["n_b"],
                           "n_groups": row["n_groups"]}])
 
-# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #e5633fa3
+# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #4ee9aad6
 def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
     """What became of the last word in the shipped nouns and adjectives, a row an original: id, group, original,
     noun_adj, mark (the original ends in one), content (its last word is a noun or an adjective, by the tagger), kept.
@@ -210,13 +210,14 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
         shipped = one.shipped["noun_adj"].lower().split()
         rows.append((one.id, one.group, one.original, one.shipped["noun_adj"], not one.original.rstrip()[-1].isalnum(),
                      ours[-1:] == words[-1:], shipped[-1:] == words[-1:]))
-    return pd.DataFrame(rows, columns=["id", "group", "original", "noun_adj", "mark", "content", "kept"])
+    found = pd.DataFrame(rows, columns=["id", "group", "original", "noun_adj", "mark", "content", "kept"])
+    return found.astype(dict.fromkeys(["mark", "content", "kept"], bool))
 
 
 def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """How many shipped strings lack a last word that is a noun or an adjective: ends in a mark, strings, asked (last
     word of that kind), lost, value (share of asked), ci_low, ci_high, n_groups."""
-    asked = found[found["content"]].assign(lost=lambda frame: ~frame["kept"].astype(bool))
+    asked = found[found["content"]].assign(lost=lambda frame: ~frame["kept"])
     counts = found.groupby("mark")["id"].size()
     names = {True: "in a mark", False: "in a word"}
     table = summarize(asked, "lost", by="mark", **options) if len(asked) else summarize(asked, "lost", **options)[:0]
@@ -225,7 +226,7 @@ def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
     columns = ["ends", "strings", "asked", "lost", "value", "ci_low", "ci_high", "n_groups"]
     return pd.DataFrame(rows, columns=columns)
 
-# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #ae0c0653
+# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #4c9bf4d7
 _FALL = "largest fall from Easy to Adv, Table 2"
 
 
@@ -250,8 +251,8 @@ def effects(falls: pd.DataFrame, shares: pd.DataFrame, found: pd.DataFrame, bags
     of = shares.set_index("model")
     for name in ("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl"):
         gain = (of["test_at_stated"][name] - of["test_at_stated"]["vilbert"]) / 100
-        add("rows of several splits", f"{name} less vilbert on Test, both from Easy and Hard at {HUMANS:.1%} Easy",
-            {"difference": gain, "n": len(of), **bare}, "Test in Table 3", of["test"][name] - of["test"]["vilbert"])
+        add("rows of several splits", f"{name} less vilbert on Test, both at {100 * HUMANS:.1f} % Easy",
+            {"difference": gain, "n": np.nan, **bare}, "Test in Table 3", of["test"][name] - of["test"]["vilbert"])
     if len(found):
         moved = summarize(found.assign(moved=found["by_text"] != found["by_people"]), "moved", n_bootstrap=1000).iloc[0]
         add("labels", "expressions that the two rules label otherwise", moved, "share of Ref-Hard, section 2",
@@ -262,14 +263,14 @@ def effects(falls: pd.DataFrame, shares: pd.DataFrame, found: pd.DataFrame, bags
     add("> or >= .5", "expressions with a candidate at exactly .5, a bound", {"difference": at / n, "n": n, **bare},
         "all accuracies")
     for row in cut.to_dict("records"):
-        add(f"{row['length']} tokens", "expressions cut, Adv less Easy, a bound", row, _FALL, fall)
+        add(f"{row['length']} tokens", "expressions cut, Adv less Easy", row, _FALL, fall)
     for row in strings.to_dict("records"):
         add("N+J", f"shipped strings without their last noun or adjective, original ends {row['ends']}",
             {**row, "n": row["asked"]}, "N+J in Tables 5 and 6", column="value")
     columns = ["finding", "measure", "points", "ci_low", "ci_high", "n", "bears on", "printed"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=columns).astype({"n": "Int64"})
 
-# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #3a055417
+# %% ../../../nbs/lib/papers/ref_adv/04_audit.ipynb #864f8c6b
 def audit_result(table: pd.DataFrame, apart: tuple[int, int], claims: pd.DataFrame, where: str) -> dict[str, Any]:
     """answer and effect of `ref_adv_audit`. table: of `effects`; apart: of `pairs_apart`; claims: of `check_claims`."""
     falls = table[table["finding"] == "candidates"].set_index("measure")["points"]
@@ -283,6 +284,6 @@ def audit_result(table: pd.DataFrame, apart: tuple[int, int], claims: pd.DataFra
     for row in table.to_dict("records"):
         spread = "" if pd.isna(row["ci_low"]) else f" [{row['ci_low']:.1f}, {row['ci_high']:.1f}]"
         beside = "" if pd.isna(row["printed"]) else f"; printed: {row['printed']:.1f} ({row['bears on']})"
-        effect.append(f"{row['finding']}: {row['measure']}: {row['points']:.1f} points{spread}, n = {row['n']:.0f}"
-                      f"{beside}")
+        n = "" if pd.isna(row["n"]) else f", n = {row['n']:.0f}"
+        effect.append(f"{row['finding']}: {row['measure']}: {row['points']:.1f} points{spread}{n}{beside}")
     return {"answer": answer.strip(), "effect": effect}

@@ -50,7 +50,7 @@ def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
     labelled, raw = Expressions(found[True]), Expressions(found[False])
     return labelled or Expressions([*hard_originals(raw), *raw]), raw
 
-# %% ../../../nbs/lib/papers/ref_adv/03_data.ipynb #5bf694e1
+# %% ../../../nbs/lib/papers/ref_adv/03_data.ipynb #94301377
 def _truth(folder: Path, expressions: Sequence[Expression]) -> tuple[dict[str, list[int]], dict[str, float]]:
     "What `scenes.json` knows of easy and hard expressions: choices of stage 1 as places of candidates, and bag shares."
     ids = {(one.annotation, one.text): one.id for one in expressions if one.split != "adv"}
@@ -58,8 +58,8 @@ def _truth(folder: Path, expressions: Sequence[Expression]) -> tuple[dict[str, l
     for picture in json.loads((folder / "scenes.json").read_text(encoding="utf-8"))["pictures"]:
         places = {int(number): place for place, number in enumerate(picture["things"])}
         for one in picture["expressions"] if picture["split"] == "test" else ():
-            id = ids[str(one["ann_id"]), one["text"]]
-            choices[id], bags[id] = [places[number] for number in one["choices"]], one["share"]
+            if id := ids.get((str(one["ann_id"]), one["text"])):  # a file alone may hold a part
+                choices[id], bags[id] = [places[number] for number in one["choices"]], one["share"]
     return choices, bags
 
 

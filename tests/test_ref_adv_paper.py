@@ -1,0 +1,211 @@
+"""Ref-Adv: its description and sentences, the audit against literal loops, and the notebook through the runner."""
+
+import ast
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qgcam_lib.boxes import box_iou
+from qgcam_lib.data.catalog import expression_files
+from qgcam_lib.data.referring.expressions import Expression
+from qgcam_lib.errors import ExampleError, ParameterError
+from qgcam_lib.miniworld import ensure_refcocog
+from qgcam_lib.papers.ref_adv.audit import (
+    above_random,
+    candidate_sets,
+    candidate_table,
+    cut_falls,
+    label_table,
+    last_word_table,
+    last_words,
+    pairs_apart,
+    random_falls,
+    rules,
+    rules_beside,
+    share_table,
+)
+from qgcam_lib.papers.ref_adv.claims import CLAIMS, ROLES, claim_tables, printed_tables
+from qgcam_lib.papers.ref_adv.data import open_ref_adv
+from qgcam_lib.papers.ref_adv.description import REF_ADV
+from qgcam_lib.report.claims import assign_roles, check_claims
+from qgcam_lib.report.paper import printed_summary
+from qgcam_lib.runs.inputs import find_inputs
+from qgcam_lib.runs.runner import run_notebook
+from qgcam_lib.settings import ROOT
+
+NOTEBOOK = ROOT / "nbs" / "papers" / "ref_adv_audit.ipynb"
+REAL = ROOT.parent / "shared" / "realdata" / "ref_adv"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real Ref-Adv files (../shared/realdata/ref_adv)")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return ensure_refcocog(tmp_path_factory.mktemp("world") / "w", n_train=0, n_val=0, n_test=12, progress=False)
+
+
+@pytest.fixture(scope="module")
+def data(world):
+    return open_ref_adv(world)
+
+
+# ---------------------------------------------------------------- the printed tables
+
+
+def test_claims_are_counted_on_the_printed_tables_and_by_the_same_code_on_a_run():
+    tables = printed_tables()
+    found = check_claims(CLAIMS, tables, assign_roles(ROLES, tables["accuracy"].index)).set_index("claim")
+    assert not found["result"].str.startswith("not asked").any()
+    assert (found.loc["ViLBERT loses less than another model", ["holds", "of"]] == [0, 6]).all()
+    assert found.loc["ViLBERT has the highest accuracy", "result"] == "holds"
+    summary = printed_summary(REF_ADV.tables[2]).assign(words="original")
+    ours = claim_tables(pd.concat([summary, printed_summary(REF_ADV.tables[5]).assign(split="test").query(
+        "words != 'original'")]))
+    assert ours["accuracy"].round(2).equals(tables["accuracy"].loc[sorted(summary["model"].unique())].round(2))
+    again = check_claims(CLAIMS, {"accuracy": ours["accuracy"]}, assign_roles(ROLES, ours["accuracy"].index))
+    assert again.set_index("claim").loc["Sum-H and Max-H are below ViLBERT on test", "result"].startswith("not asked")
+
+
+def test_pairs_of_rows_are_apart_exactly_where_no_share_fits_both():
+    shares, table, step = share_table(), printed_tables()["accuracy"], 0.005
+
+    def fits(row, share):
+        """Literal: do some unrounded numbers give this share?"""
+        ends = [share * (row["easy"] + a) + (1 - share) * (row["hard"] + b) - row["test"] - c
+                for a, b, c in product((-step, step), repeat=3)]
+        return min(ends) <= 0 <= max(ends)
+
+    grid = np.arange(0.74, 0.92, 0.00005)
+    ok = {name: np.array([fits(row, share) for share in grid]) for name, row in table.iterrows()}
+    apart = sum(not (ok[a] & ok[b]).any() for k, a in enumerate(ok) for b in list(ok)[k + 1:])
+    assert pairs_apart(shares) == (apart, 21)
+    max_h = shares.set_index("model").loc["vilbert-max-h"]
+    assert max_h["test_at_stated"] == pytest.approx(0.837 * 86.58 + 0.163 * 70.46)
+
+
+# ---------------------------------------------------------------- files and candidates
+
+
+def test_the_data_are_found_by_name_folder_and_file(world, data, tmp_path):
+    assert [file.name for file in expression_files(world)] == ["adv_easy_hard_annotations.json",
+                                                              "refcocog_adv_annotations.json"]
+    assert data.is_miniworld and set(data.choices) == {one.id for one in data.plain}
+    alone = open_ref_adv(world / "refcocog_adv_annotations.json")
+    assert {one.split for one in alone.expressions} == {"hard", "adv"} and len(alone.raw) == len(data.raw)
+    with pytest.raises(ExampleError, match="no file of Ref-Adv"):
+        open_ref_adv(tmp_path)
+    found = find_inputs({"expressions": str(world)})["data"]
+    assert [one["kind"] for one in found] == ["expressions"]
+    with pytest.raises(ParameterError, match="`expressions`.*no file of Ref-Adv"):
+        find_inputs({"expressions": str(tmp_path)})
+
+
+def test_candidates_are_the_objects_of_the_picture_each_once(data):
+    sets = candidate_sets(data.expressions)
+    for before, few, many in zip(data.expressions, sets["spoken of"], sets["all"]):
+        same = [one for one in data.expressions if one.image == before.image]
+        assert set(many.candidates) <= {box for one in same for box in one.candidates}
+        assert set(few.candidates) <= {one.box for one in same if one.split != "adv"}
+        assert before.box in many.candidates and (before.split == "adv" or before.box in few.candidates)
+        if len(many.candidates) > 1:
+            overlap = box_iou(many.candidates, many.candidates) - np.eye(len(many.candidates))
+            assert overlap.max() < 0.9
+    table = candidate_table(sets, n_bootstrap=0).set_index(["candidates", "split"])
+    literal = np.mean([1 / len(one.candidates) for one in data.expressions if one.split == "easy"])
+    assert table.loc[("released", "easy"), "value"] == pytest.approx(literal)
+
+
+def test_a_fall_of_random_choice_needs_both_splits_and_is_none_for_equal_boxes():
+    a, b = (0, 0, 9, 9), (20, 0, 29, 9)
+    few = Expression("e", "1.jpg", "1", "cat", a, (a,), "easy")
+    many = Expression("a", "1.jpg", "1", "dog", b, (a, b), "adv")
+    other = Expression("f", "2.jpg", "2", "cat", a, (a,), "easy")
+    falls = random_falls(candidate_sets([few, many, other]), mixed=True, n_bootstrap=0).set_index("candidates")
+    assert falls["difference"].tolist() == [0.5, 0.0, 0.5] and falls["n"].tolist() == [3, 2, 3]
+    assert random_falls(candidate_sets([few]), n_bootstrap=0).empty
+    assert cut_falls([few], n_bootstrap=0).empty
+    long = replace(many, text=" ".join(["dog"] * 19))
+    assert cut_falls([few, long], n_bootstrap=0)["difference"].tolist() == [1.0]
+    assert cut_falls([few, replace(many, text=" ".join(["dog"] * 18))], n_bootstrap=0)["difference"].tolist() == [0.0]
+
+
+# ---------------------------------------------------------------- labels and strings
+
+
+def test_labels_and_rules_are_those_of_a_literal_count(data):
+    table = label_table(data).set_index("split")
+    assert (table.loc["hard", "own"], table.loc["easy", "own"]) == (table.loc["hard", "expressions"], 0)
+    found = rules(data)
+    for row, one in zip(found.itertuples(), data.plain):
+        votes = sum(bool(one.right()[place]) for place in data.choices[one.id])
+        assert row.by_people == ("easy" if votes >= 3 else "hard")
+        assert row.by_text == ("hard" if one.text in {raw.original for raw in data.raw} else "easy")
+    assert rules_beside(found)["n"].sum() == len(data.plain)
+    unknown = replace(data, choices={}, raw=[])
+    assert rules(unknown).empty and rules_beside(rules(unknown)).empty and label_table(unknown).empty
+    assert above_random(data, pd.DataFrame()).empty
+
+
+NOUNS = ("cat", "dog", "table", "hat")
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.sampled_from(NOUNS), min_size=1, max_size=4), st.sampled_from(["", ".", " ."]), st.booleans())
+def test_a_last_word_is_lost_where_the_shipped_string_ends_before_it(nouns, end, lose):
+    text, shipped = "the " + " and the ".join(nouns), nouns[:-1] if lose else nouns
+    one = Expression("1", "a.jpg", "1", "x", (0, 0, 9, 9), split="adv", annotation="1", original=text + end,
+                     shipped={"noun_adj": " ".join(shipped)})
+    found = last_words([one, replace(one, id="2")]).iloc[0]
+    assert found["mark"] == bool(end) and found["content"]
+    assert found["kept"] == (shipped[-1:] == nouns[-1:])
+    table = last_word_table(last_words([one]), n_bootstrap=0)
+    assert table["lost"].tolist() == [int(not found["kept"])] and table["strings"].tolist() == [1]
+
+
+def test_without_shipped_strings_there_is_no_line():
+    one = Expression("1", "a.jpg", "1", "x", (0, 0, 9, 9), split="adv", original="the cat")
+    assert last_word_table(last_words([one]), n_bootstrap=0).empty and last_words([]).empty
+
+
+# ---------------------------------------------------------------- the authors' files, the notebook
+
+
+@needs_real
+def test_over_the_authors_files_candidates_differ_and_last_words_are_lost():
+    real = open_ref_adv(REAL)
+    sets = candidate_sets(real.expressions)
+    table = candidate_table(sets, n_bootstrap=0).set_index(["candidates", "split"])
+    assert table.loc[("released", "easy"), "boxes"] < 2.5 < 6.5 < table.loc[("released", "adv"), "boxes"]
+    falls = random_falls(sets, n_bootstrap=0)["difference"]
+    assert falls[0] > 0.3 and falls[1] < 0.05
+    assert above_random(real, table.reset_index()).set_index(["model", "split"])["above"]["cmn", "hard"] > 0.5
+    lost = last_word_table(last_words(real.raw), n_bootstrap=0).set_index("ends")["value"]
+    assert lost["in a mark"] > 0.95 and lost["in a word"] < 0.1
+
+
+def test_the_notebook_defines_nothing():
+    found = [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in found) == 1
+    for cell in found:
+        assert cell.execution_count is None and len(cell.source.splitlines()) <= 30
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
+            assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
+
+
+def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
+    run = run_notebook(NOTEBOOK, {"expressions": str(world), "n_bootstrap": 20}, outputs=tmp_path, progress=False)
+    assert run.status == "ok"
+    folder = Path(run.folder)
+    box = json.loads((folder / "run.json").read_text())["results"]["result_box"]
+    assert "18 of 21 pairs" in box["answer"] and any("candidates" in line for line in box["effect"])
+    effects = pd.read_parquet(folder / "tables" / "effects.parquet").set_index("measure")["points"]
+    assert effects["fall of random choice, mixed: Easy those spoken of, Adv all"] > 5
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"random_choice", "implied_shares_figure"}
