@@ -35,6 +35,19 @@ from qgcam_lib.papers.ref_adv.audit import (
 from qgcam_lib.papers.ref_adv.claims import CLAIMS, ROLES, claim_tables, printed_tables
 from qgcam_lib.papers.ref_adv.data import open_ref_adv
 from qgcam_lib.papers.ref_adv.description import REF_ADV
+from qgcam_lib.papers.ref_adv.gallery import choose_pairs, parallel
+from qgcam_lib.papers.ref_adv.runs import (
+    MODELS,
+    beside_paper,
+    drawn,
+    evaluate_result,
+    largest_box,
+    plan_models,
+    split_falls,
+    summarize_rankers,
+    word_costs,
+    worded,
+)
 from qgcam_lib.report.claims import assign_roles, check_claims
 from qgcam_lib.report.paper import printed_summary
 from qgcam_lib.runs.inputs import find_inputs
@@ -42,6 +55,7 @@ from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "ref_adv_audit.ipynb"
+EVALUATE = NOTEBOOK.with_name("ref_adv_evaluate.ipynb")
 REAL = ROOT.parent / "shared" / "realdata" / "ref_adv"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real Ref-Adv files (../shared/realdata/ref_adv)")
 
@@ -174,6 +188,55 @@ def test_without_shipped_strings_there_is_no_line():
     assert last_word_table(last_words([one]), n_bootstrap=0).empty and last_words([]).empty
 
 
+# ---------------------------------------------------------------- models
+
+
+def listener(expressions, model, right):
+    """Choices of a made-up model: right(words, split) says where it finds the target; else it takes another box."""
+    from qgcam_lib.referring.score import score_choices
+
+    asked = worded(expressions)
+    rows = [(one.id, place, float((box == one.box) == right(one.id.split(":")[0], one.split)))
+            for one in asked for place, box in enumerate(one.candidates)]
+    frame = score_choices(asked, pd.DataFrame(rows, columns=["id", "candidate", "score"]))
+    parts = frame["id"].str.split(":", n=1, expand=True)
+    return frame.assign(id=parts[1], words=parts[0], model=model)
+
+
+def test_falls_and_costs_are_those_of_a_model_that_needs_the_order(data):
+    some = drawn(data)
+    frames = {"bag": listener(some, "bag", lambda words, split: split == "easy"),
+              "order": listener(some, "order", lambda words, split: words == "original" or split == "easy")}
+    summary = summarize_rankers(frames, n_bootstrap=50).set_index(["model", "split", "words"])["value"]
+    assert summary["bag", "adv", "original"] == 0 and summary["order", "hard", "original"] == 1
+    easy = sum(one.split == "easy" for one in some)
+    assert summary["bag", "test", "original"] == pytest.approx(easy / sum(one.split != "adv" for one in some))
+    falls = split_falls(frames, n_bootstrap=50).set_index(["model", "a", "b"])
+    assert falls.loc[("bag", "easy", "adv"), ["difference", "hypothesis"]].tolist() == [1, "supported"]
+    assert falls.loc[("order", "easy", "adv"), ["difference", "hypothesis"]].tolist() == [0, "open"]
+    costs = word_costs(frames, n_bootstrap=50, n_permutations=99).set_index(["model", "words", "split"])
+    assert costs.loc[("order", "shuffled", "adv"), ["difference", "hypothesis"]].tolist() == [1, "supported"]
+    assert (costs.loc["bag", "difference"] == 0).all()
+    found = evaluate_result(falls.reset_index(), costs.reset_index(), "miniworld")
+    assert "1 supported, 0 against, 1 open, of 2 models" in found["answer"]
+    assert evaluate_result(falls[:0].reset_index(), costs[:0].reset_index(), "x")["effect"] == []
+    pairs = parallel(data)
+    chosen = choose_pairs(pairs, frames)
+    assert chosen.loc[chosen["role"] == "both right", "strength"].tolist() == [0.5] and "neither" in set(chosen["role"])
+    assert choose_pairs(pairs, {}).empty
+
+
+def test_rows_that_were_not_run_say_why_and_none_is_held_against_the_paper(data):
+    plan, frames = plan_models(MODELS), {"largest box": largest_box(drawn(data))}
+    summary = summarize_rankers(frames, n_bootstrap=0)
+    for number in (2, 3, 5, 6):
+        beside = beside_paper(summary, number, plan, "miniworld")
+        assert beside["verdict"].str.startswith("not run: ").all() and beside["ours"].isna().all()
+    assert summarize_rankers({}).empty and split_falls({}).empty and word_costs({}).empty
+    with pytest.raises(ValueError, match="candidates: expected one of released"):
+        drawn(data, candidates="annotated")
+
+
 # ---------------------------------------------------------------- the authors' files, the notebook
 
 
@@ -190,8 +253,9 @@ def test_over_the_authors_files_candidates_differ_and_last_words_are_lost():
     assert lost["in a mark"] > 0.95 and lost["in a word"] < 0.1
 
 
-def test_the_notebook_defines_nothing():
-    found = [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+@pytest.mark.parametrize("notebook", [NOTEBOOK, EVALUATE], ids=lambda path: path.stem)
+def test_the_notebooks_define_nothing(notebook):
+    found = [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in found) == 1
     for cell in found:
         assert cell.execution_count is None and len(cell.source.splitlines()) <= 30
@@ -209,3 +273,14 @@ def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     effects = pd.read_parquet(folder / "tables" / "effects.parquet").set_index("measure")["points"]
     assert effects["fall of random choice, mixed: Easy those spoken of, Adv all"] > 5
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"random_choice", "implied_shares_figure"}
+
+
+def test_the_evaluation_runs_with_rows_that_say_why_others_did_not(world, tmp_path):
+    given = {"expressions": str(world), "models": ["map-mass", "vilbert"], "limit": 25, "n_bootstrap": 20}
+    run = run_notebook(EVALUATE, given, outputs=tmp_path, progress=False)
+    assert run.status == "ok"
+    results = json.loads((Path(run.folder) / "run.json").read_text())["results"]
+    assert results["models"] == ["map-mass"] and "vilbert-mtl" in results["not_run"]
+    rows = pd.read_parquet(Path(run.folder) / "tables" / "falls.parquet")
+    assert set(rows["model"]) == {"map-mass", "largest box"} and set(rows["hypothesis"]) <= {"supported", "against",
+                                                                                             "open"}

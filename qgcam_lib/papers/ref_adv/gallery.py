@@ -56,16 +56,16 @@ def choose_pairs(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.
                            together=pairs["image"])
     return found.join(pairs, on="chosen")
 
-# %% ../../../nbs/lib/papers/ref_adv/06_gallery.ipynb #e1eb0672
+# %% ../../../nbs/lib/papers/ref_adv/06_gallery.ipynb #e6e06c30
 def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str, int]) -> None:
     "The picture with its target dashed and each model's choice; boxes of later models stand a little inside."
     image = open_picture(picture)
     ax.imshow(image)
     for k, place in enumerate(chosen.values()):
-        inset = 0.006 * k * max(image.size) * np.array([1, 1, -1, -1])
-        x0, y0, x1, y1 = np.asarray(one.candidates[place]) + inset
-        if x0 < x1 and y0 < y1:
-            draw_boxes(ax, np.array([x0, y0, x1, y1]), edgecolor=point_look(k)["color"], linewidth=2)
+        x0, y0, x1, y1 = one.candidates[place]
+        inset = min(0.018 * k * max(image.size), 0.4 * (x1 - x0), 0.4 * (y1 - y0))
+        draw_boxes(ax, np.array([x0, y0, x1, y1]) + inset * np.array([1, 1, -1, -1]), edge="white",
+                   edgecolor=point_look(k)["color"], linewidth=1.8)
     draw_boxes(ax, np.array(one.box), linestyle=(0, (4, 2)), linewidth=1.6)
     ax.set_title(wrapped(f"{one.split}: {one.text}", 38, 3), fontsize="small", weight="normal")
     bare(ax)

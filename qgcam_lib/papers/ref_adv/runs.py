@@ -6,7 +6,7 @@
 __all__ = ['MODELS', 'FALLS', 'plan_models', 'drawn', 'worded', 'ask_rankers', 'largest_box', 'summarize_rankers', 'beside_paper',
            'split_falls', 'word_costs', 'words_table', 'evaluate_result']
 
-# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #48b6bfaf
+# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #9ac2c6f8
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...data.referring.expressions import Expression
 from ...models.registry import load_model
 from .audit import CANDIDATES, candidate_sets
 from .data import RefAdv
-from .description import REF_ADV, WORDS
+from .description import REF_ADV, SPLITS, WORDS
 from ...referring.perturb import perturb_expressions
 from ...referring.run import ask_expressions, choices_of, take_expressions
 from ...referring.score import score_choices
@@ -90,14 +90,15 @@ def largest_box(expressions: Sequence[Expression]) -> pd.DataFrame:
     found = score_choices(expressions, pd.DataFrame(rows, columns=["id", "candidate", "score"]))
     return found.assign(words="original", model="largest box")
 
-# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #b4318525
+# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #152392b2
 def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """Accuracy by split (test, easy, hard, adv) and words with the columns of `summarize_choices`, and model; lines
     "random choice" beside words as written. options: n_bootstrap, seed."""
     parts = []
     for model, frame in frames.items():
         both = pd.concat([frame, frame[frame["split"] != "adv"].assign(split="test")], ignore_index=True)
-        parts.append(summarize_choices(both, ["split", "words"], **options).assign(model=model))
+        found = summarize_choices(both, ["split", "words"], **options).assign(model=model)
+        parts.append(found.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable"))
     if not parts:
         columns = ["model", "split", "words", "metric", "value", "ci_low", "ci_high", "n", "n_groups"]
         return pd.DataFrame(columns=columns)
@@ -155,7 +156,7 @@ def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFra
             rows += [{"model": model, "words": words} | row for row in found.to_dict("records")]
     return _judged(rows, ["model", "words", "split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"])
 
-# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #7f075435
+# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #e07dd788
 def words_table() -> PaperTable:
     """The form of Table 6 for every model: a line a model and split."""
     return replace(REF_ADV.tables[6], name="", rows=("model", "split"))
@@ -174,5 +175,6 @@ def evaluate_result(falls: pd.DataFrame, costs: pd.DataFrame, where: str) -> dic
     effect = [f"{row['model']}, {row['a']} less {row['b']}: {with_interval(row, PERCENT, 'difference')}, "
               f"n = {row['n_a'] + row['n_b']}" for row in falls.to_dict("records")]
     effect += [f"{row['model']}, {row['split']}, in order less {row['words']}: "
-               f"{with_interval(row, PERCENT, 'difference')}, n = {row['n']}" for row in costs.to_dict("records")]
+               f"{with_interval(row, PERCENT, 'difference')}, n = {row['n']}"
+               for row in costs[costs["words"] == "shuffled"].to_dict("records")]
     return {"answer": answer, "effect": effect}
