@@ -237,6 +237,25 @@ def test_rows_that_were_not_run_say_why_and_none_is_held_against_the_paper(data)
         drawn(data, candidates="annotated")
 
 
+def test_a_broken_picture_is_listed_and_none_at_all_is_an_error(data, tmp_path):
+    from PIL import Image
+
+    from qgcam_lib.papers.ref_adv.runs import ask_rankers, failures
+
+    some = drawn(data, limit=25)
+    plan, images = pd.DataFrame({"model": ["map-mass"], "why": [""]}), sorted({one.image for one in some})
+    for name in images:
+        Image.open(data.folder / "images" / name).save(tmp_path / name)
+    (tmp_path / images[0]).write_bytes(b"no picture")
+    frames, _ = ask_rankers(plan, some, tmp_path, tmp_path / "kept")
+    lost = failures(frames)
+    assert set(lost["image"]) == {images[0]} and len(lost) == 3 * sum(one.image == images[0] for one in some)
+    assert failures({}).empty
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ExampleError, match="map-mass could be asked about no picture"):
+        ask_rankers(plan, some, tmp_path / "none", tmp_path / "kept2")
+
+
 # ---------------------------------------------------------------- the authors' files, the notebook
 
 
