@@ -68,8 +68,8 @@ RUNS = {
     **probe_runs(DATA, published_weights=PUBLISHED),
     "relcomp_finetune": {} if DATA else {"miniworld": {}},
     "probes_audit": {} if DATA else {"miniworld": {}},
-    "ref_adv_audit": {"miniworld": {}},
-    "ref_adv_evaluate": {} if PUBLISHED else {"miniworld": {}},
+    "ref_adv_audit": {} if DATA else {"miniworld": {}},
+    "ref_adv_evaluate": {} if DATA else {"miniworld": {}},
 }
 # notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
 # the same name where there are any (a split), else all

@@ -233,6 +233,8 @@ def test_rows_that_were_not_run_say_why_and_none_is_held_against_the_paper(data)
         beside = beside_paper(summary, number, plan, "miniworld")
         assert beside["verdict"].str.startswith("not run: ").all() and beside["ours"].isna().all()
     assert summarize_rankers({}).empty and split_falls({}).empty and word_costs({}).empty
+    official = plan_models(["reclip", "vilbert"], "official").set_index("model")["why"]
+    assert official["reclip"] == "" and official["vilbert"] == "no published weights that we can load"
     with pytest.raises(ValueError, match="candidates: expected one of released"):
         drawn(data, candidates="annotated")
 

@@ -6,7 +6,7 @@
 __all__ = ['MODELS', 'FALLS', 'plan_models', 'drawn', 'worded', 'ask_rankers', 'failures', 'largest_box', 'summarize_rankers',
            'beside_paper', 'split_falls', 'word_costs', 'words_table', 'evaluate_result']
 
-# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #530972c6
+# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #bcd0228f
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pandas as pd
 
 from ...data.referring.expressions import Expression
 from ...errors import ExampleError
-from ...models.registry import load_model
+from ...models.registry import find_model, load_model
 from .audit import CANDIDATES, candidate_sets
 from .data import RefAdv
 from .description import REF_ADV, SPLITS, WORDS
@@ -30,7 +30,7 @@ from ...report.cautions import plan_sources
 from ...report.paper import PaperTable
 from ...report.sentences import PERCENT, direction, with_interval
 
-# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #fc80edf8
+# %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #883f65a5
 MODELS = ("reclip", "itm-crops", "map-mass", "detector-boxes", "vilbert", "cmn", "mattnet", "groundnet")
 _ENHANCED = dict.fromkeys(("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl"), "not trained yet")
 
@@ -38,9 +38,12 @@ _ENHANCED = dict.fromkeys(("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl"), "no
 def plan_models(models: Iterable[str], weights: str = "mini") -> pd.DataFrame:
     """One line a model that is asked for, and one each for the trained remedies of Table 3: model, source, why (''
     where it can run)."""
-    enhanced = [(name, name, why) for name, why in _ENHANCED.items()]
-    return pd.concat([plan_sources([*models], weights), pd.DataFrame(enhanced, columns=["model", "source", "why"])],
-                     ignore_index=True)
+    asked = plan_sources([*models], weights)
+    if weights == "official":
+        none = asked["source"].map(lambda name: not find_model(name).checkpoint) & (asked["why"] == "")
+        asked.loc[none, "why"] = "no published weights that we can load"
+    enhanced = pd.DataFrame([(name, name, why) for name, why in _ENHANCED.items()], columns=[*asked])
+    return pd.concat([asked, enhanced], ignore_index=True)
 
 # %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #da541e95
 _HOW = {"shuffled": "shuffle", "nouns_adjectives": "nouns_adjectives"}
