@@ -453,7 +453,8 @@ def test_tracked_files_do_not_name(what):
 
 
 def test_tracked_files_are_small_and_no_results():
-    heavy = [path for path in tracked() if path.stat().st_size > 1_000_000]
+    index = ROOT / "qgcam_lib/_modidx.py"  # which nbdev writes: a line a name
+    heavy = [path for path in tracked() if path.stat().st_size > 1_000_000 and path != index]
     assert all(path.is_relative_to(ROOT / "data/zoo") for path in heavy), heavy
     made = [path for path in tracked() if path.relative_to(ROOT).parts[0] == "outputs"]
     assert not made, "results are made, not committed"
