@@ -17,6 +17,7 @@ from qgcam_lib.errors import FileFault
 from qgcam_lib.grounding.box_files import read_boxes
 from qgcam_lib.grounding.map_files import open_maps
 from qgcam_lib.grounding.own_maps import score_files
+from qgcam_lib.maps import PROTOCOLS
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.statistics import summarize
 from qgcam_lib.storage.maps import MapStore
@@ -228,11 +229,11 @@ def test_faults_of_a_file_name_it_and_the_record(files, harm, words, capsys):
     assert not (files / "scores.csv").exists()
 
 
-def test_negative_values_are_named_where_they_matter(files):
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_negative_values_are_named_under_every_protocol(files, protocol):
     write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5})
-    assert score_files("maps.npz", "boxes.csv").error.isna().all()  # min-max makes them fine
     with pytest.raises(FileFault, match="record 'im1/0': .*negative"):
-        score_files("maps.npz", "boxes.csv", protocol="native")
+        score_files("maps.npz", "boxes.csv", protocol=protocol)
 
 
 @pytest.mark.parametrize("text, words", [

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from qgcam_lib.boxes import box_mask, flip_boxes
-from qgcam_lib.maps import PROTOCOLS, MapProtocol, prepare_map
+from qgcam_lib.maps import PROTOCOLS, MapProtocol, normalise, prepare_map
 from qgcam_lib.metrics import METRICS, SCORE_COLUMNS, score_maps
 from qgcam_lib.metrics.formulas import distance_map, find_peaks, score_map_literal
+from qgcam_lib.statistics import compare, summarize
 
 TEN = [
     "iou_soft",
@@ -387,7 +388,7 @@ GOOD = np.full((3, 4, 4), 0.5, np.float32)
     [
         (dict(nan=True), "example 1"),
         (dict(inf=True), "example 1"),
-        (dict(negative=True), "example 1.*clamp"),
+        (dict(negative=True), r"got 1 negative ones in example 1, down to -0\.1 \(1 of 3 maps .*negatives=.relu"),
         (dict(boxes=[[0, 0, 2, 2], [2, 2, 2, 4], [0, 0, 1, 1]]), "example 1.*empty or inverted"),
         (dict(boxes=[[0, 0, 2, 2], [3, 3, 1, 1], [0, 0, 1, 1]]), "example 1.*empty or inverted"),
         (dict(boxes=[[0, 0, 2, 2], [0, 0, 1, 1], [4, 0, 6, 2]]), "example 2.*outside"),
@@ -404,6 +405,16 @@ GOOD = np.full((3, 4, 4), 0.5, np.float32)
         (dict(protocol="papers"), "protocol"),
         (dict(delta=-1), "delta"),
         (dict(tau=np.nan), "tau"),
+        (dict(tau=2), "tau"),
+        (dict(tau=-0.1), "tau"),
+        (dict(negatives="abs"), "negatives: expected one of"),
+        (dict(inf=True, negatives="relu"), "NaN or infinity in example 1"),
+        (dict(ids=["a", "b"]), "ids: expected one a map, 3, got 2"),
+        (dict(ids="abc"), "ids: expected a list of texts or whole numbers, one a map, got str"),
+        (dict(ids=["a", 2, "c"]), "ids: .*all of one kind, got 2 in example 1"),
+        (dict(groups=["a", None, "c"]), "groups: .*got None in example 1"),
+        (dict(groups=[1, 2, np.nan]), "groups: .*got nan in example 2"),
+        (dict(groups=[1, 2, True]), "groups: .*got True in example 2"),
     ],
 )
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -417,10 +428,47 @@ def test_bad_input_is_named(change, message, backend):
         score_maps(maps, **options)
 
 
-def test_negative_values_are_fine_where_a_minmax_removes_them():
-    maps = GOOD - np.linspace(0, 2, 48).reshape(3, 4, 4).astype(np.float32)
-    assert score_maps(maps, [[0, 0, 2, 2]] * 3, protocol="pixel").io_ratio.notna().all()
-    for backend in ("numba", "torch"):  # overshoot below zero is refused as well
+SIGNED = GOOD - np.linspace(0, 1, 16).reshape(4, 4).astype(np.float32) * np.array([0, 1, 2], np.float32)[:, None, None]
+RULES = {"relu": lambda a: np.maximum(a, 0), "minmax": lambda a: normalise(a, "minmax") if (a < 0).any() else a}
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("form", [np.asarray, list])
+def test_signed_maps_are_an_error_or_what_was_asked_for_and_counted(form, protocol, backend):
+    before, options = SIGNED.copy(), {"image_sizes": (12, 16), "protocol": protocol, "backend": backend}
+    boxes = [[0, 0, 8, 6]] * 3
+    with pytest.raises(ValueError, match=r"negative ones in example 1, .*\(2 of 3 maps are signed\)"):
+        score_maps(form(SIGNED), boxes, **options)
+    for rule, change in RULES.items():
+        found = score_maps(form(SIGNED), boxes, negatives=rule, **options)
+        expected = score_maps(np.stack([change(a) for a in SIGNED]), boxes, **options)
+        assert_same_scores(found[list(SCORE_COLUMNS)], expected, atol=1e-6)
+        n = (SIGNED < 0).sum((1, 2))
+        assert found.n_negative.tolist() == n.tolist() and n.tolist()[0] == 0
+        assert found.attrs["negatives"] == {"rule": rule, "n_maps": 2, "n_cells": n.sum()}
+    assert np.array_equal(SIGNED, before)  # the caller's maps stay as they are
+    assert "n_negative" not in score_maps(form(GOOD), boxes, **options)
+
+
+def test_what_a_minmax_gave_without_asking_is_a_named_option():
+    a, box = blobs(1, seed=3) - 0.05, [[100, 100, 300, 300]]
+    by_rule = {rule: score_maps(a, box, image_sizes=(384, 384), protocol="pixel", negatives=rule).io_ratio[0]
+               for rule in ("minmax", "relu")}
+    assert by_rule["minmax"] == score_maps(a - a.min(), box, image_sizes=(384, 384), protocol="pixel").io_ratio[0]
+    assert abs(by_rule["relu"] - by_rule["minmax"]) > 0.01
+
+
+def test_minus_infinity_is_no_value_to_cut():
+    maps = GOOD.copy()
+    maps[1, 0, 0] = -np.inf
+    for rule in ("error", "relu", "minmax"):
+        with pytest.raises(ValueError, match="NaN or infinity in example 1"):
+            score_maps(maps, [[0, 0, 2, 2]] * 3, negatives=rule)
+
+
+def test_overshoot_below_zero_is_refused():
+    for backend in ("numba", "torch"):
         spike = np.zeros((1, 8, 8), np.float32)
         spike[0, 4, 4] = 1
         with pytest.raises(ValueError, match="example 0"):
@@ -436,6 +484,8 @@ def test_negative_values_are_fine_where_a_minmax_removes_them():
 def test_maps_of_a_wrong_shape():
     for maps, message in (
         (GOOD[0], r"maps\[None\]"),
+        (np.repeat(GOOD[:, None], 2, 1), "sum or choose the channels"),
+        ([np.stack([GOOD[0]] * 3)], "example 0; sum or choose the channels"),
         ([GOOD[0], GOOD], "example 1"),
         ([np.zeros((0, 3))], "example 0"),
         (np.array([["a"]]), "numbers"),
@@ -465,6 +515,9 @@ def test_every_form_of_input_gives_the_same_scores():
         (np.asfortranarray(maps), boxes[:, None]),
         (maps[::-1][::-1], [b[None] for b in boxes]),
         (tuple(maps), tuple(map(tuple, boxes))),
+        (maps[:, None], boxes),  # as networks give them
+        (torch.tensor(maps)[:, None], boxes),
+        (list(maps[:, None]), boxes),
     ]
     for m, b in forms:
         pd.testing.assert_frame_equal(score_maps(m, b), expected)
@@ -528,3 +581,19 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group
     root = Path(__file__).resolve().parents[1]
     peak = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True, timeout=300)
     assert float(peak) < 1000  # MB; the images alone would be 350 MB at 96 x 96 and 5.9 GB at 384 x 384
+
+
+def test_names_come_back_as_the_columns_that_statistics_take():
+    import torch
+
+    maps, boxes = blobs(6, (8, 8)), [[0, 0, 5, 4]] * 6
+    plain, groups = score_maps(maps, boxes), [1, 1, 2, 2, 3, 3]
+    for form in (list, np.array, torch.tensor, pd.Series):
+        named = score_maps(maps, boxes, ids=[f"p{k}" for k in range(6)], groups=form(groups))
+        assert named.columns.tolist() == ["id", "group", *plain.columns] and named.group.tolist() == groups
+        pd.testing.assert_frame_equal(named[list(plain)], plain)
+    assert summarize(named, "io_ratio").n_groups[0] == 3
+    other = score_maps(maps[::-1].copy(), boxes, ids=[f"p{k}" for k in range(6)][::-1], groups=groups[::-1])
+    assert (compare(named, other, ["io_ratio", "pg_hit"]).difference == 0).all()
+    assert score_maps(maps[:0], boxes[:0], ids=[], groups=[]).columns.tolist()[:2] == ["id", "group"]
+    assert score_maps(maps, boxes, ids=range(6)).id.tolist() == [0, 1, 2, 3, 4, 5]

@@ -34,8 +34,8 @@ class ScoreOptions:
         for name, allowed in (("ties", ("expected", "first", "any", "all")), ("distance", ("paper", "symmetric"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
-        if not (np.isfinite(self.tau) and self.delta >= 0):
-            raise ValueError(f"tau, delta: expected a finite threshold and a distance >= 0, got {self.tau!r}, "
+        if not (0 <= self.tau <= 1 and self.delta >= 0):
+            raise ValueError(f"tau, delta: expected a threshold from 0 to 1 and a distance >= 0, got {self.tau!r}, "
                              f"{self.delta!r}")
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #354d0a9d
