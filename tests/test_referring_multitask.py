@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file
 from scipy.special import logsumexp
 from sklearn.metrics import log_loss
 
 from qgcam_lib.data.gqa import Classes, Question
 from qgcam_lib.data.referring.expressions import Expression
+from qgcam_lib.data.referring.refcocog import refcocog
 from qgcam_lib.errors import ExampleError, FileFault, ParameterError
 from qgcam_lib.finetune.minis import MINIS, make_mini
 from qgcam_lib.finetune.referring.data import RankerData, RegionTable
@@ -348,29 +351,30 @@ def test_boxes_of_a_picture(tmp_path):
 
 # --- the minis --------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def entry(tmp_path_factory):
-    """A ViLBERT of three steps as an entry of a zoo, its training, and the folder of its data."""
-    place = tmp_path_factory.mktemp("minis")
-    recipe = dataclasses.replace(MINIS["vilbert-mini"].recipe, steps=3, images=24, batch=24, log_every=1)
+@pytest.fixture(scope="module", params=["vilbert", "vilbert-mtl"])
+def entry(request, tmp_path_factory):
+    """A ranker of a few steps as an entry of a zoo, its training, and its name."""
+    name, place = request.param, tmp_path_factory.mktemp("minis")
+    mini = MINIS[f"{name}-mini"]
+    recipe = dataclasses.replace(mini.recipe, steps=6, images=24, batch=24, log_every=1)
     kept = []
 
     def trained(*args, **options):
-        kept.append(train_mini_ranker("vilbert", *args, **options))
+        kept.append(train_mini_ranker(name, *args, **options))
         return kept[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MINIS, "vilbert-mini", dataclasses.replace(MINIS["vilbert-mini"], train=trained))
-        folder = make_mini("vilbert-mini", place / "w", place / "work", place / "zoo", recipe, progress=False)
-    return folder, kept[0]
+        patch.setitem(MINIS, f"{name}-mini", dataclasses.replace(mini, train=trained))
+        folder = make_mini(f"{name}-mini", place / "w", place / "work", place / "zoo", recipe, progress=False)
+    return folder, kept[0], name
 
 
 def test_an_entry_is_read_back_and_gives_the_scores_that_were_taken(entry):
-    folder, training = entry
-    loaded = load_model("vilbert", weights=folder)
+    folder, training, name = entry
+    loaded = load_model(name, weights=folder)
     said = judged_expressions(training.folder)
     frame = refer(loaded, said, training.folder / "images", progress=False)
-    card = load_zoo("vilbert-mini", folder.parent).card
+    card = load_zoo(f"{name}-mini", folder.parent).card
     rows = [row for row in card["scores_on_test"]["all"] if row["model"] == "trained"]
     for row in rows:
         part = frame[frame.split == row["split"]]
@@ -384,20 +388,59 @@ def test_an_entry_is_read_back_and_gives_the_scores_that_were_taken(entry):
     assert card["data"]["training_images"] == 24 and "grid" not in card
 
 
+def test_the_card_of_two_tasks_has_the_answers_too(entry):
+    folder, training, name = entry
+    card = load_zoo(f"{name}-mini", folder.parent).card
+    if name == "vilbert":
+        assert "answers_on_dev" not in card and "answers" not in card
+        return
+    told, asked = card["answers_on_dev"], training.asked
+    network = TwoTasks(build_vilbert(MINI, len(training.vocabulary), training.config.feature_size), len(asked.classes))
+    network.load_state_dict({key: value.float() for key, value in load_file(folder / "model.safetensors").items()})
+    answers = answer_questions(network, asked)
+    usual = Counter(training.questions.data.place.tolist())
+    most = min(place for place, count in usual.items() if count == max(usual.values()))
+    assert told == {"accuracy": answers.correct.mean(), "most_frequent": (asked.place == most).mean(), "n": len(asked),
+                    "unknown": asked.unknown} and card["answers"] == list(asked.classes)
+    said = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{told['accuracy']:.3f} of {len(asked)} questions" in said
+
+
+def test_questions_are_about_the_pictures_of_the_same_split(entry):
+    _, training, name = entry
+    if name == "vilbert":
+        return
+    numbers = {part: {int(re.search(r"(\d+)\.jpg", one.image)[1]) for one in refcocog(training.folder, split)}
+               for part, split in (("train", "train"), ("val", "val"), ("test", "test"))}
+    asked = {"train": set(map(int, training.questions.data.pictures)), "val": set(map(int, training.asked.pictures))}
+    assert asked["train"] <= numbers["train"] and asked["val"] <= numbers["val"]
+    assert not (asked["train"] | asked["val"]) & numbers["test"]
+
+
 def test_the_card_says_where_the_bag_is_beaten(entry):
-    folder, _ = entry
-    card = load_zoo("vilbert-mini", folder.parent).card
+    folder, _, name = entry
+    card = load_zoo(f"{name}-mini", folder.parent).card
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert text == card_markdown(card) and "**Not above that ceiling: Ref-Hard, Ref-Adv.**" in text
+    ours = {row["split"]: row for row in card["scores_on_test"]["all"] if row["model"] == "trained"}
+    below = [f"Ref-{name.title()}" for name in ("hard", "adv") if ours[name]["ci_low"] <= ours[name]["bag"]]
+    assert text == card_markdown(card)
+    assert (f"**Not above that ceiling: {', '.join(below)}.**" in text) == bool(below)
     assert "lies above that ceiling on: Ref-Adv." in card_markdown({**card, "above_bag": ["adv"]})
     rows = card["scores_on_test"]["all"]
     hard = [row["value"] for row in rows if (row["model"], row["split"]) == ("trained", "hard")]
-    assert [zoo_table(folder.parent).set_index("name").ref_hard["vilbert-mini"]] == hard
+    assert [zoo_table(folder.parent).set_index("name").ref_hard[f"{name}-mini"]] == hard
 
 
 def test_the_four_share_all_but_the_loss():
     recipes = [MINIS[f"{name}-mini"].recipe for name in ("vilbert", "cmn", "mattnet", "groundnet")]
     assert {name for one in recipes for name in recipes[0].differs(dataclasses.asdict(one))} == {"fit", "scale"}
     assert [(one.fit, one.scale) for one in recipes] == [("regions", 1), ("choice", 1), ("choice", 10), ("choice", 1)]
+    for name in ("sum", "max"):
+        hinge = MINIS[f"vilbert-{name}-h-mini"].recipe
+        assert set(recipes[0].differs(dataclasses.asdict(hinge))) == {"loss", "negatives", "together"}
+        assert hinge.loss == name
+    both = MINIS["vilbert-mtl-mini"].recipe
+    assert both.steps == 2 * recipes[0].steps and both.questions == 1 and both.question_rate == both.learning_rate / 2
+    assert recipes[0].differs(dataclasses.asdict(both)) == ["steps"]
     with pytest.raises(ParameterError, match="expected one of vilbert, cmn, mattnet, groundnet, got 'uniter'"):
         train_mini_ranker("uniter", "nowhere")

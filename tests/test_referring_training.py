@@ -138,12 +138,12 @@ def test_the_rate_rises_and_falls_in_lines(steps, warm):
 
 # --- negatives --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("among", ["batch", "picture"])
+@pytest.mark.parametrize(("among", "together"), [("batch", 0), ("batch", 3), ("picture", 0)])
 @pytest.mark.parametrize("reduction", ["sum", "max"])
-def test_hinges_are_a_double_loop_over_single_passes(among, reduction):
+def test_hinges_are_a_double_loop_over_single_passes(among, together, reduction):
     data = toys(10, seed=3)
     training = start_ranker(network(), data, dataclasses.replace(SHORT, loss=reduction, among=among, negatives=3,
-                                                                 margin=0.4))
+                                                                 together=together, margin=0.4))
     step = next(step for step in range(20) if training.draw(step).usable.any())
     batch, rows = training.draw(step), np.concatenate(training.rows_of(step))
     found = training.losses(batch)
@@ -180,6 +180,24 @@ def test_negatives_are_other_objects_with_other_words():
     few = start_ranker(network(), data, dataclasses.replace(SHORT, loss="sum", negatives=2)).draw(0).usable
     assert few.sum(1).max() == 2 and torch.equal(few, start_ranker(network(), data, dataclasses.replace(
         SHORT, loss="sum", negatives=2)).draw(0).usable)
+
+
+def test_pictures_that_share_their_negatives_are_asked_once_for_all_their_boxes():
+    """Groups of two pictures: each expression is asked about its own picture, and once about the other."""
+    data, passes = toys(10, seed=3), []
+    training = start_ranker(network(), data, dataclasses.replace(SHORT, loss="sum", together=2, negatives=0))
+    batch, rows = training.draw(0), np.concatenate(training.rows_of(0))
+    pictures = list(dict.fromkeys(data.of[rows].tolist()))
+    group = {picture: place // 2 for place, picture in enumerate(pictures)}
+    for j, a in enumerate(rows):
+        for k, b in enumerate(rows):
+            own = group[data.of[a]] == group[data.of[b]]
+            assert bool(batch.usable[j, k]) <= own and (not batch.usable[j, k] or j != k)
+    training.model.register_forward_hook(lambda module, given, found: passes.append(len(found)))
+    training.losses(batch)
+    alone = [p for p in pictures if sum(group[p] == group[q] for q in pictures) == 1]
+    assert passes[0] == len(rows) and passes[1] <= len(rows) - np.isin(data.of[rows], alone).sum()
+    assert batch.usable.sum() > passes[1] > 0
 
 
 def test_gradients_of_pair_scores_reach_the_network():
@@ -282,7 +300,7 @@ def test_mixed_precision_is_close(precision):
 
 
 @pytest.mark.parametrize("wrong", [{"loss": "mean"}, {"among": "world"}, {"precision": "int8"}, {"warm": 1.0},
-                                   {"average": 0.5}, {"looks": 0}])
+                                   {"average": 0.5}, {"looks": 0}, {"together": -1}])
 def test_recipes_that_cannot_be(wrong):
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         RankerRecipe(**wrong)

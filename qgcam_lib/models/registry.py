@@ -181,7 +181,7 @@ _register(*(ModelEntry(name, checkpoint=MODELS[base].checkpoint, licence=MODELS[
                  "qgcam_lib.models.zero_shot.detector_boxes:load_detector_boxes", "glip-like-mini"))))
 _register(*(ModelEntry(name, licence="Apache-2.0", role="ranker", mini=f"{name}-mini",
                        loader="qgcam_lib.models.regions.loading:load_region_ranker")
-            for name in ("vilbert", "cmn", "mattnet", "groundnet")))
+            for name in ("vilbert", "cmn", "mattnet", "groundnet", "vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:

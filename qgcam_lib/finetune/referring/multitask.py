@@ -221,11 +221,12 @@ def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe,
 
 
 def start_tasks(network: TwoTasks, data: RankerData, questions: QuestionData, recipe: MultiTaskRecipe,
-                dev: RankerData | None = None, device: str = "cpu") -> MultiTaskTraining:
-    """A training on both tasks at step 0; arguments as in `train_tasks`."""
+                dev: RankerData | None = None, device: str = "cpu", kind: type[MultiTaskTraining] = MultiTaskTraining,
+                **fields: Any) -> MultiTaskTraining:
+    """A training on both tasks at step 0; arguments as in `train_tasks`. kind, fields: see `start_ranker`."""
     _check_questions(network, questions=questions)
     check_data(questions, recipe)
-    training = start_ranker(network, data, recipe, dev, device, MultiTaskTraining)
+    training = start_ranker(network, data, recipe, dev, device, kind, **fields)
     training.recipe = replace(recipe, steps=recipe.steps or recipe.epochs * training.epoch_steps)
     if recipe.questions and not training.with_questions:
         raise ParameterError(f"questions: expected a ratio that gives at least one step with questions in an epoch of "

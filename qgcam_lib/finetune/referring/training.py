@@ -42,7 +42,8 @@ class RankerRecipe(Recipe):
     a step, whole pictures, so some more or less; epochs; steps: 0 for as many as the epochs have; warm: share of the
     steps in which the rate rises in a line, it then falls in a line to 0; margin, contrast: of the hinges, and their
     weight beside the plain loss; negatives: drawn for each expression, 0 for all there are; among: where they are
-    drawn, "batch", or "picture", whose other objects cost no further pass; precision: "float32", "bfloat16" or
+    drawn, "batch", or "picture", whose other objects cost no further pass; together: pictures of a batch whose
+    expressions can be negatives of each other, 0 for all of them; precision: "float32", "bfloat16" or
     "float16" (scaled), by autocast; looks: at the development set, in an epoch; patience: looks without a better one
     after which it stops, 0 for never. Not used: warmup, cooldown, average, images.
     """
@@ -60,6 +61,7 @@ class RankerRecipe(Recipe):
     contrast: float = 1.0
     negatives: int = 64
     among: Literal["batch", "picture"] = "batch"
+    together: int = 0
     precision: str = "float32"
     looks: int = 1
     patience: int = 5
@@ -70,8 +72,9 @@ class RankerRecipe(Recipe):
                             ("among", ("batch", "picture")), ("precision", ("float32", "bfloat16", "float16"))):
             if getattr(self, name) not in known:
                 raise ParameterError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}.")
-        if not 0 < self.scale < math.inf:
-            raise ParameterError(f"scale: expected a number above 0, got {self.scale}.")
+        if not 0 < self.scale < math.inf or self.together < 0:
+            raise ParameterError(f"scale, together: expected a number above 0 and 0 or more pictures, got {self.scale} "
+                                 f"and {self.together}.")
         if not 0 <= self.warm < 1 or self.average or self.looks < 1:
             raise ParameterError(f"warm, average, looks: expected a share below 1, 0 and at least 1, got {self.warm}, "
                                  f"{self.average}, {self.looks}. The weights kept are the best, not a mean.")
@@ -136,7 +139,8 @@ def _negatives(self: RankerTraining, rows: np.ndarray, step: int, worker: int) -
     of, place, words = data.of[rows], data.place[rows], data.ids[rows]
     same = of[:, None] == of
     usable = ~(same & (place[:, None] == place)) & (words[:, None] != words).any(-1)
-    usable &= same if recipe.among == "picture" else True
+    group = np.cumsum(np.r_[0, of[1:] != of[:-1]]) // (recipe.together or len(of))
+    usable &= same if recipe.among == "picture" else group[:, None] == group
     generator = torch.Generator().manual_seed(int(recipe.random(step, worker, 1).integers(2**62)))
     return draw_negatives(torch.from_numpy(usable), recipe.negatives or None, generator).numpy()
 
@@ -162,8 +166,9 @@ def pair_scores(self: RankerTraining, batch: RankerBatch, found: torch.Tensor) -
     table = torch.where(asked & same, found[rows[:, None], place], found.new_zeros(()))
     j, k = (asked & ~same).nonzero().T
     if len(j):
-        others = self.scores(regions, ids[j], mask[j], of[k])
-        table = table.index_put((j, k), others[torch.arange(len(j), device=of.device), place[k]])
+        (texts, pictures), once = torch.unique(torch.stack([j, of[k]]), dim=1, return_inverse=True)
+        others = self.scores(regions, ids[texts], mask[texts], pictures)
+        table = table.index_put((j, k), others[once, place[k]])
     return table
 
 

@@ -186,12 +186,16 @@ def _ranker_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of a ranker of boxes."""
     above = [_SPLITS[split] for split in card["above_bag"]]
     below = [name for name in _SPLITS.values() if name not in above]
+    asked = card.get("answers_on_dev")
     return [
         "## Referring expressions on unseen test pictures (miniworld RefCOCOg)",
         _table(_scores(card), "model split value ci_low ci_high random candidates bag n n_groups"),
         "Accuracy with 95 % intervals, bootstrapped over pictures (n_groups), beside a random choice among the "
         "candidates and the ceiling of an exact listener that knows all words and not their order (bag). "
         "`qgcam_lib.referring` defines the score. The stored float16 weights were scored.",
+        *([f"Negatives: {card['negatives']}."] if "negatives" in card else []),
+        *([f"It answers {asked['accuracy']:.3f} of {asked['n']} questions of GQA-Rel on development pictures; the "
+           f"answer that is most frequent in training is right for {asked['most_frequent']:.3f}."] if asked else []),
         *([f"The whole interval lies above that ceiling on: {', '.join(above)}."] if above else []),
         *([f"**Not above that ceiling: {', '.join(below)}.** Nothing there shows that the order of the words is read."]
           if below else []),

@@ -63,15 +63,17 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
         raise ValueError(f"encoder: the weights of {entry.name} were trained on features that the file does not name. "
                          "Pass encoder=FileEncoder(PATH), or another RegionEncoder.")
     words = make_tokenizer(found.words(), lavis_tokens=False)
-    make_config, build = KINDS[entry.name]
-    more = {"tokens": words.convert_ids_to_tokens(range(len(words)))} if entry.name == "groundnet" else {}
-    if entry.name != "vilbert":
+    kind = entry.name.partition("-")[0]
+    make_config, build = KINDS[kind]
+    more = {"tokens": words.convert_ids_to_tokens(range(len(words)))} if kind == "groundnet" else {}
+    if kind != "vilbert":
         sizes.setdefault("not_words", (words.pad_token_id, words.cls_token_id, words.sep_token_id))
     network = build(make_config(**sizes), len(words), feature_size, seed, **more)
-    if found.file is not None and entry.name == "vilbert" and seen_by is None:
+    if found.file is not None and kind == "vilbert" and seen_by is None:
         load_published(network, found.file)
     elif found.file is not None:
-        load_state(network, read_state(found.file))
+        load_state(network, {name.removeprefix("ranker."): value for name, value in read_state(found.file).items()
+                             if not name.startswith("answer.")})
     if encoder is None:
         default = {"name": "resnet50", "weights": "random"}
         encoder = load_encoder(**{**(seen_by or default), "device": device, "seed": seed})
