@@ -215,6 +215,10 @@ class ExampleList:
 
     def __init__(self, examples: Sequence[GroundingExample], name: str = "examples", split: str = "all"):
         self.name, self.split, self.problems = name, split, []
+        for k, example in enumerate(examples):
+            if not isinstance(example, GroundingExample):
+                raise TypeError(f"examples: expected a GroundingExample at each place, got a {type(example).__name__} at "
+                                f"{k}. Make one: GroundingExample(id, image, prompt, boxes, group, size)")
         self._by_id = {example.id: example for example in examples}
         if len(self._by_id) != len(examples):
             seen: set[str] = set()

@@ -18,6 +18,7 @@ import pandas as pd
 
 from ..boxes import clip_boxes
 from ..data.picture_loop import outcomes
+from ..data.records import box_share
 from ..errors import FileFault
 from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
@@ -42,7 +43,7 @@ def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool
     return found
 
 
-_OURS = ("id", "group", "n_boxes", *SCORE_COLUMNS, "error")
+_OURS = ("id", "group", "n_boxes", "box_share", *SCORE_COLUMNS, "error")
 
 
 def _usable(id: str, record: BoxRecord, rule: MapProtocol, where: str) -> None:
@@ -74,7 +75,9 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
         arrays = maps.load(ids)
         sizes = [boxes[id].size or a.shape for id, a in zip(ids, arrays)]
         cut = [clip_boxes(boxes[id].boxes, size) for id, size in zip(ids, sizes)]
+        shares = [box_share(b, size) for (b, _), size in zip(cut, sizes)]
         rows = score_rows(arrays, [b for b, _ in cut], sizes, options)
+        rows = [{"box_share": share, **row} for share, row in zip(shares, rows)]
         clipped.extend(id for id, (_, n) in zip(ids, cut) if n)
         return rows
 
@@ -94,7 +97,7 @@ def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, An
         text = text if isinstance(found, FileFault) else f"record {id!r}: {text}"
         if not record:
             raise FileFault(text) from found
-        rows.append({**dict.fromkeys(SCORE_COLUMNS, np.nan), "error": text})
+        rows.append({**dict.fromkeys(("box_share", *SCORE_COLUMNS), np.nan), "error": text})
     return rows
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #f5e2af16
@@ -131,9 +134,11 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     size: (height, width) of every image that has none in the file. common: score the records both files have.
     on_error: "raise", or "record" for a row with the error's text and NaN scores. out: also write the rows there.
 
-    Returns one row a record in the order of `boxes`: id, group (the record itself where none is given), n_boxes, the
-    file's own labels, the columns of `score_maps` as float64 (undefined is NaN), error (None or a text). `attrs`:
-    protocol, scores, n_maps, n_boxes (records in each file), grouped, clipped (records whose boxes stuck out).
+    Returns one row a record in the order of `boxes`: id, group (the record itself where none is given), n_boxes,
+    box_share (the boxes' share of the image, or of the map where it has no size: the io_ratio of an even map; NaN where
+    the record failed), the file's own labels, the columns of `score_maps` as float64 (undefined is NaN), error (None or
+    a text). `attrs`: protocol, scores, n_maps, n_boxes (records in each file), grouped, clipped (records whose boxes
+    stuck out).
     Errors: FileNotFoundError; ValueError for a wrong option; FileFault that names the record: an id of one file only,
     NaN, a negative value under "native", a wrong shape, an empty or outlying box, a size the protocol needs.
 
@@ -168,7 +173,7 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     labels = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _OURS]
-    frame = pd.DataFrame(rows, columns=["id", "group", "n_boxes", *labels, *SCORE_COLUMNS, "error"])
-    kinds = {"id": "str", "group": "str", "error": "object"} | dict.fromkeys(SCORE_COLUMNS, "float64")
+    frame = pd.DataFrame(rows, columns=["id", "group", "n_boxes", "box_share", *labels, *SCORE_COLUMNS, "error"])
+    kinds = {"id": "str", "group": "str", "error": "object"} | dict.fromkeys(("box_share", *SCORE_COLUMNS), "float64")
     frame = frame.astype(kinds)
     return frame.assign(error=frame["error"].where(frame["error"].notna(), None))

@@ -20,6 +20,7 @@ from ..data.records import Dataset, ExampleList, GroundingExample, Problem, box_
 from ..errors import ExampleError, StoreError
 from ..maps import MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
+from ..models.roles import Explainer, as_explainer
 from ..storage.maps import MapStore
 from ..storage.rows import RecordStore, place_of
 
@@ -89,7 +90,21 @@ def _ask(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExa
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #6ba398f4
 def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
-    return ExampleList(list(dataset)) if isinstance(dataset, (list, tuple)) else dataset
+    if isinstance(dataset, (list, tuple)):
+        return ExampleList(list(dataset))
+    if not hasattr(dataset, "read_image"):
+        raise TypeError(f"dataset: expected a data set (see `load_dataset`) or a list of GroundingExample, got a "
+                        f"{type(dataset).__name__}. Read a folder with qgcam_lib.data.catalog.load_dataset(FOLDER).")
+    return dataset
+
+
+def _as_model(model: Any) -> Explainer:
+    """The Explainer that `ground` was given, or that its name or its function stands for."""
+    if not isinstance(model, str):
+        return as_explainer(model)
+    from qgcam_lib.models.sources import load_source
+
+    return load_source(model, "explainer")
 
 
 def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | None) -> MapStore | None:
@@ -110,9 +125,11 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
            seed: int = 0, save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
     """Score the maps of a model for every example of a data set.
 
-    model: an Explainer (`maps(image, phrases)` or `maps_batch`, and a `card`). dataset: a `records.Dataset` or a list
-    of examples. protocol, ties, tau, delta: see `score_maps`; boxes and sizes are given in image pixels. limit: so many
-    examples (None or 0: all), whole pictures drawn with `seed`. store, on_error, batch_images: see `ask_pictures`.
+    model: an Explainer (`maps(image, phrases)` or `maps_batch`, and a `card`), a function (image, text) -> map [h, w],
+    the name of a model (with mini weights, see `load_model`), or package.module:factory. dataset: a `records.Dataset`
+    or a list of examples. protocol, ties, tau, delta: see `score_maps`; boxes and sizes are given in image pixels.
+    limit: so many examples (None or 0: all), whole pictures drawn with `seed`. store, on_error, batch_images: see
+    `ask_pictures`.
     save_maps: keep the raw map of every scored example in a `MapStore`: True for the folder STORE-maps beside `store`,
     or a folder, or a store; it is continued like the rows. See `score_store`.
 
@@ -121,7 +138,7 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     NaN), error (None or a text). A file that hides an unknown number of examples gives one row with the id "IMAGE/*".
     `attrs`: those of `ask_pictures`, and maps (the folder of the maps, or None).
     """
-    dataset, rule = _as_dataset(dataset), get_protocol(protocol)
+    model, dataset, rule = _as_model(model), _as_dataset(dataset), get_protocol(protocol)
     scores = {"ties": ties, "tau": tau, "delta": delta}
     score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
     store = RecordStore(store) if isinstance(store, str | Path) else store
