@@ -245,8 +245,7 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
         raise ValueError(f"batch_images: expected at least 1, got {batch_images!r}")
     begin, story = time.perf_counter(), {"model": dict(model.card), "dataset": dataset, "settings": settings}
     same = {key: dataset[key] for key in ("name", "split", "fingerprint") if key in dataset}
-    found_by = ["qgcam_lib.models.sources"]  # leads to every model; the one that is asked stands beside it
-    made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader, without=found_by),
+    made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader),
                "own_code": own_code(ask, model, type(loader)), "loaded_weights": weights_fingerprint(model)}
     kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
     pictures = _by_picture(asked)

@@ -102,7 +102,7 @@ def _as_model(model: Any) -> Explainer:
     """The Explainer that `ground` was given, or that its name or its function stands for."""
     if not isinstance(model, str):
         return as_explainer(model)
-    from qgcam_lib.models.sources import load_source
+    from qgcam_lib.models.named import load_source
 
     return load_source(model, "explainer")
 
