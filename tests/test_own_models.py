@@ -13,8 +13,8 @@ from qgcam_lib.grounding import ground
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models import Explainer
-from qgcam_lib.models.roles import as_explainer
 from qgcam_lib.models.named import check_role, factory_source, file_source, load_source, source_in_role
+from qgcam_lib.models.roles import as_explainer
 
 MODULE = '''
 import numpy as np
