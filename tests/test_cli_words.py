@@ -1,4 +1,4 @@
-"""What the command line says: tables that fit, messages that name options, help with examples, JSON and nothing else."""
+"""What the command line says: tables that fit, messages that name options, help with examples."""
 
 import os
 import re
