@@ -18,6 +18,7 @@ from qgcam_lib.data.catalog import expression_files
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import ExampleError, ParameterError
 from qgcam_lib.miniworld import ensure_refcocog
+from qgcam_lib.miniworld.words.grammar import NOUNS as WORDS_FOR_THINGS
 from qgcam_lib.papers.ref_adv.audit import (
     above_random,
     candidate_sets,
@@ -36,6 +37,15 @@ from qgcam_lib.papers.ref_adv.claims import CLAIMS, ROLES, claim_tables, printed
 from qgcam_lib.papers.ref_adv.data import open_ref_adv
 from qgcam_lib.papers.ref_adv.description import REF_ADV
 from qgcam_lib.papers.ref_adv.gallery import choose_pairs, parallel
+from qgcam_lib.papers.ref_adv.listeners import (
+    LISTENERS,
+    against_listeners,
+    ask_listeners,
+    both_right,
+    listeners_of,
+    meanings,
+    what_decides,
+)
 from qgcam_lib.papers.ref_adv.runs import (
     MODELS,
     beside_paper,
@@ -43,8 +53,10 @@ from qgcam_lib.papers.ref_adv.runs import (
     evaluate_result,
     largest_box,
     plan_models,
+    remedy_gains,
     split_falls,
     summarize_rankers,
+    with_test,
     word_costs,
     worded,
 )
@@ -217,17 +229,95 @@ def test_falls_and_costs_are_those_of_a_model_that_needs_the_order(data):
     costs = word_costs(frames, n_bootstrap=50, n_permutations=99).set_index(["model", "words", "split"])
     assert costs.loc[("order", "shuffled", "adv"), ["difference", "hypothesis"]].tolist() == [1, "supported"]
     assert (costs.loc["bag", "difference"] == 0).all()
-    found = evaluate_result(falls.reset_index(), costs.reset_index(), "miniworld")
-    assert "1 supported, 0 against, 1 open, of 2 models" in found["answer"]
-    assert evaluate_result(falls[:0].reset_index(), costs[:0].reset_index(), "x")["effect"] == []
+    none = remedy_gains(frames), against_listeners(frames, {})
+    found = evaluate_result(falls.reset_index(), costs.reset_index(), *none, "miniworld")
+    assert "1 supported, 0 against, 1 open, of 2 models" in found["answer"] and "remedy" not in found["answer"]
+    assert evaluate_result(falls[:0].reset_index(), costs[:0].reset_index(), *none, "x")["effect"] == []
     pairs = parallel(data)
     chosen = choose_pairs(pairs, frames)
     assert chosen.loc[chosen["role"] == "both right", "strength"].tolist() == [0.5] and "neither" in set(chosen["role"])
     assert choose_pairs(pairs, {}).empty
 
 
+def test_a_remedy_is_compared_with_vilbert_on_the_same_expressions_and_in_the_printed_direction(data):
+    some = drawn(data)
+    half = {one.id for one in some[::2]}
+    plain = listener(some, "vilbert", lambda words, split: words == "original" and split == "easy")
+    better = plain.assign(correct=plain["correct"] | plain["id"].isin(half))
+    options = {"n_bootstrap": 50, "n_permutations": 99}
+    gains = remedy_gains({"vilbert": plain, "vilbert-max-h": better, "vilbert-mtl": plain}, **options)
+    found = gains.set_index(["model", "split"])
+    literal = np.mean([one.id in half for one in some if one.split == "adv"])
+    assert found.loc[("vilbert-max-h", "adv"), "difference"] == pytest.approx(literal)
+    printed = {name: found.loc[("vilbert-max-h", name), "printed"] for name in ("test", "easy", "hard", "adv")}
+    assert printed == pytest.approx({"test": -0.0093, "easy": 0.0065, "hard": -0.0154, "adv": 0.0245})
+    assert found.loc["vilbert-max-h", "hypothesis"].to_dict() == {
+        "test": "against", "easy": "open", "hard": "against", "adv": "supported"}
+    assert (found.loc["vilbert-mtl", "hypothesis"] == "open").all()
+    sum_h = remedy_gains({"vilbert": plain, "vilbert-sum-h": better}, **options).set_index("split")
+    assert sum_h.loc["easy", "hypothesis"] == "no direction"
+    assert remedy_gains({"vilbert-mtl": plain}).empty and list(remedy_gains({})) == list(gains)
+    assert len(with_test(plain)) == len(plain) + (plain["split"] != "adv").sum()
+
+
+def test_listeners_get_what_a_literal_lot_gets(data):
+    some, known = drawn(data), listeners_of(data)
+    heard = ask_listeners(data, some)
+    for k, one in enumerate(some):
+        knows = known[one.image]
+        boxes = [knows.scene.thing(number).box for number in knows.candidates]
+        target = knows.candidates[int(box_iou(boxes, one.box).argmax())]
+        first = next(k for k, word in enumerate(one.text.split()) if word in WORDS_FOR_THINGS)
+        named = set(knows.hear(" ".join(one.text.split()[:first + 1])).possible)
+        bag = set(knows.bag(one.text))
+        for name, things in zip(LISTENERS, (bag, named, bag & named), strict=True):
+            assert heard[name]["correct"][k] == pytest.approx((target in things) / len(things))
+            assert heard[name]["ties"][k] == len(things) - 1
+    bag = heard["bag of words"].set_index("id")["correct"]
+    assert {name: bag[name] for name in data.bags} == pytest.approx(data.bags)
+    given = replace(data, is_miniworld=False)
+    assert ask_listeners(given, some) == {} and meanings(given).empty
+    meant = meanings(data, how=("plain", "shuffle")).set_index(["how", "split"])
+    assert (meant.loc["plain", "same"] == 1).all() and (meant.loc["shuffle", "same"] < 0.2).all()
+    assert meant.loc["plain", "expressions"].to_dict() == {
+        name: sum(one.split == name for one in some) for name in ("easy", "hard", "adv")}
+
+
+def test_candidates_that_lack_what_a_listener_names_leave_it_the_lot_among_all(data):
+    one = next(one for one in data.expressions if one.split == "hard")
+    bare = replace(one, candidates=((0.0, 0.0, 1.0, 1.0), (1.0, 0.0, 2.0, 1.0), one.box)[:2])
+    none = replace(one, id="none", candidates=())
+    heard = ask_listeners(data, [bare, none])
+    assert [frame["correct"].tolist() for frame in heard.values()] == [[0.0]] * 3
+    assert heard["bag of words"]["ties"].tolist() == [1]
+
+
+def test_what_the_order_decides_is_what_is_left_by_every_listener(data):
+    some = drawn(data)
+    heard = ask_listeners(data, some)
+    frames = {"exact": listener(some, "exact", lambda words, split: True),
+              "easy": listener(some, "easy", lambda words, split: split == "easy")}
+    decided = what_decides(frames, heard, n_bootstrap=20).set_index(["model", "split", "decided_by"])
+    counts = decided.loc["exact"].groupby("split")["n"].sum()
+    assert counts.to_dict() == {name: sum(one.split == name for one in some) for name in ("easy", "hard", "adv")}
+    assert (decided.loc["exact", "value"] == 1).all() and (decided.loc["easy"].loc["hard", "value"] == 0).all()
+    assert decided.loc["exact"].groupby("split")["share_of_right"].sum().tolist() == pytest.approx([1, 1, 1])
+    left = decided.loc["exact"].reset_index().query("decided_by == 'the order of the rest'")
+    assert (left["lot"] <= 0.5).all() and {"hard", "adv"} >= set(left["split"])
+    options = {"n_bootstrap": 50, "n_permutations": 99}
+    bars = against_listeners(frames, heard, **options).set_index(["model", "listener", "split", "rows"])
+    bag = 1 - heard["bag of words"].query("split == 'hard'")["correct"].mean()
+    assert bars.loc[("exact", "bag of words", "hard", "all"), "difference"] == pytest.approx(bag)
+    assert bars.loc[("exact", "bag of words", "hard", "draws lots"), "hypothesis"] == "supported"
+    assert bars.loc[("easy", "bag of words", "hard", "all"), "hypothesis"] == "against"
+    assert what_decides(frames, {}).empty and against_listeners(frames, {}).empty
+    both = both_right(parallel(data), frames | heard, n_bootstrap=20).set_index("model")["value"]
+    assert both["exact"] == 1 and both["easy"] == 0 and 0 < both["bag of words"] <= 0.25
+    assert both_right(parallel(data), {}).empty
+
+
 def test_rows_that_were_not_run_say_why_and_none_is_held_against_the_paper(data):
-    plan, frames = plan_models(MODELS), {"largest box": largest_box(drawn(data))}
+    plan, frames = plan_models(MODELS).assign(why="its mini is not here"), {"largest box": largest_box(drawn(data))}
     summary = summarize_rankers(frames, n_bootstrap=0)
     for number in (2, 3, 5, 6):
         beside = beside_paper(summary, number, plan, "miniworld")
@@ -301,7 +391,19 @@ def test_the_evaluation_runs_with_rows_that_say_why_others_did_not(world, tmp_pa
     run = run_notebook(EVALUATE, given, outputs=tmp_path, progress=False)
     assert run.status == "ok"
     results = json.loads((Path(run.folder) / "run.json").read_text())["results"]
-    assert results["models"] == ["map-mass", "vilbert"] and "vilbert-mtl" in results["not_run"]
+    ran, not_run = set(results["models"]), set(results["not_run"])
+    assert "map-mass" in ran and ran | not_run == {"map-mass", "vilbert"} and not ran & not_run
     rows = pd.read_parquet(Path(run.folder) / "tables" / "falls.parquet")
-    assert set(rows["model"]) == {"map-mass", "vilbert", "largest box"}
+    assert set(rows["model"]) == {*ran, "largest box", *LISTENERS}
     assert set(rows["hypothesis"]) <= {"supported", "against", "open"}
+    bars = pd.read_parquet(Path(run.folder) / "tables" / "against_listeners.parquet")
+    assert set(bars["model"]) == ran and set(bars["listener"]) == {*LISTENERS}
+
+
+def test_a_model_without_its_mini_is_not_run_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("qgcam_lib.report.cautions.zoo_folder", lambda: tmp_path)
+    plan = plan_models(MODELS).set_index("model")["why"]
+    assert plan["vilbert"] == "vilbert-mini is not in data/zoo" and (plan != "").all()
+    for name in (tmp_path / "vilbert-mini", tmp_path / "vilbert-mini" / "card.json"):
+        name.mkdir() if name.suffix == "" else name.write_text("{}")
+    assert plan_models(MODELS).set_index("model")["why"]["vilbert"] == ""

@@ -23,8 +23,10 @@ from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
 from qgcam_lib.data.taggers import load_tagger
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
-from qgcam_lib.miniworld import make_scene
-from qgcam_lib.miniworld.words.listener import OUTCOMES
+from qgcam_lib.miniworld.scenes.doubles import make_doubles
+from qgcam_lib.miniworld.scenes.render import SEED
+from qgcam_lib.miniworld.words.listener import OUTCOMES, Listener, judge
+from qgcam_lib.miniworld.writers.refcocog import told
 from qgcam_lib.referring import ContrastiveHinge, perturb, refer
 from qgcam_lib.referring.audit import implied_easy_share, meaning_table, threshold_effect, truncation
 from qgcam_lib.referring.hinge import draw_negatives
@@ -554,10 +556,18 @@ def test_only_an_iou_of_exactly_one_half_separates_the_rules():
 
 
 def test_a_listener_hears_the_same_in_plain_words_and_the_shares_add_up():
-    table = meaning_table([make_scene(k) for k in (3, 4)], ("plain", "swap_head"), tagger="hanta").set_index("how")
-    assert table.loc["plain", "same"] == 1 and table.loc["plain", "reworded"] == 0
-    assert table[list(OUTCOMES)].sum(axis=1).tolist() == pytest.approx([1, 1])
-    assert table.loc["swap_head", "same"] < 1
+    scenes = [make_doubles(k, "test", seed=SEED).scene for k in (3, 4, 7)]
+    said = [(scene, told(scene)) for scene in scenes]
+    table = meaning_table(said, ("plain", "swap_head"), tagger="hanta").set_index(["how", "split"])
+    assert (table.loc["plain", "same"] == 1).all() and (table.loc["plain", "reworded"] == 0).all()
+    assert table[list(OUTCOMES)].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert (table.loc["swap_head", "same"] < 1).all()
+    adversaries = [(scene, one["adversary"]) for scene, several in said for one in several if "adversary" in one]
+    another = [judge(Listener(scene), perturb(one["text"], "swap_head", tagger="hanta"), one["thing"]) == "another"
+               for scene, one in adversaries]
+    assert another and table.loc[("swap_head", "adv"), "another"] == pytest.approx(np.mean(another))
+    assert table.loc[("plain", "adv"), "expressions"] == len(adversaries)
+    assert meaning_table([]).empty
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------

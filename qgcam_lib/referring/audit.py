@@ -6,7 +6,7 @@
 __all__ = ['truncation', 'threshold_effect', 'implied_easy_share', 'meaning_table']
 
 # %% ../../nbs/lib/referring/07_audit.ipynb #7a6f0703
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ from ..data.referring.expressions import Expression
 from ..data.taggers import words_of
 from ..miniworld.scenes.scene import Scene
 from ..miniworld.words.listener import OUTCOMES, Listener, judge
-from ..miniworld.writers.refcocog import told
 from .perturb import HOW, perturb
 from .score import score_choices
 
@@ -83,28 +82,37 @@ def implied_easy_share(table: pd.DataFrame, unit: float = 0.01) -> pd.DataFrame:
     return kept.assign(share=share(test, easy, hard), lowest=corners.min(0), highest=corners.max(0))
 
 # %% ../../nbs/lib/referring/07_audit.ipynb #7a6f0710
-def meaning_table(scenes: Iterable[Scene], how: Sequence[str] = HOW[:-1], *, seed: int = 0, tagger: str = "auto"
-                  ) -> pd.DataFrame:
-    """How often perturbations change what is meant, by the miniworld's exact listener: one row a perturbation.
+def meaning_table(said: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[str] = HOW[:-1], *, seed: int = 0,
+                  tagger: str = "auto") -> pd.DataFrame:
+    """How often perturbations change what is meant, by the miniworld's exact listener: a row a perturbation and split.
 
-    scenes: rendered or not; all that is said of them (`writers.refcocog.told`) is perturbed. how: of `perturb.HOW`
-    without "shipped".
-    Returns how, expressions (that have a word left), no_words, reworded (share whose words or order changed), and the
-    share of each of `miniworld.words.listener.OUTCOMES`.
+    said: scenes, rendered or not, each with what is said of it, as `writers.refcocog.told` gives it; adversarial
+    expressions among it are split "adv", others their label or the split of the scene. how: of `perturb.HOW` without
+    "shipped".
+    Returns how, split, expressions (that have a word left), no_words, reworded (share whose words or order changed),
+    and the share of each of `miniworld.words.listener.OUTCOMES`.
     """
     rows = []
-    for scene in scenes:
+    for scene, several in said:
         listener = Listener(scene)
-        for one in told(scene):
+        for split, one in _by_split(scene, several):
             for name in how:
                 text = perturb(one["text"], name, seed=seed, tagger=tagger)
                 found = judge(listener, text, one["thing"]) if text else "no words"
-                rows.append((name, text != perturb(one["text"], "plain"), found))
-    frame = pd.DataFrame(rows, columns=["how", "reworded", "found"])
+                rows.append((name, split, text != perturb(one["text"], "plain"), found))
+    frame = pd.DataFrame(rows, columns=["how", "split", "reworded", "found"])
     lines = []
-    for name, cell in frame.groupby("how", sort=False):
+    for (name, split), cell in frame.groupby(["how", "split"], sort=False):
         asked = cell[cell["found"] != "no words"]
         shares = {one: (asked["found"] == one).mean() for one in OUTCOMES}
-        lines.append({"how": name, "expressions": len(asked), "no_words": len(cell) - len(asked),
+        lines.append({"how": name, "split": split, "expressions": len(asked), "no_words": len(cell) - len(asked),
                       "reworded": asked["reworded"].mean(), **shares})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=["how", "split", "expressions", "no_words", "reworded", *OUTCOMES])
+
+
+def _by_split(scene: Scene, said: Iterable[dict]) -> Iterator[tuple[str, dict]]:
+    "What is said of a scene, each with its split."
+    for one in said:
+        yield one.get("label", scene.split), one
+        if "adversary" in one:
+            yield "adv", one["adversary"]

@@ -279,6 +279,14 @@ def bag_share(bag: dict[int, int], target: int) -> float:
     "The share of choices that are right, 0..1: one over the number of things, or 0 when the target is not among them."
     return 1.0 / len(bag) if target in bag else 0.0
 
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #b3910002
+@patch
+def beginning(self: Listener, text: str) -> frozenset[int]:
+    "The things that the words up to the first noun may mean; none where there is no noun or no reading of these words."
+    words = words_of(text)
+    first = next((k for k, word in enumerate(words) if word in NOUNS), None)
+    return frozenset() if first is None else self.hear(" ".join(words[:first + 1])).possible
+
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #9ea75505
 OUTCOMES = ("same", "another", "ambiguous", "nothing", "not understood")
 

@@ -58,24 +58,31 @@ def choose_pairs(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.
 
 # %% ../../../nbs/lib/papers/ref_adv/06_gallery.ipynb #e6e06c30
 def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str, int]) -> None:
-    "The picture with its target dashed and each model's choice; boxes of later models stand a little inside."
-    image = open_picture(picture)
-    ax.imshow(image)
-    for k, place in enumerate(chosen.values()):
-        x0, y0, x1, y1 = one.candidates[place]
-        inset = min(0.018 * k * max(image.size), 0.4 * (x1 - x0), 0.4 * (y1 - y0))
-        draw_boxes(ax, np.array([x0, y0, x1, y1]) + inset * np.array([1, 1, -1, -1]), edge="white",
-                   edgecolor=point_look(k)["color"], linewidth=1.8)
+    "The picture with its target dashed, and each box that is chosen with its number; below, who chose it."
+    ax.imshow(open_picture(picture))
+    by_place: dict[int, list[str]] = {}
+    for name, place in chosen.items():
+        by_place.setdefault(place, []).append(name)
+    ranked = sorted(by_place.items(), key=lambda found: (-len(found[1]), found[0]))
+    for k, (place, _) in enumerate(ranked):
+        colour, (x0, y0, *_) = point_look(k)["color"], one.candidates[place]
+        draw_boxes(ax, np.array(one.candidates[place]), edge="white", edgecolor=colour, linewidth=1.8)
+        ax.text(x0, y0, str(k + 1), color="white", fontsize="small", ha="left", va="top",
+                bbox={"facecolor": colour, "edgecolor": "white", "pad": 1.5})
     draw_boxes(ax, np.array(one.box), linestyle=(0, (4, 2)), linewidth=1.6)
     ax.set_title(wrapped(f"{one.split}: {one.text}", 38, 3), fontsize="small", weight="normal")
     bare(ax)
+    right = one.right()
+    lines = [wrapped(f"{k + 1}{' (right)' if right[place] else ''}: {', '.join(names)}", 44, 3)
+             for k, (place, names) in enumerate(ranked)]
+    ax.set_xlabel("\n".join(lines), fontsize="small", loc="left")
 
 
 def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mapping[str, pd.DataFrame], *,
                 title: str = "") -> Figure:
     """A hard expression beside the adversarial one made from it, with the choices of the models, as in the paper's
     Figure 4. frames: of `runs.ask_rankers`; an undefined choice is not drawn."""
-    figure, axes = plt.subplots(1, 2, figsize=(7.4, 4.2))
+    figure, axes = plt.subplots(1, 2, figsize=(7.4, 4.8))
     said = []
     for ax, one in zip(axes, (hard, adv)):
         rows = {name: frame[(frame["words"] == "original") & (frame["id"] == one.id)] for name, frame in frames.items()}
@@ -84,7 +91,5 @@ def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mappin
         _draw_choices(ax, one, picture, chosen)
         right = [name for name, place in chosen.items() if one.right()[place]]
         said.append(f"{one.split} expression “{one.text}”: right are {', '.join(right) or 'none'} of {len(chosen)}")
-    handles = [Line2D([], [], color=point_look(k)["color"], linewidth=2) for k in range(len(frames))]
-    target = Line2D([], [], color="gray", linestyle=(0, (4, 2)), linewidth=1.6)
-    legend_below(figure, [*handles, target], [*frames, "target (white)"])
+    legend_below(figure, [Line2D([], [], color="gray", linestyle=(0, (4, 2)), linewidth=1.6)], ["target (white)"])
     return titled(figure, title, alt=f"One picture twice with the boxes that models chose; {'; '.join(said)}.")
