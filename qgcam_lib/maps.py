@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NORMALISATIONS', 'RESAMPLERS', 'EDGES', 'PROTOCOLS', 'MapProtocol', 'get_protocol', 'normalise', 'AxisOperator',
-           'axis_operator', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
+           'spline_coefficients', 'gaussian', 'axis_operator', 'as_map_array', 'resample', 'prepare_map',
+           'prepare_maps']
 
 # %% ../nbs/lib/03_maps.ipynb #acc0fb0d
 from collections.abc import Sequence
@@ -185,18 +186,53 @@ def _tap_weights(t: np.ndarray, resampler: str) -> np.ndarray:
 # %% ../nbs/lib/03_maps.ipynb #dcdc1ca6
 _PAD = 12
 _NUMPY_PAD = {"zero": "constant", "replicate": "edge", "reflect": "reflect"}
-_NDIMAGE_MODE = {"zero": "grid-constant", "replicate": "nearest", "reflect": "mirror"}
+
+# %% ../nbs/lib/03_maps.ipynb #71a4c0d2
+def spline_coefficients(samples: np.ndarray, edge: str) -> np.ndarray:
+    """Coefficients of the cubic B-splines through samples along the first axis, float64 of the same shape.
+
+    edge: "replicate" repeats the last sample, anything else mirrors about it. Source: Unser 1999, box 2; equal to
+    `scipy.ndimage.spline_filter1d` with mode "nearest" or "mirror".
+    """
+    c, n, z = np.array(samples, dtype=np.float64), len(samples), -0.267949192431122706  # z: sqrt(3) - 2, the pole
+    if n < 2:
+        return c
+    c *= (1 - z) * (1 - 1 / z)
+    repeated, power = edge == "replicate", z
+    far = z ** (n if repeated else n - 1)
+    total = c[0] + far * c[-1]
+    for i in range(1, n if repeated else n - 1):
+        total = total + power * (c[i] + far * (c[n - 1 - i] if i < n - 1 else total))
+        power *= z
+    c[0] = total * (z / (1 - far * far)) + c[0] if repeated else total / (1 - far * far)
+    for i in range(1, n):
+        c[i] += z * c[i - 1]
+    c[-1] = c[-1] * (z / (z - 1)) if repeated else (z * c[-2] + c[-1]) * z / (z * z - 1)
+    for i in range(n - 2, -1, -1):
+        c[i] = z * (c[i + 1] - c[i])
+    return c
+
+# %% ../nbs/lib/03_maps.ipynb #71a4c0d3
+def gaussian(a: np.ndarray, sigma: float, edge: str = "symmetric", axis: int = 0) -> np.ndarray:
+    """An array smoothed along one axis by a Gaussian cut off at four standard deviations, in the array's own type.
+
+    edge: as in `numpy.pad`. Equal to `scipy.ndimage.gaussian_filter1d`, whose "reflect" is "symmetric" here.
+    """
+    radius = int(4.0 * float(sigma) + 0.5)
+    weights = np.exp(-0.5 / (sigma * sigma) * np.arange(-radius, radius + 1) ** 2)
+    weights = weights / weights.sum()
+    lines = np.moveaxis(a, axis, 0)
+    n, beside = len(lines), ((radius, radius),) + ((0, 0),) * (lines.ndim - 1)
+    padded = np.pad(lines.astype(np.float64), beside, mode=edge)
+    out = padded[radius:radius + n] * weights[radius]
+    for k in range(radius):
+        out = out + (padded[k:k + n] + padded[2 * radius - k:2 * radius - k + n]) * weights[k]
+    return np.moveaxis(out, 0, axis).astype(a.dtype)
 
 # %% ../nbs/lib/03_maps.ipynb #b5f64289
 def _prefilter(n: int, resampler: str, edge: str) -> np.ndarray:
     "Samples [n] to padded coefficients [n + 24], as a matrix."
-    from scipy import ndimage  # here and below on first use: its import costs as much as numba
-
-    spline = (
-        (lambda m: ndimage.spline_filter1d(m, 3, axis=0, mode=_NDIMAGE_MODE[edge]))
-        if resampler == "spline"
-        else lambda m: m
-    )
+    spline = (lambda m: spline_coefficients(m, edge)) if resampler == "spline" else lambda m: m
     pad = lambda m: np.pad(m, ((_PAD, _PAD), (0, 0)), mode=_NUMPY_PAD[edge])  # noqa: E731
     return pad(spline(np.eye(n))) if edge == "reflect" else spline(pad(np.eye(n)))
 
@@ -214,11 +250,7 @@ def axis_operator(
     weights = _tap_weights(position - cell, resampler)
     prefilter = _prefilter(n_in, resampler, edge)
     if antialias and n_out < n_in:
-        from scipy import ndimage
-
-        prefilter = prefilter @ ndimage.gaussian_filter1d(
-            np.eye(n_in), (n_in / n_out - 1) / 2, axis=0, mode=_NDIMAGE_MODE[edge]
-        )
+        prefilter = prefilter @ gaussian(np.eye(n_in), (n_in / n_out - 1) / 2, _NUMPY_PAD[edge])
     low, high = cell[0] - 1, cell[-1] + 3  # the coefficients that some pixel uses
     operator = AxisOperator(np.ascontiguousarray(prefilter[low:high]), cell - 1 - low, np.ascontiguousarray(weights))
     for array in operator:
@@ -260,9 +292,8 @@ def prepare_map(a: Any, size: tuple[int, int] | None = None, protocol: str | Map
         raise ValueError(f"map: expected a 2-D array [h, w] with at least one cell, got shape {a.shape}")
     a = resample(normalise(a, p.before), p.grid_for(a.shape, size), p)
     if p.blur:
-        from scipy import ndimage
-
-        a = ndimage.gaussian_filter(a, p.blur * max(a.shape))
+        sigma = p.blur * max(a.shape)
+        a = gaussian(gaussian(a, sigma), sigma, axis=1)
     return normalise(a, p.after)
 
 # %% ../nbs/lib/03_maps.ipynb #b5061ffd

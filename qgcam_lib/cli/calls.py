@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import QgcamError
+from ..errors import QgcamError, missing_extra
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #c1de8ecd
 def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int:
@@ -27,6 +27,11 @@ def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int
     except (QgcamError, FileNotFoundError) as error:
         typer.echo(f"qgcam: {' '.join(str(error).split())}", err=True)
         return getattr(error, "exit_code", 2)
+    except ImportError as error:
+        if (missing := missing_extra(error, "this command")) is None:
+            raise
+        typer.echo(f"qgcam: {missing}", err=True)
+        return missing.exit_code
     return 0
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #c6f321ac

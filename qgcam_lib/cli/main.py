@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from .. import __version__
 from . import results
 from .calls import Commands, call, refused, short_path
 from .probe import probe_app
@@ -35,6 +36,18 @@ probe_app.add_typer(build_app, name="build")
 for _group, _name in ((tricd_app, "tricd"), (probe_app, "probe"), (refer_app, "refer")):
     app.add_typer(_group, name=_name, rich_help_panel=_OWN)
 app.add_typer(data_app, name="data", rich_help_panel=_HERE)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"qgcam {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _qgcam(version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help=(
+        "print the version and stop"))] = False) -> None:
+    pass
 
 
 def join_pairs(arguments: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from ..errors import SourceError
-from ..settings import ROOT, settings
+from ..settings import project_file, settings
 from ..storage.files import file_sha256, locked_folder, whole_file, write_whole
 
 # %% ../../nbs/lib/data/08_sources.ipynb #adaa1c89
@@ -61,7 +61,7 @@ class Source:
         return not self.place and not self.by_hand
 
 # %% ../../nbs/lib/data/08_sources.ipynb #0f7f3f23
-SOURCES_FILE = ROOT / "data" / "sources.toml"
+SOURCES_FILE = project_file("data/sources.toml")
 
 
 def read_sources(path: str | Path | None = None) -> dict[str, Source]:

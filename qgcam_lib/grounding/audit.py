@@ -21,7 +21,7 @@ from ..boxes import box_mask, resize_boxes
 from ..data.records import Dataset
 from .run import ground
 from ..maps import MapProtocol, get_protocol, prepare_map
-from ..metrics.formulas import find_peaks
+from ..metrics.formulas import find_peaks, local_maxima
 from ..metrics.score import score_maps
 from ..statistics import N_BOOTSTRAP, compare
 from ..storage.maps import MapStore
@@ -161,16 +161,9 @@ def _uncertain_inside(raw, boxes, size, protocol, scores) -> bool:
     a = prepare_map(raw, size, protocol)
     boxed = box_mask(resize_boxes(boxes, size, a.shape), a.shape)
     inner = np.pad(a[1:-1, 1:-1], 1, constant_values=-np.inf)
-    peaks = find_peaks(np.where(_is_peak(a), inner, -np.inf), scores.get("tau", 0.7), scores.get("delta", 50.0))
+    peaks = find_peaks(np.where(local_maxima(a), inner, -np.inf), scores.get("tau", 0.7), scores.get("delta", 50.0))
     top = peaks[peaks[:, 2] == peaks[:1, 2].max(initial=-np.inf), :2].astype(int)
     return len({bool(boxed[i, j]) for i, j in top}) == 2
-
-
-def _is_peak(a: np.ndarray) -> np.ndarray:
-    """Pixels not lower than any of their eight neighbours."""
-    from scipy import ndimage
-
-    return a >= ndimage.maximum_filter(a, size=3, mode="nearest")
 
 # %% ../../nbs/lib/grounding/05_audit.ipynb #a543b2d0
 def _certain_only(frame, maps, protocol, scores):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import as_boxes, xywh_to_xyxy, yyxx_to_xyxy
-from ..errors import FileFault
+from ..errors import FileFault, needed
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f541a015
 BOX_FORMATS = ("xyxy", "xywh", "yyxx")
@@ -165,6 +165,8 @@ def read_boxes(path: str | Path, box_format: str | None = None) -> dict[str, Box
         raise ValueError(f"box_format: expected one of {BOX_FORMATS}, got {box_format!r}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of boxes")
+    if path.suffix == ".parquet":
+        needed("pyarrow", f"reading {path.name}")
     try:
         if path.suffix == ".json":
             data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)

@@ -19,7 +19,7 @@ import pandas as pd
 from ..boxes import clip_boxes
 from ..data.picture_loop import outcomes
 from ..data.records import box_share
-from ..errors import FileFault
+from ..errors import FileFault, needed
 from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
 from .run import score_rows
@@ -120,6 +120,8 @@ def checked_out(out: str | Path) -> Path:
         raise ValueError(f"out: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} in")
+    if out.suffix == ".parquet":
+        needed("pyarrow", f"writing {out.name}")
     return out
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #bbed8af6

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Strict
 
-from ..errors import ParameterError
+from ..errors import ParameterError, missing_extra
 from ..settings import ROOT
 
 # %% ../../nbs/lib/models/02_registry.ipynb #5de164dc
@@ -215,7 +215,12 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise FileNotFoundError(f"weights: expected one of {WEIGHTS} or an existing path, got {str(weights)!r}.{hint}")
     module, function = entry.loader.split(":")
-    return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
+    try:
+        return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
+    except ImportError as error:
+        if (missing := missing_extra(error, f"the model {entry.name}")) is None:
+            raise
+        raise missing from error
 
 # %% ../../nbs/lib/models/02_registry.ipynb #d0012002
 _ROLES = {"explainer": "an explainer", "matcher": "a matcher", "detector": "a detector", "answerer": "an answerer",

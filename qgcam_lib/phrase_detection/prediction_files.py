@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import Tricd, read_json
-from ..errors import ExampleError
+from ..errors import ExampleError, needed
 from .prediction_rows import FORMS, rows_of, whole_number
 from .predictions import pack
 from ..storage.files import whole_file, write_whole
@@ -88,6 +88,8 @@ def _content(path: Path) -> Any:
     if path.suffix in (".pth", ".pt"):
         return _from_torch(path)
     if path.suffix in (".csv", ".parquet"):
+        if path.suffix == ".parquet":
+            needed("pyarrow", f"reading {path.name}")
         try:
             return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
         except (ValueError, OSError) as error:
@@ -132,6 +134,7 @@ def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, A
     rows = rows_of(predictions)
     ids = [whole_number(image, "image_id") for image in rows.images]
     if Path(path).suffix == ".parquet":
+        needed("pyarrow", f"writing {Path(path).name}")
         table = {"image_id": np.array(ids, np.int64)[rows.image], "phrase_id": rows.label, "score": rows.score}
         with whole_file(path) as part:
             pd.DataFrame(table | dict(zip(("x0", "y0", "x1", "y1"), rows.boxes.T))).to_parquet(part, index=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import linear_sum_assignment
 
 from ..boxes import box_iou
+from ..errors import needed
 from .matching import THRESHOLDS, match
 from .parts import parts
 from .score import Matches
@@ -22,7 +22,7 @@ from ..statistics import N_BOOTSTRAP, ratio
 def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
     "Pairs of an optimal assignment that reach each of THRESHOLDS. boxes [n, 4], truth [m, 4], neither empty. -> [10]."
     overlap = box_iou(boxes, truth)
-    rows, columns = linear_sum_assignment(-overlap)
+    rows, columns = needed("scipy.optimize", "an optimal matching of boxes").linear_sum_assignment(-overlap)
     return (overlap[rows, columns, None] >= THRESHOLDS).sum(0)
 
 

@@ -31,7 +31,7 @@ from .audit import fill_silent
 from .prediction_files import read_predictions
 from .score import METRICS, evaluate
 from .synthetic import break_ties, synthetic_predictions, synthetic_tricd
-from ..settings import ROOT
+from ..settings import project_file
 
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #f48709f6
 class _NotRun(Exception):
@@ -335,7 +335,7 @@ def _official(data: Tricd, predictions: Mapping, checkout: str | Path | None) ->
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #87dc73df
 def known_case() -> tuple[Tricd, dict, dict[tuple[str, str], float]]:
     """Annotations, predictions and {(metric, subset): value} of the authors' evaluator, from data/checks."""
-    case = json.loads((ROOT / "data" / "checks" / "tricd_small.json").read_text(encoding="utf-8"))
+    case = json.loads(project_file("data/checks/tricd_small.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "annotations.json"
         path.write_text(json.dumps(case["annotations"]))

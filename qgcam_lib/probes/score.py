@@ -8,11 +8,11 @@ __all__ = ['AVERAGES', 'TIES', 'STEPS', 'PROBE_SCORES', 'choice_scores', 'pair_s
            'relative_robustness', 'change']
 
 # %% ../../nbs/lib/probes/01_score.ipynb #dc79f7e7
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import expit
 
 from ..statistics import Metric
 
@@ -28,6 +28,12 @@ def _finite(name: str, values: Any, shape: str, n_dimensions: int) -> np.ndarray
         raise ValueError(f"{name}: expected finite numbers, got {array[row].tolist()} in row {row}; leave out what "
                          "has no score")
     return array
+
+# %% ../../nbs/lib/probes/01_score.ipynb #06d686cd
+def _expit(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), float64. With the C library's exp, as SciPy has it: NumPy's differs in the last bit."""
+    each = (1 / (1 + math.exp(-one)) if one > -709.7 else 0.0 for one in np.ravel(x).tolist())
+    return np.fromiter(each, np.float64, np.size(x)).reshape(np.shape(x))
 
 # %% ../../nbs/lib/probes/01_score.ipynb #8fbc5a5b
 AVERAGES = ("logits", "probabilities")
@@ -50,9 +56,9 @@ def choice_scores(right: Any, wrong: Any, *, average: str = "logits") -> pd.Data
     apart = (a - b).reshape(len(a), -1)
     if average == "logits":
         lead = apart.mean(1)
-        confidence = expit(lead)
+        confidence = _expit(lead)
     else:
-        confidence, lead = expit(apart).mean(1), np.tanh(apart / 2).mean(1)  # tanh(d / 2) / 2 is probability - 1/2
+        confidence, lead = _expit(apart).mean(1), np.tanh(apart / 2).mean(1)  # tanh(d / 2) / 2 is probability - 1/2
     return pd.DataFrame({"confidence": confidence, "correct": lead > 0, "tie": lead == 0})
 
 # %% ../../nbs/lib/probes/01_score.ipynb #ada42a0b
@@ -76,7 +82,7 @@ def pair_scores(S: Any) -> pd.DataFrame:
     first, second = S[:, 0, 0], S[:, 1, 1]
     text = (first > S[:, 0, 1]) & (second > S[:, 1, 0])
     image = (first > S[:, 1, 0]) & (second > S[:, 0, 1])
-    confidence = (expit(first - S[:, 0, 1]) + expit(second - S[:, 1, 0])) / 2
+    confidence = (_expit(first - S[:, 0, 1]) + _expit(second - S[:, 1, 0])) / 2
     return pd.DataFrame({"text": text, "image": image, "group": text & image, "confidence": confidence})
 
 

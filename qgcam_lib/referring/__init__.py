@@ -1,5 +1,6 @@
 """Referring expressions: `perturb` their words, `refer` to boxes, and `ContrastiveHinge` to train with negatives."""
 
+from ..errors import needed
 from .perturb import perturb
 from .run import refer
 
@@ -7,7 +8,8 @@ __all__ = ["ContrastiveHinge", "perturb", "refer"]
 
 
 def __getattr__(name: str):
-    if name == "ContrastiveHinge":  # needs torch, the rest does not
+    if name == "ContrastiveHinge":
+        needed("torch", name)  # the rest does without
         from .hinge import ContrastiveHinge
 
         return ContrastiveHinge

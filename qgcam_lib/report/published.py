@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..settings import ROOT
+from ..settings import project_file
 
 # %% ../../nbs/lib/report/01_published.ipynb #80426b83
 def published_folder() -> Path:
     """The folder of published tables in the project, `data/published`."""
-    return ROOT / "data" / "published"
+    return project_file("data/published")
 
 
 def list_published(folder: str | Path | None = None) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileFault, ParameterError
-from ..settings import ROOT, Settings, load_settings
+from ..settings import ROOT, Settings, load_settings, project_file
 from ..storage.fingerprints import code_files, files_fingerprint, fingerprint
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #2044c061
@@ -229,7 +229,7 @@ def _given(parameters: Mapping[str, Any], place: _Place, known: set[str]) -> Ite
 # %% ../../nbs/lib/runs/03_inputs.ipynb #65cdb599
 def _published(source: str) -> Iterator[Input]:
     """The tables of the papers that a notebook's code reaches, by paper, and others that it names."""
-    tables = sorted((ROOT / "data" / "published").glob("*.csv"))
+    tables = sorted(project_file("data/published").glob("*.csv"))
     papers = {file.parent.name for file in code_files(source=source) if file.parent.parent.name == "papers"}
     groups = {paper: [table for table in tables if table.stem.startswith(f"{paper}_")] for paper in sorted(papers)}
     rest = [table for table in tables if table.stem in source and not any(table in group for group in groups.values())]
@@ -250,7 +250,7 @@ def _words(source: str) -> Iterator[Input]:
     reached = {file.parts[-3:] for file in code_files(source=source)}
     for module, name in _WORD_LISTS.items():
         if module in reached:
-            yield Input("data", "words", name, ROOT / name)
+            yield Input("data", "words", name, project_file(name))
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #421b4107
 FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[Input]]] = {

@@ -130,7 +130,21 @@ def named_modules(source: str, package: str = "") -> set[str]:
     for name, function in _LOADER.findall(source):
         found |= {name} if "." in name else set()
         found |= {f"{package}.{name}"} if function and package else set()
-    return found
+    return found if package.startswith("qgcam_lib") else found | _behind_face(source)
+
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #562a16b2
+def _behind_face(source: str) -> set[str]:
+    """The rooms whose verbs a source may take from the face of the library, as dotted names."""
+    from qgcam_lib import ROOMS
+
+    nodes, used = [*ast.walk(ast.parse(source))], set()
+    if any(isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "qgcam_lib" for alias in node.names)
+           for node in nodes):
+        used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "qgcam_lib":
+            used |= {alias.name for alias in node.names}
+    return {f"qgcam_lib.{room}" for room, verbs in ROOMS.items() if used & {*verbs, "*"}}
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #1f23a915
 def _files_of(name: str, package: Path) -> Iterator[Path]:

@@ -10,13 +10,12 @@ import json
 import re
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from fastcore.basics import patch
 
-from ..errors import StoreError
+from ..errors import StoreError, needed
 from .files import cut_short, sha256_of, write_whole
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #c1e23ee3
@@ -25,7 +24,13 @@ MARKER = "store.json"
 _META = b"qgcam_store"
 
 
+def _arrow() -> tuple:
+    """pyarrow and pyarrow.parquet, on first use: the core of the package does without them."""
+    return tuple(needed(name, "a run that can be continued") for name in ("pyarrow", "pyarrow.parquet"))
+
+
 def _part_bytes(frame: pd.DataFrame, digest: str, replaces: list[str]) -> memoryview:
+    pa, pq = _arrow()
     plain = frame.reset_index(drop=True)
     plain.attrs = {}
     table = pa.Table.from_pandas(plain, preserve_index=False)
@@ -60,6 +65,7 @@ def _bytes(path: Path) -> memoryview:
 
 @contextmanager
 def _whole_part(path: Path):
+    pa, _ = _arrow()
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -67,14 +73,14 @@ def _whole_part(path: Path):
                          "Move it out of the folder") from error
 
 
-def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    data = _bytes(path)
+def _table(path: Path, columns: list[str] | None = None) -> Any:
+    data, (pa, pq) = _bytes(path), _arrow()
     with _whole_part(path):
         return pq.read_table(pa.BufferReader(data), columns=columns)
 
 
 def _part_note(path: Path, digest: str) -> dict:
-    data = _bytes(path)
+    data, (pa, pq) = _bytes(path), _arrow()
     with _whole_part(path):
         note = (pq.read_schema(pa.BufferReader(data)).metadata or {}).get(_META)
     note = json.loads(note) if note else None
@@ -249,6 +255,7 @@ def read(self: RecordStore, keep: str = "refuse") -> pd.DataFrame:
     parts = self.parts()
     if not parts:
         return pd.DataFrame({self.key: pd.Series(dtype=str)})
+    pa, _ = _arrow()
     frame = pa.concat_tables([_table(path) for path in parts], promote_options="permissive").to_pandas()
     doubled = frame[self.key].duplicated(keep="last")
     if doubled.any() and keep == "refuse":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import FormatError
+from ..errors import FormatError, needed
 
 # %% ../../nbs/lib/storage/05_tables.ipynb #7a700505
 _READERS = {".csv": pd.read_csv, ".tsv": lambda path: pd.read_csv(path, sep="\t"), ".parquet": pd.read_parquet,
@@ -27,6 +27,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
         raise FileNotFoundError(f"{path}: no such file of scores")
     if path.suffix not in _READERS:
         raise FormatError(f"{path}: expected a table in a file {', '.join(_READERS)}, got another suffix")
+    if path.suffix == ".parquet":
+        needed("pyarrow", f"reading {path.name}")
     try:
         return _READERS[path.suffix](path)
     except Exception as error:

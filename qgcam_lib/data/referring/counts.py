@@ -18,7 +18,7 @@ import pandas as pd
 
 from .expressions import Expression
 from ...errors import FormatError
-from ...settings import ROOT
+from ...settings import project_file
 
 # %% ../../../nbs/lib/data/referring/07_counts.ipynb #cbda5b11
 def words_of(text: str) -> list[str]:
@@ -85,7 +85,7 @@ def category_shares(expressions: Sequence[Expression], kinds: Mapping[str, str])
     return table
 
 # %% ../../../nbs/lib/data/referring/07_counts.ipynb #6637276f
-RELATIONS_FILE = ROOT / "data" / "words" / "relations.toml"
+RELATIONS_FILE = project_file("data/words/relations.toml")
 
 
 @lru_cache(maxsize=4)

@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...errors import FormatError
-from ...settings import ROOT
+from ...settings import project_file
 
 # %% ../../../nbs/lib/probes/build/01_words.ipynb #6d1a4ac9
-ATTRIBUTES_FILE = ROOT / "data" / "words" / "attributes.toml"
+ATTRIBUTES_FILE = project_file("data/words/attributes.toml")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""What installs: a small core that works alone, extras that are asked for in one line, a face that loads nothing."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from scipy import ndimage
+from scipy.special import expit
+
+from qgcam_lib.errors import EXTRAS, MissingExtra, missing_extra
+from qgcam_lib.maps import gaussian, spline_coefficients
+from qgcam_lib.metrics.formulas import local_maxima
+from qgcam_lib.probes.score import choice_scores
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+def named(lines):
+    """name -> requirement, without those on the project's own extras."""
+    found = [Requirement(line) for line in lines]
+    return {re.sub(r"[-_.]+", "-", one.name.lower()): one for one in found if one.name != "qgcam-lib"}
+
+
+def python(code):
+    """What a fresh interpreter prints for some code."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- declared --------------------------------------------------------------------------------------------------------
+
+def test_core_and_extras_name_what_requirements_in_names():
+    lines = (ROOT / "requirements.in").read_text(encoding="utf-8").splitlines()
+    asked = named(line for line in lines if line and line[0] != "#")
+    extras = {name: named(lines) for name, lines in PROJECT["optional-dependencies"].items()}
+    declared = named(PROJECT["dependencies"]) | {name: one for extra in extras.values() for name, one in extra.items()}
+    assert set(asked) - {"salesforce-lavis"} == set(declared)
+    for name, one in declared.items():
+        assert str(one.specifier), f"{name}: a lower bound is missing"
+        assert one.specifier.contains(importlib.metadata.version(name), prereleases=True), f"{one} against the lock"
+        exact = [pin.version for pin in asked[name].specifier if pin.operator == "=="]
+        assert all(one.specifier.contains(version) for version in exact), one
+    every = {extra for extra in PROJECT["optional-dependencies"] if extra != "all"}
+    (line,) = PROJECT["optional-dependencies"]["all"]
+    assert set(Requirement(line).extras) == every
+
+
+def test_every_import_of_an_extra_is_brought_by_it():
+    distributions = importlib.metadata.packages_distributions()
+    for extra, modules in EXTRAS.items():
+        brought = set(named(PROJECT["optional-dependencies"][extra]))
+        for module in modules:
+            names = {re.sub(r"[-_.]+", "-", name.lower()) for name in distributions[module]}
+            needs = {re.split(r"[ ;(<>=!~\[]", line)[0].lower().replace("_", "-") for one in brought
+                     for line in importlib.metadata.requires(one) or []}
+            assert names & (brought | needs), f"{module} ({names}) does not come with the extra {extra}"
+
+
+def test_what_the_library_imports_is_declared():
+    """Every third-party import in the library belongs to the core, to an extra, or is named here."""
+    files = [file for file in (ROOT / "qgcam_lib").rglob("*.py") if file.name != "_modidx.py"]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    imported = set(re.findall(r"^\s*(?:from|import) ([a-zA-Z_]\w*)(?:[.\w]*)(?: import|$| as)", text, flags=re.M))
+    core = {"PIL" if name == "pillow" else name.replace("-", "_") for name in named(PROJECT["dependencies"])}
+    known = core | {module for modules in EXTRAS.values() for module in modules}
+    beside = {"lavis", "srsly", "prettytable", "grounding_AP", "grounding_recall", "Table"}  # spaCy's; the authors' program
+    assert imported - set(sys.stdlib_module_names) - {"qgcam_lib"} - known <= beside
+
+
+# --- a face that loads nothing, and one line for an extra ------------------------------------------------------------
+
+def test_the_face_loads_nothing_and_has_every_verb():
+    code = """if True:
+        import sys
+        before = set(sys.modules)
+        import qgcam_lib as q
+        assert {name.split(".")[0] for name in set(sys.modules) - before} <= {"qgcam_lib", *sys.stdlib_module_names}
+        q.score_maps
+        heavy = {"torch", "transformers", "lavis", "matplotlib", "scipy.ndimage", "papermill"} & set(sys.modules)
+        assert not heavy, heavy
+        assert set(q.__all__) == {name for names in q.ROOMS.values() for name in names} <= set(dir(q))
+        for name in q.__all__:
+            assert callable(getattr(q, name)), name
+        try:
+            q.nothing
+        except AttributeError as error:
+            print(error)"""
+    assert python(code) == "module 'qgcam_lib' has no attribute 'nothing'\n"
+    stub = (ROOT / "qgcam_lib" / "__init__.pyi").read_text()
+    import qgcam_lib
+
+    shown = re.findall(r"^from \.(\w+) import (.+)$", stub, flags=re.M)
+    assert {room: tuple(names.split(", ")) for room, names in shown} == qgcam_lib.ROOMS
+
+
+@pytest.mark.parametrize("module, extra", [("torch", "models"), ("pyarrow", "parquet"), ("scipy", "scipy"),
+                                           ("matplotlib", "notebooks")])
+def test_a_missing_extra_is_one_line(module, extra):
+    line = str(missing_extra(ModuleNotFoundError(name=f"{module}.part"), "the task"))
+    assert f'the task needs the extra {extra!r}: pip install "qgcam-lib[{extra}]"' in line and "\n" not in line
+
+
+def test_other_failures_are_not_ours_to_explain():
+    assert missing_extra(ImportError("cannot import name 'x'", name="qgcam_lib")) is None
+    assert "pip install --no-deps salesforce-lavis" in str(missing_extra(ModuleNotFoundError(name="lavis.models")))
+
+
+def test_a_model_without_torch_says_what_to_install():
+    code = """if True:
+        import sys
+        sys.modules["torch"] = None
+        from qgcam_lib.errors import MissingExtra
+        from qgcam_lib import load_model
+        try:
+            load_model("clip-vit-b32")
+        except MissingExtra as error:
+            print(error)
+        from qgcam_lib.cli.main import main
+        print(main(["probe", "run", "clip-vit-b32", "nothing.json"]))"""
+    done = python(code)
+    assert done.splitlines()[0] == ("torch is not installed; the model clip-vit-b32 needs the extra 'models': "
+                                    'pip install "qgcam-lib[models]"')
+    assert done.splitlines()[-1] == "2"
+
+
+@pytest.mark.parametrize("arguments", [["score", "m.npz", "b.parquet"],
+                                       ["score", "m.npz", "b.csv", "--out", "o.parquet"]])
+def test_the_command_line_ends_with_two_and_no_traceback(arguments, tmp_path):
+    np.savez(tmp_path / "m.npz", a=np.ones((4, 4), np.float32))
+    (tmp_path / "b.csv").write_text("id,x0,y0,x1,y1,height,width\na,0,0,2,2,8,8\n")
+    (tmp_path / "b.parquet").write_text("never read")
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    program = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True,
+                          env={**CLEAN, "PYTHONPATH": f"{blocked}{os.pathsep}{ROOT}"}, timeout=100)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert 'pip install "qgcam-lib[parquet]"' in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_missing_extra_is_an_import_error_for_those_who_catch_one():
+    with pytest.raises(ImportError, match="pip install"):
+        raise MissingExtra("torch is not installed: pip install")
+
+
+# --- filters of our own, equal to SciPy's to the last bit ------------------------------------------------------------
+
+MODES = {"zero": "grid-constant", "replicate": "nearest", "reflect": "mirror"}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 14, 24, 49, 100])
+@pytest.mark.parametrize("edge", MODES)
+def test_filters_are_scipys(n, edge):
+    lines = np.random.default_rng(n).normal(size=(n, 3))
+    for samples in (lines, np.eye(n)):
+        theirs = ndimage.spline_filter1d(samples, 3, axis=0, mode=MODES[edge])
+        assert np.array_equal(spline_coefficients(samples, edge), theirs)
+    pad = {"zero": "constant", "replicate": "edge", "reflect": "reflect"}[edge]
+    for sigma in (0.1, 0.8, 3.0):
+        theirs = ndimage.gaussian_filter1d(lines, sigma, axis=0, mode=MODES[edge])
+        assert np.array_equal(gaussian(lines, sigma, pad), theirs)
+    a = np.random.default_rng(n).random((n, n + 2)).astype(np.float32).round(1)  # with plateaus
+    assert np.array_equal(gaussian(gaussian(a, 1.1), 1.1, axis=1), ndimage.gaussian_filter(a, 1.1))
+    assert np.array_equal(local_maxima(a), a >= ndimage.maximum_filter(a, size=3, mode="nearest"))
+
+
+def test_confidences_are_scipys():
+    lead = np.concatenate([np.random.default_rng(0).normal(0, 9, 5000), [0, 1e-300, 30, 800, -800, -709.5, -745]])
+    assert np.array_equal(choice_scores(lead, np.zeros(len(lead)))["confidence"], expit(lead))
