@@ -73,7 +73,7 @@ def test_what_the_library_imports_is_declared():
     imported = set(re.findall(r"^\s*(?:from|import) ([a-zA-Z_]\w*)(?:[.\w]*)(?: import|$| as)", text, flags=re.M))
     core = {"PIL" if name == "pillow" else name.replace("-", "_") for name in named(PROJECT["dependencies"])}
     known = core | {module for modules in EXTRAS.values() for module in modules}
-    beside = {"lavis", "srsly", "prettytable", "grounding_AP", "grounding_recall", "Table"}  # spaCy's; the authors' program
+    beside = {"lavis", "srsly", "prettytable", "grounding_AP", "grounding_recall", "Table"}  # spaCy has srsly; TRICD
     assert imported - set(sys.stdlib_module_names) - {"qgcam_lib"} - known <= beside
 
 
