@@ -442,5 +442,5 @@ def test_the_four_share_all_but_the_loss():
     both = MINIS["vilbert-mtl-mini"].recipe
     assert both.steps == 2 * recipes[0].steps and both.questions == 1 and both.question_rate == both.learning_rate / 2
     assert recipes[0].differs(dataclasses.asdict(both)) == ["steps"]
-    with pytest.raises(ParameterError, match="expected one of vilbert, cmn, mattnet, groundnet, got 'uniter'"):
+    with pytest.raises(ParameterError, match="expected one of vilbert, cmn, mattnet, groundnet, .*got 'uniter'"):
         train_mini_ranker("uniter", "nowhere")
