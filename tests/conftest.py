@@ -1,5 +1,6 @@
 """What every test starts from: no settings from the shell, no model hub, no user start-up files, few threads."""
 
+import json
 import os
 import shutil
 
@@ -22,3 +23,58 @@ def browser():
         browser = session.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Write explorers to a file, open it; at the end: no error in the page, and nothing was asked of anybody."""
+    opened = []
+
+    def opens(*explorers, **options):
+        file, errors, asked = tmp_path / f"{len(opened)}.html", [], []
+        file.write_text("<!doctype html><meta charset='utf-8'>" + "".join(map(str, explorers)), encoding="utf-8")
+        page = browser.new_page(**options)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file.as_uri())
+        opened.append((page, file, errors, asked))
+        return page
+
+    yield opens
+    for page, file, errors, asked in opened:
+        assert not errors and all(url == file.as_uri() or url.startswith("data:") for url in asked)
+        page.close()
+
+
+_MODEL = """async ([esm, state]) => {
+  const listeners = {}, model = {
+    get: name => state[name],
+    set(name, value) { if (JSON.stringify(state[name]) === JSON.stringify(value)) return;
+      state[name] = value; for (const f of listeners["change:" + name] || []) f(); },
+    on(name, f) { (listeners[name] ||= []).push(f); },
+    off() {},
+    async save_changes() { const back = await window.kernel(JSON.stringify(state));
+      for (const [name, value] of Object.entries(JSON.parse(back))) model.set(name, value); },
+  };
+  const module = await import("data:text/javascript;base64," + btoa(unescape(encodeURIComponent(esm))));
+  window.model = model;
+  module.default.render({model, el: document.body.appendChild(document.createElement("div"))});
+}"""
+
+
+@pytest.fixture
+def put_on():
+    """A front end for a widget on one page: traits go to the page and come back, as Jupyter sends them."""
+    return _put_on
+
+
+def _put_on(page, widget, names):
+    shown = [*names, "scores", "_body", "_facts", "_answer"]
+
+    def kernel(state):
+        widget.set_state({name: value for name, value in json.loads(state).items() if name in names})
+        return json.dumps({name: getattr(widget, name) for name in shown})
+
+    page.expose_function("kernel", kernel)
+    page.evaluate(_MODEL, [widget._esm, {name: getattr(widget, name) for name in shown}])

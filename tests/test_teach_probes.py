@@ -31,8 +31,10 @@ def test_only_what_is_neither_animal_nor_ball_is_erased():
 
 def test_the_page_needs_nothing_from_outside_and_escapes_what_it_is_given():
     page = str(explore_pair_scores(SCENES, {"</script><b>": SCORES["one"]}, title="<b>"))
-    assert "http" not in page and "<b>\"" not in page and "&lt;b&gt;" in page and page.count("</script>") == 1
-    assert re.findall(r'src="([^"]*)"', page) == [] and len(page) < 200_000
+    assert "http:" not in page and "https:" not in page and "<b>\"" not in page and page.count("</script>") == 1
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert len(sources) == 2 and all(one.startswith("data:image/jpeg;base64,") for one in sources)
+    assert len(page) < 200_000
     assert page == str(explore_pair_scores(SCENES, {"</script><b>": SCORES["one"]}, title="<b>"))
 
 
@@ -45,6 +47,41 @@ def test_the_page_needs_nothing_from_outside_and_escapes_what_it_is_given():
 def test_bad_input_is_refused(scores, options, message):
     with pytest.raises(ValueError, match=message):
         explore_pair_scores(SCENES, scores, **options)
+
+
+def test_without_a_script_the_pictures_and_the_values_of_the_start_are_there(show):
+    page = show(explore_pair_scores(SCENES, SCORES), java_script_enabled=False)
+    first = SCORES["one"][np.ix_([0, 23], [0, 1])]
+    assert [page.locator(f"[data-cell='{i}{j}']").inner_text() for i in (0, 1) for j in (0, 1)] == [
+        f"{x:.3f}" for x in first.ravel()]
+    known = pair_scores(first[None]).iloc[0]
+    assert page.locator("[data-python='confidence']").inner_text() == f"{known.confidence:.6f}"
+    assert page.locator("[data-python='group']").inner_text() == ("yes" if known.group else "no")
+    assert page.locator("img:visible").count() == 2 and SCENES.prompts[1] in page.locator("p.still").inner_text()
+    assert page.locator("button:visible, input:visible, select:visible").count() == 0
+
+
+def test_the_same_explorer_twice_has_two_sets_of_choices(show):
+    one = explore_pair_scores(SCENES, SCORES)
+    page = show(one, one)
+    first, second = page.locator(".explorer").all()
+    second.locator("[data-choice='0-0'][value='1']").check()
+    assert [json.loads(root.get_attribute("data-values"))["states"] for root in (first, second)] == [[0, 23], [12, 23]]
+    assert first.locator("input:checked").count() == second.locator("input:checked").count() == 8
+
+
+def test_the_state_comes_back_to_python(show, put_on):
+    explorer = explore_pair_scores(SCENES, SCORES)
+    widget, page = explorer.widget(), show()
+    put_on(page, widget, list(explorer.start))
+    edit(page, [5, 18], [3, 9], "two", "1")
+    page.wait_for_function("() => document.querySelector('[data-python=text]').textContent", timeout=5000)
+    assert (widget.states, widget.prompts, widget.model, widget.digits) == ([5, 18], [3, 9], "two", "1")
+    assert widget.scores == pytest.approx(library("two", [5, 18], [3, 9], 1), abs=1e-9)
+    for name, value in (("states", [0, 24]), ("states", [-1, 0]), ("prompts", [1]), ("model", "three")):
+        with pytest.raises(ValueError, match="state: expected"):
+            setattr(widget, name, value)
+    assert widget.states == [5, 18]
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +142,5 @@ def test_the_script_agrees_with_the_library_in_every_edit(page, states, prompts,
     fair = bool(SCENES.truth[states, prompts].all() and not SCENES.truth[states, prompts[::-1]].any())
     assert ("a fair question" in page.locator(".fair").inner_text() and "Not" not in page.locator(
         ".fair").inner_text()) == fair
-    page.get_by_role("button").click()
+    page.get_by_role("button", name="start again").click()
     assert shown(page)["states"] == [0, 23] and shown(page)["prompts"] == [0, 1]

@@ -10,6 +10,7 @@ import pytest
 
 from qgcam_lib.miniworld.words.listener import bag_share, judge
 from qgcam_lib.referring import perturb
+from qgcam_lib.teach.map_scores import explore_scores
 from qgcam_lib.teach.word_order import arrangements, choice_of, explore_word_order, listener_scores, said_scene
 
 SAID = said_scene()
@@ -59,7 +60,8 @@ def test_the_page_needs_nothing_from_outside_and_escapes_what_it_is_given():
     said = replace(SAID, names=[evil, *SAID.names[1:]],
                    expressions=[replace(SAID.expressions[0], split=evil), *SAID.expressions[1:]])
     page = str(explore_word_order(said, {evil: SCORES["noise"]}, title="<b>"))
-    assert "http" not in page and "src=" not in page and page.count("</script>") == 1 and "&lt;b&gt;" in page
+    assert "http:" not in page and "https:" not in page and page.count("</script>") == 1 and "&lt;b&gt;" in page
+    assert page.count("src=") == page.count('src="data:image/png;base64,') == 1
     assert evil not in page and "<b>\"" not in page and len(page) < 300_000
     assert all(link.startswith("data:image/png;base64,") for link in re.findall(r'href="([^"]*)"', page))
     assert page == str(explore_word_order(said, {evil: SCORES["noise"]}, title="<b>"))
@@ -82,16 +84,8 @@ def test_bad_input_is_refused(said, scores, options, message):
 
 
 @pytest.fixture
-def page(browser, tmp_path):
-    file = tmp_path / "page.html"
-    file.write_text(f"<!doctype html><meta charset='utf-8'>{explore_word_order(SAID, SCORES)}", encoding="utf-8")
-    page, errors, asked = browser.new_page(), [], []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(file.as_uri())
-    yield page
-    assert not errors and all(url == file.as_uri() or url.startswith("data:") for url in asked)
-    page.close()
+def page(show):
+    return show(explore_word_order(SAID, SCORES))
 
 
 def shown(page):
@@ -112,6 +106,49 @@ def agree(page, text, k):
         row = np.round(table[place], 6)
         assert [float(cell[0]) for cell in cells] == pytest.approx(row, abs=6e-4)
         assert [cell[1] for cell in cells] == [f"{1 + (row > score).sum()}." for score in row]
+
+
+def test_without_a_script_the_picture_and_the_values_of_the_start_are_there(show):
+    page = show(explore_word_order(SAID, SCORES), java_script_enabled=False)
+    one = SAID.expressions[0]
+    for r, table in enumerate(SCORES.values()):
+        row = np.round(table[SAID.texts.index(one.text)], 6)
+        assert [float(cell.split()[0]) for cell in page.locator(f"[data-score^='{r} ']").all_inner_texts()] == (
+            pytest.approx(row, abs=6e-4))
+        assert page.locator(f"[data-python='{r} by_lot']").inner_text() == f"{choice_of(one, row)['by_lot']:.3f}"
+    assert page.locator("img").bounding_box()["width"] > 200 and page.locator(".text").inner_text() == one.text
+    assert page.locator("button:visible, select:visible, svg:visible").count() == 0
+
+
+def test_three_explorers_of_different_kinds_live_on_one_page(show):
+    words = explore_word_order(SAID, LISTENERS)
+    page = show(words, explore_scores(np.eye(4), (0, 0, 2, 2), delta=1), words)
+    roots = page.locator(".explorer").all()
+    assert len(roots) == 3 and all(root.get_attribute("data-values") for root in roots)
+    colour = "root => getComputedStyle(root.querySelector('svg')).backgroundColor"
+    assert roots[0].evaluate(colour) == roots[2].evaluate(colour) != roots[1].evaluate(colour)  # each its own style
+    roots[2].locator(".said").select_option("1")
+    roots[1].locator(".delta").fill("5")
+    assert [root.locator(".text").inner_text() for root in (roots[0], roots[2])] == [
+        one.text for one in SAID.expressions[:2]]
+
+
+def test_the_words_come_back_to_python_and_python_sets_words(show, put_on):
+    explorer = explore_word_order(SAID, LISTENERS)
+    widget, page = explorer.widget(), show()
+    put_on(page, widget, list(explorer.start))
+    page.locator(".said").select_option("2")
+    page.locator("[data-how=reverse]").click()
+    page.wait_for_function("() => document.querySelector('[data-python]').textContent", timeout=5000)
+    text = perturb(SAID.expressions[2].text, "reverse", tagger="hanta")
+    assert (widget.expression, widget.text) == (2, text)
+    row = np.round(LISTENERS["bag of words"][SAID.texts.index(text)], 6)
+    assert widget.scores["bag of words"] == choice_of(SAID.expressions[2], row)
+    with pytest.raises(ValueError, match="its words make"):
+        widget.text = "no such words"
+    widget.text = "blue dog"
+    page.evaluate("text => window.model.set('text', text)", widget.text)
+    assert page.locator(".text").inner_text() == "blue dog" and page.locator(".words button").count() == 2
 
 
 def test_python_and_the_script_agree_on_the_expressions_as_said(page):
