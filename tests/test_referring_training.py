@@ -253,6 +253,15 @@ def test_the_result_has_the_weights_that_were_best_and_stops_when_patience_ends(
     assert found.finished and found.step == 5 * found.per_epoch < found.recipe.steps
 
 
+def test_hinges_can_wait_for_the_plain_loss():
+    recipe = dataclasses.replace(SHORT, loss="max", hinges_after=2, log_every=1)
+    late, plain = (train_ranker(network(), toys(20), recipe=one, progress=False, stop_at=2)
+                   for one in (recipe, dataclasses.replace(SHORT, log_every=1)))
+    assert torch.equal(weights_of(late.model), weights_of(plain.model))
+    found = train_ranker(network(), toys(20), recipe=recipe, progress=False)
+    assert (found.log.hinge[:2] == 0).all() and (found.log.hinge[2:] > 0).all()
+
+
 def test_without_a_development_set_it_trains_to_the_end():
     found = train_ranker(network(), toys(20), recipe=SHORT, progress=False)
     assert found.step == found.recipe.steps == 3 * found.per_epoch and not found.looks
@@ -300,7 +309,7 @@ def test_mixed_precision_is_close(precision):
 
 
 @pytest.mark.parametrize("wrong", [{"loss": "mean"}, {"among": "world"}, {"precision": "int8"}, {"warm": 1.0},
-                                   {"average": 0.5}, {"looks": 0}, {"together": -1}])
+                                   {"average": 0.5}, {"looks": 0}, {"together": -1}, {"hinges_after": -1}])
 def test_recipes_that_cannot_be(wrong):
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         RankerRecipe(**wrong)

@@ -44,8 +44,8 @@ RECIPE = RankerRecipe(steps=5000, batch=64, learning_rate=1e-3, patience=12, ima
 NETWORKS = {"vilbert": vilbert.MINI, "cmn": cmn.MINI, "mattnet": mattnet.MINI, "groundnet": groundnet.MINI}
 RECIPES = {"vilbert": RECIPE, "cmn": replace(RECIPE, fit="choice"),
            "mattnet": replace(RECIPE, fit="choice", scale=10.0), "groundnet": replace(RECIPE, fit="choice"),
-           "vilbert-sum-h": replace(RECIPE, loss="sum", negatives=16, together=2),
-           "vilbert-max-h": replace(RECIPE, loss="max", negatives=16, together=2),
+           "vilbert-sum-h": replace(RECIPE, loss="sum", negatives=16, together=2, hinges_after=1500),
+           "vilbert-max-h": replace(RECIPE, loss="max", negatives=16, together=2, hinges_after=1500),
            "vilbert-mtl": MultiTaskRecipe(**{**vars(RECIPE), "steps": 10000}, questions=1.0, question_rate=5e-4)}
 ENCODER = "clip-vit-b32"
 

@@ -41,11 +41,11 @@ class RankerRecipe(Recipe):
     (scores are logits) or "choice" for `choice_loss` (a softmax over the candidates) with its scale; batch: expressions
     a step, whole pictures, so some more or less; epochs; steps: 0 for as many as the epochs have; warm: share of the
     steps in which the rate rises in a line, it then falls in a line to 0; margin, contrast: of the hinges, and their
-    weight beside the plain loss; negatives: drawn for each expression, 0 for all there are; among: where they are
-    drawn, "batch", or "picture", whose other objects cost no further pass; together: pictures of a batch whose
-    expressions can be negatives of each other, 0 for all of them; precision: "float32", "bfloat16" or
-    "float16" (scaled), by autocast; looks: at the development set, in an epoch; patience: looks without a better one
-    after which it stops, 0 for never. Not used: warmup, cooldown, average, images.
+    weight beside the plain loss; hinges_after: first steps, without hinges; negatives: drawn for each expression, 0
+    for all there are; among: where they are drawn, "batch", or "picture", whose other objects cost no further pass;
+    together: pictures of a batch whose expressions can be negatives of each other, 0 for all of them; precision:
+    "float32", "bfloat16" or "float16" (scaled), by autocast; looks: at the development set, in an epoch; patience:
+    looks without a better one after which it stops, 0 for never. Not used: warmup, cooldown, average, images.
     """
 
     loss: Loss = "plain"
@@ -59,6 +59,7 @@ class RankerRecipe(Recipe):
     warm: float = 0.1
     margin: float = 0.2
     contrast: float = 1.0
+    hinges_after: int = 0
     negatives: int = 64
     among: Literal["batch", "picture"] = "batch"
     together: int = 0
@@ -72,9 +73,9 @@ class RankerRecipe(Recipe):
                             ("among", ("batch", "picture")), ("precision", ("float32", "bfloat16", "float16"))):
             if getattr(self, name) not in known:
                 raise ParameterError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}.")
-        if not 0 < self.scale < math.inf or self.together < 0:
-            raise ParameterError(f"scale, together: expected a number above 0 and 0 or more pictures, got {self.scale} "
-                                 f"and {self.together}.")
+        if not 0 < self.scale < math.inf or self.together < 0 or self.hinges_after < 0:
+            raise ParameterError(f"scale, together, hinges_after: expected a number above 0, and 0 or more pictures "
+                                 f"and steps, got {self.scale}, {self.together} and {self.hinges_after}.")
         if not 0 <= self.warm < 1 or self.average or self.looks < 1:
             raise ParameterError(f"warm, average, looks: expected a share below 1, 0 and at least 1, got {self.warm}, "
                                  f"{self.average}, {self.looks}. The weights kept are the best, not a mean.")
@@ -128,7 +129,8 @@ class RankerTraining(Training):
             raise ParameterError(f"batch: expected pictures for each of {count} processes, step {step} has "
                                  f"{len(pictures)} for a batch of {self.recipe.batch} expressions. Take a larger one.")
         rows = np.concatenate(pictures[worker::count])
-        usable = None if self.recipe.loss == "plain" else self._negatives(rows, step, worker)
+        alone = self.recipe.loss == "plain" or step < self.recipe.hinges_after
+        usable = None if alone else self._negatives(rows, step, worker)
         return self.data.batch(rows, sum(map(len, pictures)), usable)
 
 # %% ../../../nbs/lib/finetune/referring/03_training.ipynb #e2b7000a
@@ -184,7 +186,7 @@ def losses(self: RankerTraining, batch: RankerBatch) -> dict[str, torch.Tensor]:
     plain = choice_loss(found, place, seen, recipe.scale) if chosen else region_loss(found, targets, seen)
     plain, right = plain.sum() * share, (found.argmax(1) == place).float().sum() * share
     hinge = plain.new_zeros(())
-    if recipe.loss != "plain":
+    if batch.usable is not None:
         loss = ContrastiveHinge(recipe.margin, recipe.loss)
         hinge = loss(self.pair_scores(batch, found), batch.usable.to(found.device)) * share
     return {"total": plain + recipe.contrast * hinge, "plain": plain, "hinge": hinge, "right": right}
