@@ -15,12 +15,18 @@ copyright = "2026, the qgcam maintainers"
 release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.py").read_text()).group(1)
 
 extensions = ["myst_nb"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "generated/landing.md", "generated/groups.md"]
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
 html_title = "qgcam"
-html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False}
+html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False,
+                      "navbar_persistent": []}  # the search box stands at the left, once
+html_sidebars = {"search": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # that page has a field of its own
+maximum_signature_line_length = 100
+add_module_names = False
+python_use_unqualified_type_names = True
+toc_object_entries = False  # the contents at the left are drawn anew on each page: sections only
 html_show_sourcelink = False
 html_copy_source = False
 

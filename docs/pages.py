@@ -1,22 +1,27 @@
 """Turn the notebooks of nbs/ into pages under docs/generated/, in the same folders: `python docs/pages.py`.
 
 The library's contents are written from nbs/lib/contents.toml: one page lists the rooms with a sentence each, and a page
-a room lists its notebooks in the order of reading.
+a room lists its notebooks in the order of reading. Those of the papers are written from nbs/papers/contents.toml, the
+front page and the guide from README.md, and the reference from the sources (docs/reference.py).
 
 A page is its notebook without what only the machinery needs (nbdev's directives, hidden cells, the set-up of links to
 files that are not pages). Stored outputs are kept, with the texts of their pictures. The page of a paper notebook says
-which run its outputs are (`make papers` stores them).
+which run its outputs are (`make papers` stores them), with all its parameters.
 """
 
+import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
-from contents import LIB, rooms
+from contents import LIB, papers, rooms
+from reference import write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
+LANDING = ("Install", "Two commands", "Score your own maps")  # of README: the front page; the rest is the guide
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -41,16 +46,25 @@ def shown(cell: nbformat.NotebookNode) -> bool:
     return bool(lines) and "#| hide" not in lines and not all(line.startswith("#|") for line in lines)
 
 
-def origin_of_outputs(notebook: nbformat.NotebookNode) -> str:
-    """Which run the outputs of a paper notebook are: its id, and the parameters that differ from the notebook's own."""
+def pinned_run(notebook: nbformat.NotebookNode, source: Path) -> str:
+    """The run whose outputs a paper notebook shows, as a box: id, date, code, and every parameter, folded."""
     about = notebook.metadata.get("qgcam")
     if about is None:
         return ""
-    given = ", ".join(f"`{name} = {value!r}`" for name, value in about["parameters"].items())
-    given = given if len(given) < 200 else ", ".join(f"`{name}`" for name in about["parameters"])
+    from qgcam_lib.runs.parameters import read_parameters
+
     outputs = str([cell.get("outputs") for cell in notebook.cells])
     where = ", on the miniworld" if "miniworld" in outputs else ""
-    return f", shown as executed in run `{about['run_id']}` with {given or 'its own parameters'}{where}"
+    day = str(about.get("started", "")).partition("T")[0]
+    code = str(about.get("commit") or about["code_sha256"])[:10]
+    given = about["parameters"]
+    rows = [f"| `{name}` | `{json.dumps(given.get(name, one.default))}` | {'given' if name in given else 'default'} |"
+            for name, one in read_parameters(source).items()]
+    return "\n".join([
+        "````{note}",
+        f"The outputs below are those of run `{about['run_id']}`{f' of {day}' * bool(day)}{where}, code `{code}`.", "",
+        "<details><summary>Its parameters</summary>", "", "| parameter | value | |", "|---|---|---|", *rows, "",
+        "</details>", "````", "", ""])
 
 
 def keep_alt(cell: nbformat.NotebookNode) -> None:
@@ -74,9 +88,8 @@ def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode
             cell.source = plain_links(cell.source, source)
     origin = f"Notebook `{source.relative_to(ROOT)}`"
     origin += f", module `qgcam_lib.{module}`" if module else ""
-    origin += origin_of_outputs(notebook)
     title, _, rest = notebook.cells[0].source.partition("\n")
-    notebook.cells[0].source = f"{title}\n\n*{origin}.*\n{rest}"
+    notebook.cells[0].source = f"{title}\n\n*{origin}.*\n\n{pinned_run(notebook, source)}{rest}"
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return notebook
 
@@ -97,17 +110,60 @@ def library_page(found: list[tuple[str, dict]]) -> str:
             f"```{{toctree}}\n:hidden:\n:maxdepth: 2\n\n{pages}\n```\n")
 
 
+def toctree(caption: str, pages: list[str], depth: int = 1) -> str:
+    """A group of the contents."""
+    return f"```{{toctree}}\n:caption: {caption}\n:maxdepth: {depth}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def readme_pages(readme: str) -> tuple[str, str]:
+    """README.md as two pages: the front page (what it is, the picture, how to begin) and the guide (the rest)."""
+    first, *sections = re.split(r"(?m)^(?=## )", plain_links(readme, ROOT / "README.md"))
+    front = [one for one in sections if one.partition("\n")[0].removeprefix("## ") in LANDING]
+    rest = [one for one in sections if one not in front]
+    title, _, opening = first.partition("\n")
+    opening = opening.replace("](docs/first_run/", "](first_run/")
+    return (f"{title}\n{opening}" + "".join(front)).replace("](nbs/", "](generated/"), (
+        "# Guide\n\n" + "".join(rest)).replace("](nbs/", "](")
+
+
+def paper_page(paper: dict) -> str:
+    """The page of a paper: its question and its notebooks, each with its title."""
+    pages = "\n".join(f"../papers/{path.stem}" for path in paper["notebooks"])
+    return f"# {paper['name']}\n\n{paper['about']}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+
+
 def write_contents() -> None:
-    """The contents of the library under docs/generated."""
+    """The contents: front page, guide, rooms, papers, reference, and the groups of the left side."""
     found = [(f"{k:02d}_{room['path'].strip('.') or 'ground'}", room) for k, room in enumerate(rooms())]
-    (TARGET / "rooms").mkdir(parents=True, exist_ok=True)
-    for name, room in found:
-        (TARGET / "rooms" / f"{name}.md").write_text(room_page(room), encoding="utf-8")
-    (TARGET / "library.md").write_text(library_page(found), encoding="utf-8")
+    by_paper = [(f"{k:02d}_{re.sub('[^a-z]+', '_', one['name'].lower())}", one) for k, one in enumerate(papers())]
+    front, guide = readme_pages((ROOT / "README.md").read_text(encoding="utf-8"))
+    reference = write_reference(TARGET / "api")
+    lessons = sorted(path.relative_to(TARGET).with_suffix("") for path in (TARGET / "lessons").rglob("*.ipynb"))
+    groups = [
+        toctree("Begin", ["Guide <generated/guide>"]),
+        toctree("Lessons", [f"generated/{path.as_posix()}" for path in lessons if "solutions" not in path.parts]
+                + ["Solutions <generated/solutions>"]),
+        toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
+        toctree("Library", ["generated/library", "generated/reference"], 2),
+        toctree("The project", ["contributing", "changelog"]),
+    ]
+    pages = {f"rooms/{name}.md": room_page(room) for name, room in found}
+    pages |= {f"by_paper/{name}.md": paper_page(paper) for name, paper in by_paper}
+    pages |= {"library.md": library_page(found), "landing.md": front, "guide.md": guide, "groups.md": "\n".join(groups)}
+    inner = [path.relative_to("lessons").as_posix() for path in lessons if "solutions" in path.parts]
+    pages["solutions.md"] = "# Solutions\n\n```{toctree}\n" + "\n".join(f"lessons/{one}" for one in inner) + "\n```\n"
+    pages["reference.md"] = ("# Reference\n\nEvery public name with its arguments and what it promises, a page a room. "
+                             "{ref}`All names <genindex>`, {ref}`all modules <modindex>`.\n\n"
+                             "```{toctree}\n:maxdepth: 1\n\n"
+                             + "\n".join(f"api/{name}" for name in reference) + "\n```\n")
+    for name, text in pages.items():
+        (TARGET / name).parent.mkdir(parents=True, exist_ok=True)
+        (TARGET / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     """Write every page afresh."""
+    sys.path.insert(0, str(ROOT))
     shutil.rmtree(TARGET, ignore_errors=True)
     for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
         if ".ipynb_checkpoints" in source.parts:
