@@ -28,7 +28,7 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce papers test lint generated notebooks pytest lessons lab docs lock zoo bench
+.PHONY: help env reproduce papers test lint exported committed notebooks pytest lessons lab docs lock zoo bench
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -59,23 +59,24 @@ $(VENV)/bin/python:
 
 reproduce: env  ## run the paper notebooks, print the score table and where the report lies
 	@snakemake --cores $(CORES) --quiet rules progress host
-	@report="$$(python -c 'from qgcam_lib.settings import settings; print(settings.outputs / "report.html")')"; \
-	snakemake --report "$$report" --quiet all; \
-	qgcam table q_groundcam_table1
+	@qgcam table q_groundcam_table1
 
 papers: env  ## run the paper notebooks and store in each of them what its run shows
 	@snakemake papers --cores $(CORES) --quiet rules progress host
 	@nbdev-clean
 
-test: env lint generated notebooks pytest  ## every check: style, who imports whom, exports, library notebooks, pytest
+test: env lint exported notebooks pytest committed  ## every check: style, who imports whom, library notebooks, pytest, exports
 
 lint: env  ## ruff, and who imports whom
 	@ruff check .
 	@lint-imports --no-logo
 
-generated: env  ## the package is what the notebooks export, and the notebooks are clean
-	@nbdev-export && nbdev-clean && git diff --exit-code --stat -- nbs qgcam_lib || \
-	  { echo "The files above are not committed as nbdev writes them. Commit (or undo) your changes, then run this again." >&2; exit 1; }
+exported: env  ## write the package from the notebooks, and clean them: what is tested is what stands in the notebooks
+	@nbdev-export && nbdev-clean
+
+committed: exported  ## is all that in git? The last check, so that uncommitted work is tested too
+	@git diff --exit-code --stat -- nbs qgcam_lib || \
+	  { echo "All checks above passed. The files above are not committed as nbdev writes them: commit (or undo) your changes." >&2; exit 1; }
 	@new="$$(git ls-files --others --exclude-standard -- nbs qgcam_lib)"; \
 	if [ -n "$$new" ]; then echo "Not in git, though the package needs them: $$new" >&2; exit 1; fi
 

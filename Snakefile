@@ -2,7 +2,7 @@
 #
 #   snakemake                                     everything on two cores (profiles/default)
 #   snakemake -n                                  what would be done
-#   snakemake --report outputs/report.html        every figure and table, with the run it came from
+#                                                 and outputs/gathered/index.html, the report over them
 #   snakemake --config data=/path weights=official device=cuda limit=0       the whole real Table 1
 #   snakemake --config parameters='{limit: 50}'   any other parameters for all runs; their results get other ids
 #   snakemake --config only=q_groundcam_table1    one notebook and what it needs
@@ -13,7 +13,6 @@
 # the paths below: a changed notebook, parameter, module, annotation or weight asks for other files, and Snakemake makes
 # just those. Reading this file therefore draws what of the miniworld is missing, for its files are part of the hashes.
 import json
-import re
 import sys
 from pathlib import Path
 from shlex import quote
@@ -136,21 +135,6 @@ def needed(wildcards):
     return [FOLDERS[key] + "/run.json" for key in gathered(wildcards.notebook, wildcards.name)]
 
 
-def about(wildcards, path):
-    """Caption of a result and the run it came from, as reStructuredText; used by profiles/report/*.rst."""
-    from qgcam_lib.runs.gather import run_line
-
-    record = json.loads(Path(FOLDER.format(**dict(wildcards.items())), "run.json").read_text())
-    caption = next((item["caption"] for item in record["outputs"] if item["path"] == path), "")
-    return re.sub(r"([\\*_`|<>\[\]])", r"\\\1", f"{caption}\n\n{run_line(record)}")
-
-
-config["about"] = about
-
-
-report: "profiles/report/overview.rst"
-
-
 wildcard_constraints:
     notebook="[a-z0-9_]+",
     name="[a-z0-9_]+",
@@ -158,11 +142,11 @@ wildcard_constraints:
 
 
 rule gather:
-    """One page with a row for each run."""
+    """The report: a front page, a page a notebook; the pages of the runs lie beside their results."""
     input:
         expand("{folder}/run.json", folder=FOLDERS.values()),
     output:
-        report(OUTPUTS + "/gathered/overview.html", category="Runs", labels={"notebook": "all", "name": "", "run": ""}),
+        OUTPUTS + "/gathered/index.html",
     localrule: True
     shell:
         "qgcam gather {input:q} --to {output:q}"
@@ -186,28 +170,9 @@ rule run:
         runs=needed,
     output:
         record=FOLDER + "/run.json",
-        page=report(
-            FOLDER + "/run.html",
-            caption="profiles/report/run.rst",
-            category="Runs",
-            labels={"notebook": "{notebook}", "name": "{name}", "run": "{run_id}"},
-        ),
-        figures=report(
-            directory(FOLDER + "/figures"),
-            patterns=["{figure}.png"],
-            caption="profiles/report/figure.rst",
-            category="{notebook}",
-            subcategory="Figures",
-            labels={"figure": "{figure}", "name": "{name}", "run": "{run_id}"},
-        ),
-        tables=report(
-            directory(FOLDER + "/tables"),
-            patterns=["{table}.html"],
-            caption="profiles/report/table.rst",
-            category="{notebook}",
-            subcategory="Tables",
-            labels={"table": "{table}", "name": "{name}", "run": "{run_id}"},
-        ),
+        page=FOLDER + "/run.html",
+        figures=directory(FOLDER + "/figures"),
+        tables=directory(FOLDER + "/tables"),
     params:
         options=options,
         folder=FOLDER,

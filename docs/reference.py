@@ -127,7 +127,7 @@ def objects(tree: ast.Module, module: str, faces: dict[str, str]) -> Iterator[st
     """The directives of a module's public names, in the order of its source. faces: as from `faces_of`."""
     public = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
                    and ast.unparse(node.targets[0]) == "__all__"), [])
-    names = full_names(tree, module, faces)
+    names, public = full_names(tree, module, faces), set(public)
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         name = getattr(node, "name", getattr(target, "id", ""))
@@ -148,8 +148,9 @@ def objects(tree: ast.Module, module: str, faces: dict[str, str]) -> Iterator[st
                 if isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and ast.get_docstring(one):
                     kind, arguments = _kinds(one, names)
                     yield directive(kind, f"{name}.{one.name}", arguments, described(one), place)
-        else:
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
             yield directive("data", name, "", "", **known)
+            public.discard(name)  # a value that is built up in steps stands once
 
 
 def faces_of(package: Path = PACKAGE) -> dict[str, str]:

@@ -104,17 +104,19 @@ def test_a_run_is_shown_skipped_and_listed(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(["run", "nbs/papers/q_groundcam.ipynb", "--show"]) == 0
     assert capsys.readouterr().out == "limit: int = 4   # how many\n"
-    assert main(["run", "nbs/papers/q_groundcam.ipynb", "-p", "limit=7", "--outputs", "outputs", "--gather", "g"]) == 0
+    wanted = ["-p", "limit=7", "--outputs", "outputs", "--gather", "g/demo/x/1"]
+    assert main(["run", "nbs/papers/q_groundcam.ipynb", *wanted]) == 0
     assert "finished before. outputs/q_groundcam/" in capsys.readouterr().out
     assert {p.name for p in Path("g").rglob("*") if p.is_file()} == {
-        "run.json", "run.html", "blank.png", "blank.svg", "score_table.csv", "score_table.html", "failed.csv",
-        "failed.html"}
+        "run.json", "run.html", "notebook.html", "blank.png", "blank.svg", "score_table.csv", "score_table.html",
+        "failed.csv", "failed.html"}
     assert main(["table", "--outputs", "outputs"]) == 0
     shown = capsys.readouterr().out
-    assert "A *made-up* score." in shown and "0.700" in shown and "limit=7" in shown and "snakemake --report" in shown
+    assert "A *made-up* score." in shown and "0.700" in shown and "limit=7" in shown
+    assert "Report: make reproduce writes it" in shown
     assert "Nothing failed" not in shown
-    assert main(["gather", "g/run.json", "--to", "g/overview.html"]) == 0
-    assert ">0.700</td>" in Path("g/overview.html").read_text()
+    assert main(["gather", "g/demo/x/1/run.json", "--to", "g/index.html"]) == 0
+    assert "demo/x/1/run.html" in Path("g/index.html").read_text() and Path("g/demo/index.html").is_file()
 
 
 def test_a_failed_run_is_exit_code_1(project, monkeypatch, capsys):
@@ -188,13 +190,14 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
     assert given["limit"] == 7 and given["dataset"] == "miniworld" and given["model"] == "blip-base"
     assert given["baselines"] == ["centre", "untrained"] and given["verify"] and record["attempts"] == 1
 
-    done = snakemake(compendium, "--report", "outputs/report.html")
-    assert done.returncode == 0, done.stderr[-2000:]
-    page = (compendium / "outputs" / "report.html").read_text()
-    for words in (run_id, "score_table", "blank", "failed", "made-up", "An empty figure.", "Nothing failed."):
-        assert words in page
-    for tag in ('<script src="http', '<link rel="stylesheet" href="http', "@import url(http"):
-        assert tag not in page
+    report = compendium / "outputs" / "gathered" / "index.html"
+    assert run_id in report.read_text() and record["started"].partition("T")[0] in report.read_text()
+    pages = [report, report.parent / "q_groundcam" / "index.html", *(base / run_id).rglob("*.html")]
+    text = " ".join(page.read_text() for page in pages)
+    for words in ("score_table", "blank", "failed", "made-up", "An empty figure.", "Nothing failed.", "notebook.html"):
+        assert words in text
+    for tag in ("<script", 'src="http', '<link rel="stylesheet"', "@import url("):
+        assert tag not in text
 
 
 def test_snakemake_asks_for_a_run_whose_files_were_changed_and_for_no_other(compendium):

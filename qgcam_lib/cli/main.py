@@ -103,7 +103,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         as_json: Annotated[bool, typer.Option("--json", help="print the run, or its parameters, as JSON")] = False
         ) -> None:
     """Run a notebook with parameters, or find that it was run so before."""
-    from qgcam_lib.runs.gather import gather_run
+    from qgcam_lib.runs.gather import gather_run, write_pages
     from qgcam_lib.runs.runner import run_notebook
 
     path = _notebook_path(notebook)
@@ -118,6 +118,8 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     if gather is not None:
         gather_run(result.folder, gather)
+    elif result.status != "skipped":
+        write_pages(result.folder)
     if as_json:
         return echo_json({"run": result.run_id, "notebook": str(path), "status": result.status,
                           "seconds": result.seconds, "folder": str(result.folder)})
@@ -126,16 +128,13 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         echo_tables(result.folder)
 
 # %% ../../nbs/lib/cli/08_main.ipynb #e23e0a80
-@app.command(example="qgcam gather gathered/*/run.json --to overview.html", part=_RUNS)
+@app.command(example="qgcam gather gathered/*/*/*/run.json --to gathered/index.html", part=_RUNS)
 def gather(records: Annotated[list[Path], typer.Argument(help="run.json of gathered runs (see qgcam run --gather)")],
            to: Annotated[Path, typer.Option(help="the HTML page to write")]) -> None:
-    """Write one page with a row for each run: what ran, when, and its recorded results."""
-    from qgcam_lib.runs.gather import overview, table_page
-    from qgcam_lib.storage.files import write_whole
+    """Write the report of gathered runs: a front page with tables, figures and claims, a page a notebook."""
+    from qgcam_lib.runs.report import write_report
 
-    frame = overview([path.parent for path in records])
-    page = table_page(frame, "All runs", f"{len(frame)} runs; the records lie beside each run's results as run.json")
-    write_whole(to, page)
+    write_report([path.parent for path in records], to)
 
 # %% ../../nbs/lib/cli/08_main.ipynb #ed503714
 def _image_size(text: str | None) -> tuple[int, int] | None:

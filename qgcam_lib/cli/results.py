@@ -122,7 +122,7 @@ def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
 
     outputs = Path(outputs or settings.outputs)
     folder, record = find_run(f"{name}/{run_id}" if name and run_id else name or run_id, outputs)
-    report = outputs / "report.html"
+    report = outputs / "gathered" / "index.html"
     if as_json:
         tables = [{key: value for key, value in one.items() if key != "frame"} | {"rows": rows_of(one["frame"])}
                   for one in score_tables(folder)]
@@ -130,4 +130,4 @@ def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
                           "report": str(report) if report.is_file() else None, "tables": tables})
     echo_tables(folder)
     typer.echo(f"\n{run_line(record)}\nFolder: {short_path(folder)}")
-    typer.echo(f"Report: {short_path(report) if report.is_file() else 'snakemake --report outputs/report.html'}")
+    typer.echo(f"Report: {short_path(report) if report.is_file() else 'make reproduce writes it'}")

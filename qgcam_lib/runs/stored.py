@@ -100,7 +100,8 @@ def store_run(folder: str | Path, notebook: str | Path) -> Path:
     """Store the outputs of the finished run in `folder` in its notebook; returns the notebook's path.
 
     The notebook's sources stay; its metadata get "qgcam": run_id, parameters that differ from the parameters cell,
-    code_sha256, notebook_sha256. RunError, and nothing written, for a run that is not finished, whose files have
+    started, commit, code_sha256, notebook_sha256. RunError, and nothing written, for a run that is not finished, whose
+    files have
     changed, that is not what today's notebook and library would compute, or whose outputs should not be stored.
     """
     folder, notebook = Path(folder), Path(notebook)
@@ -115,7 +116,8 @@ def store_run(folder: str | Path, notebook: str | Path) -> Path:
         raise RunError(f"run {folder.name} is not of today's {notebook.name} and library (that would be {today}). "
                        "Run it anew: make papers.", folder)
     made = with_outputs(notebook, folder / "run.ipynb")
-    made.metadata["qgcam"] = {"run_id": record["run_id"], "parameters": given, "code_sha256": record["code_sha256"],
+    made.metadata["qgcam"] = {"run_id": record["run_id"], "parameters": given, "started": record.get("started"),
+                              "commit": (record.get("git") or {}).get("commit"), "code_sha256": record["code_sha256"],
                               "notebook_sha256": record["notebook_sha256"]}
     import nbformat
 
