@@ -71,12 +71,13 @@ def write_boxes(folder, form):
     return path
 
 
-EXPECTED = score_maps(list(MAPS.values()), list(BOXES.values()), image_sizes=SIZE, protocol="pixel")
+EXPECTED = score_maps(list(MAPS.values()), list(BOXES.values()), image_sizes=SIZE)
 
 
 def assert_expected(frame):
     assert frame.id.tolist() == IDS and frame.group.tolist() == [id.split("/")[0] for id in IDS]
     assert frame.n_boxes.tolist() == [2 if k == 4 else 1 for k in range(N)] and frame.error.isna().all()
+    assert set(frame.protocol) == {"paper"}
     for name in SCORE_COLUMNS:
         np.testing.assert_array_equal(frame[name], EXPECTED[name].astype(float))
 
@@ -135,7 +136,7 @@ def test_orders_of_four_numbers_and_coco(tmp_path):
 
 
 def test_options_reach_the_scores(files):
-    options = {"protocol": "paper", "ties": "first", "tau": 0.3, "delta": 4.0}
+    options = {"protocol": "gscorecam", "ties": "first", "tau": 0.3, "delta": 4.0}
     frame = score_files("maps.npz", "boxes.csv", **options)
     expected = score_maps(list(MAPS.values()), list(BOXES.values()), image_sizes=SIZE, **options)
     for name in SCORE_COLUMNS:
@@ -145,7 +146,7 @@ def test_options_reach_the_scores(files):
 def test_sizes_for_all_and_none_at_all(files):
     table().drop(columns=["width", "height"]).to_csv("plain.csv", index=False)
     assert_expected(score_files("maps.npz", "plain.csv", size=SIZE))
-    with pytest.raises(FileFault, match=r"record 'im0/0': protocol 'pixel' scores on the image's pixels and needs its"):
+    with pytest.raises(FileFault, match=r"record 'im0/0': protocol 'paper' scores on the image's pixels and needs its"):
         score_files("maps.npz", "plain.csv")
     small = table().drop(columns=["width", "height"])
     small[["x0", "y0", "x1", "y1"]] /= 4
@@ -156,7 +157,7 @@ def test_sizes_for_all_and_none_at_all(files):
 
 
 def test_common_and_record_go_on(files):
-    maps = {**MAPS, "zz": MAPS[IDS[0]], IDS[1]: np.full((6, 8), np.nan), IDS[2]: MAPS[IDS[2]][None]}
+    maps = {**MAPS, "zz": MAPS[IDS[0]], IDS[1]: np.full((6, 8), np.nan), IDS[2]: np.stack([MAPS[IDS[2]]] * 2)}
     del maps[IDS[8]]
     write_maps(files, ".npz", maps)
     with pytest.raises(FileFault, match="1 in boxes.csv only, such as 'im2/2'; 1 in maps.npz only, such as 'zz'"):
@@ -165,7 +166,7 @@ def test_common_and_record_go_on(files):
         score_files("maps.npz", "boxes.csv", common=True)
     frame = score_files("maps.npz", "boxes.csv", common=True, on_error="record")
     assert frame.id.tolist() == IDS[:8] and frame.error.notna().tolist() == [False, True, True] + [False] * 5
-    assert "NaN" in frame.error[1] and "(1, 6, 8)" in frame.error[2] and np.isnan(frame.io_ratio[1])
+    assert "NaN" in frame.error[1] and "(2, 6, 8)" in frame.error[2] and np.isnan(frame.io_ratio[1])
     np.testing.assert_array_equal(frame.io_ratio[3:], EXPECTED.io_ratio[3:8])
 
 
@@ -234,6 +235,35 @@ def test_negative_values_are_named_under_every_protocol(files, protocol):
     write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5})
     with pytest.raises(FileFault, match="record 'im1/0': .*negative"):
         score_files("maps.npz", "boxes.csv", protocol=protocol)
+    kept = score_files("maps.npz", "boxes.csv", protocol=protocol, on_error="record")
+    assert kept.error.notna().sum() == 1 and "n_negative" not in kept
+
+
+@pytest.mark.parametrize("rule", ["relu", "minmax"])
+def test_what_became_of_negative_values_is_counted_in_every_output(files, rule, capsys):
+    signed = MAPS["im1/0"] - 0.5
+    write_maps(files, ".npz", {**MAPS, "im1/0": signed})
+    frame = score_files("maps.npz", "boxes.csv", negatives=rule)
+    n = int((signed < 0).sum())
+    assert frame.attrs["negatives"] == {"rule": rule, "n_maps": 1, "n_cells": n} and frame.n_negative.sum() == n > 0
+    assert main(["score", "maps.npz", "boxes.csv", "--negatives", rule, "--out", "scores.csv"]) == 0
+    shown = capsys.readouterr().out
+    assert f"negatives {rule}" in shown and f"1 records have maps with negative values, {n} cells in all" in shown
+    assert set(pd.read_csv("scores.csv").protocol) == {"paper"}
+    assert main(["score", "maps.npz", "boxes.csv", "--negatives", rule, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["negatives"] == frame.attrs["negatives"]
+    assert main(["score", "maps.npz", "boxes.csv"]) == 1 and "im1/0" in capsys.readouterr().err
+
+
+def test_maps_with_a_channel_axis_of_one(files):
+    stack = np.stack(list(MAPS.values()))[:, None]
+    np.savez(files / "deep.npz", maps=stack, ids=IDS)
+    assert_expected(score_files("deep.npz", "boxes.csv"))
+    np.savez(files / "named.npz", **{id: a[None] for id, a in MAPS.items()})
+    assert_expected(score_files("named.npz", "boxes.csv"))
+    np.savez(files / "deep.npz", maps=np.repeat(stack, 3, 1), ids=IDS)
+    with pytest.raises(FileFault, match="stack of maps"):
+        score_files("deep.npz", "boxes.csv")
 
 
 @pytest.mark.parametrize("text, words", [
@@ -259,6 +289,9 @@ def test_faults_of_json(tmp_path, text, words):
     ("nothing.npz boxes.csv", "nothing.npz: no such file or folder"),
     ("maps.npz boxes.csv --protocol papers", "--protocol: expected one of"),
     ("maps.npz boxes.csv --ties last", "--ties: expected one of"),
+    ("maps.npz boxes.csv --negatives abs", "--negatives: expected one of"),
+    ("maps.npz boxes.csv --tau 2", "expected a threshold from 0 to 1"),
+    ("maps.npz boxes.csv --tau nan", "expected a threshold from 0 to 1"),
     ("maps.npz boxes.csv --box-format xyhw", "--box-format: expected one of"),
     ("maps.npz boxes.csv --size 24", "expected HEIGHTxWIDTH"),
     ("maps.npz boxes.csv --by colour", "--by: expected columns"),
@@ -287,7 +320,7 @@ def test_other_files_are_refused_unread(tmp_path, name):
 def test_the_command_prints_means_intervals_and_counts(files, capsys):
     assert main(["score", "maps.npz", "boxes.csv", "--by", "kind", "--out", "scores.parquet"]) == 0
     shown = capsys.readouterr().out
-    assert "95% interval" in shown and "9 records, resampled by 3 groups; protocol pixel" in shown
+    assert "95% interval" in shown and "9 records, resampled by 3 groups; protocol paper" in shown
     frame = pd.read_parquet("scores.parquet")
     assert_expected(frame)
     row = next(line for line in shown.splitlines() if line.split()[:2] == ["b", "io_ratio"]).split()
@@ -303,7 +336,7 @@ def test_json_is_the_same_summary(files, capsys):
     got = pd.DataFrame(found["summary"])
     for name in ("value", "ci_low", "ci_high", "n"):
         np.testing.assert_allclose(got[name].astype(float), expected[name])
-    assert found["n"] == N and found["protocol"]["name"] == "pixel" and found["level"] == 0.9
+    assert found["n"] == N and found["protocol"]["name"] == "paper" and found["level"] == 0.9
     assert [row["id"] for row in json.loads(Path("scores.json").read_text())] == IDS
 
 

@@ -399,7 +399,7 @@ def hills(size=(60, 80)):
 @pytest.mark.parametrize("name", [*hills()])
 def test_the_marks_of_a_map_agree_with_its_pointing_game(scene, name):
     heat, example = hills()[name], scene()
-    scores = score_maps([heat], [example.boxes], image_sizes=example.size, delta=5).iloc[0]
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native", delta=5).iloc[0]
     inside, outside = top_pixels(heat, example.boxes, example.size)
     assert inside.sum() / (inside | outside).sum() == pytest.approx(scores["pg_hit"])
     ax = plt.subplots()[1]
@@ -420,7 +420,7 @@ def test_a_plateau_is_outlined_where_it_is(scene):
     assert not any(len(line.get_xydata()) for line in ax.lines)
     assert np.allclose([*inside.min(0), *inside.max(0)], [29.5, 21.5, 39.5, 29.5], atol=0.51)
     assert np.allclose([*outside.min(0), *outside.max(0)], [39.5, 21.5, 49.5, 29.5], atol=0.51)
-    scored = score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+    scored = score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native").iloc[0]
     assert scored["pg_hit"] == 0.5 and top_line(heat, example) == "highest: 80 of 160 pixels in a box"
 
 
@@ -429,7 +429,7 @@ def test_panels(scene, sizes):
     items = []
     for k, (size, prompt) in enumerate(itertools.product(sizes, ["a ball", f"two people who {LONG[0]} " * 2])):
         example, (name, heat) = scene(prompt, size, str(k)), [*hills(size).items()][k % 5]
-        scores = score_maps([heat], [example.boxes], image_sizes=size).iloc[0]
+        scores = score_maps([heat], [example.boxes], image_sizes=size, protocol="native").iloc[0]
         items.append((f"{name}, nearest to the median", example, heat, {**scores, "lift": 0.1234}))
     figure = panels(items, f"blip-base on {WHERE}")
     assert problems_of(figure) == [] and "PG hit" in figure.qgcam_alt
@@ -446,7 +446,7 @@ def test_cases_and_parts(scene, models):
     for k, prompt in enumerate(["a ball", f"two people who {LONG[0]} " * 2, "a third of three"]):
         example, maps = scene(prompt, [(60, 80), (120, 80), (60, 150)][k], str(k)), {}
         for model, heat in zip(models, hills(example.size).values()):
-            maps[model] = heat, score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+            maps[model] = heat, score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native").iloc[0]
         cases.append(("uncertain, 3 models", example, maps))
     figure = case_figure(cases, f"Gallery ({WHERE})")
     assert problems_of(figure) == [] and models[0] in figure.qgcam_alt

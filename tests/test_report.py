@@ -243,7 +243,7 @@ def example(tmp_path):
 def test_panels_draw_the_box_and_the_peaks_where_they_are(example):
     heat = np.zeros((20, 30), dtype=np.float32)
     heat[10, 10], heat[3, 28] = 1.0, 1.0  # on the image at (21, 21), inside, and at (7, 57), outside
-    scores = score_maps([heat], [example.boxes], image_sizes=example.size, delta=10).iloc[0]
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native", delta=10).iloc[0]
     figure = panels([("uncertain", example, heat, scores)], "one", delta=10)
     picture, alone, over, words = figure.axes[:4]
     (box,) = picture.patches
@@ -257,7 +257,7 @@ def test_panels_draw_the_box_and_the_peaks_where_they_are(example):
 
 def test_panels_take_a_constant_map_and_undefined_scores(example):
     heat = np.zeros((20, 30), dtype=np.float32)
-    scores = score_maps([heat], [example.boxes], image_sizes=example.size).iloc[0]
+    scores = score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native").iloc[0]
     figure = panels([("", example, heat, scores)], "one")
     assert any("–" in one.get_text() for one in figure.axes[3].findobj(plt.Text))
     figure.canvas.draw()

@@ -31,8 +31,9 @@ class MapFile:
 
 
 def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:
+    array = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
     if array.ndim != 2 or array.size == 0:
-        hint = "; take away the axes of length 1 before you save" if array.ndim > 2 and 1 in array.shape else ""
+        hint = "; sum or choose the channels before you save" if array.ndim > 2 else ""
         raise FileFault(f"{path}: map {id!r}: expected a 2-D array [height, width], got shape {array.shape}{hint}")
     if array.dtype.kind not in "fiub":
         raise FileFault(f"{path}: map {id!r}: expected real numbers, got {array.dtype}")
@@ -51,7 +52,7 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
     """A MapFile from arrays by name. get reads one; stack_ids gives the ids of a stack (None: its row numbers)."""
     if not shapes:
         raise FileFault(f"{path}: there is no array in this file")
-    deep = [name for name, shape in shapes.items() if len(shape) == 3]
+    deep = [name for name, shape in shapes.items() if len(shape) == 3 or len(shape) == 4 and shape[1] == 1]
     if len(deep) == 1 and len(shapes) == 1:
         n = shapes[deep[0]][0]
         ids = stack_ids() if stack_ids else [str(k) for k in range(n)]

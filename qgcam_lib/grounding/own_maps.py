@@ -22,8 +22,8 @@ from ..data.records import box_share
 from ..errors import FileFault, needed
 from .box_files import BoxRecord, read_boxes
 from .map_files import MapFile, open_maps
-from .run import score_rows
-from ..maps import MapProtocol, get_protocol
+from .run import negatives_of, score_rows
+from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.files import write_whole
 
@@ -43,7 +43,7 @@ def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool
     return found
 
 
-_OURS = ("id", "group", "n_boxes", "box_share", *SCORE_COLUMNS, "error")
+_OURS = ("id", "group", "n_boxes", "box_share", "protocol", *SCORE_COLUMNS, "n_negative", "error")
 
 
 def _usable(id: str, record: BoxRecord, rule: MapProtocol, where: str) -> None:
@@ -108,7 +108,8 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
     if out.suffix == ".parquet":
         plain.to_parquet(sink, index=False)
     else:
-        text = plain.to_csv(index=False) if out.suffix == ".csv" else plain.to_json(orient="records", indent=1)
+        as_json = {"orient": "records", "indent": 1, "double_precision": 15}
+        text = plain.to_csv(index=False) if out.suffix == ".csv" else plain.to_json(**as_json)
         sink.write(text.encode())
     write_whole(out, sink.getvalue(), durable=True)
 
@@ -125,34 +126,34 @@ def checked_out(out: str | Path) -> Path:
     return out
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #bbed8af6
-def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProtocol = "pixel", ties: str = "expected",
-                tau: float = 0.7, delta: float = 50.0, box_format: str | None = None,
-                size: tuple[int, int] | None = None, common: bool = False, on_error: str = "raise",
-                out: str | Path | None = None, **options: Any) -> pd.DataFrame:
+def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
+                ties: str = "expected", tau: float = 0.7, delta: float = 50.0, negatives: str = "error",
+                box_format: str | None = None, size: tuple[int, int] | None = None, common: bool = False,
+                on_error: str = "raise", out: str | Path | None = None, **options: Any) -> pd.DataFrame:
     """Score the maps of one file against the boxes of another; no model is needed.
 
     maps: see `open_maps` (.safetensors, .npz, .npy, a folder of .npy, a map store). boxes: see `read_boxes` (.csv,
-    .parquet, .json). protocol, ties, tau, delta, options: see `score_maps`. box_format: the order of a box's numbers.
-    size: (height, width) of every image that has none in the file. common: score the records both files have.
+    .parquet, .json). protocol, ties, tau, delta, negatives, options: see `score_maps`. box_format: the order of a box's
+    numbers. size: (height, width) of every image that has none in the file. common: score the records both files have.
     on_error: "raise", or "record" for a row with the error's text and NaN scores. out: also write the rows there.
 
     Returns one row a record in the order of `boxes`: id, group (the record itself where none is given), n_boxes,
     box_share (the boxes' share of the image, or of the map where it has no size: the io_ratio of an even map; NaN where
-    the record failed), the file's own labels, the columns of `score_maps` as float64 (undefined is NaN), error (None or
-    a text). `attrs`: protocol, scores, n_maps, n_boxes (records in each file), grouped, clipped (records whose boxes
-    stuck out).
+    the record failed), the file's own labels, protocol, the columns of `score_maps` as float64 (undefined is NaN),
+    error (None or a text). `attrs`: protocol, scores, negatives (see `score_maps`), n_maps, n_boxes (records in each
+    file), grouped, clipped (records whose boxes stuck out).
     Errors: FileNotFoundError; ValueError for a wrong option; FileFault that names the record: an id of one file only,
-    NaN, a negative value under "native", a wrong shape, an empty or outlying box, a size the protocol needs.
+    NaN, a negative value, a wrong shape, an empty or outlying box, a size the protocol needs.
 
     >>> from qgcam_lib.grounding.own_maps import score_files
     >>> from qgcam_lib.statistics import summarize
-    >>> scores = score_files("maps.npz", "boxes.csv", protocol="pixel", out="scores.csv")
+    >>> scores = score_files("maps.npz", "boxes.csv", protocol="paper", out="scores.csv")
     >>> print(summarize(scores, ["io_ratio", "pg_hit", "wdp_soft"]))
     """
     if on_error not in ("raise", "record"):
         raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
     rule, out = get_protocol(protocol), None if out is None else checked_out(out)
-    chosen = {"ties": ties, "tau": tau, "delta": delta, **options}
+    chosen = {"ties": ties, "tau": tau, "delta": delta, "negatives": negatives, **options}
     score_maps([], [], protocol=rule, **chosen)  # refuses a wrong option before any work
     file, records = open_maps(maps), read_boxes(boxes, box_format)
     ids, clipped = _joined(file, records, str(boxes), common), []
@@ -161,10 +162,11 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     for start in range(0, len(ids), 256):
         part = ids[start:start + 256]
         rows += [{"id": id, "group": records[id].group or id, "n_boxes": len(records[id].boxes), **records[id].labels,
-                  **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
-    frame = _frame(rows)
+                  "protocol": rule.name, **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
+    frame = _frame(rows, () if negatives == "error" else ("n_negative",))
     frame.attrs = {"protocol": rule.as_dict(), "scores": chosen, "n_maps": len(file), "n_boxes": len(records),
-                   "grouped": grouped, "clipped": list(dict.fromkeys(clipped))}
+                   "grouped": grouped, "clipped": list(dict.fromkeys(clipped)),
+                   "negatives": negatives_of(frame, negatives)}
     if clipped:
         warnings.warn(f"{len(frame.attrs['clipped'])} records have boxes that stick out of their images; they were "
                       f"clipped, the first is {clipped[0]!r}", UserWarning, stacklevel=2)
@@ -173,9 +175,10 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     return frame
 
 
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _frame(rows: list[dict[str, Any]], more: Sequence[str]) -> pd.DataFrame:
     labels = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _OURS]
-    frame = pd.DataFrame(rows, columns=["id", "group", "n_boxes", "box_share", *labels, *SCORE_COLUMNS, "error"])
-    kinds = {"id": "str", "group": "str", "error": "object"} | dict.fromkeys(("box_share", *SCORE_COLUMNS), "float64")
-    frame = frame.astype(kinds)
+    known, found = ["id", "group", "n_boxes", "box_share", *labels, "protocol"], [*SCORE_COLUMNS, *more]
+    frame = pd.DataFrame(rows, columns=[*known, *found, "error"])
+    kinds = dict.fromkeys(("id", "group", "protocol"), "str") | dict.fromkeys(("box_share", *found), "float64")
+    frame = frame.astype(kinds | {"error": "object"})
     return frame.assign(error=frame["error"].where(frame["error"].notna(), None))

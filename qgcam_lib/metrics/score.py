@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import pandas as pd
 
-from ..maps import MapProtocol, as_map_array, get_protocol, normalise
+from ..maps import MapProtocol, as_map_array, default_protocol, get_protocol, normalise
 from .formulas import ScoreOptions, tie_rule
 from .fused import score_parts
 from .kernels import PARTS, STATUS
@@ -296,7 +296,7 @@ def score_maps(
     boxes: Any,
     *,
     image_sizes: Any = None,
-    protocol: str | MapProtocol = "native",
+    protocol: str | MapProtocol | None = None,
     tau: float = 0.7,
     delta: float = 50.0,
     ties: str = "expected",
@@ -313,7 +313,8 @@ def score_maps(
     maps: [N, h, w] or [N, 1, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array a map
     (k >= 1; inside means inside any of them), or [N, 4]; xyxy, half-open, pixels of the image. image_sizes: (height,
     width) of the images, one for all or [N, 2]; None means that boxes are on the maps' own grids. protocol: a
-    preset's name or a `MapProtocol`; it says on which grid the scores are taken, and boxes are carried there.
+    preset's name or a `MapProtocol`; it says on which grid the scores are taken, and boxes are carried there. None:
+    "paper" where image_sizes are given, "native" where not.
     tau, delta: threshold and suppression distance (pixels of that grid) of pg_uncertain. ties: pg_hit when several
     pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "any", "all".
     distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at
@@ -324,14 +325,16 @@ def score_maps(
     or whole numbers, one a map, for the columns id and group (the image, by which `summarize` and `compare` resample).
     threads: numba threads for this call.
 
-    Under "relu" and "minmax" the column n_negative counts the negative cells of each raw map. `attrs`: protocol, tau,
-    delta, ties, distance, clip_dice, negatives (the rule, n_maps and n_cells: how many were negative).
+    Under "relu" and "minmax" the column n_negative counts the negative cells of each raw map. The
+    protocol's name stands over the columns (`frame.columns.name`). `attrs`: protocol (all fields), tau, delta, ties,
+    distance, clip_dice, negatives (the rule, n_maps and n_cells: how many were negative).
     Undefined values are NaN: io_ratio and wdp_* of a map without mass, wdp_binary when no pixel is above .5.
     Errors: ValueError that names the example, for NaN or infinity, a negative value (see negatives), an empty,
     inverted or outlying box, numbers that do not match. A box that sticks out is clipped and counted in one warning.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
-    p, options = get_protocol(protocol), ScoreOptions(tau, delta, ties, distance, clip_dice)
+    p = default_protocol(image_sizes is not None) if protocol is None else get_protocol(protocol)
+    options = ScoreOptions(tau, delta, ties, distance, clip_dice)
     device = _torch_device(maps, backend)
     check_negatives(negatives)
     arrays, n_negative = _without_negatives(_as_map_list(maps), negatives, p)
@@ -347,6 +350,7 @@ def score_maps(
                 columns[name][rows] = values
     counted = {} if negatives == "error" else {"n_negative": n_negative}
     frame = pd.DataFrame(names | columns | counted).astype({"pg_ties": np.int64, "pg_uncertain": bool})
+    frame.columns.name = f"protocol {p.name}"
     changed = {"rule": negatives, "n_maps": int((n_negative > 0).sum()), "n_cells": int(n_negative.sum())}
     frame.attrs.update(protocol=p.as_dict(), tau=tau, delta=delta, ties=ties, distance=distance, clip_dice=clip_dice,
                        negatives=changed)

@@ -8,7 +8,8 @@ __all__ = ['GroundingScores']
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #c8bfeb47
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 from fastcore.basics import patch
 from torchmetrics import Metric
 
-from ..maps import MapProtocol, get_protocol
+from ..maps import MapProtocol, default_protocol, get_protocol
+from .formulas import ScoreOptions
 from .score import SCORE_COLUMNS, score_maps
-from ..statistics import MAP_SCORES
+from ..statistics import MAP_SCORES, METRICS
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20
 def _encoded(texts: Sequence[Any] | None, n: int, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,15 +48,15 @@ def _decoded(joined: torch.Tensor, lengths: torch.Tensor) -> list[str | None]:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #73be255d
 def _digest(options: dict[str, Any]) -> torch.Tensor:
     """Sixteen numbers that say which options these are."""
-    text = json.dumps({**options, "protocol": options["protocol"].as_dict()}, sort_keys=True, default=str)
+    text = json.dumps(options, sort_keys=True, default=lambda v: v.as_dict() if isinstance(v, MapProtocol) else str(v))
     return torch.tensor(list(sha256(text.encode()).digest()[:16]), dtype=torch.int64)
 
 
 def _same(digests: torch.Tensor) -> torch.Tensor:
     """The one digest of [k, 16]; refuses to bring together what was scored under different options."""
     if not bool((digests == digests[0]).all()):
-        raise ValueError("options: expected the same protocol, ties, tau, delta, distance and clip_dice on both sides, "
-                         "got different ones; merge only scores that were taken in the same way")
+        raise ValueError("options: expected the same protocol, ties, tau, delta, distance, clip_dice and negatives on "
+                         "both sides, got different ones; merge only scores that were taken in the same way")
     return digests[0]
 
 
@@ -89,12 +91,16 @@ def _means(rows: np.ndarray) -> dict[str, float]:
 class GroundingScores(Metric):
     """The scores of `score_maps`, accumulated over batches and processes (torchmetrics).
 
-    protocol, ties, tau, delta, distance, clip_dice, backend: see `score_maps`. Further keywords go to
-    `torchmetrics.Metric` (sync_on_compute, process_group, dist_sync_on_step, ...).
+    protocol, ties, tau, delta, distance, clip_dice, negatives, backend: see `score_maps`. protocol None: its default,
+    which depends on whether image sizes are given, so give them in every update or in none. score: a column's name;
+    `compute()` then gives this one mean. prefix: stands before each name in the dict of `compute()`. Further keywords
+    go to `torchmetrics.Metric` (sync_on_compute, process_group, dist_sync_on_step, ...).
 
     `update(maps, boxes, image_sizes=None, ids=None, groups=None)` takes what `score_maps` takes; ids and groups are one
     text a map. `compute()` gives a dict of float64 scalars: each score's mean over the examples where it is defined
-    (NaN when there is none), NAME_n_undefined for the scores that can be undefined, and n. `frame()` gives the rows.
+    (NaN when there is none), NAME_n_undefined for the scores that can be undefined, n, and, when `negatives` may change
+    maps, n_changed (maps that had negative values) and n_negative (how many cells). `frame()` gives the rows.
+    `label` names protocol and options that are not the default: the key for a `MetricCollection`.
     Splitting into batches and the order of updates, merges and processes change nothing, not even the last digit.
     Errors: ValueError as in `score_maps`; a batch with an error leaves the state as it was.
     Merging scores of other options is a ValueError too.
@@ -103,18 +109,32 @@ class GroundingScores(Metric):
     full_state_update = False
     is_differentiable = False
     higher_is_better = None
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
-    def __init__(self, protocol: str | MapProtocol = "native", *, ties: str = "expected", tau: float = 0.7,
-                 delta: float = 50.0, distance: str = "paper", clip_dice: bool = False, backend: str = "auto",
-                 **kwargs: Any):
+    def __init__(self, protocol: str | MapProtocol | None = None, *, ties: str = "expected", tau: float = 0.7,
+                 delta: float = 50.0, distance: str = "paper", clip_dice: bool = False, negatives: str = "error",
+                 score: str | None = None, prefix: str = "", backend: str = "auto", **kwargs: Any):
         super().__init__(**kwargs)
-        self.options = {"protocol": get_protocol(protocol), "ties": ties, "tau": tau, "delta": delta,
-                        "distance": distance, "clip_dice": clip_dice}
-        self.backend = backend
+        self.options = {"protocol": None if protocol is None else get_protocol(protocol), "ties": ties, "tau": tau,
+                        "delta": delta, "distance": distance, "clip_dice": clip_dice, "negatives": negatives}
+        self.score, self.key_prefix, self.backend = score, prefix, backend
         score_maps([], [], backend=backend, **self.options)  # refuses a wrong option
+        if score is not None:
+            self._follow_contract(score)
         self.add_state("digest", default=_digest(self.options), dist_reduce_fx=_same)  # first, so it refuses in time
+        self.add_state("sized", default=torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")  # with sizes, without
+        self.add_state("n_changed", default=torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")  # maps, cells
         for name in _empty(self.device):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def _follow_contract(self, score: str) -> None:
+        """Take direction and bounds from the score's contract; torchmetrics lets only a class set them plainly."""
+        if score not in SCORE_COLUMNS:
+            raise ValueError(f"score: expected one of {SCORE_COLUMNS}, got {score!r}")
+        low, high = METRICS[score].range
+        for name, value in (("higher_is_better", METRICS[score].higher_is_better), ("plot_lower_bound", float(low)),
+                            ("plot_upper_bound", float(high) if math.isfinite(high) else None)):
+            object.__setattr__(self, name, value)
 
     def update(self, maps: Any, boxes: Any, image_sizes: Any = None, ids: Sequence[Any] | None = None,
                groups: Sequence[Any] | None = None) -> None:
@@ -123,18 +143,85 @@ class GroundingScores(Metric):
         rows = torch.from_numpy(frame[list(SCORE_COLUMNS)].to_numpy(np.float64)).to(self.device)
         id_texts = _encoded(ids, len(frame), "ids", self.device)
         group_texts = _encoded(groups, len(frame), "groups", self.device)
+        changed = frame.attrs["negatives"]
+        sized = self.sized + len(frame) * torch.tensor([image_sizes is not None, image_sizes is None]).to(self.device)
+        self._check_sizes(sized)
+        self.sized = sized
+        self.n_changed = self.n_changed + torch.tensor([changed["n_maps"], changed["n_cells"]]).to(self.device)
         for name, value in zip(_empty(self.device), (rows, *id_texts, *group_texts)):
             getattr(self, name).append(value)
 
-    def compute(self) -> dict[str, torch.Tensor]:
+    def compute(self) -> dict[str, torch.Tensor] | torch.Tensor:
         """Means over the defined examples, counts of the undefined, and n: float64 scalars on the metric's device."""
+        self._check_sizes(self.sized)
         values = _means(_cat(self.scores, _empty(self.device)["scores"]).cpu().numpy())
-        return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in values.items()}
+        if self.options["negatives"] != "error":
+            values |= dict(zip(("n_changed", "n_negative"), self.n_changed.tolist()))
+        tensors = {name: torch.tensor(v, dtype=torch.float64, device=self.device) for name, v in values.items()}
+        return tensors[self.score] if self.score else {self.key_prefix + name: v for name, v in tensors.items()}
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         for name, empty in _empty(self.device).items():
             setattr(self, name, [_cat(getattr(self, name), empty)])
         super()._sync_dist(*args, **kwargs)
+
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #8ae78ea0
+@patch
+def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
+    """Refuse a mean over examples with image sizes and without, when no protocol was named."""
+    if self.options["protocol"] is None and bool((sized > 0).all()):
+        raise ValueError("image_sizes: expected in every update or in none, since the default protocol depends on "
+                         f"them, got {sized[0]} examples with and {sized[1]} without; name a protocol")
+
+
+@patch(as_prop=True)
+def protocol(self: GroundingScores) -> MapProtocol | None:
+    """The protocol of the scores; None as long as it is the default and nothing has come in."""
+    if self.options["protocol"] is not None or not self.sized.any():
+        return self.options["protocol"]
+    return default_protocol(bool(self.sized[0] > 0))
+
+
+@patch(as_prop=True)
+def label(self: GroundingScores) -> str:
+    """A name for this choice of options: the protocol, and every option that is not the default."""
+    plain = {"negatives": "error"} | asdict(ScoreOptions())
+    named = getattr(self.options["protocol"], "name", "default")
+    others = [f"{name}-{value}" for name, value in self.options.items() if name in plain and value != plain[name]]
+    return "_".join([named, *others, *([self.score] if self.score else [])]).replace(".", "_")
+
+
+@patch
+def __repr__(self: GroundingScores) -> str:
+    chosen = {name: value for name, value in self.options.items() if name != "protocol"}
+    chosen |= {"score": self.score} if self.score else {}
+    named = repr(self.protocol.name) if self.protocol else "'paper' with image_sizes, 'native' without"
+    return f"GroundingScores({named}, {', '.join(f'{k}={v!r}' for k, v in chosen.items())}; n={int(self.sized.sum())})"
+
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #12316655
+@patch
+def plot(self: GroundingScores, val: Any = None, ax: Any = None) -> Any:
+    """Draw the scores, or a list of values as curves over steps. Returns (figure, axes), as torchmetrics' plots do.
+
+    val: what `compute()` or `forward` gave, or a list of such (None: `compute()`). ax: axes to draw on, then figure is
+    None. Drawn are the paper's nine scores; all lie within 0 and 1. An arrow says which way is better.
+    """
+    val = self.compute() if val is None else val
+    shown = [self.key_prefix + name for name in SCORE_COLUMNS if name != "pg_ties" and not name.endswith("_rel")]
+    arrow = {True: "↑", False: "↓", None: ""}
+
+    def scores(one: Any) -> Any:
+        return {name: one[name] for name in shown} if isinstance(one, Mapping) else one
+
+    figure, ax = self._plot([scores(one) for one in val] if isinstance(val, list | tuple) else scores(val), ax)
+    ax.set_ylabel(self.score or "score")
+    ax.set_xlabel(f"{ax.get_xlabel()} (protocol {self.protocol.name if self.protocol else 'not named'})".strip())
+    ax.get_xaxis().set_visible(True)
+    handles, labels = ax.get_legend_handles_labels()
+    if self.score is None:
+        labels = [f"{name} {arrow[METRICS[name.removeprefix(self.key_prefix)].higher_is_better]}" for name in labels]
+        ax.legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    return figure, ax
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #53c065fb
 @patch
@@ -146,4 +233,5 @@ def frame(self: GroundingScores) -> pd.DataFrame:
         texts = _decoded(state[f"{name}_bytes"], state[f"{name}_lengths"])
         if any(text is not None for text in texts):
             frame.insert(min(at, len(frame.columns)), name, texts)
+    frame.columns.name = f"protocol {self.protocol.name}" if self.protocol else None
     return frame
