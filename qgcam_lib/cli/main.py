@@ -158,10 +158,12 @@ def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
         better=[arrow[METRICS[name].higher_is_better] for name in summary["metric"]])
     echo_table(shown)
     kept, options, failed = frame.attrs, frame.attrs["scores"], int(frame["error"].notna().sum())
+    negative = kept["negatives"]
     by_group = f"resampled by {frame['group'].nunique()} groups" if kept["grouped"] else "every record its own group"
     typer.echo(f"\n{len(frame)} records, {by_group}; protocol {kept['protocol']['name']}, ties {options['ties']}, "
-               f"tau {options['tau']:g}, delta {options['delta']:g}")
-    for count, what in ((failed, "could not be scored (see the column error)"),
+               f"tau {options['tau']:g}, delta {options['delta']:g}, negatives {options['negatives']}")
+    for count, what in ((negative["n_maps"], f"have maps with negative values, {negative['n_cells']} cells in all"),
+                        (failed, "could not be scored (see the column error)"),
                         (len(kept["clipped"]), "have boxes that stuck out of the image and were clipped"),
                         (kept["n_maps"] + kept["n_boxes"] - 2 * len(frame), "are in one file only and were left out")):
         if count:
@@ -171,10 +173,12 @@ def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
 @app.command(example="qgcam score maps.npz boxes.csv --by kind --out scores.csv", part=_OWN)
 def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a folder of .npy, or a map store")],
           boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
-          protocol: Annotated[str, typer.Option(help="pixel, paper, amc, gscorecam or native")] = "pixel",
+          protocol: Annotated[str, typer.Option(help="paper, pixel, amc, gscorecam or native")] = "paper",
           ties: Annotated[str, typer.Option(help="pointing game on a tie: expected, first, any or all")] = "expected",
           tau: Annotated[float, typer.Option(help="a peak is above this")] = 0.7,
           delta: Annotated[float, typer.Option(help="peaks nearer than this, in pixels, are one")] = 50.0,
+          negatives: Annotated[str, typer.Option(help=(
+              "maps with negative values: error, relu (such a value is 0) or minmax (0 to 1 a map)"))] = "error",
           box_format: Annotated[str | None, typer.Option(help="xyxy, xywh or yyxx")] = None,
           size: Annotated[str | None, typer.Option(metavar="HxW", help="image size where the file gives none")] = None,
           common: Annotated[bool, typer.Option("--common", help="leave out records of one file only")] = False,
@@ -194,8 +198,8 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
 
     with refused(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # clipped boxes are counted below
-        frame = score_files(maps, boxes, protocol=protocol, ties=ties, tau=tau, delta=delta, box_format=box_format,
-                            size=_image_size(size), common=common, on_error=on_error, out=out)
+        frame = score_files(maps, boxes, protocol=protocol, ties=ties, tau=tau, delta=delta, negatives=negatives,
+                            box_format=box_format, size=_image_size(size), common=common, on_error=on_error, out=out)
         summary = summarize(frame, by=by or (), level=level)
     if as_json:
         echo_json({**frame.attrs, "n": len(frame), "level": level, "summary": rows_of(summary)})
