@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Group', 'N_BOOTSTRAP', 'MAP_SCORES', 'METRICS', 'group_codes', 'group_sums', 'ratio', 'check_resampling',
            'bootstrap_weights', 'group_weights', 'spread_of', 'summary_rows', 'Metric', 'mean_replicates', 'summarize',
-           'compare', 'correlate']
+           'bootstrap_p', 'compare', 'correlate']
 
 # %% ../nbs/lib/04_statistics.ipynb #8972d6af
 from collections.abc import Iterator, Sequence
@@ -54,9 +54,11 @@ N_BOOTSTRAP = 1000  # the default number of replicates, wherever there is an int
 
 def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None:
     "Refuse a negative number of replicates or parts and a level outside 0..1, with ValueError."
-    if n_bootstrap < 0 or n_subsets < 0 or not 0 < level < 1:
-        raise ValueError("n_bootstrap, n_subsets, level: expected counts >= 0 and a share between 0 and 1, got "
-                         f"{n_bootstrap!r}, {n_subsets!r} and {level!r}")
+    for name, count in (("n_bootstrap", n_bootstrap), ("n_subsets", n_subsets)):
+        if count < 0:
+            raise ValueError(f"{name}: expected a count >= 0, got {count!r}")
+    if not 0 < level < 1:
+        raise ValueError(f"level: expected a share between 0 and 1, got {level!r}")
 
 
 def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -265,7 +267,7 @@ def _sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.r
     return np.where(n > 0, (far + 1) / (n_permutations + 1), np.nan)
 
 # %% ../nbs/lib/04_statistics.ipynb #4fa5bdee
-def _bootstrap_p(replicates: np.ndarray) -> np.ndarray:
+def bootstrap_p(replicates: np.ndarray) -> np.ndarray:
     "Two-sided p of each column of mean differences [R, m]: twice the smaller tail at 0; NaN where none is defined."
     n = (~np.isnan(replicates)).sum(0)
     tails = np.minimum((replicates <= 0).sum(0), (replicates >= 0).sum(0))
@@ -315,7 +317,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     mean_a, mean_b = (ratio(np.where(both, v, 0).sum(0), both.sum(0)) for v in (x, y))
     p = np.full(len(names), np.nan)
     if n_bootstrap and n_groups > 1 and codes.ndim == 2:
-        p = _bootstrap_p(mean_replicates(apart, codes, n_groups, n_bootstrap, np.random.default_rng(seed))[0][1:])
+        p = bootstrap_p(mean_replicates(apart, codes, n_groups, n_bootstrap, np.random.default_rng(seed))[0][1:])
     elif n_bootstrap and n_groups > 1:
         p = _sign_flip_p(group_sums(apart, codes, n_groups), both.sum(0), n_permutations, rng)
     rows = rows.assign(a=mean_a, b=mean_b, difference=mean_a - mean_b, n_unmatched=unmatched,
