@@ -32,6 +32,7 @@ app = Commands("Q-GroundCAM and its kin: run the notebooks, look at models and d
 data_app = Commands("Data sets: what there is, and whether it is whole.")
 app.command(example="qgcam table q_groundcam", part=_RUNS)(results.table)
 app.command(example="qgcam runs q_groundcam", part=_RUNS)(results.runs)
+app.command(example="qgcam compare a9ce852358ae 26b280c4cf1d", part=_RUNS)(results.compare)
 probe_app.add_typer(build_app, name="build")
 for _group, _name in ((tricd_app, "tricd"), (probe_app, "probe"), (refer_app, "refer")):
     app.add_typer(_group, name=_name, rich_help_panel=_OWN)
