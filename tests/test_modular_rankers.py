@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn.functional import normalize
 
+from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.regions.batch import FeatureRanker, RegionBatch, stack_regions
 from qgcam_lib.models.regions.cmn import CmnConfig, build_cmn
 from qgcam_lib.models.regions.groundnet import GroundNetConfig, build_groundnet, words_of_tokens
 from qgcam_lib.models.regions.mattnet import MAttNetConfig, attribute_loss, build_mattnet
 from qgcam_lib.models.regions.parse import Node, Parsed, TreeParser
+from qgcam_lib.referring.run import ask_expressions
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##s", "a", "and", "ball", "behind", "box", "car", "cat", "dog",
           "front", "green", "holding", "holds", "in", "is", "large", "left", "man", "metal", "of", "on", "red", "right",
@@ -413,6 +415,23 @@ def test_as_a_ranker_of_pictures(name):
     assert ranker.card["architecture"] and "confirmed" in ranker.card["keys"]
     if name == "groundnet":
         assert ranker.card["parsed"]["whole"] == 2 and sum(ranker.card["parsed"].values()) == 6
+
+
+@pytest.mark.parametrize("batch_images, passes", [(8, [12]), (2, [8, 4]), (1, [4, 4, 4])])
+def test_refer_sends_all_expressions_of_its_pictures_through_the_network_in_one_pass(tmp_path, batch_images, passes):
+    ranker, sent = ranker_of("cmn"), []
+    ranker.model.register_forward_hook(lambda network, given, scores: sent.append(len(scores)))
+    boxes, expressions = ((0.0, 0.0, 9.0, 9.0), (5.0, 3.0, 20.0, 18.0)), []
+    for picture, colour in enumerate(("red", "blue", "green")):
+        Image.new("RGB", (24, 24), colour).save(tmp_path / f"{picture}.png")
+        expressions += [Expression(f"{picture}{k}", f"{picture}.png", str(picture), text, boxes[0], boxes)
+                        for k, text in enumerate(("the red box", "box", "the box under the table", "large box"))]
+    asked = ask_expressions(ranker, expressions, tmp_path, batch_images=batch_images, progress=False)
+    assert sent == passes
+    alone = [score for one in expressions
+             for score in ranker.rank(Image.open(tmp_path / one.image), boxes, one.text)]
+    assert len(sent) == len(passes) + len(expressions)
+    np.testing.assert_allclose(asked["score"], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SMALL)

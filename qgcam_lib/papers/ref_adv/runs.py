@@ -33,7 +33,7 @@ from ...report.sentences import PERCENT, direction, with_interval
 
 # %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #883f65a5
 REMEDIES = ("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")
-MODELS = ("vilbert", "cmn", "mattnet", "groundnet", "reclip", "itm-crops", "map-mass", "detector-boxes")
+MODELS = ("vilbert", "cmn", "mattnet", "groundnet", *REMEDIES, "reclip", "itm-crops", "map-mass", "detector-boxes")
 
 
 def plan_models(models: Iterable[str], weights: str = "mini") -> pd.DataFrame:
