@@ -437,7 +437,8 @@ def test_the_four_share_all_but_the_loss():
     assert [(one.fit, one.scale) for one in recipes] == [("regions", 1), ("choice", 1), ("choice", 10), ("choice", 1)]
     for name in ("sum", "max"):
         hinge = MINIS[f"vilbert-{name}-h-mini"].recipe
-        assert set(recipes[0].differs(dataclasses.asdict(hinge))) == {"loss", "negatives", "together"}
+        assert set(recipes[0].differs(dataclasses.asdict(hinge))) == {"loss", "negatives", "together",
+                                                                          "hinges_after"}
         assert hinge.loss == name
     both = MINIS["vilbert-mtl-mini"].recipe
     assert both.steps == 2 * recipes[0].steps and both.questions == 1 and both.question_rate == both.learning_rate / 2

@@ -30,7 +30,7 @@ def data(place):
 @pytest.fixture(scope="module")
 def arms(place, data):
     """The folder of a study of five arms with ten steps each."""
-    for name in ("plain", "max-0.2", "questions-rel", "mtl-rel-1", "tl-rel"):
+    for name in ("plain", "max-0.2-at-once", "questions-rel", "mtl-rel-1", "tl-rel"):
         run_arm(name, data, place / "out", place / "work", steps=10, progress=False)
     return place / "out"
 
@@ -40,12 +40,14 @@ def test_an_arm_differs_from_plain_in_one_thing():
     for name, arm in ARMS.items():
         own = arm_recipe(name)
         apart = set(plain.differs(vars(own)))
-        assert apart == {"alone": {"loss"} if arm.loss != "plain" and arm.margin == 0.2 else
-                         {"loss", "margin"} if arm.loss != "plain" else set(), "after": set(),
-                         "questions": {"learning_rate"}, "together": {"steps"}}[arm.way]
+        hinged = {"loss", "margin", "hinges_after"} if arm.loss != "plain" else set()
+        hinged -= ({"margin"} if arm.margin == 0.2 else set()) | ({"hinges_after"} if name.endswith("once") else set())
+        assert apart == {"alone": hinged, "after": set(), "questions": {"learning_rate"},
+                         "together": {"steps"}}[arm.way]
         if arm.way == "together":
             assert isinstance(own, MultiTaskRecipe) and own.questions == arm.ratio
             assert own.steps == plain.steps * (1 + arm.ratio) and own.question_rate == plain.learning_rate / 2
+    assert arm_recipe("sum-0.1").hinges_after == 333 and arm_recipe("max-0.4", 30).hinges_after == 10
     assert {arm.margin for arm in ARMS.values() if arm.loss == "max"} == {0.1, 0.2, 0.4}
     assert all(f"questions-{arm.questions}" in ARMS for arm in ARMS.values() if arm.way == "after")
     with pytest.raises(ParameterError, match="arm: expected one of plain"):
@@ -75,9 +77,9 @@ def test_kinds_part_the_questions(data):
 
 
 def test_an_arm_leaves_choices_that_are_its_models(arms, data, place):
-    frame = pd.read_parquet(arms / "max-0.2" / "choices.parquet")
-    told = json.loads((arms / "max-0.2" / "arm.json").read_text())
-    again = module.train_arm("max-0.2", data, place / "work", steps=10, progress=False)
+    frame = pd.read_parquet(arms / "max-0.2-at-once" / "choices.parquet")
+    told = json.loads((arms / "max-0.2-at-once" / "arm.json").read_text())
+    again = module.train_arm("max-0.2-at-once", data, place / "work", steps=10, progress=False)
     assert again.step == 10 and told["dev_accuracy"] == [round(x, 5) for x in again.looks]
     for split, arrays in (("dev", data.dev), (None, data.judged[1][1])):
         part = frame[frame.split == split] if split else frame[frame.split != "dev"]
@@ -116,7 +118,7 @@ def test_a_killed_arm_goes_on_to_the_same_log(arms, data, place):
 
 
 def test_the_first_rows_are_those_of_the_same_code(arms, place, data):
-    found = first_rows(arms, "max-0.2", 1, root=place / "w", cache=place / "features", progress=False)
+    found = first_rows(arms, "max-0.2-at-once", 1, root=place / "w", cache=place / "features", progress=False)
     assert found.difference.abs().max() < 1e-5 and set(found.loss) == {"total", "plain", "hinge", "right"}
     assert found.now.iloc[0] == pytest.approx(found.now.iloc[1:3].sum(), rel=1e-6)  # total = plain + hinge
 

@@ -49,7 +49,7 @@ from ...storage.fingerprints import weights_fingerprint
 # %% ../../../nbs/lib/finetune/referring/07_study.ipynb #a1d70006
 TINY = replace(vilbert.MINI, hidden=64, layers=3, inner=128, region_hidden=64, region_layers=2, region_inner=128,
                joint_hidden=64, connections=((0, 1), (1, 2)))
-STEPS, PICTURES = 1500, 800
+STEPS, PICTURES = 1000, 800
 RECIPE = RankerRecipe(steps=STEPS, batch=64, learning_rate=2e-3, patience=0, negatives=16, together=2, log_every=10)
 QUESTION_RATE = RECIPE.learning_rate / 2
 
@@ -58,7 +58,8 @@ QUESTION_RATE = RECIPE.learning_rate / 2
 class Arm:
     """One training. way: "alone" (expressions), "questions" (no expression), "together" (both in turn) or "after"
     (first questions, then expressions); loss, margin: as in `RankerRecipe`; questions: "rel" (GQA-Rel), "other" (no
-    relation) or "all"; ratio: steps with questions for each step with expressions.
+    relation) or "all"; ratio: steps with questions for each step with expressions; wait: share of the steps before
+    which there are no hinges.
     """
 
     way: str = "alone"
@@ -66,14 +67,18 @@ class Arm:
     margin: float = 0.2
     questions: str = ""
     ratio: float = 1.0
+    wait: float = 0.0
 
 
-_HINGES = {f"{loss}-{margin:g}": Arm(loss=loss, margin=margin) for margin in (0.2, 0.1, 0.4) for loss in ("sum", "max")}
-_TOGETHER = {f"mtl-{kind}-{ratio:g}": Arm("together", questions=kind, ratio=ratio)
-             for kind, ratio in (("rel", 1.0), ("rel", 0.5), ("rel", 2.0), ("other", 1.0), ("all", 1.0))}
-ARMS = {"plain": Arm(), **_HINGES, **{f"questions-{kind}": Arm("questions", questions=kind)
-                                      for kind in ("rel", "all", "other")},
-        **_TOGETHER, **{f"tl-{kind}": Arm("after", questions=kind) for kind in ("rel", "all", "other")}}
+_HINGES = {f"{loss}-{margin:g}": Arm(loss=loss, margin=margin, wait=1 / 3) for margin in (0.2, 0.1, 0.4)
+           for loss in ("max", "sum")} | {"max-0.2-at-once": Arm(loss="max")}
+_ASKED = {f"{short}-{kind}": Arm(way, questions=kind) for kind in ("rel", "all", "other")
+          for short, way in (("questions", "questions"), ("tl", "after"))}
+_BOTH = {f"mtl-{kind}-{ratio:g}": Arm("together", questions=kind, ratio=ratio)
+         for kind, ratio in (("rel", 1.0), ("rel", 0.5), ("rel", 2.0), ("other", 1.0), ("all", 1.0))}
+_FIRST = ("max-0.2", "sum-0.2", "mtl-rel-1", "questions-rel", "tl-rel", "max-0.2-at-once")
+_ALL = _HINGES | _ASKED | _BOTH
+ARMS = {"plain": Arm()} | {name: _ALL[name] for name in _FIRST} | _ALL
 
 
 def arm_recipe(name: str, steps: int = STEPS, seed: int = 0) -> RankerRecipe:
@@ -81,7 +86,8 @@ def arm_recipe(name: str, steps: int = STEPS, seed: int = 0) -> RankerRecipe:
     if name not in ARMS:
         raise ParameterError(f"arm: expected one of {', '.join(ARMS)}, got {name!r}.")
     arm = ARMS[name]
-    recipe = replace(RECIPE, steps=steps, seed=seed, loss=arm.loss, margin=arm.margin)
+    recipe = replace(RECIPE, steps=steps, seed=seed, loss=arm.loss, margin=arm.margin,
+                     hinges_after=round(arm.wait * steps))
     if arm.way == "questions":
         return replace(recipe, learning_rate=QUESTION_RATE)
     if arm.way == "together":
