@@ -1,20 +1,32 @@
 """A model of your own: a function, an object with a card, `package.module:factory`, `maps:PATH`; at every door."""
 
+import os
+import subprocess
 import sys
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from qgcam_lib.data.records import ExampleList, GroundingExample, box_share
-from qgcam_lib.errors import ParameterError
+from qgcam_lib.errors import ExampleError, FileFault, ParameterError, StoreError
 from qgcam_lib.grounding import ground
+from qgcam_lib.grounding.explainers import load_explainer
 from qgcam_lib.grounding.own_maps import score_files
+from qgcam_lib.grounding.run import example_map
+from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models import Explainer
 from qgcam_lib.models.named import check_role, factory_source, file_source, load_source, source_in_role
 from qgcam_lib.models.roles import as_explainer
+from qgcam_lib.papers.q_groundcam.baselines import weights_origin, with_baselines
+from qgcam_lib.report.cautions import source_name, why_not_runnable
+from qgcam_lib.runs import read_run
+from qgcam_lib.runs.runner import plan_run, run_notebook
+from qgcam_lib.settings import ROOT
+from qgcam_lib.storage.modules import is_module, module_files
 
 MODULE = '''
 import numpy as np
@@ -92,8 +104,6 @@ def test_a_function_of_image_and_text_is_scored_like_its_maps(examples):
 
 
 def test_a_changed_function_does_not_continue_the_rows_of_another(examples, tmp_path):
-    from qgcam_lib.errors import StoreError
-
     quietly(brightness, examples, store=tmp_path / "rows")
     with pytest.raises(StoreError):
         quietly(lambda image, text: np.ones((2, 2)), examples, store=tmp_path / "rows")
@@ -218,3 +228,126 @@ def test_without_a_size_the_share_is_that_of_the_map(tmp_path):
     np.savez(tmp_path / "maps.npz", a=np.ones((10, 20)))
     (tmp_path / "boxes.csv").write_text("id,x0,y0,x1,y1\na,0,0,10,5\n")
     assert score_files(tmp_path / "maps.npz", tmp_path / "boxes.csv", protocol="native").box_share[0] == 0.25
+
+
+# -- maps of a file in a model's place
+
+
+def heat_file(folder, examples, **more):
+    maps = {e.id: np.outer(np.arange(4.0), np.arange(6.0)) + int(e.id) for e in examples} | more
+    np.savez(folder / "heat.npz", **maps)
+    return maps
+
+
+def test_maps_of_a_file_are_scored_by_id_and_drawn_again(examples, tmp_path):
+    maps = heat_file(tmp_path, examples, other=np.ones((2, 2)))
+    stored = load_explainer(f"maps:{tmp_path}/heat.npz")
+    frame = quietly(stored, examples)
+    expected = score_maps([maps[e.id] for e in examples], [e.boxes for e in examples], image_sizes=(40, 60),
+                          protocol="pixel")
+    names = list(SCORE_COLUMNS)
+    pd.testing.assert_frame_equal(frame[names], expected[names].astype(float))
+    assert frame.attrs["model"]["maps"] == 3 and len(frame.attrs["model"]["sha256"]) == 64
+    drawn = example_map(stored, examples[1], "pixel")
+    assert drawn.shape == (40, 60) and np.array_equal(drawn, prepare_maps(maps["2"][None], (40, 60), "pixel")[0])
+
+
+def test_maps_without_their_examples_are_named(examples, tmp_path):
+    heat_file(tmp_path, examples[:1])
+    stored = load_explainer(f"maps:{tmp_path}/heat.npz")
+    with pytest.raises(ExampleError, match="example 2.*heat.npz has no map of this id"):
+        quietly(stored, examples)
+    assert quietly(stored, examples, on_error="record").error.notna().tolist() == [False, True]
+    with pytest.raises(FileFault, match="such as '2', got '1'"):
+        quietly(stored, examples[1:], on_error="record")
+    for option in ({"weights": "official"}, {"vocab": "words.txt"}):
+        with pytest.raises(ParameterError, match="Leave it out"):
+            load_explainer(f"maps:{tmp_path}/heat.npz", **option)
+
+
+def test_other_maps_in_the_file_do_not_continue_a_store(examples, tmp_path):
+    heat_file(tmp_path, examples)
+    quietly(load_explainer(f"maps:{tmp_path}/heat.npz"), examples, store=tmp_path / "rows")
+    heat_file(tmp_path, examples[:1], **{"2": np.eye(3)})
+    with pytest.raises(StoreError, match="model.sha256"):
+        quietly(load_explainer(f"maps:{tmp_path}/heat.npz"), examples, store=tmp_path / "rows")
+
+
+# -- the notebook: what is asked, and what its run's id knows
+
+
+NOTEBOOK = ROOT / "nbs" / "papers" / "q_groundcam.ipynb"
+
+
+def test_the_files_behind_a_module_are_found_without_running_it(tmp_path):
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    for name, source in {"pack/__init__.py": "raise SystemExit('imported')", "pack/inner/one.py": "from .. import two",
+                         "pack/two.py": "import numpy, json\nimport beside", "beside.py": "", "apart.py": "",
+                         "pack/inner/unused.py": ""}.items():
+        (tmp_path / name).write_text(source)
+    found = module_files("pack.inner.one", [tmp_path])
+    assert list(found) == ["beside", "pack", "pack.inner.one", "pack.two"]
+    assert module_files("nothing_there", [tmp_path]) == {} and not is_module("pack.inner.no", [tmp_path])
+    assert is_module("pack.inner", [tmp_path]) and not is_module("pack.inner")
+
+
+def test_a_run_id_knows_the_code_of_a_factory_and_what_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "mine_to_plan.py").write_text(f"import beside_to_plan\n{MODULE}")
+    (tmp_path / "beside_to_plan.py").write_text("WIDTH = 3\n")
+    monkeypatch.chdir(tmp_path)  # the folder of the caller, which is not on Python's path
+    given = {"model": "mine_to_plan:make", "limit": 5}
+    plan = plan_run(NOTEBOOK, given)
+    (entry,) = [one for one in plan.inputs["weights"] if one["kind"] == "own model"]
+    assert entry["path"] == "mine_to_plan:make" and plan_run(NOTEBOOK, given).run_id == plan.run_id
+    (tmp_path / "beside_to_plan.py").write_text("WIDTH = 4\n")
+    assert plan_run(NOTEBOOK, given).run_id != plan.run_id
+    assert "mine_to_plan" not in sys.modules, "planning runs nothing of the user's"
+    with pytest.raises(ParameterError, match="`model`.*no module 'mine_to_pla'"):
+        plan_run(NOTEBOOK, given | {"model": "mine_to_pla:make"})
+
+
+def test_a_run_id_knows_the_content_of_a_file_of_maps(examples, tmp_path, monkeypatch):
+    heat_file(tmp_path, examples)
+    monkeypatch.chdir(tmp_path)
+    plan = plan_run(NOTEBOOK, {"model": "maps:heat.npz"})
+    assert (plan.cwd / plan.parameters["model"].removeprefix("maps:")).resolve() == tmp_path / "heat.npz"
+    assert [one["kind"] for one in plan.inputs["data"] if one["path"].startswith("maps:")] == ["file"]
+    heat_file(tmp_path, examples[:1])
+    assert plan_run(NOTEBOOK, {"model": "maps:heat.npz"}).run_id != plan.run_id
+    for wrong, said in (("maps:other.npz", "which does not exist"), ("maps:", "maps:PATH"),
+                        ("siglip-b16", "is a matcher.*package.module:factory or maps:PATH")):
+        with pytest.raises(ParameterError, match=f"`model`.*{said}"):
+            plan_run(NOTEBOOK, {"model": wrong})
+
+
+def test_an_own_model_has_no_untrained_twin_and_no_weights_of_ours(module):
+    found = with_baselines(f"{module}:make", "mini", ["centre", "untrained"], device="cpu", seed=2, vocab="")
+    assert list(found) == [f"{module}:make, own model", "centre guess"]
+    assert weights_origin(f"{module}:make", "mini") == "own" and weights_origin("blip-base", "mini") == "mini"
+    assert why_not_runnable(f"{module}:make") == "" and why_not_runnable("maps:no.npz") == "no such file: no.npz"
+    assert source_name("maps:folder/heat.npz") == "heat"
+
+
+def test_the_runner_and_plain_papermill_find_a_module_beside_the_caller(tmp_path, monkeypatch):
+    """The notebook lies elsewhere, so the kernel starts in another folder than the caller."""
+    cells = ["from qgcam_lib.grounding.explainers import load_explainer\n"
+             "from qgcam_lib.models.named import ExplainerSource\nfrom qgcam_lib.runs import current_run",
+             'model: ExplainerSource = "blip-base"\nseed: int = 0',
+             "run = current_run()\nrun.record(name=load_explainer(model, seed=seed).card)", "run.colophon()"]
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell{k}") for k, source in enumerate(cells)]
+    cells[1].metadata["tags"] = ["parameters"]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    for name in ("paper", "caller"):
+        (tmp_path / name).mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "paper" / "tiny.ipynb")
+    (tmp_path / "caller" / "beside_the_caller.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path / "caller")
+    given = {"model": "beside_the_caller:make", "seed": 6}
+    done = run_notebook(tmp_path / "paper" / "tiny.ipynb", given, outputs=tmp_path / "out", progress=False, timeout=200)
+    assert read_run(done.folder)["results"]["name"]["seed"] == 6
+    own = os.environ | {"QGCAM_OUTPUTS": str(tmp_path / "out"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "papermill", "../paper/tiny.ipynb", "seen.ipynb", "-p", "model", given["model"]]
+    shown = subprocess.run([*command, "--no-progress-bar"], env=own, capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    (record,) = [read_run(file.parent) for file in tmp_path.glob("out/interactive/*/*/run.json")]
+    assert record["results"]["name"]["name"] == "own" and record["weights"][0]["path"] == given["model"]

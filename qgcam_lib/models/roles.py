@@ -75,7 +75,7 @@ def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
     """An Explainer from one, which is returned as it is, or from a function (image, text) -> map.
 
     name: of a function's card, by default its own; card: more lines of it. Raises TypeError for anything else, which
-    says what is lacking. `maps_batch` in the place of `maps` will do.
+    says what is lacking. `maps_batch`, or `maps_of(examples)`, in the place of `maps` will do.
     """
     what = ("expected an Explainer (a `card`, and `maps(image, phrases)` -> [P, h, w]) or a function (image, text) -> "
             "map [h, w]")
@@ -90,7 +90,7 @@ def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
 
 
 def _has_maps(model: Any) -> bool:
-    return any(callable(getattr(model, verb, None)) for verb in ("maps", "maps_batch"))
+    return any(callable(getattr(model, verb, None)) for verb in ("maps", "maps_batch", "maps_of"))
 
 # %% ../../nbs/lib/models/01_roles.ipynb #eab8961d
 Spans = Sequence[tuple[int, int]]

@@ -15,6 +15,7 @@ import pandas as pd
 from pydantic import AfterValidator, Strict
 
 from ..errors import ParameterError
+from ..models.named import factory_source, file_source
 from ..models.registry import MODELS, name_in_role, zoo_folder
 from ..phrase_detection.prediction_files import predictions_source
 from .paper import Paper
@@ -66,13 +67,15 @@ def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split:
 
 # %% ../../nbs/lib/report/04_cautions.ipynb #a276e0d5
 def why_not_runnable(source: str, weights: str = "mini") -> str:
-    """Why a model or a file of predictions cannot be used here, or ''. Looks at names and files, loads nothing.
+    """Why a model or a file in its place cannot be used here, or ''. Looks at names and files, loads nothing.
 
-    source: a name of the registry, or predictions:PATH; weights: as for `load_model`.
+    source: a name of the registry, package.module:factory, maps:PATH or predictions:PATH; weights: as for `load_model`.
     """
-    path = predictions_source(source)
+    path = predictions_source(source) or file_source(source, "maps")
+    if factory_source(source):
+        return ""
     if path is not None:
-        return "" if path.is_file() else f"no such file: {path.name}"
+        return "" if path.exists() else f"no such file: {path.name}"
     if source not in MODELS:
         return f"load_model knows no {source}"
     if weights != "mini":
@@ -84,8 +87,8 @@ def why_not_runnable(source: str, weights: str = "mini") -> str:
 
 
 def source_name(source: str) -> str:
-    """How a source is called in tables: the model's name, or the file's stem for predictions:PATH."""
-    path = predictions_source(source)
+    """How a source is called in tables: the model's name, or the file's stem for predictions:PATH and maps:PATH."""
+    path = predictions_source(source) or file_source(source, "maps")
     return source if path is None else path.stem
 
 # %% ../../nbs/lib/report/04_cautions.ipynb #12b9a778

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import RunError
 from .current import lock_run
-from .inputs import fetch_weights, find_inputs
+from .inputs import fetch_weights, find_inputs, own_modules
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from .provenance import git_state, machine, versions
 from .record import changed_outputs, read_run, register_output, update_run, write_run
@@ -68,14 +68,15 @@ class Plan:
 def _from_caller(value: Any, cwd: Path) -> Any:
     """A relative path (a text with a separator) that exists for the caller, as seen from `cwd`; else the value.
 
-    Also in a list, and behind a word as in predictions:PATH.
+    Also in a list, and behind a word as in predictions:PATH, where no separator is needed.
     """
     if isinstance(value, list):
         return [_from_caller(item, cwd) for item in value]
     if not isinstance(value, str) or Path.cwd() == cwd:
         return value
     word, text = re.fullmatch(r"([a-z]+:\s*)?(.*)", value, re.DOTALL).groups(default="")
-    is_path = "/" in text and not os.path.isabs(text) and Path(text).exists()
+    is_path = ("/" in text or word.strip(": ") in ("maps", "scores", "predictions")) and not os.path.isabs(text)
+    is_path = is_path and bool(text) and Path(text).exists()
     return word + os.path.relpath(Path(text).resolve(), cwd) if is_path else value
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #98769493
@@ -111,6 +112,7 @@ def _kernel_environment(plan: Plan, ipython: Path) -> dict[str, str]:
 
     library = str(Path(qgcam_lib.__file__).resolve().parents[1])
     path = [library, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    path += [os.getcwd()] * bool(own_modules(plan.parameters))
     own = {"IPYTHONDIR": str(ipython), "PYTHONSTARTUP": "", "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
            "PYTHONHASHSEED": str(plan.seed % 2**32), "QGCAM_RUN_DIR": str(plan.folder), "QGCAM_RUN_ID": plan.run_id,
            "QGCAM_RUN_SEED": str(plan.seed)}
