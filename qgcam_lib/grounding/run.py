@@ -63,6 +63,8 @@ def _asked(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[
 # %% ../../nbs/lib/grounding/01_run.ipynb #585bcdc5
 def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample]) -> list[Any]:
     """The map [h, w] of every example; each phrase of a picture is explained once, all of them together."""
+    if hasattr(model, "maps_of"):
+        return model.maps_of(examples)
     opened = {example.image: picture for example, picture in zip(examples, pictures)}
     prompts = {path: list(dict.fromkeys(e.prompt for e in examples if e.image == path)) for path in opened}
     found, by_phrase = together(model, "maps", list(opened.values()), list(prompts.values())), {}
@@ -136,10 +138,10 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     """Score the maps of a model for every example of a data set.
 
     model: an Explainer (`maps(image, phrases)` or `maps_batch`, and a `card`), a function (image, text) -> map [h, w],
-    the name of a model (with mini weights, see `load_model`), or package.module:factory. dataset: a `records.Dataset`
-    or a list of examples. protocol, ties, tau, delta, negatives: see `score_maps`; boxes and sizes are given in image
-    pixels. limit: so many examples (None or 0: all), whole pictures drawn with `seed`. store, on_error, batch_images:
-    see `ask_pictures`.
+    the name of a model (with mini weights, see `load_model`), package.module:factory, or an object with
+    `maps_of(examples)` (see `explainers`). dataset: a `records.Dataset` or a list of examples. protocol, ties, tau,
+    delta, negatives: see `score_maps`; boxes and sizes are given in image pixels. limit: so many examples (None or 0:
+    all), whole pictures drawn with `seed`. store, on_error, batch_images: see `ask_pictures`.
     save_maps: keep the raw map of every scored example in a `MapStore`: True for the folder STORE-maps beside `store`,
     or a folder, or a store; it is continued like the rows. See `score_store`.
 
@@ -154,7 +156,10 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
-    asked, ask = _asked(dataset, limit, seed, remedy), partial(_ask, options={"protocol": rule, **scores})
+    asked = _asked(dataset, limit, seed, remedy)
+    if hasattr(model, "check_ids"):
+        model.check_ids([item.id for item in asked])
+    ask = partial(_ask, options={"protocol": rule, **scores})
     frame = ask_pictures(model, asked, ask, _columns(negatives), dataset=dataset.describe(),
                          settings={"protocol": rule.as_dict(), **scores}, loader=dataset,
                          store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
@@ -204,8 +209,9 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
 def example_map(explainer, example: GroundingExample, protocol: str | MapProtocol = DEFAULT_PROTOCOL) -> np.ndarray:
     """The map of one example as it is scored under `protocol`: float32 [H, W].
 
-    explainer: what made the records (has `maps(image, phrases)`); protocol: the one of the records. Errors:
-    ExampleError for a picture that is missing or broken.
+    explainer: what made the records (has `maps(image, phrases)` or `maps_of(examples)`); protocol: the one of the
+    records. Errors: ExampleError for a picture that is missing or broken.
     """
-    raw = explainer.maps(open_image(example.image), [example.prompt])
+    stored = hasattr(explainer, "maps_of")
+    raw = explainer.maps_of([example]) if stored else explainer.maps(open_image(example.image), [example.prompt])
     return prepare_maps(raw, example.size, protocol)[0]
