@@ -1,11 +1,13 @@
 """The explorer of map scores: its page stands alone, and its script agrees with the library in a real browser."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from qgcam_lib.errors import MissingExtra
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.teach.map_scores import EXPLORER_SCORES, explore_scores, scores_of
 
@@ -166,8 +168,12 @@ def test_paint_with_a_finger(show):
     page = show(explore_scores(TIED, (1, 1, 3, 3), delta=2), has_touch=True, viewport={"width": 390, "height": 844})
     page.get_by_role("button", name="paint").tap()
     place = page.locator("svg").bounding_box()
-    page.touchscreen.tap(place["x"] + 7.5 / 8 * place["width"], place["y"] + 0.5 / 6 * place["height"])
-    assert agrees(page.locator(".explorer"))["map"][0][7] == 1
+    finger = page.context.new_cdp_session(page)
+    for kind, column in (("touchStart", 4), ("touchMove", 5), ("touchMove", 7), ("touchEnd", None)):
+        at = {"x": place["x"] + (column + 0.5) / 8 * place["width"], "y": place["y"] + 0.5 / 6 * place["height"]} \
+            if column else None
+        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [at] if at else []})
+    assert agrees(page.locator(".explorer"))["map"][0] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -207,6 +213,14 @@ def test_two_of_one_kind_and_two_that_are_the_same_live_on_one_page(show):
 
 
 # ---------------------------------------------------------------- with a kernel
+
+
+def test_without_anywidget_the_page_works_and_the_widget_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    page = explore_scores(TIED, (1, 1, 3, 3), delta=2)
+    assert "<script>" in page.html
+    with pytest.raises(MissingExtra, match=r'^anywidget is not installed; .* pip install "qgcam-lib\[notebooks\]"$'):
+        page.widget()
 
 
 def test_what_is_painted_comes_back_to_python_and_python_answers(show, put_on):

@@ -120,6 +120,12 @@ def test_without_a_script_the_picture_and_the_values_of_the_start_are_there(show
     assert page.locator("button:visible, select:visible, svg:visible").count() == 0
 
 
+def test_on_a_phone_the_page_does_not_scroll_sideways(show):
+    page = show(explore_word_order(SAID, SCORES), viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator(".wide").evaluate("e => e.scrollWidth > e.clientWidth")  # four rankers scroll in their frame
+
+
 def test_three_explorers_of_different_kinds_live_on_one_page(show):
     words = explore_word_order(SAID, LISTENERS)
     page = show(words, explore_scores(np.eye(4), (0, 0, 2, 2), delta=1), words)
@@ -152,6 +158,7 @@ def test_the_words_come_back_to_python_and_python_sets_words(show, put_on):
 
 
 def test_python_and_the_script_agree_on_the_expressions_as_said(page):
+    assert page.locator("svg").is_visible() and not page.locator("img").is_visible()
     for k, one in enumerate(SAID.expressions):
         page.locator(".said").select_option(str(k))
         agree(page, one.text, k)

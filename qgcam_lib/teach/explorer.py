@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..errors import needed
 from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e1000006
@@ -33,7 +34,10 @@ _STYLE = (
     "ROOT :is(table,thead,tbody,tr,th,td){color:inherit!important;background:none!important;border:0!important}"
     "ROOT :is(th,td){padding:.15em .6em!important;text-align:right;font-size:14px;font-weight:normal}"
     "ROOT th:first-child{text-align:left}ROOT td{font-variant-numeric:tabular-nums}"
-    "ROOT :is(small,legend){color:var(--soft)}ROOT p{margin:.4em 0;color:inherit}ROOT svg{max-width:100%}"
+    "ROOT :is(small,legend){color:var(--soft);font-size:12px}"
+    "ROOT legend{font-size:inherit;line-height:inherit;margin:0}"
+    "ROOT img{background:none!important;padding:0!important;border-radius:0}"
+    "ROOT .wide{overflow-x:auto}ROOT p{margin:.4em 0;color:inherit}ROOT svg{max-width:100%}"
     "ROOT :is(button,select){font:inherit;color:inherit;background:var(--button);border:1px solid var(--line);"
     "border-radius:3px;padding:.1em .5em;margin:.1em;max-width:100%}ROOT [aria-pressed=true]{outline:2px solid "
     "var(--mark)}ROOT :focus-visible{outline:3px solid var(--mark);outline-offset:1px}"
@@ -46,8 +50,8 @@ for (const root of document.querySelectorAll("SELECTOR:not([data-live])")) wake(
 _WAKE_JS = """
 function wake(root, facts, changed) {
   root.dataset.live = "";
-  for (const e of root.querySelectorAll(".live")) e.hidden = false;
-  for (const e of root.querySelectorAll(".still")) e.hidden = true;
+  for (const e of root.querySelectorAll(".live")) e.removeAttribute("hidden");
+  for (const e of root.querySelectorAll(".still")) e.setAttribute("hidden", "");
   const text = JSON.stringify, told = new Map(facts.known.map(([state, scores]) => [text(state), scores]));
   let last = [null, null];
   const page = explorer(root, facts, changed,
@@ -103,18 +107,21 @@ class Explorer:
         return json.dumps({**self.facts, "start": self.start, "known": known}, allow_nan=False).replace("<", "\\u003c")
 
     @cached_property
+    def name(self) -> str:
+        "The class of its element, a hash of its content."
+        return "explorer-" + sha256_of(self.known, self.body, self.style, self.script)[:10]
+
+    @property
     def still(self) -> str:
         "The page without its script."
-        name = "explorer-" + sha256_of(self.known, self.body, self.style, self.script)[:10]
-        style = (_STYLE + self.style).replace("ROOT", "." + name)
-        return f'<style>{style}</style><div class="explorer {name}">{self.body}</div>'
+        style = (_STYLE + self.style).replace("ROOT", "." + self.name)
+        return (f'<style>{style}</style><div class="explorer {self.name}" data-lm-suppress-shortcuts="true">{self.body}'
+                "</div>")  # fmt: skip
 
     @property
     def html(self) -> str:
-        known, still = self.known, self.still
-        name = still.split('<div class="explorer ', 1)[1].split('"', 1)[0]
-        start = _PAGE_JS.replace("SELECTOR", "." + name).replace("FACTS", known)
-        return f"{still}<script>(() => {{{self.script}{_WAKE_JS}{start}}})();</script>"
+        start = _PAGE_JS.replace("SELECTOR", "." + self.name).replace("FACTS", self.known)
+        return f"{self.still}<script>(() => {{{self.script}{_WAKE_JS}{start}}})();</script>"
 
     def __str__(self) -> str:
         return self.html
@@ -129,22 +136,18 @@ class Explorer:
         """The explorer as a widget, for a notebook with a kernel.
 
         Every name of `start` is an attribute that follows the page, and that the page follows; `scores` is what the
-        library says of the state, a dict, None where undefined. Errors: ImportError without anywidget, which the extra
+        library says of the state, a dict, None where undefined. Errors: MissingExtra without anywidget, which the extra
         "notebooks" brings; ValueError when a state is set that cannot be (it keeps the old one then).
         """
         return _widget(self)
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e100000e
 def _widget(explorer: Explorer) -> Any:
-    try:
-        from anywidget import AnyWidget
-        from traitlets import Any as AnyTrait
-        from traitlets import Dict, List, Unicode, observe, validate
-    except ImportError as error:
-        raise ImportError('widget() needs anywidget: pip install "qgcam-lib[notebooks]"; the page itself works without '
-                          "it") from error  # fmt: skip
+    anywidget = needed("anywidget", "an explorer that answers to Python")
+    from traitlets import Any as AnyTrait  # comes with anywidget
+    from traitlets import Dict, List, Unicode, observe, validate
 
-    class Base(AnyWidget):
+    class Base(anywidget.AnyWidget):
         _esm = explorer.script + _WAKE_JS + _WIDGET_JS
         _body = Unicode(explorer.still).tag(sync=True)
         _facts = Unicode(explorer.known).tag(sync=True)

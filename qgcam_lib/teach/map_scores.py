@@ -232,7 +232,8 @@ def _still(heat: np.ndarray, box: np.ndarray, cell: int) -> np.ndarray:
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #e2000008
 _CSS = """ROOT .map{position:relative;flex:0 1 340px}ROOT label{display:block;margin:.2em 0}
 ROOT td{font-family:monospace}ROOT .frame{cursor:move;touch-action:none}ROOT .knob{cursor:nwse-resize;touch-action:none}
-ROOT svg{height:auto;display:block}ROOT input[type=range]{width:14em;max-width:100%}ROOT input{max-width:100%}
+ROOT svg{height:auto;display:block;overflow:visible}
+ROOT input[type=range]{width:14em;max-width:100%}ROOT input{max-width:100%}
 ROOT p.still{max-width:24em}
 ROOT .said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}"""
 _TOOLS = {"box": "move the box", "paint": "paint", "erase": "erase"}

@@ -327,7 +327,8 @@ def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, shu
 
     start, *others = [{"expression": k, "text": one.text} for k, one in enumerate(said.expressions)]
     body = (f'{_drawing(said)}<div class="controls">{_controls(said, title)}</div>'
-            f"<div>{_tables(said, tables, library(start))}</div>")
+            '<div class="wide" tabindex="0" role="region" aria-label="scores">'
+            f"{_tables(said, tables, library(start))}</div>")
     return Explorer(body, _CSS, _SCORES_JS + _WORDS_JS + _PAGE_JS, facts, start, library, others)
 
 

@@ -1,0 +1,98 @@
+"""Lessons: what they say of time and needs, their exercises, and what their stored pages show."""
+
+import json
+import re
+from math import ceil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted((ROOT / "nbs/lessons").glob("*.ipynb"))
+SOLUTIONS = ROOT / "nbs/lessons/solutions"
+FIRST = LESSONS[0]
+everyone = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+
+
+def cells_of(path, kind=None):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if kind in (None, cell.cell_type)]
+
+
+def prose_of(path):
+    return "\n".join(cell.source for cell in cells_of(path, "markdown"))
+
+
+def outputs_of(path, kind="text/html"):
+    for cell in cells_of(path, "code"):
+        for output in cell.outputs:
+            if kind in output.get("data", {}):
+                yield output.data[kind]
+
+
+def minutes(lesson):
+    """The rule of CONTRIBUTING: 150 words or two code cells a minute, eight minutes an exercise; whole fives."""
+    prose = prose_of(lesson)
+    exercises = len(set(re.findall(r"\*\*Exercise (\d+)", prose)))
+    return 5 * ceil((len(prose.split()) / 150 + len(cells_of(lesson, "code")) / 2 + 8 * exercises) / 5)
+
+
+@everyone
+def test_the_top_says_how_long_it_takes_and_what_one_needs(lesson):
+    top = cells_of(lesson)[0].source
+    said = re.search(r"^\*\*Time:\*\* about (\d+) minutes\. \*\*You need:\*\* (.+)$", top, re.M)
+    assert said, "the first cell has no line with time and needs"
+    assert abs(int(said[1]) - minutes(lesson)) <= 5, f"{said[1]} minutes are said, {minutes(lesson)} come out"
+    known = "no lesson before this one" in said[2] or re.search(r"\[lesson \d\]\((\d\d_\w+\.ipynb)\)", said[2])
+    assert known, "which lesson comes before?"
+    assert known is True or (lesson.parent / known[1]).is_file()
+
+
+@everyone
+def test_every_exercise_has_its_solution(lesson):
+    asked = re.findall(r"\*\*Exercise (\d+)\.\*\*", prose_of(lesson))
+    solved = re.findall(r"^## Exercise (\d+)", prose_of(SOLUTIONS / lesson.name), re.M)
+    assert asked == solved == [str(k) for k in range(1, len(asked) + 1)] and len(asked) >= 3
+
+
+@pytest.mark.parametrize("path", [*LESSONS, *SOLUTIONS.glob("*.ipynb")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_stored_pages_are_whole_and_small(path):
+    for page in outputs_of(path):
+        assert not re.search(r"\.\.\.</t[dh]>", page), "a table is cut"
+    assert "widgets" not in nbformat.read(path, as_version=4).metadata, "the state of a widget is stored"
+    assert path.stat().st_size < 500_000
+
+
+def test_the_explorers_of_the_lessons_are_those_of_today():
+    """A stored page that was made by another script would say other things than the library."""
+    from qgcam_lib.teach import map_scores, probe_scores, word_order
+
+    for number, module in (("01", map_scores), ("04", probe_scores), ("05", word_order)):
+        lesson = next(path for path in LESSONS if path.name.startswith(number))
+        page = next(page for page in outputs_of(lesson) if 'class="explorer' in page)
+        assert module._SCORES_JS in page
+
+
+def test_where_no_script_runs_the_explorers_of_the_lessons_show_their_start(show):
+    pages = [page for lesson in LESSONS for page in outputs_of(lesson) if 'class="explorer' in page]
+    assert len(pages) == 3
+    for stored in pages:
+        page = show(stored, java_script_enabled=False)
+        assert page.locator("img:visible").count() >= 1
+        values = page.locator("[data-python]").all_inner_texts()
+        assert values and all(values)
+
+
+def test_the_task_on_tau_can_be_solved_in_the_stored_page(show):
+    """Exercise 4 of the first lesson: the lamp becomes a peak below its own height, and at 1 there is none."""
+    page = show(next(page for page in outputs_of(FIRST) if 'class="explorer' in page))
+    root, seen = page.locator(".explorer"), {}
+    for tau in (0.7, 0.61, 0.59, 1):
+        page.locator(".tau").fill(str(tau))
+        seen[tau] = int(root.get_attribute("data-peaks")), json.loads(root.get_attribute("data-values"))
+    assert {tau: peaks for tau, (peaks, _) in seen.items()} == {0.7: 2, 0.61: 2, 0.59: 3, 1: 0}
+    assert seen[0.59][1] == seen[0.7][1] and seen[0.7][1]["pg_uncertain"] == 1
+    assert seen[1][1] == {**seen[0.7][1], "pg_uncertain": 0}
+    page.get_by_role("button", name="start again").click()
+    page.locator(".delta").fill("5")  # exercise 3
+    assert json.loads(root.get_attribute("data-values"))["pg_uncertain"] == 0
