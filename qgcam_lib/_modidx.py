@@ -7503,6 +7503,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'qgcam_lib/teach/explorer.py'),
                                           'qgcam_lib.teach.explorer.Explorer.known': ( 'lib/teach/explorer.html#explorer.known',
                                                                                        'qgcam_lib/teach/explorer.py'),
+                                          'qgcam_lib.teach.explorer.Explorer.name': ( 'lib/teach/explorer.html#explorer.name',
+                                                                                      'qgcam_lib/teach/explorer.py'),
                                           'qgcam_lib.teach.explorer.Explorer.still': ( 'lib/teach/explorer.html#explorer.still',
                                                                                        'qgcam_lib/teach/explorer.py'),
                                           'qgcam_lib.teach.explorer.Explorer.widget': ( 'lib/teach/explorer.html#explorer.widget',
