@@ -1,8 +1,10 @@
 """What installs: a small core that works alone, extras that are asked for in one line, a face that loads nothing."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
+from readme import blocks
 from scipy import ndimage
 from scipy.special import expit
 
@@ -178,3 +181,73 @@ def test_filters_are_scipys(n, edge):
 def test_confidences_are_scipys():
     lead = np.concatenate([np.random.default_rng(0).normal(0, 9, 5000), [0, 1e-300, 30, 800, -800, -709.5, -745]])
     assert np.array_equal(choice_scores(lead, np.zeros(len(lead)))["confidence"], expit(lead))
+
+
+# --- the wheel, alone ------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A fresh environment with the wheel and the core's dependencies: (folder of its programs, the environment)."""
+    spec = importlib.util.spec_from_file_location("install", ROOT / ".ci" / "install.py")
+    tools = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tools)
+    folder = tmp_path_factory.mktemp("fresh")
+    wheel = tools.build_wheel(folder)
+    try:
+        programs = tools.install(wheel, folder / "environment")
+    except RuntimeError as error:
+        if not re.search(r"(?i)failed to fetch|error sending request|dns|connect|timed out|network", str(error)):
+            raise
+        pytest.skip("no package registry can be reached from here")
+    return programs, folder / "environment", tools
+
+
+def test_the_core_installs_alone(fresh, tmp_path):
+    """README's own maps, detections, expressions and probes run without any extra, and the environment is small."""
+    programs, environment, tools = fresh
+    assert tools.megabytes(environment) < tools.MOST_MEGABYTES
+    path = {**CLEAN, "PATH": f"{programs}{os.pathsep}{CLEAN['PATH']}", "QGCAM_DATA_ROOT": str(ROOT / "data")}
+
+    def run(place, *words):
+        return subprocess.run(words, cwd=place, env=path, capture_output=True, text=True, timeout=400)
+
+    absent = "from importlib.util import find_spec; print(*map(find_spec, ('torch', 'scipy', 'pyarrow', 'matplotlib')))"
+    assert run(tmp_path, "python", "-c", absent).stdout == "None None None None\n"
+    asked = 0
+    for number, heading in enumerate(("Score your own maps", "Score your own detections",
+                                      "Score your own model on referring expressions",
+                                      "Score your own model on conceptual probes")):
+        place = tmp_path / str(number)
+        place.mkdir()
+        blocks.FILES[heading](place)
+        for block in blocks.blocks():
+            calls = [["python", "-c", block.text]] if block.language == "python" else map(shlex.split, block.commands)
+            for words in calls if block.heading == heading else ():
+                done, asked = run(place, *words), asked + 1
+                needs_models = words[1:3] in (["refer", "run"], ["probe", "run"])
+                assert done.returncode == 2 * needs_models, f"{words}: {done.stderr}"
+                if needs_models:
+                    assert done.stderr.count("\n") == 1 and 'pip install "qgcam-lib[models]"' in done.stderr
+    assert asked >= 8
+    assert run(tmp_path, "qgcam", "--version").stdout == f"qgcam {importlib.metadata.version('qgcam-lib')}\n"
+    face = "import qgcam_lib, pathlib; print((pathlib.Path(qgcam_lib.__file__).parent / 'py.typed').is_file())"
+    assert run(tmp_path, "python", "-c", face).stdout == "True\n"
+
+
+def test_without_a_checkout_the_small_files_are_there_and_the_minis_are_said_to_be_missing(fresh, tmp_path):
+    programs, _, _ = fresh
+    code = """if True:
+        from qgcam_lib.data.sources import read_sources
+        from qgcam_lib.errors import FileFault, MissingExtra
+        from qgcam_lib.phrase_detection.selfcheck import known_case
+        from qgcam_lib.probes.build.words import attribute_words
+        from qgcam_lib.report.published import list_published
+        from qgcam_lib.settings import ROOT, project_file
+        assert read_sources() and known_case() and attribute_words() and len(list_published()) > 20
+        try:
+            project_file("data/zoo")
+        except FileFault as fault:
+            print(fault)"""
+    done = subprocess.run([programs / "python", "-c", code], cwd=tmp_path, env=CLEAN, capture_output=True, text=True,
+                          timeout=200)
+    assert done.returncode == 0 and "clone the project" in done.stdout, done.stderr

@@ -1,14 +1,18 @@
 """The README tells what is there: its numbers come from a run, its code runs, its links lead somewhere."""
 
 import importlib.util
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from readme import blocks
 
-from qgcam_lib.data.probes.files import write_groups
-from qgcam_lib.data.probes.groups import RelCompGroup
+from qgcam_lib.cli.main import main
 from qgcam_lib.settings import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,32 +36,98 @@ def test_numbers_come_from_the_stored_run(first_run):
         assert shown == f"{begin}\n{end}"  # no run, no picture, no number
 
 
-def example(word):
-    """The one Python example in which a word stands."""
-    (code,) = [code for code in re.findall(r"```python\n(.*?)```", README, flags=re.S) if word in code]
-    return code
+# --- every block and command runs, or is listed with the reason why not ----------------------------------------------
+
+PYTHON = [block for block in blocks.blocks() if block.language == "python"]
+SHELL = [block for block in blocks.blocks() if block.language == "bash"]
 
 
-def test_python_example_of_fine_tuning_runs_and_gives_a_matcher(tmp_path, monkeypatch):
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of a reader, with results and settings of its own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "images").mkdir()
-    colours, groups = ["red", "blue", "green", "white"], []
-    for colour, other in zip(colours, colours[1:] + colours[:1]):
-        Image.new("RGB", (32, 32), colour).save(tmp_path / "images" / f"{colour}.png")
-        texts = (f"The {one} box." for one in (colour, colour, other))
-        groups.append(RelCompGroup(colour, f"{colour}.png", *texts, "composition"))
-    write_groups(groups, tmp_path / "relcomp_train.json")
-    names = {}
-    exec(compile(example("finetune_relcomp"), "README.md", "exec"), names)
-    scores = names["patched"].score(sorted((tmp_path / "images").iterdir()), ["a red box"])
-    assert scores.shape == (4, 1) and names["tuned"].step == 10 and (tmp_path / "training" / "checkpoint.pt").is_file()
-    assert not scores.equal(names["clip"].score(sorted((tmp_path / "images").iterdir()), ["a red box"]))
+    own = {name: str(tmp_path / ".own" / name) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR",
+                                                            "JUPYTER_DATA_DIR", "QGCAM_CACHE")}
+    for name, value in {**own, "QGCAM_OUTPUTS": str(tmp_path / "out"), "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
 
 
-def test_python_example_runs_and_gives_one_row_a_map():
-    code, names = example("score_maps"), {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert len(names["scores"]) == 2 and names["scores"].loc[0, "io_ratio"] > 0
+def why_not(command):
+    """The reason why a command is not run, and the entry that says so; (None, None) for one that is."""
+    return next(((why, start) for start, why in blocks.NOT_RUN.items() if command.startswith(start)), (None, None))
+
+
+def prepare(block, place):
+    if block.heading in blocks.FILES:
+        blocks.FILES[block.heading](place)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.heading)
+def test_python_block_runs(block, place, capsys):
+    prepare(block, place)
+    names = {"__name__": "reader"}
+    exec(compile(block.text, block.file, "exec"), names)
+    if "score_maps" in block.text:
+        assert len(names["scores"]) == 2 and names["scores"].loc[0, "io_ratio"] > 0
+        assert "io_ratio" in capsys.readouterr().out
+    if "finetune_relcomp" in block.text:
+        pictures = sorted((place / "images").iterdir())
+        scores = names["patched"].score(pictures, ["a red box"])
+        assert scores.shape == (4, 1) and names["tuned"].step == 10 and (place / "training" / "checkpoint.pt").is_file()
+        assert not scores.equal(names["clip"].score(pictures, ["a red box"]))
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: f"{block.heading}: {block.commands[0][:30]}")
+def test_commands_run(block, place, capsys):
+    """Commands of qgcam in this process, others in one of their own. `--help` and a finished command give code 0."""
+    commands = [command for command in block.commands if why_not(command)[0] is None]
+    if commands:
+        prepare(block, place)
+    for command in commands:
+        for part, instead in blocks.SMALLER.items():
+            command = command.replace(part, instead)
+        if command.startswith("qgcam ") and not command.startswith("qgcam run"):
+            assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+            assert capsys.readouterr().out, command
+        else:
+            done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr
+
+
+def test_the_list_of_what_is_not_run_has_no_dead_entry():
+    """Only what installs, fetches, trains or serves; an entry that no command needs is an error."""
+    used = {why_not(command)[1] for command in [c for block in SHELL for c in block.commands] + blocks.spoken()}
+    assert set(blocks.NOT_RUN) <= used
+    assert all(re.match("installs|fetches|trains|serves", why) for why in blocks.NOT_RUN.values())
+    for part in blocks.SMALLER:
+        assert any(part in command for block in SHELL for command in block.commands), part
+    assert set(blocks.FILES) <= {block.heading for block in PYTHON + SHELL}
+
+
+def test_one_way_of_calling_and_no_other_language():
+    for name in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not re.search(r"\.venv/bin/(?!activate)|python -m qgcam", text), name
+        fences = set(re.findall(r"^```(\w+)$", text, flags=re.M))
+        assert fences <= {"python", "bash", "text", "toml"}, fences
+
+
+@pytest.mark.parametrize("command", blocks.spoken())
+def test_commands_of_the_running_text_exist(command, capsys):
+    """`qgcam …`: such a command and such options; `make …`: such a target; others: such a program."""
+    words = shlex.split(command)
+    if words[0] == "qgcam":
+        known = [word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)]
+        assert main([*known, "--help"]) == 0, command
+        shown = capsys.readouterr().out
+        assert all(option.split("=")[0] in shown for option in words if option.startswith("--")), command
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M), command
+    else:
+        beside = Path(sys.executable).parent / words[0]
+        assert beside.exists() or (ROOT / words[0]).exists() or shutil.which(words[0]), command
 
 
 def test_every_link_leads_to_a_file():
