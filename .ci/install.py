@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
         seconds, after = time.monotonic() - began, os.times()
         size = megabytes(Path(place) / "environment")
     busy = after.children_user + after.children_system - before.children_user - before.children_system
-    print(f"{seconds:.0f} s (bar: {MOST_SECONDS}), of the processor {busy:.0f} s, {size:.0f} MB (bar: {MOST_MEGABYTES})")
+    print(f"{seconds:.0f} s (bar: {MOST_SECONDS}), processor {busy:.0f} s; {size:.0f} MB (bar: {MOST_MEGABYTES})")
     return int(seconds > MOST_SECONDS or size > MOST_MEGABYTES)
 
 
