@@ -224,6 +224,25 @@ def test_the_catalog_finds_and_verifies_a_folder(tmp_path):
         load_dataset(tmp_path)
 
 
+def test_a_folder_of_refcocog_that_holds_ref_adv_too_is_verified_as_both(tmp_path):
+    from qgcam_lib.data.referring.files import LABELLED_FILE, RAW_FILE
+    from qgcam_lib.miniworld import ensure_refcocog
+
+    root = ensure_refcocog(tmp_path / "w", n_train=2, n_val=0, n_test=4, progress=False)
+    assert recognise(root) == "REFER"
+    found = verify_dataset(root)
+    counts = {row["split"]: row["examples"] for row in found.attrs["counts"]}
+    labelled, raw = (read_ref_adv(root / name) for name in (LABELLED_FILE, RAW_FILE))
+    assert counts["Ref-Adv all"] == len(labelled) + len(raw) and {"train", "test"} < set(counts)
+    assert set(found["severity"]) == {"note"} and set(found["split"]) == {"Ref-Adv all"}
+    rows = json.loads((root / LABELLED_FILE).read_text())
+    rows["annotations"][0]["bboxes"] = "broken"
+    (root / LABELLED_FILE).write_text(json.dumps(rows))
+    faults = verify_dataset(root).query("severity == 'error'")
+    assert faults["file"].tolist() == [LABELLED_FILE] and faults["split"].tolist() == ["Ref-Adv all"]
+    assert {row["split"] for row in verify_dataset(root, "train").attrs["counts"]} == {"train"}
+
+
 # --- the real files --------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,13 @@ _PICTURES = {  # what has no layout of its own: what is there, and what opens it
 def recognise(folder: str | Path) -> str | None:
     """The name of the layout that `folder` has, one of `LAYOUTS`, or None."""
     folder = Path(folder)
-    return next((name for name, layout in LAYOUTS.items() if folder.is_dir() and layout.fits(folder)), None)
+    return next(iter(_fitting(folder)), None)
+
+
+def _fitting(folder: Path) -> list[str]:
+    "The layouts that a folder has, one for each way to open it; the first is the one that counts."
+    found = [name for name, layout in LAYOUTS.items() if folder.is_dir() and layout.fits(folder)]
+    return [name for k, name in enumerate(found) if LAYOUTS[name].open not in [LAYOUTS[one].open for one in found[:k]]]
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #b7098e32
 def _not_recognised(folder: Path, name: str = "") -> ExampleError:
@@ -273,7 +279,8 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
 def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **options) -> pd.DataFrame:
     """Every fault of a data set, file by file: split, file, problem, severity ("error", "warning", "note"), id.
 
-    split: None looks at every split that is there. options: as in `load_dataset`. Pictures are decoded. An empty table
+    split: None looks at every split that is there, and at the files of another data set beside them, such as those of
+    Ref-Adv in a folder of RefCOCOg (their split begins with its name). options: as in `load_dataset`. Pictures are decoded. An empty table
     means that nothing was found; `attrs["counts"]` has a row a split: split, examples, expected (None where no source
     states it). Raises ExampleError when there is no data set in the folder.
     """
@@ -287,6 +294,11 @@ def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **op
                   for row in table.attrs["counts"]]
     else:
         tables, counts = _verified(folder, LAYOUTS[layout], split, options)
+        for other in _fitting(folder)[1:] if not split else ():
+            more, rows = _verified(folder, LAYOUTS[other], None, {})
+            kind = other.split(",")[0]
+            tables += [table.assign(split=f"{kind} " + table["split"].astype(str)) for table in more]
+            counts += [{**row, "split": f"{kind} {row['split']}"} for row in rows]
     found = pd.concat([table.assign() for table in tables], ignore_index=True)
     found.attrs = {"counts": counts}
     return found
