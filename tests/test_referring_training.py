@@ -409,7 +409,11 @@ def train_in_a_group(out):
     torch.save(kept, out / f"{torch.distributed.get_rank()}.pt")
 
 
-def test_two_launched_processes_do_what_one_does(tmp_path):
+@pytest.mark.parametrize("launch", [["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"],
+                                    ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+                                     "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+                                     "--main_process_port"]], ids=["torchrun", "accelerate"])
+def test_two_launched_processes_do_what_one_does(tmp_path, launch):
     one = train_ranker(network(), toys(20), toys(8, seed=1), recipe=SHORT, progress=False)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -417,9 +421,10 @@ def test_two_launched_processes_do_what_one_does(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\n"
                       f"import test_referring_training as tests\ntests.train_in_a_group(Path({str(tmp_path)!r}))")
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
-    done = subprocess.run([sys.executable, *launch, str(port), script], capture_output=True, text=True, timeout=240,
-                          check=False, env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+    done = subprocess.run([sys.executable, *launch, str(port), "-m", "run"], capture_output=True, text=True, timeout=240,
+                          check=False, cwd=tmp_path, env=os.environ | {
+                              "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
+                                  [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])})
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         count, scores, looks, plain = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
