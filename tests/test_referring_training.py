@@ -421,10 +421,10 @@ def test_two_launched_processes_do_what_one_does(tmp_path, launch):
     script = tmp_path / "run.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\n"
                       f"import test_referring_training as tests\ntests.train_in_a_group(Path({str(tmp_path)!r}))")
-    done = subprocess.run([sys.executable, *launch, str(port), "-m", "run"], capture_output=True, text=True, timeout=240,
-                          check=False, cwd=tmp_path, env=os.environ | {
-                              "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
-                                  [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])})
+    found_at = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    more = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": found_at}
+    done = subprocess.run([sys.executable, *launch, str(port), "-m", "run"], capture_output=True, text=True,
+                          timeout=240, check=False, cwd=tmp_path, env=os.environ | more)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         count, scores, looks, plain = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
