@@ -185,6 +185,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'qgcam_lib.data.catalog': { 'qgcam_lib.data.catalog.Layout': ('lib/data/catalog.html#layout', 'qgcam_lib/data/catalog.py'),
                                         'qgcam_lib.data.catalog.Layout.fits': ( 'lib/data/catalog.html#layout.fits',
                                                                                 'qgcam_lib/data/catalog.py'),
+                                        'qgcam_lib.data.catalog._fitting': ('lib/data/catalog.html#_fitting', 'qgcam_lib/data/catalog.py'),
                                         'qgcam_lib.data.catalog._flickr_splits': ( 'lib/data/catalog.html#_flickr_splits',
                                                                                    'qgcam_lib/data/catalog.py'),
                                         'qgcam_lib.data.catalog._make': ('lib/data/catalog.html#_make', 'qgcam_lib/data/catalog.py'),
