@@ -69,6 +69,7 @@ RUNS = {
     "probes_audit": {} if DATA else {"miniworld": {}},
     "ref_adv_audit": {} if DATA else {"miniworld": {}},
     "ref_adv_evaluate": {} if DATA else {"miniworld": {}},
+    "ref_adv_train": {} if DATA else {"study": {}},
 }
 # notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
 # the same name where there are any (a split), else all

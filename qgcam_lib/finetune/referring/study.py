@@ -266,7 +266,8 @@ def _learned(told: dict, study: Path, root: Path, cache: str | Path | None, prog
     count = told["data"]["pictures"]
     folder = root.with_name(f"{root.name}_refcocog_1600")
     if not folder.is_dir() or count > 1600:
-        folder = ensure_refcocog(root.with_name(f"{root.name}_refcocog_study"), count, 0, 0, progress=progress)
+        drawn = count + count // 20 + 4  # a few pictures have nothing to say
+        folder = ensure_refcocog(root.with_name(f"{root.name}_refcocog_study"), drawn, 0, 0, progress=progress)
     words = (study / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     data = load_ranker_data(first_pictures(refcocog(folder, "train"), count), folder / "images", load_encoder(ENCODER),
                             make_tokenizer(words, lavis_tokens=False), cache=cache, progress=progress)
