@@ -154,6 +154,16 @@ def _expressions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input
     if parameters.get("images") == "" and (folder / "images").is_dir():
         yield Input("data", "images", f"{name or 'miniworld-ref-adv'}, images", folder / "images")
 
+
+def _study(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
+    """The stored study of trainings, where no folder is given; one that is given is a path like any other."""
+    if not parameters["study"]:
+        folder = ROOT / "data" / "studies" / "ref_adv"
+        if not folder.is_dir():
+            raise FileNotFoundError("data/studies/ref_adv is not there. Make it with python -m "
+                                    "qgcam_lib.finetune.referring --missing")
+        yield Input("data", "study", "data/studies/ref_adv", folder)
+
 # %% ../../nbs/lib/runs/03_inputs.ipynb #d0e60002
 def own_modules(parameters: Mapping[str, Any]) -> dict[str, str]:
     """The modules that `model` and `models` name as package.module:factory, by that text."""
@@ -291,6 +301,7 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
     ("captions",): _captions,
     ("expressions",): _expressions,
     ("gqa",): partial(_pictures, name="gqa"),
+    ("study",): _study,
     ("coco", "genome", "classes"): _relcomp,
     ("model",): _models,
     ("models",): _models,
