@@ -94,7 +94,7 @@ lab: env  ## open JupyterLab on the notebooks
 
 docs: env  ## build the pages: docs/_build/html/index.html
 	@$(CLEANLY) python docs/pages.py
-	@$(CLEANLY) sphinx-build --quiet --fail-on-warning --keep-going --fresh-env docs docs/_build/html
+	@$(CLEANLY) sphinx-build --quiet --jobs $(CORES) --fail-on-warning --keep-going --fresh-env docs docs/_build/html
 	@echo "Pages: docs/_build/html/index.html"
 
 lock: env  ## resolve requirements.in again (needs the network), keep what still fits

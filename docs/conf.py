@@ -6,6 +6,7 @@ from pathlib import Path
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx import addnodes
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
@@ -61,5 +62,17 @@ def _block(translator, node):
     raise nodes.SkipNode
 
 
+def _own_types(app, doctree):
+    """Keep as links the types of this package alone: Sphinx would look for each `int` among all names, and slowly."""
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node.get("refdomain") == "py" and node.get("refspecific") is False:
+            if node["reftarget"].startswith("qgcam_lib."):
+                del node["refspecific"]
+            else:
+                shown = [child for child in node.children if not isinstance(child, addnodes.pending_xref_condition)]
+                node.replace_self(shown or node.children[-1].children)
+
+
 def setup(app):
+    app.connect("doctree-read", _own_types)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
