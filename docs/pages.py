@@ -17,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 from contents import LIB, papers, rooms
-from reference import write_reference
+from reference import prose, write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
@@ -126,6 +126,24 @@ def readme_pages(readme: str) -> tuple[str, str]:
         "# Guide\n\n" + "".join(rest)).replace("](nbs/", "](")
 
 
+def scores_page() -> str:
+    """The contracts of all scores, from the registries: a score that is added to one stands here by itself."""
+    from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES
+    from qgcam_lib.probes.score import PROBE_SCORES
+    from qgcam_lib.referring.score import CHOICE_SCORES
+    from qgcam_lib.statistics import METRICS
+
+    better, parts = {True: "higher", False: "lower", None: "–"}, []
+    for title, contracts in (("Heat maps", METRICS), ("Conceptual probes", PROBE_SCORES), ("RelComp", RELCOMP_SCORES),
+                             ("Referring expressions", CHOICE_SCORES)):
+        rows = [f"| `{one.name}` | {prose(one.summary)} | {one.range[0]:g} to {one.range[1]:g} | "
+                f"{better[one.higher_is_better]} | {prose(one.undefined_when)} | {prose(one.source)} |"
+                for one in contracts.values()]
+        head = "| score | what it asks | range | better | undefined when | source |\n|---|---|---|---|---|---|"
+        parts.append("\n".join([f"## {title}\n", head, *rows, ""]))
+    return "# Scores and their contracts\n\n" + "\n".join(parts)
+
+
 def paper_page(paper: dict) -> str:
     """The page of a paper: its question and its notebooks, each with its title."""
     pages = "\n".join(f"../papers/{path.stem}" for path in paper["notebooks"])
@@ -144,12 +162,13 @@ def write_contents() -> None:
         toctree("Lessons", [f"generated/{path.as_posix()}" for path in lessons if "solutions" not in path.parts]
                 + ["Solutions <generated/solutions>"]),
         toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
-        toctree("Library", ["generated/library", "generated/reference"], 2),
+        toctree("Library", ["generated/library", "generated/reference", "generated/scores"], 2),
         toctree("The project", ["contributing", "changelog"]),
     ]
     pages = {f"rooms/{name}.md": room_page(room) for name, room in found}
     pages |= {f"by_paper/{name}.md": paper_page(paper) for name, paper in by_paper}
-    pages |= {"library.md": library_page(found), "landing.md": front, "guide.md": guide, "groups.md": "\n".join(groups)}
+    pages |= {"scores.md": scores_page(), "library.md": library_page(found)}
+    pages |= {"landing.md": front, "guide.md": guide, "groups.md": "\n".join(groups)}
     inner = [path.relative_to("lessons").as_posix() for path in lessons if "solutions" in path.parts]
     pages["solutions.md"] = "# Solutions\n\n```{toctree}\n" + "\n".join(f"lessons/{one}" for one in inner) + "\n```\n"
     pages["reference.md"] = ("# Reference\n\nEvery public name with its arguments and what it promises, a page a room. "

@@ -163,6 +163,7 @@ def test_choices_equal_a_slow_literal_reading(data, size, threshold, strict):
     columns = found[["predicted", "iou", "correct", "random", "ties"]].itertuples(index=False)
     for one, row in zip(some, columns):
         assert tuple(row) == pytest.approx(literal_choice(one, given_[one.id], threshold, strict))
+    assert found["n_candidates"].tolist() == [len(one.candidates) for one in some]
     later = score_choices(some[::-1], table, threshold=threshold, strict=strict)[::-1].reset_index(drop=True)
     pd.testing.assert_frame_equal(later, found)
     for name, metric in CHOICE_SCORES.items():

@@ -478,12 +478,16 @@ def test_relcomp_scores_are_the_literal_ones(tmp_path_factory, seed, count):
         alike = [-1 if other.image == group.image or other.kind != group.kind else
                  len(said & set(other.positive.split())) / len(said | set(other.positive.split())) for other in groups]
         assert row.text_score == (scores[own, group.positive] > scores[own, group.negative])
+        margin = scores[own, group.positive] - scores[own, group.negative]
+        assert row.confidence == pytest.approx(1 / (1 + math.exp(-margin)))
         if max(alike) < 0:
             assert row.rival == "" and math.isnan(row.image_score) and math.isnan(row.group_score)
             continue
         assert row.rival == groups[int(np.argmax(alike))].image
         image = scores[own, group.positive] > scores[int(row.rival[0]), group.positive]
         assert (row.image_score, row.group_score) == (image, image and row.text_score)
+        other = int(row.rival[0])
+        assert row.rival_agrees == (scores[other, group.positive] > scores[other, group.negative])
     assert set(RELCOMP_SCORES) <= set(found)
 
 
