@@ -20,7 +20,9 @@ from shlex import quote
 from snakemake.exceptions import WorkflowError
 
 from qgcam_lib.data.tricd.files import tricd_splits
+from qgcam_lib.errors import ParameterError
 from qgcam_lib.papers.probes.data import probe_runs
+from qgcam_lib.runs.config import check_config
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
@@ -28,16 +30,23 @@ from qgcam_lib.runs.record import changed_outputs
 from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import settings
 
-DATA = str(Path(config["data"]).expanduser().resolve()) if config.get("data") else ""  # "": the miniworld
-GIVEN = {name: config[name] for name in ("weights", "device", "limit", "vocab") if name in config}
-GIVEN |= config.get("parameters", {})
+# notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
+# the same name where there are any (a split), else all
+GATHERS = {"q_groundcam_table1": "q_groundcam", "tricd_analysis": "tricd_detection"}
+PARAMETERS_OF = {file.stem: read_parameters(file) for file in sorted(Path("nbs/papers").glob("*.ipynb"))
+                 if file.stem != "benchmarks"}  # which `make bench` runs
+try:
+    TOLD = check_config(config, PARAMETERS_OF, splits=dict.fromkeys(one.split for one in SPLITS), gathers=GATHERS,
+                        why_not=why_not_runnable)
+except ParameterError as error:
+    raise WorkflowError(str(error)) from None
+DATA, GIVEN = TOLD.data, TOLD.given  # no data: the miniworld
 
-# Models whose mini is not trained yet are left out here; Table 1 says so in their rows.
-WANTED = {name: str(config[name]).split(",") for name in ("models", "splits") if name in config}
-MODELS = [model for model in WANTED.get("models", TABLE1_MODELS)
-          if not why_not_runnable(model, str(GIVEN.get("weights", "mini")))]
+# Models whose mini is not trained yet are left out here, unless they are asked for; Table 1 says so in their rows.
+MODELS = TOLD.models or [model for model in TABLE1_MODELS
+                         if not why_not_runnable(model, str(GIVEN.get("weights", "mini")))]
 GRID = {name: given for name, given in table1_runs(DATA, models=MODELS).items()
-        if given["split"] in WANTED.get("splits", [given["split"]])}
+        if given["split"] in (TOLD.splits or [given["split"]])}
 for name, given in GRID.items():
     # The centre guess and the check of the files depend on the split alone, so one run of a split does both. The
     # untrained twin says what the shape of a network does; one split is enough for that.
@@ -57,7 +66,7 @@ ANSWERERS = {"models": ["blip-vqa", "albef-vqa", "vilt-vqa"]} if PUBLISHED else 
 # notebook in nbs/papers -> name of the run -> parameters that differ from the notebook's own defaults. One line a notebook.
 RUNS = {
     "q_groundcam": GRID,
-    "q_groundcam_table1": {"all": {"data": DATA, "models": list(WANTED.get("models", TABLE1_MODELS))}},
+    "q_groundcam_table1": {"all": {"data": DATA, "models": list(TOLD.models or TABLE1_MODELS)}},
     "q_groundcam_audit": {"test": {"dataset": next(iter(table1_runs(DATA).values()))["dataset"]}},
     "amc_recipe": {} if DATA else {"miniworld": {}},
     "tricd_audit": {"drawn": {}},
@@ -71,9 +80,6 @@ RUNS = {
     "ref_adv_evaluate": {} if DATA else {"miniworld": {}},
     "ref_adv_train": {} if DATA else {"study": {}},
 }
-# notebook -> the notebook whose runs it gathers: it waits for them and gets their ids as its parameter `runs`; those of
-# the same name where there are any (a split), else all
-GATHERS = {"q_groundcam_table1": "q_groundcam", "tricd_analysis": "tricd_detection"}
 
 
 def gathered(notebook, name):
@@ -84,13 +90,12 @@ def gathered(notebook, name):
 
 OUTPUTS = Path(os.path.relpath(settings.outputs)).as_posix()
 FOLDER = OUTPUTS + "/gathered/{notebook}/{name}/{run_id}"
-if only := config.get("only"):
-    RUNS = {notebook: runs for notebook, runs in RUNS.items() if notebook in (only, GATHERS.get(only))}
-RUNS = {notebook: runs for notebook, runs in RUNS.items() if Path(f"nbs/papers/{notebook}.ipynb").is_file()}
-KNOWN = {notebook: read_parameters(f"nbs/papers/{notebook}.ipynb") for notebook in RUNS}
-if unknown := [name for name in GIVEN if not any(name in known for known in KNOWN.values())]:
-    raise WorkflowError(f"--config: no notebook has a parameter {unknown[0]!r}. They have: "
-                        + ", ".join(dict.fromkeys(name for known in KNOWN.values() for name in known)))
+RUNS = {notebook: runs for notebook, runs in RUNS.items() if notebook in PARAMETERS_OF}
+if TOLD.only:
+    RUNS = {notebook: runs for notebook, runs in RUNS.items() if notebook in (TOLD.only, GATHERS.get(TOLD.only))}
+    if not RUNS.get(TOLD.only):
+        raise WorkflowError(f"--config only: {TOLD.only} has no run on this data.")
+KNOWN = {notebook: PARAMETERS_OF[notebook] for notebook in RUNS}
 PARAMETERS, PLANS = {}, {}
 for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
     for name, given in RUNS[notebook].items():
@@ -179,7 +184,7 @@ rule run:
         folder=FOLDER,
         changed=changed,
     priority: urgency
-    threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else config.get("threads", 1)
+    threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else TOLD.threads
     resources:
         mem_mb=6000,
         runtime=120,

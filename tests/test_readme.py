@@ -130,6 +130,13 @@ def test_commands_of_the_running_text_exist(command, capsys):
         assert beside.exists() or (ROOT / words[0]).exists() or shutil.which(words[0]), command
 
 
+def test_python_example_of_an_own_model_runs_and_gives_one_row_an_example():
+    names = {}
+    exec(compile(example("class Contrast"), "README.md", "exec"), names)
+    assert len(names["frame"]) == 20 and names["frame"]["io_ratio"].gt(0).all()
+    assert names["frame"].attrs["model"] == {"name": "contrast"}
+
+
 def test_every_link_leads_to_a_file():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
