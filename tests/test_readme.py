@@ -72,6 +72,9 @@ def test_python_block_runs(block, place, capsys):
     if "score_maps" in block.text:
         assert len(names["scores"]) == 2 and names["scores"].loc[0, "io_ratio"] > 0
         assert "io_ratio" in capsys.readouterr().out
+    if "class Contrast" in block.text:
+        assert len(names["frame"]) == 20 and names["frame"]["io_ratio"].gt(0).all()
+        assert names["frame"].attrs["model"] == {"name": "contrast"}
     if "finetune_relcomp" in block.text:
         pictures = sorted((place / "images").iterdir())
         scores = names["patched"].score(pictures, ["a red box"])
@@ -128,13 +131,6 @@ def test_commands_of_the_running_text_exist(command, capsys):
     else:
         beside = Path(sys.executable).parent / words[0]
         assert beside.exists() or (ROOT / words[0]).exists() or shutil.which(words[0]), command
-
-
-def test_python_example_of_an_own_model_runs_and_gives_one_row_an_example():
-    names = {}
-    exec(compile(example("class Contrast"), "README.md", "exec"), names)
-    assert len(names["frame"]) == 20 and names["frame"]["io_ratio"].gt(0).all()
-    assert names["frame"].attrs["model"] == {"name": "contrast"}
 
 
 def test_every_link_leads_to_a_file():
