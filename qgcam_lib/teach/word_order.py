@@ -247,7 +247,7 @@ def _drawing(said: SaidScene) -> str:
             f'<image width="{width}" height="{height}" style="image-rendering:pixelated" '
             f'href="{data_uri(said.picture)}"/>{boxes}</svg></div>')
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #e3000001
 def _controls(said: SaidScene, title: str) -> str:
     "The choice of an expression, the words, and what can be done to them."
     options = "".join(f'<option value="{k}">{escape(f"{one.split}: " if one.split else "")}{escape(one.text)}</option>'
