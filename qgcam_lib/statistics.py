@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['Group', 'N_BOOTSTRAP', 'MAP_SCORES', 'METRICS', 'group_codes', 'group_sums', 'ratio', 'check_resampling',
-           'bootstrap_weights', 'group_weights', 'spread_of', 'summary_rows', 'Metric', 'mean_replicates', 'summarize',
-           'bootstrap_p', 'compare', 'correlate']
+           'bootstrap_weights', 'group_weights', 'spread_of', 'summary_rows', 'Metric', 'contract_table',
+           'mean_replicates', 'summarize', 'bootstrap_p', 'compare', 'correlate']
 
 # %% ../nbs/lib/04_statistics.ipynb #8972d6af
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +159,15 @@ MAP_SCORES = (
            False, "no pixel is above .5", _OURS),
 )
 METRICS: dict[str, Metric] = {m.name: m for m in MAP_SCORES}
+
+
+def contract_table(contracts: Iterable[Metric]) -> pd.DataFrame:
+    """Contracts of any task as one table, a row a score: meaning, range, better, undefined, chance, source."""
+    better = {True: "higher", False: "lower", None: "neither"}
+    rows = [{"score": m.name, "meaning": m.summary, "range": f"{m.range[0]:g} to {m.range[1]:g}",
+             "better": better[m.higher_is_better], "undefined": m.undefined_when,
+             "chance": "depends" if m.chance is None else f"{m.chance:.3g}", "source": m.source} for m in contracts]
+    return pd.DataFrame(rows).set_index("score")
 
 # %% ../nbs/lib/04_statistics.ipynb #1b0e99e2
 def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> list[str]:
