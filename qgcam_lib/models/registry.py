@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Strict
 
 from ..errors import ParameterError, missing_extra
 from ..settings import ROOT
+from ..storage.plugins import Open
 
 # %% ../../nbs/lib/models/02_registry.ipynb #5de164dc
 @dataclass(frozen=True)
@@ -48,7 +49,15 @@ class ModelEntry:
     role: str = "explainer"
 
 
-MODELS: dict[str, ModelEntry] = {}
+def _entries(name: str, thing: Any) -> dict[str, ModelEntry]:
+    """The entries of a plug-in by name."""
+    entries = [thing] if isinstance(thing, ModelEntry) else thing
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, ModelEntry) for entry in entries):
+        raise ValueError(f"expected a ModelEntry or a list of them, got {type(thing).__name__}")
+    return {entry.name: entry for entry in entries}
+
+
+MODELS: dict[str, ModelEntry] = Open({}, "qgcam.models", _entries)
 WEIGHTS = ("mini", "official", "random")
 
 
@@ -216,11 +225,14 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
         raise FileNotFoundError(f"weights: expected one of {WEIGHTS} or an existing path, got {str(weights)!r}.{hint}")
     module, function = entry.loader.split(":")
     try:
-        return getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
+        model = getattr(importlib.import_module(module), function)(entry, weights, device=device, seed=seed, **options)
     except ImportError as error:
         if (missing := missing_extra(error, f"the model {entry.name}")) is None:
             raise
         raise missing from error
+    if entry.name in MODELS.origins and isinstance(getattr(model, "card", None), dict):
+        model.card["plugin"] = str(MODELS.origins[entry.name])
+    return model
 
 # %% ../../nbs/lib/models/02_registry.ipynb #d0012002
 _ROLES = {"explainer": "an explainer", "matcher": "a matcher", "detector": "a detector", "answerer": "an answerer",
