@@ -10,6 +10,7 @@ __all__ = ['LAYOUTS', 'NAMES', 'Layout', 'recognise', 'dataset_folder', 'load_da
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from .visual_genome.folder import VisualGenome
@@ -24,6 +25,7 @@ from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..errors import ExampleError
 from ..settings import settings
+from ..storage.plugins import Open
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2
 @dataclass(frozen=True)
@@ -80,7 +82,14 @@ def _open_ref_adv(folder: Path, split: str, on_error: str = "raise", **options) 
     return RefAdvFiles(folder)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #2b299975
-LAYOUTS = {
+def _layouts(name: str, thing: Any) -> dict[str, Layout]:
+    """The layout of a plug-in by the name of its data set."""
+    if not isinstance(thing, Layout):
+        raise ValueError(f"expected a Layout, got {type(thing).__name__}")
+    return {name: thing}
+
+
+LAYOUTS = Open({
     "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
     "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
     "REFER, several": Layout(("*/refs(*).p", "*/instances.json"), _open_refer, _refer_splits),
@@ -91,10 +100,10 @@ LAYOUTS = {
 } | {f"Probes, {part}": Layout((name,), _open_probes, lambda folder: ["all"]) for part, name in (
     ("relations", "relation_eval_*.json"), ("swaps", "data_*_switch.json"), ("context", "*_context_dataset.json"))} | {
     f"Ref-Adv, {part}": Layout((name,), _open_ref_adv, lambda folder: ["all"]) for part, name in (
-        ("raw", RAW_FILE), ("labelled", LABELLED_FILE))}
+        ("raw", RAW_FILE), ("labelled", LABELLED_FILE))}, "qgcam.datasets", _layouts)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
-NAMES = {  # under settings.data_root
+NAMES = Open({  # under settings.data_root
     "miniworld": "miniworld",
     "miniworld-unbiased": "miniworld_unbiased",
     "miniworld-refcoco": "miniworld_refer/refcoco",
@@ -118,7 +127,7 @@ NAMES = {  # under settings.data_root
     "visual-genome": "raw/visual_genome",
     "probe-rcb": "raw/probe_rcb",
     "ref-adv": "raw/ref_adv",
-}
+}, "qgcam.datasets", lambda name, thing: {key: f"raw/{key}" for key in _layouts(name, thing)})
 
 
 _PICTURES = {  # what has no layout of its own: what is there, and what opens it

@@ -77,6 +77,8 @@ def _data_set(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
 
     split = parameters.get("split", "test")
     for name in _texts(parameters["dataset"]):
+        if name in NAMES and name in NAMES.origins:
+            yield Input("data", "plug-in", str(NAMES.origins[name]), NAMES.origins[name].files())
         where = name if name in ("", *NAMES) else place.folder(name)
         yield Input("data", "data set", f"{name or 'miniworld'}, {split}",
                     dataset_files(where, split, data_root=place.settings.data_root))
@@ -212,13 +214,15 @@ def _entries(parameters: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _models(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
-    """The weights of the models that are named, and the files of those of one's own."""
-    from qgcam_lib.models.registry import cached_files, zoo_folder
+    """The weights of the models that are named, and the files of those of one's own and of plug-ins."""
+    from qgcam_lib.models.registry import MODELS, cached_files, zoo_folder
 
     yield from _own(parameters, place)
 
     weights = parameters.get("weights", "mini")
     for entry in _entries(parameters):
+        if plugin := MODELS.origins.get(entry.name):
+            yield Input("weights", "plug-in", str(plugin), plugin.files())
         if weights == "mini" and entry.mini and (zoo_folder() / entry.mini).is_dir():
             yield _zoo_entry(zoo_folder() / entry.mini, f"data/zoo/{entry.mini}")
         elif weights == "official" and (files := cached_files(entry)):
