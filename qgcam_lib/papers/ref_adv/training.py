@@ -72,8 +72,8 @@ def arms_table(study: StoredStudy) -> pd.DataFrame:
         best = looks.loc[looks["dev"].idxmax()] if len(looks) else {"dev": float("nan"), "step": pd.NA}
         rows.append((name, told["way"], told["loss"], told["margin"] if told["loss"] != "plain" else float("nan"),
                      told["questions"], told["ratio"] if told["way"] == "together" else float("nan"), told["steps"],
-                     told["data"]["expressions"], told["data"]["questions"], best["dev"], best["step"],
-                     told["seconds"] / 60))
+                     told["data"]["expressions"], told["data"]["questions"], best["dev"],
+                     int(best["step"]) if len(looks) else pd.NA, told["seconds"] / 60))
     return pd.DataFrame(rows, columns=["arm", "way", "loss", "margin", "questions", "ratio", "steps", "expressions",
                                        "asked", "best on dev", "at step", "minutes"])
 
@@ -156,7 +156,7 @@ def _held(row: Mapping[str, Any], paper: float) -> str:
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70013
 _ASKED = {"gqa-rel-dev": ("dev", "rel"), "gqa-dev": ("dev", ""), "gqa-test": ("test", "")}
 TABLE9 = PaperTable("ref_adv_table9", tuple(Column(name, name, {"metric": "correct", "when": name}, True, 100, 2)
-                                            for name in ("before", "after")), rows=("split",))
+                                            for name in ("before", "after")), rows=("split",), within=("split",))
 TABLE10 = by_split("ref_adv_table10", ["dev", "test", "adv"])
 TABLE10 = PaperTable(TABLE10.name, TABLE10.columns, rows=("training",))
 
