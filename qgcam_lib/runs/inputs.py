@@ -156,7 +156,7 @@ def _expressions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input
     if parameters.get("images") == "" and (folder / "images").is_dir():
         yield Input("data", "images", f"{name or 'miniworld-ref-adv'}, images", folder / "images")
 
-
+# %% ../../nbs/lib/runs/03_inputs.ipynb #a1d80001
 def _study(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     """The stored study of trainings, where no folder is given; one that is given is a path like any other."""
     if not parameters["study"]:
