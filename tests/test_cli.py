@@ -161,8 +161,9 @@ def compendium(tmp_path_factory):
     """The package, the Snakefile and one small notebook in a folder of their own, where nobody edits meanwhile."""
     folder = tmp_path_factory.mktemp("compendium")
     shutil.copytree(ROOT / "qgcam_lib", folder / "qgcam_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "profiles", folder / "profiles")
-    for name in ("Snakefile", "settings.ini"):
+    for name in ("profiles", "data/words", "data/published"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("Snakefile", "settings.ini", "data/sources.toml"):
         shutil.copyfile(ROOT / name, folder / name)
     write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb", *(f"{name}: str = ''" for name in (
         "dataset", "split", "model", "weights")), "verify: bool = True", "baselines: list[str] = []")
