@@ -82,7 +82,7 @@ def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mappin
                 title: str = "") -> Figure:
     """A hard expression beside the adversarial one made from it, with the choices of the models, as in the paper's
     Figure 4. frames: of `runs.ask_rankers`; an undefined choice is not drawn."""
-    figure, axes = plt.subplots(1, 2, figsize=(7.4, 4.8))
+    figure, axes = plt.subplots(1, 2, figsize=(7.4, 5.6))
     said = []
     for ax, one in zip(axes, (hard, adv)):
         rows = {name: frame[(frame["words"] == "original") & (frame["id"] == one.id)] for name, frame in frames.items()}

@@ -224,8 +224,8 @@ def evaluate_result(falls: pd.DataFrame, costs: pd.DataFrame, gains: pd.DataFram
             "that a remedy gains over ViLBERT on Adv": (gained, "remedies"),
             "that ViLBERT beats a listener without order on Hard": (bar, "comparisons")}
     lines = [f"{what}: {counted(part)} {units}" for what, (part, units) in said.items() if len(part)]
-    effect = _effects(falls, "{model}, {a} less {b}")
-    effect += _effects(shuffled, "{model}, {split}, in order less shuffled")
+    effect = _effects(adv, "{model}, {a} less {b}")
+    effect += _effects(shuffled[shuffled["split"] == "adv"], "{model}, {split}, in order less shuffled")
     effect += _effects(gained, "{model} less vilbert, {split}")
     effect += _effects(bar, "vilbert less {listener}, {split}, {rows}")
     return {"answer": f"On the {where}, " + "; ".join(lines) + ".", "effect": effect}
