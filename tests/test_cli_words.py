@@ -1,5 +1,6 @@
 """What the command line says: tables that fit, messages that name options, help with examples."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,17 @@ from hypothesis import strategies as st
 from qgcam_lib.cli.calls import in_options
 from qgcam_lib.cli.main import app, join_pairs, main
 from qgcam_lib.cli.tables import table_text, terminal_width
+from qgcam_lib.data.catalog import dataset_folder, load_dataset
+from qgcam_lib.data.coco.folder import Coco
+from qgcam_lib.data.probes.groups import Groups
+from qgcam_lib.data.tricd.files import tricd_files
+from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content
+from qgcam_lib.data.visual_genome.folder import VisualGenome
+from qgcam_lib.metrics import score_maps
+from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
+from qgcam_lib.phrase_detection.score import match_predictions
+from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.settings import settings as data_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,3 +148,79 @@ def test_a_run_that_is_not_there_is_a_wrong_call_that_names_what_is_like_it(tmp_
         assert (f"Did you mean {near}" in shown.err) == bool(near)
     assert main(["runs", "--outputs", str(tmp_path)]) == 0
     assert "aaaa00000001" in capsys.readouterr().out
+
+
+# ---- inverted boxes -----------------------------------------------------------------------------------------------
+
+
+def test_an_inverted_box_of_own_maps_is_recorded_or_stops_with_its_id_and_the_remedy(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez("m.npz", **{name: rng.random((6, 6)) for name in "abc"})
+    rows = {"a": [0, 0, 9, 9], "b": [9, 9, 2, 2], "c": [1, 1, 6, 6]}
+    csv = [",".join(map(str, (name, *box, 20, 20))) for name, box in rows.items()]
+    Path("b.csv").write_text("\n".join(["id,x0,y0,x1,y1,width,height", *csv]))
+    Path("b.json").write_text(json.dumps({name: {"boxes": [box], "size": [20, 20]} for name, box in rows.items()}))
+    for file in ("b.csv", "b.json"):
+        assert main(["score", "m.npz", file]) == 1
+        said = capsys.readouterr().err
+        assert "record 'b'" in said and "inverted" in said and "--on-error record" in said
+        assert main(["score", "m.npz", file, "--on-error", "record", "--out", "o.parquet"]) == 0
+        assert "1 records could not be scored" in capsys.readouterr().out
+        found = pd.read_parquet("o.parquet").set_index("id")
+        assert "inverted" in found.loc["b", "error"] and np.isnan(found.loc["b", "io_ratio"])
+        boxes = [[rows[name]] for name in "ac"]
+        expected = score_maps([np.load("m.npz")[name] for name in "ac"], boxes, image_sizes=(20, 20), protocol="paper")
+        assert found.loc[["a", "c"], "io_ratio"].tolist() == expected["io_ratio"].tolist()
+    assert main(["score", "m.npz", "b.csv", "--on-error", "skip"]) == 2
+
+
+def test_an_inverted_box_of_detections_is_left_out_and_named_or_stops(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = synthetic_tricd(4, seed=1)
+    Path("a.json").write_text(json.dumps(tricd_content(data)))
+    rows = [{"image_id": id, "phrase_id": int(phrase), "score": float(score), **dict(zip(("x0", "y0", "x1", "y1"), box))}
+            for id, one in synthetic_predictions(data, seed=2).items()
+            for phrase, score, box in zip(one["phrase_ids"], one["scores"], np.asarray(one["boxes"]).tolist())]
+    pd.DataFrame(rows[1:]).to_csv("sound.csv", index=False)
+    pd.DataFrame([rows[0] | {"x0": 90.0, "x1": 3.0}, *rows[1:]]).to_csv("p.csv", index=False)
+    line = ["tricd", "evaluate", "p.csv", "--annotations", "a.json", "--bootstrap", "0"]
+    assert main(line) == 1
+    assert "row 0" in capsys.readouterr().err
+    assert main([*line, "--on-error", "record"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 boxes left out: inverted" in shown and "row 0, image" in shown
+    assert main([*line, "--on-error", "record", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["tricd", "evaluate", "sound.csv", *line[3:], "--json"]) == 0
+    assert found["scores"] == json.loads(capsys.readouterr().out)["scores"] and len(found["faults"]) == 1
+
+
+# ---- what is shown of data ----------------------------------------------------------------------------------------
+
+
+def test_what_loaders_give_is_shown_short(tmp_path):
+    made = synthetic_tricd(200, seed=1)
+    predictions = synthetic_predictions(made, seed=2)
+    write_predictions(tmp_path / "p.parquet", predictions)
+    (tmp_path / "a.json").write_text(json.dumps(tricd_content(made)))
+    shown = [load_tricd(tmp_path / "a.json"), match_predictions(made, predictions),
+             read_predictions(tmp_path / "p.parquet", made), Groups(range(300), form="pairs")]
+    shown += [load_dataset(name, split) for name, split in (
+        ("miniworld", "test"), ("miniworld-refcoco+", "testA"), ("miniworld-spatialsense", "triplets"))]
+    coco, genome = Coco(dataset_folder("miniworld-coco"), "val2014"), dataset_folder("miniworld-visual-genome")
+    shown += [coco, coco.instances, coco.captions, VisualGenome(genome), VisualGenome(genome).triplets, tricd_files()]
+    for one in shown:
+        assert len(repr(one)) < 1000 and type(one).__name__ in repr(one), repr(one)[:300]
+    assert "800 pairs in 200 groups" in repr(shown[0])
+
+
+def test_every_paper_has_its_data_in_the_list_and_can_be_asked_to_verify(capsys):
+    assert main(["data", "list", "--json"]) == 0
+    names = {row["name"] for row in json.loads(capsys.readouterr().out)["names"]}
+    assert {"tricd", "flickr30k-entities", "refcoco+", "spatialsense", "coco", "visual-genome", "ref-adv"} <= names
+    assert main(["data", "verify", "miniworld-tricd"]) == 0
+    assert "test: " in capsys.readouterr().out
+    if not (data_settings.data_root / "raw" / "tricd").is_dir():
+        assert main(["data", "verify", "tricd"]) == 1
+        assert "qgcam data fetch tricd" in capsys.readouterr().err

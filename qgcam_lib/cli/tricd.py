@@ -116,6 +116,8 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
                f"{short_path(found.file)} (form {found.form})")
     for reason, count in found.left_out.items():
         typer.echo(f"{count} boxes left out: {reason}")
+    for fault in found.faults[:10]:
+        typer.echo(f"  {fault}")
     if n_bootstrap:
         typer.echo(f"intervals: {n_bootstrap} bootstrap replicates over groups")
 
@@ -139,6 +141,8 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              images: Annotated[str, typer.Option(help="image ids are those of a pair, a file, or FILE says")] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "category ids are: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
+             on_error: Annotated[str, typer.Option(help=(
+                 "an inverted box: raise, or record: go on without it and name it"))] = "raise",
              out: Annotated[Path | None, typer.Option(help="write the scores: .csv, .parquet or .json")] = None,
              as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False) -> None:
     """Score predictions: AP, recall, group recall, upper bound, each with its interval and n. No model is needed.
@@ -158,7 +162,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     with refused():
         out = out and checked_out(out)
         data = load_tricd(path)
-        found = read_predictions(predictions, data, **how)
+        found = read_predictions(predictions, data, **how, on_error=on_error)
         options = {"recall_at": ranks, "n_bootstrap": bootstrap, "n_subsets": subsets_90, "level": level, "seed": seed,
                    "ties": ties, "metrics": names or phrase_detection.METRICS, "subsets": _words(subset), "by": by}
         table = phrase_detection.evaluate(data, found, **options)
@@ -166,7 +170,8 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
         write_scores(table, out)
     if as_json:
         about = {"predictions": str(predictions), "annotations": str(path), "form": found.form, "boxes": found.n_boxes,
-                 "left_out": found.left_out, "pairs": len(data), "groups": len(data.group_names), "options": options}
+                 "left_out": found.left_out, "faults": list(found.faults), "pairs": len(data),
+                 "groups": len(data.group_names), "options": options}
         echo_json({**about, "scores": rows_of(table)})
     else:
         _echo_scores(table, data, found, bootstrap, level)

@@ -34,10 +34,14 @@ class BoxRecord:
     """(height, width) of the image"""
     group: str | None = None
     labels: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """why it cannot be used, where faults are recorded"""
 
 
-def _record(id: str, boxes: Any, box_format: str, size: Any, group: Any, labels: dict[str, Any]) -> BoxRecord:
-    """A record, or a FileFault that says what is wrong with it."""
+def _record(id: str, boxes: Any, box_format: str, size: Any, group: Any, labels: dict[str, Any],
+            on_error: str) -> BoxRecord:
+    """A record, or a FileFault that says what is wrong with it; "record": a record without boxes that says so."""
+    group = None if group is None else str(group)
     try:
         raw = np.asarray(boxes, dtype=np.float64)
         raw = raw[None] if raw.shape == (4,) else raw
@@ -50,8 +54,10 @@ def _record(id: str, boxes: Any, box_format: str, size: Any, group: Any, labels:
                 raise ValueError(f"size: expected (height, width), two whole numbers >= 1, got {size!r}")
             size = (int(size[0]), int(size[1]))
     except (ValueError, TypeError) as error:
-        raise FileFault(f"record {id!r}: {error}") from error
-    return BoxRecord(found, size, None if group is None else str(group), labels)
+        if on_error == "record":
+            return BoxRecord(np.zeros((0, 4)), None, group, labels, f"record {id!r}: {error}")
+        raise FileFault(f"record {id!r}: {error}. Repair it, or on_error='record' goes on without it") from error
+    return BoxRecord(found, size, group, labels)
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #04c488c5
 def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
@@ -64,7 +70,8 @@ def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
             found[id], parts[id] = new, [new.boxes]
             continue
         old = found[id]
-        for name in ("size", "group"):
+        old.error = old.error or new.error
+        for name in () if old.error else ("size", "group"):
             if getattr(old, name) != getattr(new, name):
                 raise FileFault(f"record {id!r}: its boxes disagree about the {name}: {getattr(old, name)!r} and "
                                 f"{getattr(new, name)!r}")
@@ -78,7 +85,7 @@ def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
     return found
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #84943f11
-def _table_records(table: pd.DataFrame, box_format: str) -> Iterator[tuple[str, BoxRecord]]:
+def _table_records(table: pd.DataFrame, box_format: str, on_error: str) -> Iterator[tuple[str, BoxRecord]]:
     """(id, record with one box) of every row."""
     names = list("xywh") if box_format == "xywh" else ["x0", "y0", "x1", "y1"]
     if missing := [name for name in ["id", *names] if name not in table]:
@@ -93,7 +100,7 @@ def _table_records(table: pd.DataFrame, box_format: str) -> Iterator[tuple[str, 
     if table["id"].isna().any():
         raise FileFault(f"row {int(table['id'].isna().to_numpy().argmax()) + 1}: the id is missing")
     ids = table["id"].astype(str).tolist()
-    if bad.any():
+    if bad.any() and on_error == "raise":
         row, column = np.argwhere(bad)[0]
         raise FileFault(f"record {ids[row]!r}: {numeric[column]}: expected a number, got "
                         f"{table[numeric[column]].iloc[row]!r}")
@@ -104,7 +111,7 @@ def _table_records(table: pd.DataFrame, box_format: str) -> Iterator[tuple[str, 
     for k, id in enumerate(ids):
         group = None if pd.isna(groups[k]) else groups[k]
         size = None if without_size[k] else numbers[k, 4:]
-        yield id, _record(id, numbers[k, :4], known, size, group, labels[k])
+        yield id, _record(id, numbers[k, :4], known, size, group, labels[k], on_error)
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #29a6d69c
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,10 +123,10 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any]) -> BoxRecord:
+def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any], on_error: str) -> BoxRecord:
     """The record that one JSON object or list of boxes stands for."""
     if not isinstance(entry, dict):
-        return _record(id, entry, box_format or "xyxy", None, None, {})
+        return _record(id, entry, box_format or "xyxy", None, None, {}, on_error)
     rest = {key: value for key, value in entry.items() if key != "id"}
     if "bbox" in rest and box_format is None:
         raise FileFault(f"record {id!r}: `bbox` is x, y, width, height in COCO files and corners in others; say which "
@@ -133,10 +140,11 @@ def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any]) -
         size = rest.pop("height"), rest.pop("width")
     group = rest.pop("group", None)
     labels = {key: value for key, value in rest.items() if isinstance(value, (str, int, float, bool))}
-    return _record(id, boxes, box_format or "xyxy", sizes.get(image, size), image if group is None else group, labels)
+    return _record(id, boxes, box_format or "xyxy", sizes.get(image, size), image if group is None else group, labels,
+                   on_error)
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #17aa83a0
-def _json_records(data: Any, box_format: str | None) -> Iterator[tuple[str, BoxRecord]]:
+def _json_records(data: Any, box_format: str | None, on_error: str) -> Iterator[tuple[str, BoxRecord]]:
     """(id, record) of every entry, for the three forms of JSON."""
     sizes: dict[Any, Any] = {}
     if isinstance(data, dict) and isinstance(data.get("annotations"), list) and isinstance(data.get("images"), list):
@@ -146,20 +154,23 @@ def _json_records(data: Any, box_format: str | None) -> Iterator[tuple[str, BoxR
         for k, entry in enumerate(data):
             if not isinstance(entry, dict) or "id" not in entry:
                 raise FileFault(f"entry {k}: expected an object with `id` and `bbox` or `boxes`, got {str(entry)[:80]}")
-            yield str(entry["id"]), _entry(str(entry["id"]), entry, box_format, sizes)
+            yield str(entry["id"]), _entry(str(entry["id"]), entry, box_format, sizes, on_error)
     elif isinstance(data, dict):
         for id, entry in data.items():
-            yield id, _entry(id, entry, box_format, sizes)
+            yield id, _entry(id, entry, box_format, sizes, on_error)
     else:
         raise FileFault("expected an object by id or a list of objects")
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f670aaf9
-def read_boxes(path: str | Path, box_format: str | None = None) -> dict[str, BoxRecord]:
+def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = "raise") -> dict[str, BoxRecord]:
     """The boxes of a `.csv`, `.parquet` or `.json` file, by record; see the tables above.
 
-    box_format: the order in which four numbers are written, "xyxy" (None), "xywh" or "yyxx". Errors: FileNotFoundError,
-    ValueError for another format, FileFault that names the record.
+    box_format: the order in which four numbers are written, "xyxy" (None), "xywh" or "yyxx". on_error: "raise", or
+    "record": a record with an inverted box or one that is no number, or with a wrong size, has no boxes and its reason
+    in `error`. Errors: FileNotFoundError, ValueError for another format, FileFault that names the record.
     """
+    if on_error not in ("raise", "record"):
+        raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
     path = Path(path)
     if box_format not in (None, *BOX_FORMATS):
         raise ValueError(f"box_format: expected one of {BOX_FORMATS}, got {box_format!r}")
@@ -170,11 +181,11 @@ def read_boxes(path: str | Path, box_format: str | None = None) -> dict[str, Box
     try:
         if path.suffix == ".json":
             data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
-            found = _merge(_json_records(data, box_format))
+            found = _merge(_json_records(data, box_format, on_error))
         elif path.suffix in (".csv", ".parquet"):
             table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(
                 path, dtype={"id": "str", "group": "str"}, keep_default_na=False, na_values=[""])
-            found = _merge(_table_records(table, box_format or "xyxy"))
+            found = _merge(_table_records(table, box_format or "xyxy", on_error))
         else:
             raise FileFault(f"boxes are read from .csv, .parquet or .json, not from {path.suffix or 'this'}")
     except FileFault as fault:

@@ -50,7 +50,7 @@ def _usable(id: str, record: BoxRecord, rule: MapProtocol, where: str) -> None:
     """Refuse a record without a size when the protocol needs it, and labels that would hide a column of the result."""
     if taken := [name for name in record.labels if name in _OURS]:
         raise FileFault(f"{where}: the name {taken[0]!r} is taken by a column of the result; rename or drop it")
-    if record.size is None and rule.grid == "image":
+    if record.size is None and rule.grid == "image" and not record.error:
         raise FileFault(f"{where}: record {id!r}: protocol {rule.name!r} scores on the image's pixels and needs its "
                         "size; add width and height (in JSON \"size\": [height, width]), give one size for all, or "
                         "take protocol 'native' if the boxes lie on the map's own grid")
@@ -72,6 +72,8 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
     """A function ids -> rows of scores; it adds to `clipped` the ids whose boxes stuck out."""
 
     def work(ids: Sequence[str]) -> list[dict[str, Any]]:
+        if faults := [boxes[id].error for id in ids if boxes[id].error]:
+            raise FileFault(faults[0])  # then each is tried alone
         arrays = maps.load(ids)
         sizes = [boxes[id].size or a.shape for id, a in zip(ids, arrays)]
         cut = [clip_boxes(boxes[id].boxes, size) for id, size in zip(ids, sizes)]
@@ -155,7 +157,7 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     rule, out = get_protocol(protocol), None if out is None else checked_out(out)
     chosen = {"ties": ties, "tau": tau, "delta": delta, "negatives": negatives, **options}
     score_maps([], [], protocol=rule, **chosen)  # refuses a wrong option before any work
-    file, records = open_maps(maps), read_boxes(boxes, box_format)
+    file, records = open_maps(maps), read_boxes(boxes, box_format, on_error)
     ids, clipped = _joined(file, records, str(boxes), common), []
     grouped = _completed(ids, records, size, rule, str(boxes))
     work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped), []

@@ -8,7 +8,7 @@ __all__ = ['Predictions', 'predictions_source', 'read_predictions', 'write_predi
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #232f08d8
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,17 @@ class Predictions(dict[int, dict[str, np.ndarray]]):
     form: str = "tricd"
     file: str = ""
     left_out: dict[str, int]
+    faults: tuple[str, ...] = ()
 
     def __init__(self, *args: Any, form: str = "tricd", file: str | Path = "",
-                 left_out: Mapping[str, int] | None = None) -> None:
+                 left_out: Mapping[str, int] | None = None, faults: Sequence[str] = ()) -> None:
         super().__init__(*args)
+        self.faults = tuple(faults)
         self.form, self.file, self.left_out = form, str(file), dict(left_out or {})
+
+    def __repr__(self) -> str:
+        return (f"{type(self).__name__}({self.n_boxes} boxes of {len(self)} pairs; form {self.form!r}, "
+                f"file {self.file!r}, left out: {sum(self.left_out.values())})")
 
     @property
     def n_boxes(self) -> int:
@@ -97,13 +103,14 @@ def _content(path: Path) -> Any:
     return read_json(path)
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #d34a5122
-def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None
-                     ) -> Predictions:
+def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None,
+                     on_error: str = "raise") -> Predictions:
     """Predictions from a file, in the form that `qgcam_lib.phrase_detection.evaluate` takes.
 
     path: .json, .csv, .parquet, .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
     data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
-    images, phrases: what the file's image ids and category ids mean; see `predictions.pack`.
+    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; see
+    `predictions.pack`. `.faults` of the result names the boxes that were left out so.
     Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
     of the result say what was done.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
@@ -113,14 +120,14 @@ def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of predictions")
     try:
-        packed = pack(data, _content(path), images=images, phrases=phrases)
+        packed = pack(data, _content(path), images=images, phrases=phrases, on_error=on_error)
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, path, error.remedy) from error
     columns = {"scores": packed.score, "boxes": packed.boxes, "phrase_ids": data.phrase_ids[packed.phrase]}
     cuts = np.searchsorted(packed.pair, [packed.named, packed.named + 1]).T.tolist()
     found = {id: {name: column[start:end] for name, column in columns.items()}
              for id, (start, end) in zip(data.pair_ids[packed.named].tolist(), cuts)}
-    return Predictions(found, form=packed.form, file=path, left_out=packed.left_out)
+    return Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:

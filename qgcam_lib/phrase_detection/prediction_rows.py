@@ -75,25 +75,25 @@ def _name_misfit(values: Sequence, what: str, name: Callable[[int], str], width:
                 raise ExampleError(f"{what}: expected {wanted}{limit}, got {shown!r:.60}", name(n))
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #2f57cb42
-def _corners(boxes: np.ndarray, what: str, name: Callable[[int], str], sized: bool) -> np.ndarray:
-    "Boxes [n, 4] as half-open xyxy; the first inverted one is named. sized: they come as x, y, width, height."
-    bad = (boxes[:, 2:] < (0 if sized else boxes[:, :2])).any(1)
-    if bad.any():
-        n = int(np.argmax(bad))
-        wanted = "width and height of at least 0" if sized else "x0 <= x1 and y0 <= y1 (is it x, y, width, height?)"
-        raise ExampleError(f"{what}: expected {wanted}, got {boxes[n].tolist()}", name(n))
-    return xywh_to_xyxy(boxes) if sized else boxes
+def _corners(boxes: np.ndarray, what: str, sized: bool) -> tuple[np.ndarray, dict[int, str]]:
+    "Boxes [n, 4] as half-open xyxy, and what is wrong with inverted ones. sized: they come as x, y, width, height."
+    bad = np.flatnonzero((boxes[:, 2:] < (0 if sized else boxes[:, :2])).any(1))
+    wanted = "width and height of at least 0" if sized else "x0 <= x1 and y0 <= y1 (is it x, y, width, height?)"
+    faults = {n: f"{what}: expected {wanted}, got {boxes[n].tolist()}" for n in bad.tolist()}
+    return xywh_to_xyxy(boxes) if sized else boxes, faults
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #3910cd49
 @dataclass(eq=False)
 class Part:
-    "Boxes that stand together. image: place (or places [n]) in `Rows.images`; name(n): how an error names row n."
+    """Boxes that stand together. image: place (or places [n]) in `Rows.images`; name(n): how an error names row n;
+    faults: what is wrong with the box of row n, where it is inverted."""
 
     image: int | np.ndarray
     label: np.ndarray
     score: np.ndarray
     boxes: np.ndarray
     name: Callable[[int], str]
+    faults: dict[int, str]
 
 
 def _part(image: int | np.ndarray, columns: Mapping[str, Any], where: str, name: Callable[[int], str] | None = None,
@@ -109,7 +109,8 @@ def _part(image: int | np.ndarray, columns: Mapping[str, Any], where: str, name:
     name = name or (lambda n: f"{where}, box {n}")
     (a, label), (b, score), (c, boxes) = columns.items()
     label, score = _column(label, a, name, whole=True), _column(score, b, name)
-    return Part(image, label, score, _corners(_column(boxes, c, name, width=4), c, name, sized), name)
+    corners, faults = _corners(_column(boxes, c, name, width=4), c, sized)
+    return Part(image, label, score, corners, name, faults)
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #4eb0b1cd
 @dataclass(eq=False)
@@ -119,7 +120,7 @@ class Rows:
     form: one of FORMS. kind: what a label is: "phrase" (an id), "place" (0-based number of the phrase in its pair) or
     "category". images: every image that is named, an id each, or (id, sentence). asked: {image: number of phrases},
     where it is said. image int64 [N]: place in `images`; label int64 [N]; score float64 [N]; boxes float64 [N, 4]
-    half-open xyxy.
+    half-open xyxy. faults: {row: ExampleError} of the inverted boxes.
     """
 
     form: str
@@ -135,6 +136,8 @@ class Rows:
         self.label = np.concatenate([np.zeros(0, np.int64), *(part.label for part in self.parts)])
         self.score = np.concatenate([np.zeros(0), *(part.score for part in self.parts)])
         self.boxes = np.concatenate([np.zeros((0, 4)), *(part.boxes for part in self.parts)])
+        self.faults = {int(end) - len(part.score) + n: ExampleError(text, part.name(n))
+                       for part, end in zip(self.parts, self.ends) for n, text in part.faults.items()}
 
     def name(self, n: int) -> str:
         "How an error names row n."
@@ -288,12 +291,8 @@ def _table(frame: pd.DataFrame) -> Rows:
     return Rows("table", label.removesuffix("_id"), images, [part])
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #d33908b7
-def rows_of(content: Any) -> Rows:
-    """The rows of predictions in any form of FORMS: objects and lists as JSON gives them, arrays, or a pandas frame.
-
-    Errors: ExampleError that names the record: no known form, a missing key, lengths that differ, anything but finite
-    numbers, an inverted box.
-    """
+def _form_rows(content: Any) -> Rows:
+    "The rows of whatever form is there."
     if isinstance(content, pd.DataFrame):
         return _table(content)
     if isinstance(content, Mapping) and isinstance(content.get("annotations"), list):
@@ -308,3 +307,17 @@ def rows_of(content: Any) -> Rows:
             return _records(content)
     shown = f"a list of {str(content[0])[:60]}" if isinstance(content, list) and content else type(content).__name__
     raise ExampleError(f"no known form of predictions: {shown}", remedy=f"Known: {'; '.join(FORMS.values())}")
+
+
+def rows_of(content: Any, on_error: str = "raise") -> Rows:
+    """The rows of predictions in any form of FORMS: objects and lists as JSON gives them, arrays, or a pandas frame.
+
+    on_error: "raise", or "record": inverted boxes are listed in `faults`. Errors: ExampleError that names the record:
+    no known form, a missing key, lengths that differ, anything but finite numbers, an inverted box.
+    """
+    if on_error not in ("raise", "record"):
+        raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
+    rows = _form_rows(content)
+    if rows.faults and on_error == "raise":
+        raise next(iter(rows.faults.values()))
+    return rows

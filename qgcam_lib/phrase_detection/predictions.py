@@ -128,7 +128,7 @@ class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
     [N, 4], half-open xyxy. Pairs stand in ascending order, the boxes of one in the order given. form: one of FORMS.
     named: indices of the pairs that the predictions name, also without a box. left_out: {reason: number of boxes}, what
-    the predictions had beyond this."""
+    the predictions had beyond this. faults: texts that name the inverted boxes among these."""
 
     pair: np.ndarray
     phrase: np.ndarray
@@ -137,6 +137,7 @@ class Packed:
     form: str
     named: np.ndarray
     left_out: dict[str, int]
+    faults: tuple[str, ...] = ()
 
 
 def _check_options(images: Any, phrases: Any) -> None:
@@ -148,7 +149,8 @@ def _check_options(images: Any, phrases: Any) -> None:
         raise ValueError(f"phrases: expected 'id', 0, 1, a list of texts or {{id: text}}, got {phrases!r:.60}")
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #34bc81e7
-def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phrases: Any = None) -> Packed:
+def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phrases: Any = None,
+         on_error: str = "raise") -> Packed:
     """Predictions in any form of `prediction_rows.FORMS`, checked, as flat arrays.
 
     predictions: a mapping {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids": [n]}}, lists or
@@ -160,16 +162,19 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     phrases: what a category id means, for predictions without phrase ids: "id" (a phrase id), 0 or 1 (the phrase's
     number in its pair, counted from there), or the vocabulary, a list of texts (the id is the index) or {id: text},
     compared with the phrases' texts without regard to case and spaces; equal phrases all get the box.
+    on_error: what an inverted box does: "raise", or "record", where it is left out, counted, and named in `faults`.
     Boxes without area are allowed (some tools write [0, 0, 0, 0] for "nothing found"); they never hit.
     Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair
     that stands twice, no box that fits; ValueError for an option.
     """
     _check_options(images, phrases)
-    rows = rows_of(predictions)
+    rows = rows_of(predictions, on_error)
     pairs = _pairs(rows, data, images)
     row, pair = _spread(rows.image, pairs)
+    absent, sound = len(rows.image) - _n_different(row), ~np.isin(row, [*rows.faults])
+    inverted, row, pair = _n_different(row[~sound]), row[sound], pair[sound]
     again, phrase = _phrases(rows, data, pair, rows.label[row], phrases, lambda n: rows.name(int(row[n])))
-    left_out = {"of pictures that the annotations do not have": len(rows.image) - _n_different(row),
+    left_out = {"of pictures that the annotations do not have": absent, "inverted": inverted,
                 "of categories that are no phrase of the pair": len(row) - _n_different(again)}
     left_out = {reason: n for reason, n in left_out.items() if n}
     row, pair = row[again], pair[again]
@@ -178,4 +183,5 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
                            f"{left_out}", remedy="Check `images`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
-    return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out)
+    return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
+                  tuple(map(str, rows.faults.values())))

@@ -125,18 +125,20 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
     source: a detector's name, or predictions:PATH. data: the whole split; score on `take_groups(data, limit, seed)`.
     images: folder or folders of the pictures; not needed for a file. weights, device, model_options: see `load_model`;
     seed is also that of random weights. file_options: see `read_predictions` (images, phrases). run_options: see
-    `detect_phrases` (store, on_error, batch_images, max_boxes, progress); a file needs none of them.
+    `detect_phrases` (store, on_error, batch_images, max_boxes, progress); of these a file heeds on_error.
     Errors: those of the two; ValueError for a model that is no detector, or one without `images`.
     """
     path = predictions_source(source)
     if path is not None:
-        found = read_predictions(path, data, **(file_options or {}))
+        how = {"on_error": run_options.get("on_error", "raise"), **(file_options or {})}
+        found = read_predictions(path, data, **how)
         part = take_groups(data, limit, seed)
         kept = {id: found[id] for id in part.pair_ids.tolist() if id in found}
         result = FoundPhrases(kept, {"model": {"name": f"predictions:{path.name}", "weights": found.form},
                                      "dataset": _about(data), "settings": None, "limit": limit, "seed": seed,
-                                     "seconds": None, "problems": []})
-        result.form, result.file, result.left_out = found.form, found.file, found.left_out
+                                     "seconds": None, "problems": [
+                                         {"id": "", "image": "", "error": fault} for fault in found.faults]})
+        result.form, result.file, result.left_out, result.faults = found.form, found.file, found.left_out, found.faults
         return result
     if images is None:
         raise ValueError(f"images: expected the folder of the pictures for the detector {source!r}, got None")

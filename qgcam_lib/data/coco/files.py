@@ -54,6 +54,10 @@ class CocoInstances:
     objects: dict[int, tuple[CocoObject, ...]] = field(default_factory=dict)
     lost: list[Problem] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        count = sum(map(len, self.objects.values()))
+        return f"CocoInstances({str(self.file)!r}: {len(self.images)} images, {len(self.classes)} classes, {count} objects)"
+
     def of(self, image: int) -> tuple[CocoObject, ...]:
         """The objects of a picture; none when it has none."""
         return self.objects.get(image, ())
@@ -79,6 +83,11 @@ class CocoCaptions:
     images: dict[int, CocoImage] = field(default_factory=dict)
     captions: dict[int, tuple[str, ...]] = field(default_factory=dict)
     lost: list[Problem] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.captions.values()))
+        return f"CocoCaptions({str(self.file)!r}: {len(self.images)} images, {count} captions)"
+
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #5ce6440a
 class _Faults:

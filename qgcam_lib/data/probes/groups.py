@@ -199,6 +199,9 @@ class Groups(list):
         super().__init__(groups)
         self.form, self.left_out, self.notes = form, dict(left_out or {}), list(notes)
 
+    def __repr__(self) -> str:
+        return f"Groups({len(self)} of the form {self.form!r}; left out: {sum(self.left_out.values())})"
+
     def describe(self) -> dict:
         "Number of groups and of distinct pictures that a model has to see; what was left out, and the notes."
         return {"form": self.form, "groups": len(self), "pictures": len({name for one in self for name in shown(one)}),

@@ -6,6 +6,7 @@
 __all__ = ['Box', 'Expression', 'Expressions', 'of_split']
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #4ff06215
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,11 @@ class Expressions(list):
             if one.id in seen:
                 raise ExampleError("the id is used twice", one.id, remedy="Give every expression an id of its own")
             seen.add(one.id)
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{n} {split or 'without a split'}" for split, n in Counter(one.split for one in self).items())
+        return (f"Expressions({len(self)} of {len({one.image for one in self})} pictures: {splits or 'none'}; "
+                f"left out: {sum(self.left_out.values())})")
 
 
 def of_split(expressions: Sequence[Expression], split: str) -> list[Expression]:

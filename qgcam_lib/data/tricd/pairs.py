@@ -110,6 +110,10 @@ class Tricd(_Pairs):
     truth[starts[q] : starts[q + 1]]).
     """
 
+    def __repr__(self) -> str:
+        return (f"Tricd({len(self)} pairs in {len(self.group_names)} groups, {len(self.phrases)} phrases, "
+                f"{len(self.truth)} boxes; file {self.file!r})")
+
     @cached_property
     def phrases(self) -> tuple[TricdPhrase, ...]:
         return tuple(phrase for pair in self.pairs for phrase in pair.phrases)

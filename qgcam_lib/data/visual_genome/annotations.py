@@ -36,6 +36,10 @@ class Triplets:
     images: np.ndarray
     left_out: dict[str, int] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return (f"Triplets({len(self)} relations in {len(self.images)} images, {len(self.names)} names, "
+                f"{len(self.predicates)} predicates; left out: {sum(self.left_out.values())})")
+
     def __len__(self) -> int:
         return len(self.image)
 
