@@ -179,7 +179,8 @@ def test_an_inverted_box_of_detections_is_left_out_and_named_or_stops(tmp_path, 
     monkeypatch.chdir(tmp_path)
     data = synthetic_tricd(4, seed=1)
     Path("a.json").write_text(json.dumps(tricd_content(data)))
-    rows = [{"image_id": id, "phrase_id": int(phrase), "score": float(score), **dict(zip(("x0", "y0", "x1", "y1"), box))}
+    names = ("x0", "y0", "x1", "y1")
+    rows = [{"image_id": id, "phrase_id": int(phrase), "score": float(score), **dict(zip(names, box))}
             for id, one in synthetic_predictions(data, seed=2).items()
             for phrase, score, box in zip(one["phrase_ids"], one["scores"], np.asarray(one["boxes"]).tolist())]
     pd.DataFrame(rows[1:]).to_csv("sound.csv", index=False)
