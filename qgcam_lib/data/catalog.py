@@ -123,6 +123,7 @@ NAMES = Open({  # under settings.data_root
     "refcoco+": "raw/refcoco+",
     "refcocog": "raw/refcocog",
     "spatialsense": "raw/spatialsense",
+    "tricd": "raw/tricd",
     "coco": "raw/coco",
     "visual-genome": "raw/visual_genome",
     "probe-rcb": "raw/probe_rcb",

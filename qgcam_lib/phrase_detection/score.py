@@ -57,6 +57,10 @@ class Matches:
     hits: np.ndarray
     ties: str = "stable"
 
+    def __repr__(self) -> str:
+        kept = f"{len(self.kept)} kept for AP"
+        return f"Matches({len(self.order)} boxes for {len(self.data)} pairs, {kept}; ties {self.ties!r})"
+
     pair = cached_property(lambda self: self.packed.pair[self.kept])
     phrase = cached_property(lambda self: self.packed.phrase[self.kept])
     score = cached_property(lambda self: self.packed.score[self.kept])
