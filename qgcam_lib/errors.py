@@ -37,7 +37,8 @@ EXTRAS = {
                "huggingface_hub", "sentencepiece", "sklearn", "skimage", "pycocotools", "faster_coco_eval", "lmdb",
                "spacy", "nltk", "inflect", "HanTa", "pooch", "requests"),
     "notebooks": ("matplotlib", "seaborn", "jinja2", "papermill", "nbformat", "nbclient", "jupyter_client",
-                  "ipykernel", "IPython", "ipywidgets", "anywidget", "snakemake"),
+                  "ipykernel", "IPython", "ipywidgets", "anywidget", "snakemake", "nbconvert", "traitlets"),
+    "docs": ("latex2mathml",),
 }
 
 

@@ -112,7 +112,7 @@ def test_the_list_of_what_is_not_run_has_no_dead_entry():
 def test_one_way_of_calling_and_no_other_language():
     for name in ("README.md", "CONTRIBUTING.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert not re.search(r"\.venv/bin/(?!activate)|python -m qgcam", text), name
+        assert not re.search(r"\.venv/bin/(?!activate)|python -m qgcam_lib.cli", text), name
         fences = set(re.findall(r"^```(\w+)$", text, flags=re.M))
         assert fences <= {"python", "bash", "text", "toml"}, fences
 
