@@ -126,7 +126,7 @@ def test_arguments_become_options_and_nothing_else_does():
         "say which by box_format, one of": "say which by --box-format, one of",
         "Use protocol='native' or `tau`": "Use --protocol native or --tau",
         "maps: expected files": "MAPS: expected files",
-        "see /tmp/on_error/box_format.csv": "see /tmp/on_error/box_format.csv",
+        "see /elsewhere/on_error/box_format.csv": "see /elsewhere/on_error/box_format.csv",
         "the size of a map, by its ties": "the size of a map, by its ties",
         "limit: expected 0": "limit: expected 0",
     }.items():

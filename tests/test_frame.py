@@ -315,8 +315,8 @@ def test_make_keeps_a_users_python_and_ipython_out(house):
 def test_make_test_has_the_steps_in_order(house):
     house("env")
     plan = house("-n", "test")[0].stdout
-    steps = ["ruff check", "lint-imports", "nbdev-export && nbdev-clean && git diff --exit-code", "nbdev-test",
-             "pytest"]
+    steps = ["ruff check", "lint-imports", "nbdev-export && nbdev-clean", "nbdev-test", "pytest",
+             "git diff --exit-code"]
     places = [plan.index(step) for step in steps]
     assert places == sorted(places)
 

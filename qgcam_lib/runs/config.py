@@ -73,7 +73,8 @@ def _value(name: str, value: Any, splits: Collection[str], notebooks: Collection
     if name in ("models", "splits") and not value:
         raise _refuse(name, "at least one", value)
     if name == "data" and value and not Path(value).expanduser().is_dir():
-        raise _refuse(name, f"a folder that holds a folder for each data set (here: {Path.cwd()})", value)
+        here = "" if Path(value).is_absolute() else f" (here: {Path.cwd()})"
+        raise _refuse(name, f"a folder that holds a folder for each data set{here}", value)
     if name == "vocab" and value and not Path(value).expanduser().is_file():
         raise _refuse(name, "an existing file", value)
     if name == "weights" and value not in ("mini", "official", "random") and not Path(value).expanduser().exists():
