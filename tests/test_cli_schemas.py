@@ -1,7 +1,8 @@
-"""`qgcam schema`: every command with --json has a schema, and what it prints is what its schema says."""
+"""`qgcam schema`: every command with --json has a schema, and prints what it says. Wrong values are refused by name."""
 
 import copy
 import json
+import re
 from functools import reduce
 from operator import getitem
 
@@ -29,12 +30,15 @@ current_run().record(n=limit)"""
 
 
 class _Left:
-    """A ranker that likes boxes on the left."""
+    """A ranker that likes boxes on the left, and a matcher that is not asked."""
 
     card = {"name": "left"}
 
     def rank(self, image, boxes, expression):
         return -np.asarray(boxes)[:, 0]
+
+    def score(self, images, texts):
+        raise AssertionError("nobody asks")
 
 
 def leaves(command, path=()):
@@ -190,3 +194,60 @@ def test_schemas_are_listed_printed_and_near_misses_said(capsys):
         assert main(["schema", *words]) == 2
         said = capsys.readouterr()
         assert near in " ".join(said.err.split()) and "See: qgcam schema" in said.err and not said.out
+
+# ---- wrong values ---------------------------------------------------------------------------------------------------
+
+FIRST = {name: (place, rest) for place, name, rest, _ in reversed(LINES)} | {
+    "probe build relation": ("probe", "COCO OUT"), "probe build relcomp": ("probe", "COCO OUT"),
+    "refer run": ("refer", "refcocog_adv_annotations.json IMAGES --model reclip --quiet"),
+    "probe run": ("probe", "clip-rn50 groups.json --images FOLDER --quiet"),
+    "runs": ("runs", "--outputs two"), "run": ("runs", "small.ipynb --quiet"),
+    "tricd check": ("tricd", "TRICD_grounding_val.json")}
+NOT_TRIED = {  # (command, option), or an option of all commands -> why its value cannot be wrong, or not before work
+    "--outputs": "a folder that is made", "--store": "a folder that is made", "--gather": "a folder that is made",
+    "--run": "no finished run of that name; see test_cli_words", "refer run --model": "says what is no model",
+    "probe build composition --split": "exit code 1: the folder lacks it", "data verify --split": "as above",
+    "probe build background --split": "as above", "probe build relcomp --split": "as above",
+    "probe run --by": "its columns are known after the model was asked", "refer run --by": "as above",
+    "probe run --average": "looked at after the model was asked", "probe run --ties": "as above"}
+WRONG = {"int": ["many", "-7"], "float": ["many", "-7"], "str": ["nosuch"], "list[str]": ["nosuch"]}
+
+
+def wrong_values():
+    """(command, option with its spellings, value): one that this option cannot have."""
+    for name in FIRST:
+        for one in COMMANDS[name].params:
+            if one.param_type_name == "option" and not getattr(one, "is_flag", False):
+                option = max(one.opts, key=len)
+                for value in WRONG.get(str(one.bare_type()), ["no/such.file"]):
+                    if not {option, f"{name} {option}"} & set(NOT_TRIED):
+                        yield pytest.param(name, option, one.opts, value, id=f"{name} {option}={value}")
+
+
+@pytest.mark.parametrize("name,option,spellings,value", wrong_values())
+def test_a_wrong_value_is_refused_by_its_option(name, option, spellings, value, places, monkeypatch, capsys):
+    def work(*_, **__):
+        raise AssertionError("the model is asked")
+
+    place, rest = FIRST[name]
+    monkeypatch.chdir(places(place))
+    if option not in ("--device", "--weights"):
+        monkeypatch.setattr("qgcam_lib.models.load_model", lambda *a, **k: _Left())
+    if option != "--on-error":
+        monkeypatch.setattr("qgcam_lib.probes.ask.ask_prompts", work)
+        monkeypatch.setattr("qgcam_lib.referring.run.ask_expressions", work)
+    words = rest.split()
+    if option in words:
+        del words[words.index(option):words.index(option) + 2]
+    capsys.readouterr()
+    assert main([*name.split(), *words, f"{option}={value}"]) == 2
+    said = capsys.readouterr().err
+    assert any(re.search(rf"(?<![\w-]){one}(?![\w-])", said) for one in spellings), said
+    assert "Traceback" not in said
+    python = {one.name for one in COMMANDS[name].params if "_" in one.name}
+    assert not {word for word in python if re.search(rf"\b{word}\b", said)}, said
+
+
+def test_what_is_not_tried_is_there():
+    known = {f"{name} {text}" for name in FIRST for one in COMMANDS[name].params for text in one.opts}
+    assert all(any(one == entry or one.endswith(f" {entry}") for one in known) for entry in NOT_TRIED)

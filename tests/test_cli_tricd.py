@@ -146,7 +146,7 @@ def test_annotations_at_fault_are_named(folder, qgcam):
     ("evaluate p.json --annotations a.json --images name", "--images name"),
     ("evaluate p.json --annotations a.json --phrases words", "--phrases words"),
     ("evaluate p.json --annotations a.json --bootstrap 0 --out scores.xls", "scores.xls"),
-    ("check no.json", "no.json: no such file"), ("check --official nowhere", "nowhere: no such file"),
+    ("check no.json", "no.json: no such file"), ("check --official nowhere", "path 'nowhere' does not exist"),
     ("check --predictions p.json", "annotations"), ("questions no.json --questions vqa.json", "no.json: no such file"),
     ("questions said.json --questions vqa.json --missing maybe", "--missing maybe"), ("score p.json", "score"),
 ])

@@ -53,7 +53,7 @@ def short_path(path: str | Path) -> str:
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #96dc2283
 _SAME = {"n_bootstrap": "bootstrap", "n_subsets": "subsets_90", "on_missing": "missing", "subsets": "subset",
-         "by_class": "classes", "name": "model"}  # the library's word -> the commands'
+         "by_class": "classes", "name": "model", "how": "perturb"}  # the library's word -> the commands'
 
 
 def _typed(parameters: Sequence[Any]) -> dict[str, tuple[str, bool]]:

@@ -96,7 +96,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
             "a parameter of the notebook; also NAME=VALUE"))] = None,
         force: Annotated[bool, typer.Option("--force", help="compute a finished run again")] = False,
         outputs: Annotated[Path | None, typer.Option(help="folder of the results instead of the settings' one")] = None,
-        timeout: Annotated[int | None, typer.Option(help="seconds that one cell may take")] = None,
+        timeout: Annotated[int | None, typer.Option(min=1, help="seconds that one cell may take")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
         table: Annotated[bool, typer.Option("--table", help="also print its score tables")] = False,

@@ -60,8 +60,6 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
         return None
     if groups is None:
         raise typer.BadParameter("`--blind` needs the groups, whose prompts it reads.")
-    if not captions.exists():
-        raise FileNotFoundError(f"{captions}: no such file or folder of captions")
     scores = blind_scores(groups, Blind(NGrams(training_captions(captions))))
     return score_files(scores, groups, by_class=by_class, **{**options, "missing": "raise"})
 
@@ -95,10 +93,10 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           average: Annotated[str, typer.Option(help=_AVERAGE)] = "logits",
           ties: Annotated[str, typer.Option(help=_TIES)] = "expected",
           missing: Annotated[str, typer.Option(help="where a score is missing: raise or undefined")] = "raise",
-          blind: Annotated[Path | None, typer.Option(help=_CAPTIONS)] = None,
-          bootstrap: Annotated[int, typer.Option(help="replicates for the intervals; 0: none")] = 1000,
-          level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
-          seed: Annotated[int, typer.Option(help="of the bootstrap")] = 0,
+          blind: Annotated[Path | None, typer.Option(exists=True, help=_CAPTIONS)] = None,
+          bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
+          level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
+          seed: Annotated[int, typer.Option(min=0, help="of the bootstrap")] = 0,
           out: Annotated[Path | None, typer.Option(help="write a row a group: .csv, .parquet or .json")] = None,
           as_json: Annotated[bool, typer.Option("--json", help="print the means as JSON")] = False) -> None:
     """Score your own table of scores on a probe: means, intervals, chance, ties and undefined counted. No model needed.
@@ -126,20 +124,20 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 @probe_app.command(example="qgcam probe run clip-vit-b32 groups.json --images FOLDER")
 def run(model: Annotated[str, typer.Argument(help="name of a matcher, see `qgcam models`")],
         groups: Annotated[Path, typer.Argument(help="the groups, in a published form of any probe")],
-        images: Annotated[list[Path], typer.Option(help="folder of the pictures; again for several")],
+        images: Annotated[list[Path], typer.Option(exists=True, help="folder of the pictures; again for several")],
         weights: Annotated[str, typer.Option(help="mini, official, random, or a path")] = "mini",
         device: Annotated[str, typer.Option(help="cpu, cuda, mps")] = "cpu",
         by: Annotated[str | None, typer.Option(help=_BY)] = None,
         kind: Annotated[str | None, typer.Option(help="form of the groups, where the file leaves it open")] = None,
-        limit: Annotated[int, typer.Option(help="so many groups, drawn with the seed; 0: all")] = 0,
-        seed: Annotated[int, typer.Option(help="of drawing, random weights and bootstrap")] = 0,
+        limit: Annotated[int, typer.Option(min=0, help="so many groups, drawn with the seed; 0: all")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="of drawing, random weights and bootstrap")] = 0,
         store: Annotated[Path | None, typer.Option(help="folder that keeps the answers; the same call goes on")] = None,
         on_error: Annotated[str, typer.Option(help="a picture that fails: raise, or record and go on")] = "raise",
         average: Annotated[str, typer.Option(help=_AVERAGE)] = "logits",
         ties: Annotated[str, typer.Option(help=_TIES)] = "expected",
-        blind: Annotated[Path | None, typer.Option(help=_CAPTIONS)] = None,
-        bootstrap: Annotated[int, typer.Option(help="replicates for the intervals; 0: none")] = 1000,
-        level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+        blind: Annotated[Path | None, typer.Option(exists=True, help=_CAPTIONS)] = None,
+        bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
+        level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
         scores: Annotated[Path | None, typer.Option(help="write the scores: image, prompt, score")] = None,
         out: Annotated[Path | None, typer.Option(help="write a row a group: .csv, .parquet or .json")] = None,
         quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
@@ -156,7 +154,7 @@ def run(model: Annotated[str, typer.Argument(help="name of a matcher, see `qgcam
     from qgcam_lib.probes.summary import layout_of, summarize_probe
 
     with refused():
-        out, scores = out and checked_out(out), scores and checked_out(scores)
+        out, scores = out and checked_out(out), scores and checked_out(scores, "scores")
         records = _groups(groups, kind, images)
         matcher = load_model(name_in_role("matcher", model), weights, device, seed=seed, score="logit")
         asked = ask_prompts(matcher, records, images, limit=limit, seed=seed, store=store, on_error=on_error,

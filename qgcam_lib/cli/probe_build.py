@@ -75,15 +75,16 @@ def with_options(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
         return kind(**own)
 
 # %% ../../nbs/lib/cli/05_probe_build.ipynb #70a0fc3e
-def source_folder(name: str) -> Path:
+def source_folder(name: str, argument: str = "root") -> Path:
     """The folder of annotations that a text names: a folder, or a name of `data.catalog`, such as visual-genome, coco,
-    miniworld-visual-genome or miniworld-coco; those of the miniworld are made. Errors: FileNotFoundError."""
+    miniworld-visual-genome or miniworld-coco; those of the miniworld are made.
+    argument: for the message. Errors: FileNotFoundError."""
     from qgcam_lib.data.catalog import NAMES, dataset_folder
 
     folder = dataset_folder(name)
     if not folder.is_dir():
         remedy = f"; get it: qgcam data fetch {name}" if name in NAMES else ""
-        raise FileNotFoundError(f"{folder}: no such folder{remedy}")
+        raise FileNotFoundError(f"{argument}: {folder}: no such folder{remedy}")
     return folder
 
 
@@ -138,7 +139,8 @@ _JSON = typer.Option("--json", help="print what was built as JSON")
 @build_app.command(example="qgcam probe build relation miniworld-visual-genome OUT -o n_images=10")
 def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              out: Annotated[Path, typer.Argument(help="a .json file, or a folder for relation_eval_subject.json")],
-             images: Annotated[list[Path] | None, typer.Option(help="folder of pictures, one or more")] = None,
+             images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
+                 "folder of pictures, one or more"))] = None,
              option: Annotated[list[str] | None, _OPTION] = None,
              options: Annotated[bool, _LIST] = False,
              quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
@@ -187,7 +189,8 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                out: Annotated[Path, typer.Argument(help="a folder for the pictures and the files")],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
                split: Annotated[str, typer.Option(help="as in the file names")] = "val2014",
-               scenes: Annotated[list[Path] | None, typer.Option(help="folder of pictures for filler scene")] = None,
+               scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
+                   "folder of pictures for filler scene"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="at a time")] = 1,
                option: Annotated[list[str] | None, _OPTION] = None,
                options: Annotated[bool, _LIST] = False,
@@ -224,7 +227,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             out: Annotated[Path, typer.Argument(help="a folder for relcomp_train.json and relcomp_test.json")],
             coco: Annotated[str | None, typer.Option(help=f"for the compositions: {_COCO}")] = None,
             split: Annotated[str, typer.Option(help="of COCO, as in the file names")] = "train2014",
-            probe: Annotated[list[Path] | None, typer.Option(help=(
+            probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                 "a file of Probe-R or Probe-C: none of its pictures and captions come back"))] = None,
             option: Annotated[list[str] | None, _OPTION] = None,
             options: Annotated[bool, _LIST] = False,
@@ -242,6 +245,6 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     probes = [group for path in probe or [] for group in read_groups(path)]
     if not probes:
         typer.echo("no --probe is given: the groups are apart from no probe", err=True)
-    captions = Coco(source_folder(coco), split).captions if coco else None
+    captions = Coco(source_folder(coco, "coco"), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
     _tell([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)

@@ -60,12 +60,12 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
           expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)],
           split: Annotated[str, typer.Option(help=_SPLIT)] = "",
           by: Annotated[str, typer.Option(help=_BY)] = "split",
-          threshold: Annotated[float, typer.Option(help="of the IoU with the target")] = 0.5,
+          threshold: Annotated[float, typer.Option(min=0, max=1, help="of the IoU with the target")] = 0.5,
           strict: Annotated[bool, typer.Option("--strict", help="right is above the threshold, not at it")] = False,
           missing: Annotated[str, typer.Option(help="where a score is missing: raise or undefined")] = "raise",
-          bootstrap: Annotated[int, typer.Option(help="replicates for the intervals; 0: none")] = 1000,
-          level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
-          seed: Annotated[int, typer.Option(help="of the bootstrap")] = 0,
+          bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
+          level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
+          seed: Annotated[int, typer.Option(min=0, help="of the bootstrap")] = 0,
           out: Annotated[Path | None, typer.Option(help="write a row an expression: .csv, .parquet or .json")] = None,
           as_json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False) -> None:
     """Score your own table of scores: accuracy, interval, random choice, candidates, ties. No model needed.
@@ -99,14 +99,14 @@ def run(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)],
         split: Annotated[str, typer.Option(help=_SPLIT)] = "",
         by: Annotated[str, typer.Option(help=_BY)] = "split",
         perturb: Annotated[str, typer.Option(help=_HOW)] = "",
-        threshold: Annotated[float, typer.Option(help="of the IoU with the target")] = 0.5,
+        threshold: Annotated[float, typer.Option(min=0, max=1, help="of the IoU with the target")] = 0.5,
         strict: Annotated[bool, typer.Option("--strict", help="right is above the threshold, not at it")] = False,
-        limit: Annotated[int, typer.Option(help="so many expressions, by whole pictures; 0: all")] = 0,
-        seed: Annotated[int, typer.Option(help="of drawing, perturbing, random weights and bootstrap")] = 0,
+        limit: Annotated[int, typer.Option(min=0, help="so many expressions, by whole pictures; 0: all")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="of drawing, perturbing, random weights and bootstrap")] = 0,
         store: Annotated[Path | None, typer.Option(help="folder that keeps the answers; the same call goes on")] = None,
         on_error: Annotated[str, typer.Option(help="what fails: raise, or record and go on")] = "raise",
-        bootstrap: Annotated[int, typer.Option(help="replicates for the intervals; 0: none")] = 1000,
-        level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+        bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
+        level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
         scores: Annotated[Path | None, typer.Option(help="write the scores: id, candidate, score")] = None,
         out: Annotated[Path | None, typer.Option(help="write a row an expression: .csv, .parquet or .json")] = None,
         quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
@@ -124,7 +124,7 @@ def run(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)],
     from qgcam_lib.referring.summary import summarize_choices
 
     with refused():
-        out, scores = out and checked_out(out), scores and checked_out(scores)
+        out, scores = out and checked_out(out), scores and checked_out(scores, "scores")
         records = read_expressions(expressions, split)
         records = perturb_expressions(records, perturb, seed=seed) if perturb else records
         ranker = load_model(name_in_role("ranker", model), weights, device, seed=seed)

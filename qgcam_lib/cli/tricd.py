@@ -45,12 +45,16 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
     """The file that an option names: a file, a folder, "tricd" or "miniworld-tricd"; None looks under the data root."""
     from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
 
+    if split not in (None, "test", "val"):
+        raise typer.BadParameter(f"split: expected test or val, got {split!r}")
     if text is None:
         return find_annotations(split, kind)
     if Path(text).is_file():
         return Path(text)
     if not (Path(text).is_dir() or text in ("tricd", "miniworld-tricd")):
-        raise FileNotFoundError(f"{text}: no such file of annotations, and no folder, 'tricd' or 'miniworld-tricd'")
+        what = "annotations" if kind == "grounding" else "questions"
+        raise FileNotFoundError(f"{what}: {text}: no such file of annotations, and no folder, 'tricd' or "
+                                "'miniworld-tricd'")
     with refused():
         folder = tricd_folder(text)
         files = tricd_files(folder, split or tricd_splits(folder)[0])
@@ -134,9 +138,10 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "AP, recall, merged_recall, upper_bound, group_recall, or several"))] = None,
              recall_at: Annotated[str, typer.Option(metavar="K,K", help="the k of recall and group recall")] = "1,5",
              bootstrap: Annotated[int, typer.Option(help="replicates for the intervals; 0: none")] = 1000,
-             subsets_90: Annotated[int, typer.Option("--subsets-90", help="the paper's 90 % subsets: how many")] = 0,
+             subsets_90: Annotated[int, typer.Option("--subsets-90", min=0, help=(
+                 "the paper's 90 % subsets: how many"))] = 0,
              level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
-             seed: Annotated[int, typer.Option(help="of bootstrap and subsets")] = 0,
+             seed: Annotated[int, typer.Option(min=0, help="of bootstrap and subsets")] = 0,
              ties: Annotated[str, typer.Option(help="group recall at equal scores: stable or pessimistic")] = "stable",
              images: Annotated[str, typer.Option(help="image ids are those of a pair, a file, or FILE says")] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
@@ -182,7 +187,8 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
               asked: Annotated[str | None, typer.Option("--questions", help=(
                   "TRICD's VQA file, its folder, tricd or miniworld-tricd; else looked for"))] = None,
               split: Annotated[str | None, typer.Option(help="test or val, where the file is looked for")] = None,
-              annotations: Annotated[Path | None, typer.Option(help="grounding file, for the groups of the interval")
+              annotations: Annotated[Path | None, typer.Option(
+                  exists=True, help="grounding file, for the groups of the interval")
                                      ] = None,
               bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
               missing: Annotated[str, typer.Option(help="questions without an answer: error, or count as wrong")
@@ -223,10 +229,13 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
 def check(annotations: Annotated[str | None, typer.Argument(help=(
               "a TRICD grounding file, its folder, tricd or miniworld-tricd; without: generated"))] = None,
           split: Annotated[str | None, typer.Option(help="test or val, for a folder")] = None,
-          predictions: Annotated[Path | None, typer.Option(help="predictions for it; without: generated")] = None,
-          expected: Annotated[Path | None, typer.Option(help="JSON {metric: {subset: value}} for them")] = None,
-          official: Annotated[Path | None, typer.Option(help="a clone of github.com/ashkamath/TRICD to run")] = None,
-          seed: Annotated[int, typer.Option(help="of what is generated")] = 0,
+          predictions: Annotated[Path | None, typer.Option(exists=True, help=(
+              "predictions for it; without: generated"))] = None,
+          expected: Annotated[Path | None, typer.Option(exists=True, help=(
+              "JSON {metric: {subset: value}} for them"))] = None,
+          official: Annotated[Path | None, typer.Option(exists=True, help=(
+              "a clone of github.com/ashkamath/TRICD to run"))] = None,
+          seed: Annotated[int, typer.Option(min=0, help="of what is generated")] = 0,
           as_json: Annotated[bool, typer.Option("--json", help="as JSON, one object a check")] = False) -> None:
     """Check the evaluator on this machine: its properties, and other programs that must agree with it.
 
@@ -234,9 +243,6 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
     """
     from qgcam_lib.phrase_detection.selfcheck import check_tricd
 
-    for path in (predictions, expected, official):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"{path}: no such file or folder")
     file = None if annotations is None else _annotations(annotations, split)
     with refused():
         table = check_tricd(file, predictions, expected=expected, official=official, seed=seed)

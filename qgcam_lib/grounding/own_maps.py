@@ -116,11 +116,13 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
     write_whole(out, sink.getvalue(), durable=True)
 
 
-def checked_out(out: str | Path) -> Path:
-    """The path, if scores can be written there. Errors: ValueError for another suffix, FileNotFoundError."""
+def checked_out(out: str | Path, name: str = "out") -> Path:
+    """The path, if scores can be written there. name: of the argument, for messages.
+
+    Errors: ValueError for another suffix, FileNotFoundError."""
     out = Path(out)
     if out.suffix not in (".csv", ".parquet", ".json"):
-        raise ValueError(f"out: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
+        raise ValueError(f"{name}: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} in")
     if out.suffix == ".parquet":

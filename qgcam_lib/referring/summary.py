@@ -39,7 +39,8 @@ def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", *,
     the choice is defined. Errors: ValueError for a column that lacks.
     """
     by = [by] if isinstance(by, str) else list(by)
-    _need(frame, ["correct", "random", "n_candidates", "ties", "group", *by])
+    _need(frame, ["correct", "random", "n_candidates", "ties", "group"])
+    _need(frame, by, "by")
     table = summarize(frame, "correct", by=by, n_bootstrap=n_bootstrap, level=level, seed=seed)
     made = frame["correct"].notna()
     beside = frame[["random", "n_candidates"]].astype(float).where(made).set_axis(["random", "candidates"], axis=1)
