@@ -5800,6 +5800,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'qgcam_lib/papers/ref_adv/runs.py'),
                                                'qgcam_lib.papers.ref_adv.runs.summarize_rankers': ( 'lib/papers/ref_adv/runs.html#summarize_rankers',
                                                                                                     'qgcam_lib/papers/ref_adv/runs.py'),
+                                               'qgcam_lib.papers.ref_adv.runs.warned': ( 'lib/papers/ref_adv/runs.html#warned',
+                                                                                         'qgcam_lib/papers/ref_adv/runs.py'),
                                                'qgcam_lib.papers.ref_adv.runs.with_test': ( 'lib/papers/ref_adv/runs.html#with_test',
                                                                                             'qgcam_lib/papers/ref_adv/runs.py'),
                                                'qgcam_lib.papers.ref_adv.runs.word_costs': ( 'lib/papers/ref_adv/runs.html#word_costs',
