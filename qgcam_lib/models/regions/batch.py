@@ -79,7 +79,7 @@ def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike],
     counts = torch.tensor([len(rows) for rows in features])
 
     def padded(rows: Sequence[ArrayLike], kind: torch.dtype) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.as_tensor(np.asarray(row)).to(kind) for row in rows], True)
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(np.asarray(row), dtype=kind) for row in rows], True)
 
     return RegionBatch(padded(features, torch.float32), padded(geometry, torch.float32),
                        torch.arange(int(counts.max())) < counts[:, None],
