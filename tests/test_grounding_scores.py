@@ -1,7 +1,6 @@
 """GroundingScores: the digits of score_maps for any split, merge order and number of processes."""
 
 import copy
-import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import MetricCollection
+from two_processes import both_end_well
 
 from qgcam_lib.metrics import METRICS, SCORE_COLUMNS, score_maps
 from qgcam_lib.metrics.torchmetric import GroundingScores
@@ -182,18 +182,7 @@ print("fine")
 
 
 def test_two_processes_give_the_digits_of_one(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                                "PYTHONWARNINGS": "ignore"}
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meet"), str(ROOT / "tests")],
-                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-               for rank in range(2)]
-    try:
-        for worker in workers:
-            out, err = worker.communicate(timeout=300)
-            assert worker.returncode == 0 and "fine" in out, err[-3000:]
-    finally:
-        for worker in workers:
-            worker.kill()  # one that waits for the other
+    both_end_well(WORKER, tmp_path / "meet")
 
 
 def test_scores_without_torch_stay_without_it():

@@ -1,10 +1,7 @@
 """The torchmetrics objects in a training loop: Lightning, collections, plots, processes; PhraseDetection's oracles."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import MetricCollection
 from torchmetrics.detection import MeanAveragePrecision
+from two_processes import both_end_well
 
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.metrics.torchmetric import GroundingScores
@@ -292,15 +290,4 @@ print("fine")
 
 
 def test_two_processes_give_the_digits_of_one(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                                "PYTHONWARNINGS": "ignore"}
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meet"), str(ROOT / "tests")],
-                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-               for rank in range(2)]
-    try:
-        for worker in workers:
-            out, err = worker.communicate(timeout=300)
-            assert worker.returncode == 0 and "fine" in out, err[-3000:]
-    finally:
-        for worker in workers:
-            worker.kill()  # one that waits for the other
+    both_end_well(WORKER, tmp_path / "meet")
