@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +22,6 @@ from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, syntheti
 from qgcam_lib.phrase_detection.torchmetric import PhraseDetection, targets_of
 from qgcam_lib.statistics import METRICS, contract_table
 
-ROOT = Path(__file__).parents[1]
 DATA = synthetic_tricd(10, seed=2)
 FOUND = synthetic_predictions(DATA, seed=4)
 RNG = np.random.default_rng(0)
