@@ -1109,6 +1109,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'qgcam_lib.errors.SettingsError': ('lib/errors.html#settingserror', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.SourceError': ('lib/errors.html#sourceerror', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.StoreError': ('lib/errors.html#storeerror', 'qgcam_lib/errors.py'),
+                                  'qgcam_lib.errors.SuspiciousInput': ('lib/errors.html#suspiciousinput', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.missing_extra': ('lib/errors.html#missing_extra', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.needed': ('lib/errors.html#needed', 'qgcam_lib/errors.py')},
             'qgcam_lib.explain.attention': { 'qgcam_lib.explain.attention.AttentionWatch': ( 'lib/explain/attention.html#attentionwatch',

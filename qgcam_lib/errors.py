@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXTRAS', 'QgcamError', 'SettingsError', 'ParameterError', 'StoreError', 'MissingExtra', 'missing_extra', 'needed',
-           'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'RunError']
+           'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'RunError', 'SuspiciousInput']
 
 # %% ../nbs/lib/01_errors.ipynb #e30b1ca5
 import importlib
@@ -107,3 +107,7 @@ class RunError(QgcamError, RuntimeError):
     def __init__(self, message: str, folder: Path):
         super().__init__(message)
         self.folder = folder
+
+# %% ../nbs/lib/01_errors.ipynb #5a59c002
+class SuspiciousInput(UserWarning):
+    """The input can be right and looks like a known mistake; the text says which, its share, and how to silence it."""
