@@ -405,7 +405,7 @@ def test_a_broken_record_is_named(tmp_path, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "usable JSON file"), ("[]", "the lists questions"), ("3", "the lists"), ("[" * 100_000, "usable JSON file")],
+    [("{", "usable as JSON"), ("[]", "the lists questions"), ("3", "the lists"), ("[" * 100_000, "usable as JSON")],
 )
 def test_a_file_of_another_kind(tmp_path, text, message):
     with pytest.raises(ExampleError, match=message):

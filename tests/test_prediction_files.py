@@ -228,10 +228,10 @@ def test_faults_are_named(folder, data, content, options, said):
 
 
 @pytest.mark.parametrize(("name", "content", "said"), [
-    ("cut.json", b'{"11": {"scores": [0.1', "usable JSON"), ("two.json", b'{"11": {}, "11": {}}', "'11' stands twice"),
-    ("deep.json", b"[" * 100_000, "usable JSON"), ("bad.csv", b"image_id,score\n11,0.5\n", "without phrase_id"),
+    ("cut.json", b'{"11": {"scores": [0.1', "usable as JSON"), ("two.json", b'{"11": {}, "11": {}}', "'11' twice"),
+    ("deep.json", b"[" * 100_000, "usable as JSON"), ("bad.csv", b"image_id,score\n11,0.5\n", "without phrase_id"),
     ("empty.csv", b"", "usable table"), ("bad.parquet", b"PAR1", "usable table"), ("bad.pth", b"nonsense", "bad.pth"),
-    ("bin.json", b"\x80\x04", "usable JSON"),
+    ("bin.json", b"\x80\x04", "usable as JSON"),
 ])
 def test_broken_files_are_named(folder, data, name, content, said):
     (folder / name).write_bytes(content)

@@ -106,10 +106,10 @@ def test_missing_pictures_of_probe_b_are_left_out_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("content,said", [
-    ("{", "expected JSON"), ([1], "expected an object or a list of records"),
+    ("{", "usable as JSON"), ([1], "expected an object or a list of records"),
     ([{"x": 1}], "expected a file of the form"),
     ([row()], "expected a file of the form"), ({"1": row(positive_prompt="")}, "example 1"),
-    ({"1": {**row(), "negative_image_ids": [None]}}, "list of image ids"), ('{"1": {}, "1": {}}', "'1' is there twice"),
+    ({"1": {**row(), "negative_image_ids": [None]}}, "list of image ids"), ('{"1": {}, "1": {}}', "'1' twice"),
     ([{"img1_prompt": "a", "img2_prompt": "b"}], "field 'img1_id' is missing"),
     ([{"annotations": {"cat": []}, "image_id": 1}], "the class 'cat' has no prompt"),
     ([{**TEXTS, "kind": "predicate"}] * 2, "example a, .*the id is used twice"),

@@ -278,7 +278,7 @@ def test_files_of_answers_in_both_forms(root, questions, tmp_path):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("nothing", "not a usable JSON file"),
+        ("nothing", "not usable as JSON"),
         ("3", "expected a list or an object"),
         ('[{"answer": "yes"}]', "record 0: expected image_id or question_id"),
         ('["yes"]', "record 0: expected image_id or question_id"),

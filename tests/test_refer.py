@@ -278,8 +278,8 @@ def test_a_pickle_that_is_not_plain_data(root, data, words):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("{", "not a JSON file"), ("[]", "expected lists of images, annotations, categories"), ("\xff", "not a JSON file"),
-    ('{"images": [], "annotations": []}', "expected lists of categories"), ("[" * 100_000, "not a JSON file"),
+    ("{", "usable as JSON"), ("[]", "expected lists of images, annotations, categories"), ("\xff", "usable as JSON"),
+    ('{"images": [], "annotations": []}', "expected lists of categories"), ("[" * 100_000, "usable as JSON"),
     ('{"images": [{}], "annotations": [], "categories": []}', "without an id"),
 ])
 def test_instances_that_are_none(root, text, words):

@@ -173,7 +173,7 @@ def test_a_picture_listed_twice_is_one_picture(root):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("[", "not a JSON file"), ("{}", "expected a list of pictures, got a dict"), ("[" * 100_000, "not a JSON file"),
+    ("[", "usable as JSON"), ("{}", "expected a list of pictures, got a dict"), ("[" * 100_000, "usable as JSON"),
     ('[{"url": 1}]', "no usable url, split, annotations"),
     ('[{"url": "http://x/..", "split": "test", "annotations": []}]', "plain file name"),
 ])

@@ -6,7 +6,6 @@
 __all__ = ['tricd_app', 'find_annotations', 'evaluate', 'questions', 'check']
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #9aba1142
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,8 @@ import typer
 
 from .calls import Commands, refused, short_path
 from .tables import echo_json, echo_table, rows_of
+from ..errors import FormatError
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #a25a599c
 tricd_app = Commands("TRICD, contextual phrase detection: score predictions and answers, check the evaluator.")
@@ -84,13 +85,10 @@ def _mapping(text: str | None, option: str, words: Sequence[str]) -> Any:
     path = Path(text)
     if not path.is_file():
         raise typer.BadParameter(f"`{option} {text}`: expected {', '.join(words)} or a file; there is no such file.")
-    content = path.read_text(encoding="utf-8")
-    if path.suffix != ".json":
-        return content.splitlines()
     try:
-        return json.loads(content)
-    except ValueError as error:
-        raise typer.BadParameter(f"`{option} {text}`: not a JSON file: {error}") from error
+        return read_json(path) if path.suffix == ".json" else path.read_text(encoding="utf-8").splitlines()
+    except (FormatError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"`{option} {text}`: {str(error).removeprefix(f'{path}: ')}") from error
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #5572be22
 def _people(table: Any, level: float = 0.95) -> Any:
@@ -209,10 +207,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
     if not answers.is_file():
         raise FileNotFoundError(f"{answers}: no such file of answers")
     with refused():
-        try:
-            given = json.loads(answers.read_bytes())
-        except ValueError as error:
-            raise ExampleError(f"not a usable JSON file: {error}", file=answers) from error
+        given = read_json(answers, nan=True)
         frame = load_tricd_vqa(path, annotations)
         try:
             table = evaluate_answers(frame, given, on_missing=missing, n_bootstrap=bootstrap)

@@ -6,7 +6,6 @@
 __all__ = ['REFER_COUNTS', 'SPLIT_BY', 'IMAGE_FOLDERS', 'OPTIONS', 'refs_files', 'in_split', 'Refer', 'AnnotatedObject']
 
 # %% ../../nbs/lib/data/05_refer.ipynb #beefcd2b
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from ..boxes import xywh_to_xyxy
 from .by_image import MINIWORLD_MARKER, ByImage, ImageRead, check_options, fitted, picture_path
 from .safe_pickle import read_plain_pickle
 from ..errors import ExampleError, FormatError
+from ..storage.json_reader import read_json
 from .records import GroundingExample
 
 # %% ../../nbs/lib/data/05_refer.ipynb #ad1491a8
@@ -56,9 +56,9 @@ def _read_instances(path: Path, stamp: tuple) -> _Instances:
     """What instances.json says; `stamp` is its size and time, so that a changed file is read again."""
     remedy = "Fetch the file again"
     try:
-        content = json.loads(path.read_bytes(), object_hook=_slim)
-    except (ValueError, RecursionError) as error:
-        raise ExampleError(f"not a JSON file: {error}", file=path, remedy=remedy) from error
+        content = read_json(path, nan=True, each=_slim)
+    except FormatError as error:
+        raise ExampleError(str(error).removeprefix(f"{path}: "), file=path) from error
     missing = [key for key in ("images", "annotations", "categories")
                if not isinstance(content, dict) or not isinstance(content.get(key), list)]
     if missing:

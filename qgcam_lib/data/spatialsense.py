@@ -6,7 +6,6 @@
 __all__ = ['SPLITS', 'PARTS', 'SPATIALSENSE_COUNTS', 'OPTIONS', 'image_place', 'SpatialSense']
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #a420434c
-import json
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from fastcore.basics import patch
 
 from ..boxes import yyxx_to_xyxy
 from .by_image import ByImage, ImageRead, check_options, fitted, picture_path
-from ..errors import ExampleError
+from ..errors import ExampleError, FormatError
 from .records import GroundingExample
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #ab261d3e
 SPLITS = ("triplets", "subjects", "objects")
@@ -40,9 +40,9 @@ def image_place(url: str) -> str:
 def _read_pictures(path: Path, stamp: tuple) -> dict[str, list[dict]]:
     """picture id -> its records in annotations.json (usually one); `stamp` changes when the file does."""
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ExampleError(f"not a JSON file: {error}", file=path, remedy="Fetch the file again") from error
+        content = read_json(path, nan=True)
+    except FormatError as error:
+        raise ExampleError(str(error).removeprefix(f"{path}: "), file=path) from error
     if not isinstance(content, list):
         raise ExampleError(f"expected a list of pictures, got a {type(content).__name__}", file=path,
                            remedy="Is it the annotations.json of SpatialSense?")

@@ -6,7 +6,6 @@
 __all__ = ['BOX_FORMATS', 'BoxRecord', 'read_boxes']
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #0236386b
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..boxes import as_boxes, xywh_to_xyxy, yyxx_to_xyxy
-from ..errors import FileFault, needed
+from ..errors import FileFault, FormatError, needed
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f541a015
 BOX_FORMATS = ("xyxy", "xywh", "yyxx")
@@ -114,15 +114,6 @@ def _table_records(table: pd.DataFrame, box_format: str, on_error: str) -> Itera
         yield id, _record(id, numbers[k, :4], known, size, group, labels[k], on_error)
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #29a6d69c
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file; a key that is there twice is refused, where json would keep the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise FileFault(f"{next(n for n in names if names.count(n) > 1)!r} is there twice")
-    return found
-
-
 def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any], on_error: str) -> BoxRecord:
     """The record that one JSON object or list of boxes stands for."""
     if not isinstance(entry, dict):
@@ -180,7 +171,7 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
         needed("pyarrow", f"reading {path.name}")
     try:
         if path.suffix == ".json":
-            data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
+            data = read_json(path, nan=True)
             found = _merge(_json_records(data, box_format, on_error))
         elif path.suffix in (".csv", ".parquet"):
             table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(
@@ -188,6 +179,8 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
             found = _merge(_table_records(table, box_format or "xyxy", on_error))
         else:
             raise FileFault(f"boxes are read from .csv, .parquet or .json, not from {path.suffix or 'this'}")
+    except FormatError:
+        raise
     except FileFault as fault:
         raise FileFault(f"{path}: {fault}") from fault
     except (ValueError, OSError) as error:  # what the parsers raise

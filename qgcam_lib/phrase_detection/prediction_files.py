@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.tricd.pairs import Tricd, read_json
+from ..data.tricd.pairs import Tricd, json_of
 from ..errors import ExampleError, needed
 from .prediction_rows import FORMS, rows_of, whole_number
 from .predictions import pack
@@ -100,7 +100,7 @@ def _content(path: Path) -> Any:
             return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
         except (ValueError, OSError) as error:
             raise ExampleError(f"not a usable table: {error}") from error
-    return read_json(path)
+    return json_of(path)
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #d34a5122
 def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None,

@@ -6,7 +6,6 @@
 __all__ = ['STYLES', 'put_question', 'take_question_groups', 'answer_questions', 'answers_of', 'read_answers', 'answers_for']
 
 # %% ../../nbs/lib/phrase_detection/13_question_run.ipynb #894df921
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,13 @@ import pandas as pd
 from PIL import Image
 
 from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of, together
-from ..errors import ExampleError
+from ..errors import ExampleError, FormatError
 from ..models.matching import BASELINES, BaselineAnswerer
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Answerer
 from .prediction_files import predictions_source
 from ..storage.files import sha256_of
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/phrase_detection/13_question_run.ipynb #7d4b55b7
 STYLES = ("shipped", "sentence")
@@ -121,9 +121,9 @@ def answers_of(frame: pd.DataFrame) -> dict[int, Any]:
 def _records(path: Path) -> list[Any]:
     """The records of a JSON file of answers, in either form."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ExampleError(f"not a usable JSON file: {error}", file=path.name) from error
+        content = read_json(path, nan=True)
+    except (FileNotFoundError, FormatError) as error:
+        raise ExampleError(str(error).removeprefix(f"{path}: "), file=path.name) from error
     if isinstance(content, dict):
         content = [{"image_id": id, "answer": answer} for id, answer in content.items()]
     if not isinstance(content, list):

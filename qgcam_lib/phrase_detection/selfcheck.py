@@ -32,6 +32,7 @@ from .prediction_files import read_predictions
 from .score import METRICS, evaluate
 from .synthetic import break_ties, synthetic_predictions, synthetic_tricd
 from ..settings import project_file
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/phrase_detection/15_selfcheck.ipynb #f48709f6
 class _NotRun(Exception):
@@ -377,7 +378,7 @@ def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str 
         predictions = read_predictions(predictions, data)
     made = synthetic_predictions(data, seed) if predictions is None else predictions
     if isinstance(expected, str | Path):
-        expected = json.loads(Path(expected).read_bytes())
+        expected = read_json(expected)
     other = [_row(backend, "COCO's evaluator, one image a phrase, gives the same AP, AP50 and AP75",
                   lambda backend=backend: _other_program(data, made, backend)) for backend in BACKENDS]
     rows = [_row("perfect", "every truth box with score 1 gives 1.0 in every metric (but for merged boxes)",

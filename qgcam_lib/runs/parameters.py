@@ -11,7 +11,6 @@ import contextlib
 import difflib
 import importlib
 import io
-import json
 import os
 import sys
 import tokenize
@@ -23,7 +22,8 @@ from typing import Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
-from ..errors import ParameterError
+from ..errors import FormatError, ParameterError
+from ..storage.json_reader import parse_json
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #a862ff68
 def _type_of(node: ast.expr) -> tuple[str, list[ast.expr]]:
@@ -66,7 +66,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 def _items(text: str) -> Any:
     """The items that a text spells, as JSON or with commas."""
     text = text.strip()
-    return json.loads(text) if text.startswith("[") else [item.strip() for item in text.split(",")] if text else []
+    return parse_json(text) if text.startswith("[") else [item.strip() for item in text.split(",")] if text else []
 
 
 def _reads(convert: Callable[[str], Any]) -> BeforeValidator:
@@ -114,7 +114,7 @@ def _type(node: ast.expr, origins: Mapping[str, str]) -> Any:
         parts = [... if isinstance(one, ast.Constant) and one.value is ... else inside(one) for one in inner]
         return Annotated[tuple[*parts] if parts else tuple, BeforeValidator(_sequence), _reads(_items)]
     if name in ("dict", "Dict", "Mapping"):
-        return Annotated[dict[Any, inside(inner[1])] if inner[1:] else dict, _reads(json.loads)]
+        return Annotated[dict[Any, inside(inner[1])] if inner[1:] else dict, _reads(parse_json)]
     if inner or name not in {**_SIMPLE, **origins}:
         raise TypeError(f"{ast.unparse(node)} is not a type that a parameter can have")
     if name in origins:
@@ -173,8 +173,9 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         remedy = _REMEDY.get(_type_of(node)[0].lower(), _REMEDY.get(_type_of(node)[0], "Give a value of that type."))
         reasons = [one.get("ctx", {}).get("error") for one in error.errors()]
         remedy = next((str(reason) for reason in reasons if isinstance(reason, ParameterError)), remedy)
+        found = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
-                             f"given {value!r} ({type(value).__name__}). {remedy}") from error
+                             f"given {value!r:.200} ({type(value).__name__}). {found}{remedy}") from error
     except (TypeError, SyntaxError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error

@@ -6,7 +6,6 @@
 __all__ = ['CocoImage', 'CocoObject', 'CocoInstances', 'CocoCaptions', 'read_instances', 'read_captions']
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #f9d136b6
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from ...boxes import xywh_to_xyxy
 from .masks import mask_of
 from ..records import Problem
 from ...errors import FormatError
+from ...storage.json_reader import read_json
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #a182bda6
 @dataclass(frozen=True)
@@ -88,7 +88,6 @@ class CocoCaptions:
         count = sum(map(len, self.captions.values()))
         return f"CocoCaptions({str(self.file)!r}: {len(self.images)} images, {count} captions)"
 
-
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #5ce6440a
 class _Faults:
     """Raises a FormatError at a fault, or keeps it in `lost` and goes on."""
@@ -107,9 +106,9 @@ class _Faults:
 
 def _content(file: Path) -> Any:
     try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(f"{file}: expected a JSON file of COCO: {error}") from error
+        return read_json(file, nan=True)
+    except FileNotFoundError as error:
+        raise FormatError(f"{file}: expected a JSON file of COCO, there is none") from error
 
 
 def _list(content: Any, key: str, file: Path) -> list[dict]:

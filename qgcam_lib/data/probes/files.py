@@ -47,6 +47,7 @@ from qgcam_lib.data.probes.groups import (
 from ..records import Problem, problem_frame
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_whole
+from ...storage.json_reader import read_json
 
 # %% ../../../nbs/lib/data/probes/04_files.ipynb #e803f54d
 _KEYS = {"relation": {"positive_prompt", "negative_prompt"}, "swap": {"img1_prompt", "img2_prompt"},
@@ -54,21 +55,9 @@ _KEYS = {"relation": {"positive_prompt", "negative_prompt"}, "swap": {"img1_prom
          "relcomp": {"caption", "positive", "negative"}}
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict:
-    """An object of JSON; ValueError for a key that it has twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
-    return found
-
-
 def _rows(path: Path, form: str | None) -> tuple[str, list[tuple[str, dict]]]:
     """The form of a file and its (key, record), the key "" in a list; FormatError when it is none of the forms."""
-    try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON: {error}. Fetch or write the file again") from error
+    content = read_json(path)
     pairs = list(content.items()) if isinstance(content, dict) else [("", one) for one in content] if isinstance(
         content, list) else None
     if pairs is None or not all(isinstance(row, dict) for _, row in pairs):

@@ -22,6 +22,7 @@ from .expressions import Box, Expression, Expressions
 from ..records import Problem, problem_frame
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_json
+from ...storage.json_reader import parse_json, read_json
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #48824cdc
 def _text(row: Mapping, name: str, id: str, default: str | None = None) -> str:
@@ -39,8 +40,8 @@ def _candidates(row: Mapping, name: str, id: str) -> dict[str, Box]:
     found = row.get(name)
     if isinstance(found, str):
         try:
-            found = json.loads(found, object_pairs_hook=_once)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(found, nan=True)
+        except FormatError as error:
             raise ExampleError(f"{name}: expected the JSON text of an object, got {found[:60]!r}: {error}", id) from error
     if not isinstance(found, dict) or not found:
         raise ExampleError(f"{name}: expected boxes by number, got {str(found)[:60]}", id)
@@ -52,14 +53,6 @@ def _candidates(row: Mapping, name: str, id: str) -> dict[str, Box]:
     except (TypeError, ValueError) as error:
         raise ExampleError(f"{name}: expected [x, y, width, height] for each number: {error}", id) from error
     return dict(zip(numbers, map(tuple, boxes.tolist())))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict:
-    """An object of JSON; ValueError for a key that it has twice, of which a reader would keep one and say nothing."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"the key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} is there twice")
-    return found
 
 
 def _target(boxes: Mapping[str, Box], row: Mapping, name: str, id: str) -> Box:
@@ -113,10 +106,7 @@ def _labelled_expression(row: Mapping, place: int, seen: Counter) -> Expression:
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #7c9a7ce2
 def _rows(path: Path) -> tuple[str, Any]:
     """The form of a file, "raw" or "labelled", and its records; FormatError when it is neither."""
-    try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON: {error}. Fetch or write the file again") from error
+    content = read_json(path, nan=True)
     rows = content.get("annotations") if isinstance(content, dict) else None
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         return "labelled", rows

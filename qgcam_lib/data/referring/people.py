@@ -6,7 +6,6 @@
 __all__ = ['Choices', 'READINGS', 'shipped_choices', 'judge', 'adversarial_targets', 'validated', 'agreement', 'votes_right']
 
 # %% ../../../nbs/lib/data/referring/05_people.ipynb #77818427
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +14,7 @@ import pandas as pd
 
 from .expressions import Box, Expression, Expressions
 from ...errors import ExampleError
+from ...storage.json_reader import parse_json
 
 # %% ../../../nbs/lib/data/referring/05_people.ipynb #38ccfd89
 Choices = Mapping[str, Sequence[int | None]]
@@ -28,9 +28,9 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
     found = {}
     for one in expressions:
         try:
-            rows = json.loads(one.shipped.get("assigns", "null"))
+            rows = parse_json(one.shipped.get("assigns", "null"))
             numbers = [int(row["dropdownselect"]) for row in rows]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             given = one.shipped.get("assigns", "nothing")[:60]
             raise ExampleError(f'assigns: expected a JSON list of {{"dropdownselect": number}}, got {given}', one.id,
                                remedy="Read the raw form, refcocog_adv_annotations.json") from error
