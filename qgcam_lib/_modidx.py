@@ -1098,6 +1098,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'qgcam_lib.errors.MissingExtra': ('lib/errors.html#missingextra', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.ParameterError': ('lib/errors.html#parametererror', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.QgcamError': ('lib/errors.html#qgcamerror', 'qgcam_lib/errors.py'),
+                                  'qgcam_lib.errors.QgcamError.__str__': ('lib/errors.html#qgcamerror.__str__', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.RunError': ('lib/errors.html#runerror', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.RunError.__init__': ('lib/errors.html#runerror.__init__', 'qgcam_lib/errors.py'),
                                   'qgcam_lib.errors.SettingsError': ('lib/errors.html#settingserror', 'qgcam_lib/errors.py'),

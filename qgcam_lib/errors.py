@@ -17,6 +17,10 @@ class QgcamError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= 2000 else f"{text[:1500]} [...] {text[-480:]}"
+
 # %% ../nbs/lib/01_errors.ipynb #60ab9579
 class SettingsError(QgcamError, ValueError):
     """A setting that is unknown, has the wrong type or cannot be read; the text names it and the remedy."""
