@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from .row_checks import check_pair, check_rows
+
 # %% ../nbs/lib/04_statistics.ipynb #abc7372c
 Group = str | Sequence[str] | None
 
@@ -234,23 +236,26 @@ def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups
 
 # %% ../nbs/lib/04_statistics.ipynb #89b421d6
 def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *, by: Sequence[str] | str = (),
-              group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95,
-              seed: int = 0) -> pd.DataFrame:
+              group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
+              allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Means of score columns with an interval that respects groups.
 
     frame: one row an example. metrics: columns (None: all score columns present; booleans count as 0 and 1). by:
     columns that split the table. group: the column whose rows belong together (image, pair); None when every row
-    stands alone; two columns where a row belongs to two groups, see `mean_replicates`.
+    stands alone; two columns where a row belongs to two groups, see `mean_replicates`. allow: what is else refused, of
+    "doubled", "range", "protocol", "data"; see `row_checks.check_rows`.
     Returns one row a cell and metric: *by and the columns of `summary_rows` but sd_90. value is the mean of the defined
     rows, n_groups counts groups with a defined value, note says why an interval is missing, else nothing.
     With fewer than two groups the interval is NaN. The same seed gives the same interval, whatever the order of the
     rows.
-    Errors: ValueError for a missing column, a missing group value, an infinite value.
+    Errors: ValueError for a missing column, a missing group value, an infinite value; for an id that stands twice in a
+    cell, a score outside its stated range, rows of several protocols.
     """
     check_resampling(n_bootstrap, level)
     names, by = _pick_metrics(frame, metrics), [by] if isinstance(by, str) else list(by)
     if lost := [name for name in by if name not in frame]:
         raise ValueError(f"by: expected columns of the frame, got {lost}; it has {list(frame.columns)}")
+    check_rows(frame, names, METRICS, by=by, allow=allow)
 
     def rows(cell: pd.DataFrame) -> pd.DataFrame:
         rng = np.random.default_rng(seed)
@@ -305,7 +310,7 @@ def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.D
 # %% ../nbs/lib/04_statistics.ipynb #61b8161d
 def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | None = None, *, on: str = "id",
             group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
-            n_permutations: int = 9999) -> pd.DataFrame:
+            n_permutations: int = 9999, allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Paired difference of two runs over the same examples.
 
     a, b: one row an example each, matched by the column `on` (unique). metrics, group, level, seed: as in
@@ -314,10 +319,13 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     whole groups; where rows have two groups from the bootstrap, and then at least 2 / n_bootstrap), n (pairs defined in
     both), n_undefined (pairs undefined in either), n_groups, n_unmatched (rows without a partner), note.
     With fewer than two groups interval and p-value are NaN. No correction for several metrics is made.
+    Errors: ValueError as of `summarize`, for an id that stands twice, and for two runs that were not scored by the same
+    rules on the same data; allow: "range", "protocol", "data" to insist, see `row_checks.check_pair`.
     """
     check_resampling(n_bootstrap, level)
     left, right, unmatched = _pair(a, b, on, group)
     names = [name for name in _pick_metrics(a, metrics) if metrics is not None or name in right]
+    check_pair(left, right, [name for name in names if name in right], METRICS, allow=allow)
     codes, n_groups = group_codes(left, group)
     x, y = _as_values(left, names), _as_values(right, _pick_metrics(right, names))
     apart, rng = x - y, np.random.default_rng(seed)

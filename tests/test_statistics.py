@@ -10,7 +10,7 @@ from scipy import stats
 from qgcam_lib.statistics import compare, summarize
 
 
-def frame(n_groups=40, per_group=5, seed=0, spread=0.2, shift=0.0):
+def frame(n_groups=40, per_group=5, seed=0, spread=0.08, shift=0.0):
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(n_groups), per_group)
     n = len(group)
@@ -19,7 +19,7 @@ def frame(n_groups=40, per_group=5, seed=0, spread=0.2, shift=0.0):
             "id": [f"e{k}" for k in range(n)],
             "group": [f"image{g:03d}" for g in group],
             "model": np.where(np.arange(n) % 2, "one", "two"),
-            "io_ratio": 0.4 + shift + rng.normal(0, spread, n_groups)[group] + rng.normal(0, 0.1, n),
+            "io_ratio": 0.4 + shift + rng.normal(0, spread, n_groups)[group] + rng.normal(0, 0.04, n),
             "pg_uncertain": rng.random(n) < 0.2,
         }
     )
@@ -67,7 +67,7 @@ def test_clustering_widens_the_interval_and_repeating_rows_does_not_narrow_it():
     width = lambda t: (t.ci_high - t.ci_low).iloc[0]  # noqa: E731
     assert width(summarize(data, "io_ratio")) > 1.5 * width(summarize(data, "io_ratio", group=None))
     repeated = pd.concat([data] * 10)
-    assert np.isclose(width(summarize(repeated, "io_ratio")), width(summarize(data, "io_ratio")))
+    assert np.isclose(width(summarize(repeated, "io_ratio", allow="doubled")), width(summarize(data, "io_ratio")))
 
 
 @given(st.integers(0, 999))
@@ -146,7 +146,7 @@ def test_compare_counts_what_it_leaves_out():
     assert (row.n, row.n_undefined, row.n_unmatched, row.n_groups) == (93, 3, 4, 20)
     assert np.isclose(row.difference, 0.05) and np.isclose(row.a - row.b, row.difference)
     assert (
-        row.ci_low <= row.difference <= row.ci_high and row.p_value < 0.001
+        row.ci_low - 1e-12 <= row.difference <= row.ci_high + 1e-12 and row.p_value < 0.001
     )  # the same noise: a difference without spread
     back = compare(b.iloc[:-4], a, "io_ratio").iloc[0]
     assert np.isclose(back.difference, -row.difference) and back.p_value == row.p_value
@@ -210,8 +210,8 @@ def test_rows_of_two_groups_count_with_the_product_of_their_weights():
 def test_runs_over_pairs_of_groups_are_compared_by_the_bootstrap():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"id": range(80), "a": np.arange(80) % 20, "b": (np.arange(80) * 7 + 3) % 20,
-                          "io_ratio": rng.random(80)})
-    same, less = frame.copy(), frame.assign(io_ratio=frame.io_ratio - 0.1 - rng.random(80) / 50)
+                          "io_ratio": 0.1 + 0.9 * rng.random(80)})
+    same, less = frame.copy(), frame.assign(io_ratio=0.9 * frame.io_ratio - rng.random(80) / 50 - 1e-3)
     none = compare(frame, same, group=("a", "b")).iloc[0]
     plain = compare(frame, less, group=("a", "b"), n_bootstrap=400).iloc[0]
     assert none.p_value == 1 and none.difference == 0

@@ -105,12 +105,14 @@ def _chosen(frame: pd.DataFrame, layout: Layout, metrics: Sequence[str] | str | 
 
 def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, *,
                     metrics: Sequence[str] | str | None = None, blind: pd.DataFrame | None = None,
-                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0) -> pd.DataFrame:
+                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
+                    allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Means of a probe's scores with intervals clustered by image, beside chance and a blind scorer.
 
     frame: of `score_groups` or `score_classes`. by: columns that split the table, () for none; None: comparison, or
     kind, or kind and filler. "category" is added where it lacks, see `with_categories`. metrics: score columns, None
-    for all. blind: the same groups scored by a text-only scorer. n_bootstrap, level, seed: see `statistics.summarize`.
+    for all. blind: the same groups scored by a text-only scorer. n_bootstrap, level, seed, allow: see
+    `statistics.summarize`.
     Returns one row a cell and metric: *by, metric, value, ci_low, ci_high, chance, blind, n, n_undefined, n_groups
     (images), bootstrap_sd, note. chance and blind are means over the rows where the score is defined, NaN where there
     is none. Errors: ValueError for a column that lacks, or a `blind` with other rows.
@@ -120,7 +122,7 @@ def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, 
     names = _chosen(frame, layout, metrics)
     if "category" in by:
         frame = with_categories(frame)
-    options = {"by": by, "group": layout.group, "seed": seed}
+    options = {"by": by, "group": layout.group, "seed": seed, "allow": allow}
     table = summarize(frame, names, n_bootstrap=n_bootstrap, level=level, **options)
     chance = frame.assign(**{name: _chance(frame, name) for name in names})
     seen = None if blind is None else frame.assign(**_same_rows(frame, blind, layout)[names])
@@ -133,14 +135,14 @@ def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, 
 # %% ../../nbs/lib/probes/05_summary.ipynb #75ed64db
 def compare_probe(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str | None = None, *,
                   metrics: Sequence[str] | str | None = None, n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95,
-                  seed: int = 0, n_permutations: int = 9999) -> pd.DataFrame:
+                  seed: int = 0, n_permutations: int = 9999, allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Paired difference of two models' scores on the same groups, a - b.
 
     a, b: frames of one kind from `score_groups` or `score_classes`; rows are matched by id (and comparison, class). by,
     metrics: as in `summarize_probe`. Returns one row a cell and metric: *by and the columns of `statistics.compare`:
     metric, a, b, difference, ci_low, ci_high, p_value, n, n_undefined, n_groups, n_unmatched, note.
-    Errors: ValueError for frames of two kinds, a column that lacks, no row in common. Nothing is corrected for the
-    number of tests.
+    Errors: ValueError for frames of two kinds, a column that lacks, no row in common; for runs that were not scored by
+    one rule on one data set, unless `allow` says "protocol" or "data". Nothing is corrected for the number of tests.
     """
     layout = layout_of(a)
     if layout_of(b).key != layout.key or layout_of(b).group != layout.group:
@@ -150,7 +152,7 @@ def compare_probe(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str | No
     a, b = ((with_categories(x) if "category" in by else x).assign(
         _row=x[list(layout.key)].astype(str).agg("\n".join, axis=1)) for x in (a, b))
     options = {"on": "_row", "group": layout.group, "n_bootstrap": n_bootstrap, "level": level, "seed": seed,
-               "n_permutations": n_permutations}
+               "n_permutations": n_permutations, "allow": allow}
     if lost := [name for name in by if name not in a or name not in b]:
         raise ValueError(f"by: expected columns of both frames, got {lost}; a has {list(a.columns)}")
     if not by:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ..row_checks import allowed
 from qgcam_lib.statistics import (
     N_BOOTSTRAP,
     check_resampling,
@@ -29,19 +30,20 @@ def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> N
 
 
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", *, n_bootstrap: int = N_BOOTSTRAP,
-                      level: float = 0.95, seed: int = 0) -> pd.DataFrame:
+                      level: float = 0.95, seed: int = 0, allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Accuracy with an interval clustered by picture, beside the random choice.
 
     frame: of `score_choices` or `refer`, or several below each other. by: columns that split the table, () for none.
     Returns one row a cell: *by, metric ("correct"), value, ci_low, ci_high, random (accuracy of a random choice),
     candidates (mean number), n, n_undefined, n_groups (pictures), n_ties (choices that a tie decided), n_no_target
     (expressions without a right candidate), bootstrap_sd, note. random and candidates are means over the rows where
-    the choice is defined. Errors: ValueError for a column that lacks.
+    the choice is defined. Errors: ValueError for a column that lacks, and for rows that `statistics.summarize` refuses
+    (an expression twice in a cell, two models together) unless `allow` names it.
     """
     by = [by] if isinstance(by, str) else list(by)
     _need(frame, ["correct", "random", "n_candidates", "ties", "group"])
     _need(frame, by, "by")
-    table = summarize(frame, "correct", by=by, n_bootstrap=n_bootstrap, level=level, seed=seed)
+    table = summarize(frame, "correct", by=by, n_bootstrap=n_bootstrap, level=level, seed=seed, allow=allow)
     made = frame["correct"].notna()
     beside = frame[["random", "n_candidates"]].astype(float).where(made).set_axis(["random", "candidates"], axis=1)
     beside = beside.assign(n_ties=(frame["ties"] > 0).fillna(False).astype(int),
@@ -65,20 +67,22 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame) -> None:
 
 
 def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", *,
-                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0, n_permutations: int = 9999
-                    ) -> pd.DataFrame:
+                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0, n_permutations: int = 9999,
+                    allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """Paired difference of accuracy of two runs on the same expressions, a - b, such as shuffled - in order.
 
     a, b: frames of `score_choices` or `refer`, matched by id. by: columns of `a` that split the table, () for none.
     Returns one row a cell: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low, ci_high,
     p_value (sign flips of whole pictures), n, n_undefined, n_groups, n_unmatched (rows without a partner), note.
-    Errors: ValueError for a column that lacks, no row in common, an id twice, or candidates that differ.
+    Errors: ValueError for a column that lacks, no row in common, an id twice, candidates that differ, or another
+    threshold (allow="protocol" to insist). The words may differ: that is what shuffled words are compared for.
     Nothing is corrected for the number of tests.
     """
     by = [by] if isinstance(by, str) else list(by)
     for name, frame in (("a", a), ("b", b)):
         _need(frame, ["id", "group", "correct", "random", "n_candidates", *by], name)
-    options = {"n_bootstrap": n_bootstrap, "level": level, "seed": seed, "n_permutations": n_permutations}
+    options = {"n_bootstrap": n_bootstrap, "level": level, "seed": seed, "n_permutations": n_permutations,
+               "allow": allowed(allow) | {"data"}}  # candidates are compared here, and words are meant to differ
     cells, theirs = [], dict(list(b.groupby(by, dropna=False))) if by else {(): b}
     for key, cell in a.groupby(by, sort=True, dropna=False) if by else [((), a)]:
         other = theirs.get(key, b[:0])

@@ -26,6 +26,7 @@ from ..phrase_detection.run import take_groups
 from ..phrase_detection.score import match_predictions
 from ..probes.score import PROBE_SCORES
 from ..referring.summary import compare_choices
+from ..row_checks import ALLOW, KEYS
 from .record import check_outputs, read_run
 from ..statistics import METRICS, N_BOOTSTRAP, compare
 from ..storage.files import file_sha256
@@ -162,16 +163,17 @@ def _model_pairs(a: Mapping[str, Any], b: Mapping[str, Any], own: tuple[str | No
     return pairs + [(name, name) for name in a if name in b and name not in taken]
 
 # %% ../../nbs/lib/runs/11_compare.ipynb #29b38a9d
-_KEYS, _CELLS = ("words", "comparison", "class", "rival"), ("split", "words", "comparison", "kind", "filler", "subset")
+_CELLS = ("split", "words", "comparison", "kind", "filler", "subset")
 
 
 def _keyed(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows under one key: the id, and what one id is asked about."""
-    names = ["id", *(name for name in _KEYS if name in frame)]
+    names = ["id", *(name for name in KEYS if name in frame)]
     return frame.assign(_row=frame[names].astype(str).agg("\n".join, axis=1))
 
 
-def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict) -> tuple[pd.DataFrame, dict[str, int]]:
+def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict, allow: Sequence[str]
+                   ) -> tuple[pd.DataFrame, dict[str, int]]:
     """Differences cell by cell of the rows that both have, and how many rows there were and are."""
     left, right = _keyed(a), _keyed(b)
     left, right = left[left["_row"].isin(right["_row"])], right[right["_row"].isin(left["_row"])]
@@ -185,19 +187,20 @@ def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict) -> tuple[pd.
         other = theirs.get(key, right[:0])
         if not len(cell) or not len(other):
             continue
-        rows = compare_choices(cell, other, (), **options) if "n_candidates" in cell else compare(
-            cell, other, names, on="_row", group=group, **options)
+        rows = compare_choices(cell, other, (), allow=allow, **options) if "n_candidates" in cell else compare(
+            cell, other, names, on="_row", group=group, allow=allow, **options)
         tables.append(rows.assign(subset=", ".join(map(str, key)) or "all"))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(), counts
 
 # %% ../../nbs/lib/runs/11_compare.ipynb #3995fdb1
-def _compared_detections(a: _Found, b: _Found, options: dict) -> tuple[pd.DataFrame, dict[str, int]]:
+def _compared_detections(a: _Found, b: _Found, options: dict, allow: Sequence[str]
+                         ) -> tuple[pd.DataFrame, dict[str, int]]:
     """The same for detectors, on the groups that both runs asked about."""
     both = set(a.data.group_names) & set(b.data.group_names)
     data = replace(a.data, pairs=tuple(pair for pair in a.data.pairs if pair.group in both))
     counts = {"rows_a": len(a), "rows_b": len(b), "paired": len(data)}
     if not both:
-        return pd.DataFrame(), counts
+        return pd.DataFrame(), counts  # `allow` has nothing to say here: both are matched with the same annotations
     matches = [match_predictions(data, {id: one.predictions[id] for id in data.pair_ids.tolist()
                                         if id in one.predictions}) for one in (a, b)]
     return compare_matches(*matches, **options), counts
@@ -231,7 +234,7 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
         for first, second in _model_pairs(rows[0][part], rows[1][part], tuple(own), (model_a, model_b)):
             one, other = rows[0][part][first], rows[1][part][second]
             work = _compared_detections if isinstance(one, _Found) else _compared_rows
-            table, counts = work(one, other, options)
+            table, counts = work(one, other, options, ALLOW if allow else ())
             names = {"table": part, "model_a": first, "model_b": second}
             fall_away = counts["rows_a"] + counts["rows_b"] - 2 * counts["paired"]
             pairs.append(names | counts | {"fall_away": fall_away})
