@@ -313,7 +313,7 @@ def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProto
         flipped = _flipped(maps, choice, other_boxes, explain)
         after = score_choice(flipped, choice, base, **scores)
         found = compare(after, before, TABLE1_COLUMNS, n_bootstrap=n_bootstrap, seed=seed, n_permutations=1,
-                        allow=("protocol", "data"))  # what differs is what is asked
+                        allow=("range", "protocol", "data"))  # some readings leave a score's range: that is the finding
         found = found.rename(columns={"a": "value", "b": "base_value"})
         rows.append(found.assign(question=choice.question, answer=choice.answer, base=choice.base))
     columns = ["question", "answer", "base", "metric", "base_value", "value", "difference", "ci_low", "ci_high", "n",
