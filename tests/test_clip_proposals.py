@@ -71,6 +71,30 @@ def test_every_pair_has_the_score_of_its_crop():
     assert (np.diff(found.scores) <= 0).all()
 
 
+class Heights:
+    """Scores the texts of five phrases at five heights, ten apart, and a crop by its brightness below one."""
+
+    card = {"name": "heights"}
+
+    def score(self, images, texts):
+        light = torch.tensor([np.asarray(image, float).mean() / 255 for image in images])
+        return light[:, None] + torch.tensor([10.0 * int(text) for text in texts])
+
+
+@pytest.mark.parametrize("max_boxes", [1, 7, 300, None])
+def test_each_of_five_phrases_has_its_boxes(max_boxes):
+    caption, picture = "0 1 2 3 4", noise(120, 80)
+    detector = ClipProposals(Heights(), max_boxes=max_boxes)
+    found = detector.detect(picture, caption, [[(k, k + 1)] for k in range(0, 9, 2)])
+    boxes = sliding_windows(120, 80)
+    kept = min(max_boxes or len(boxes), len(boxes))
+    assert np.bincount(found.phrases, minlength=5).tolist() == [kept] * 5
+    assert (np.diff(found.scores) <= 0).all()
+    for k in range(5):  # each phrase alone gives the same
+        alone = detector.detect(picture, str(k), [[(0, 1)]])
+        np.testing.assert_array_equal(alone.boxes, found.boxes[found.phrases == k])
+
+
 def test_crops_stay_in_the_picture_and_are_never_empty():
     detector, picture = ClipProposals(Brightness(), margin=0.5), noise(20, 10)
     assert detector.crop(picture, (0, 0, 20, 10)).size == (20, 10)

@@ -194,5 +194,10 @@ def test_best_pairs_is_a_stable_sort_of_all_pairs():
     pairs = sorted((-scores[i, j].item(), i, j) for i in range(9) for j in range(5))[:20]
     assert found.phrases.tolist() == [j for _, _, j in pairs]
     np.testing.assert_array_equal(found.boxes, boxes.numpy()[[i for _, i, _ in pairs]])
+    each = best_pairs(scores, boxes, 3, each=True)
+    first = [sorted((-scores[i, j].item(), i, j) for i in range(9))[:3] for j in range(5)]
+    pairs = sorted(pair for of_one in first for pair in of_one)
+    assert list(zip(-each.scores, each.phrases)) == [(score, j) for score, _, j in pairs]
+    np.testing.assert_array_equal(each.boxes, boxes.numpy()[[i for _, i, _ in pairs]])
     assert isinstance(found, Detections)
     torch.testing.assert_close(to_corners(torch.tensor([[0.5, 0.25, 1.0, 0.5]]), 4, 8), torch.tensor([[0.0, 0, 4, 4]]))

@@ -53,7 +53,7 @@ class ClipProposals:
 
     matcher: anything with `score(images, texts)`, such as a CLIP's adapter; proposals: from a picture to boxes
     [N, 4], half-open xyxy in its pixels, None for `sliding_windows`; margin: share of a crop's sides that is
-    added around it; max_boxes: pairs of box and phrase kept, None for all. Scores are the matcher's own.
+    added around it; max_boxes: boxes kept of each phrase, the best, None for all. Scores are the matcher's own.
     """
 
     def __init__(self, matcher: Matcher, *, proposals: Callable[[Image.Image], np.ndarray] | None = None,
@@ -87,7 +87,7 @@ class ClipProposals:
         different = list(dict.fromkeys(texts))
         scores = self.matcher.score([self.crop(picture, box) for box in boxes], different)
         columns = [different.index(text) for text in texts]
-        return best_pairs(scores[:, columns], torch.from_numpy(boxes), self.max_boxes)
+        return best_pairs(scores[:, columns], torch.from_numpy(boxes), self.max_boxes, each=True)
 
     def crop(self, picture: Image.Image, box: Sequence[float]) -> Image.Image:
         """What the matcher sees of a box: the box and its margin, cut at the picture's border, at least one pixel."""

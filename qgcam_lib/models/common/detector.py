@@ -34,14 +34,20 @@ def check_max_boxes(max_boxes: int | None) -> None:
         raise ValueError(f"max_boxes: expected a whole number above 0, or None for all, got {max_boxes!r}.")
 
 
-def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = None) -> Detections:
+def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = None, *,
+               each: bool = False) -> Detections:
     """The best pairs of box and phrase, best first; at equal scores the earlier box, then the earlier phrase.
 
     scores: [N, P] of N boxes and P phrases, finite; boxes: [N, 4], corners in pixels of the picture; max_boxes: pairs
-    kept, None for all.
+    kept, None for all; each: so many of each phrase, not of all together.
     """
     flat = scores.detach().double().cpu().numpy()
-    order = np.argsort(-flat, axis=None, kind="stable")[:max_boxes]
+    order = np.argsort(-flat, axis=None, kind="stable")
+    if each and max_boxes is not None:
+        places = np.argsort(np.argsort(-flat, axis=0, kind="stable"), axis=0)
+        order = order[places.ravel()[order] < max_boxes]
+    else:
+        order = order[:max_boxes]
     box, phrase = np.unravel_index(order, flat.shape)
     return Detections(flat[box, phrase], boxes.detach().double().cpu().numpy()[box], phrase)
 
