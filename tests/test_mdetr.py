@@ -185,7 +185,7 @@ def test_files_that_are_refused(tmp_path, monkeypatch):
     half = tmp_path / "half.pth"
     half.write_bytes(save(tmp_path / "whole.pth", {"a": torch.ones(1000)}).read_bytes()[:1500])
     for path in (strange, bare, half):
-        with pytest.raises(ValueError, match=f"weights: {path.name} is damaged or holds more"):
+        with pytest.raises(ValueError, match=f"weights: {path.name} is damaged"):
             read_mdetr_state(path)
     assert not (tmp_path / "stranger-was-here").exists()
     for content in ({}, {"model": {"a": "text"}}, {"epoch": 3}, [torch.ones(1)]):

@@ -1,12 +1,16 @@
 """Names, vocabularies, checkpoints and BLIP's preprocessing: what loads must fit, what does not fit must be named."""
 
+import hashlib
 import json
 import random
+import shutil
 import string
+import struct
 import subprocess
 import sys
 import urllib.error
 import warnings
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from qgcam_lib.errors import FormatError
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
 from qgcam_lib.models.blip.explainer import BlipExplainer
 from qgcam_lib.models.blip.loading import load_weights
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
+from qgcam_lib.models.clip.loading import read_clip_state
 from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.checkpoints import load_state, read_card, read_state, resize_positions, save_model
 from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 from qgcam_lib.models.common.words import clean_phrase
+from qgcam_lib.models.mdetr.loading import read_mdetr_state
 from qgcam_lib.models.registry import MODELS, find_model
 
 SMALL = BlipConfig(image_size=64, patch_size=16, vision_width=48, vision_depth=1, vision_heads=3, text_width=32,
@@ -248,6 +255,104 @@ def test_unsafe_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.pth"):
         read_state(tmp_path / "none.pth")
     assert not Path("ran").exists()
+
+
+def zip_of(path, compressed=False, **changes):
+    """A torch file with some entries exchanged, and all compressed or not."""
+    with zipfile.ZipFile(path) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as new:
+        for name, content in entries.items():
+            new.writestr(name, changes.get(name.split("/")[-1].replace(".", "_"), content))
+
+
+def hostile_checkpoints(folder):
+    """name -> what the error says. Files that claim, ask or are what no checkpoint is."""
+    def header(text, rest=b""):
+        return struct.pack("<Q", len(text)) + text + rest
+
+    def saved(name, value, **how):
+        torch.save(value, folder / name, **how)
+        return folder / name
+
+    size = (10**12).to_bytes(6, "little")
+    claim = zipfile.ZipFile(saved("whole.pth", {"a": torch.zeros(1000)})).read("whole/data.pkl")
+    assert claim.count(b"M\xe8\x03") >= 1
+    zip_of(saved("claims.pth", {"a": torch.zeros(1000)}), data_pkl=claim.replace(b"M\xe8\x03", b"\x8a\x06" + size))
+    zip_of(saved("bomb.pth", {"a": torch.zeros(10**6)}), compressed=True)
+    old = saved("old.pt", {"a": torch.zeros(1000)}, _use_new_zipfile_serialization=False)
+    old.write_bytes(old.read_bytes().replace(b"M\xe8\x03", b"\x8a\x06" + size))
+    saved("repeats.pth", {"a": torch.zeros(1).expand(10**12)})
+    saved("sparse.pth", {"a": torch.eye(2).to_sparse()})
+    saved("numbers.pth", {5: torch.ones(1)})
+    saved("objects.pth", {"a": np.zeros(3)})
+    one = b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, %d]}}'
+    files = {
+        "elements.safetensors": header(one % (b"1000000000000", 4 * 10**12), bytes(100)),
+        "product.safetensors": header(one % (b"1099511627776, 1099511627776", 4), bytes(4)),
+        "header.safetensors": struct.pack("<Q", 10**15) + b"{}", "nested.safetensors": header(b"[" * 100_000),
+        "text.safetensors": header(b"\xff\xfe\xfd\xfc"), "elf.pth": b"\x7fELF" + bytes(99), "empty.bin": b"",
+        "page.pth": b"<html>404</html>", "pointer.bin": b"version https://git-lfs.github.com/spec/v1\n",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    whole = (folder / "whole.pth").read_bytes()
+    for k in (1, 8, 60, len(whole) // 2, len(whole) - 9):
+        (folder / f"cut{k}.pth").write_bytes(whole[:k])
+    (folder / "whole.pth").unlink()
+    said = {"bomb.pth": "claims 4,0.* bytes in a file of", "repeats.pth": "as large as they claim, found 1 others: 'a'",
+            "sparse.pth": "found 1 others: 'a'", "numbers.pth": "found 1 others: 5", "page.pth": "begins with b'<html",
+            "objects.pth": r"asks for numpy\._core\.multiarray\._reconstruct", "pointer.bin": "b'version http"}
+    return {path.name: said.get(path.name, "is damaged") for path in folder.iterdir()}
+
+
+def test_hostile_checkpoints_are_one_documented_error(tmp_path):
+    wanted = hostile_checkpoints(tmp_path)
+    assert len(wanted) == 21
+    for name, message in wanted.items():
+        for read in (read_state, read_clip_state, read_mdetr_state):
+            with pytest.raises(FormatError, match=message) as error:
+                read(tmp_path / name)
+            text = str(error.value)
+            assert name in text and len(text) < 500 and "weights_only" not in text and "fetch" in text.lower(), text
+
+
+def hostile_folder(folder, config=None, **card):
+    """A folder of the zoo's form whose config.json or card.json is another, with checksums that agree."""
+    shutil.copytree(Path("data/zoo/clip-rn-mini"), folder)
+    known = json.loads((folder / "card.json").read_text())
+    if config is not None:
+        (folder / "config.json").write_bytes(config)
+        known["files"]["config.json"] = hashlib.sha256(config).hexdigest()
+    (folder / "card.json").write_text(json.dumps({**known, **card}))
+    return folder
+
+
+@pytest.mark.parametrize("config, message", [
+    (b"[" * 100_000, "config.json: not usable as JSON"), (b"[]", "config.json: expected an object"),
+    (b"\xff\xfe", "config.json: not usable as JSON"), (b"", "config.json: not usable as JSON"),
+    (b'{"a": 1, "a": 2}', "each key once"), (b'{"embed_dim": 1e400}', "config.json: not usable as JSON"),
+    (b'{"embed_dim": 10000000000000}', "expected numbers up to 1,000,000, found 1e[+]13 at 'embed_dim'"),
+    (b'{"embed_dim": 8, "vision_cfg": 5, "text_cfg": []}', "no clip-rn50x16-gscorecam can be built from"),
+    (b'{"embed_dim": 8, "vision_cfg": {"layers": "x"}, "text_cfg": {}}', "no clip-rn50x16-gscorecam can be built"),
+])
+def test_a_hostile_config_is_one_documented_error(tmp_path, config, message):
+    with pytest.raises(FormatError, match=message):
+        load_model("clip-rn50x16-gscorecam", hostile_folder(tmp_path / "net", config))
+
+
+def test_a_damaged_zoo_folder_is_one_documented_error(tmp_path):
+    folder = hostile_folder(tmp_path / "cut")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(FormatError, match="model.safetensors differs from the checksum in its card"):
+        load_model("clip-rn50x16-gscorecam", folder)
+    for sums in (None, [], {"config.json": "0"}):
+        with pytest.raises(FormatError, match='card.json: expected the checksums of .* under "files"'):
+            read_card(hostile_folder(tmp_path / f"{sums!s:.4}", files=sums))
+    (folder / "card.json").write_bytes(b'{"files": ')
+    with pytest.raises(FormatError, match="card.json: not usable as JSON"):
+        load_model("clip-rn50x16-gscorecam", folder)
 
 
 def test_positions_are_resampled_as_in_lavis(blip, state, vocab, tmp_path, capsys):

@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 
 from ..errors import FileFault, ParameterError
 from .recipe import Recipe, seeded
+from ..models.common.checkpoints import read_torch
 from ..storage.files import whole_file, write_whole
 
 # %% ../../nbs/lib/finetune/06_loop.ipynb #944410a3
@@ -183,7 +184,9 @@ def load_checkpoint(training: Training, path: Path) -> None:
     """Go on from a checkpoint. Raises FileFault (a ValueError) where it belongs to another training; fewer or more
     steps are allowed while it is on the plateau of both plans.
     """
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read_torch(path)
+    if not isinstance(state, dict) or not isinstance(state.get("recipe"), dict) or "fingerprint" not in state:
+        raise FileFault(f"{path.name}: no checkpoint of a training. Delete it to begin anew, or give another folder.")
     recipe, stored = training.recipe, state["recipe"]
     differs = recipe.differs(stored) + sorted(stored.keys() - {f.name for f in fields(recipe)})
     differs += ["the form of the file"] if {"extra", *_PROGRESS} - state.keys() else []

@@ -6,7 +6,6 @@
 __all__ = ['PUBLISHED', 'OwlModel', 'build_owl', 'padded_square', 'box_scale', 'OwlDetector', 'load_owl']
 
 # %% ../../nbs/lib/models/06_owl.ipynb #569db7fc
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import torch
 from PIL import Image
 
 from .clip.network import TextTokenizer, bpe_tokenizer, word_tokenizer
-from .common.checkpoints import load_state, read_state
+from .common.checkpoints import load_state, read_config, read_state
 from .common.detector import BoxDetector, best_pairs, to_corners
 from .common.device import drawn_from
 from .common.hugging_face import read_pretrained
@@ -203,7 +202,7 @@ def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed:
         owl, card = _published_owl(entry, weights)
         return OwlDetector(owl, card={**card, "name": entry.name}, **options)
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab)
-    own = json.loads(found.config.read_text(encoding="utf-8")) if found.file else found.config
+    own = read_config(found.config) if found.file else found.config
     owl = build_owl(own or PUBLISHED[entry.name], found.vocab, seed)
     if found.file is not None:
         load_state(owl.model, read_state(found.file))

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator, Strict
 
-from ..errors import ParameterError, missing_extra
+from ..errors import FormatError, ParameterError, QgcamError, missing_extra
 from ..settings import ROOT
 from ..storage.plugins import Open
 
@@ -204,6 +204,10 @@ def find_model(name: "str | ModelEntry") -> ModelEntry:
     raise ValueError(f"name: expected one of {sorted(MODELS)}, got {name!r}.{hint}")
 
 
+# what a network meets in the config or the names of a stranger's weights
+_MISFITS = (TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, RuntimeError, MemoryError)
+
+
 def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0, **options: Any) -> Any:
     """Load a model by name and return its adapter, which plays one or more roles.
 
@@ -213,7 +217,8 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
     device: "cpu", "cuda", "cuda:1", "mps". options: the loader's own (see its docstring); for BLIP `block`, `tokens`,
     `vocab`, `precision`, `image_size`, `config`, `max_txt_len`, `batch_images`, `head` ("itm" or "itc"). Every matcher
     takes `score="logit"`.
-    Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing.
+    Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing,
+    FormatError where the file or folder is damaged, hostile, or of another model.
     """
     entry = find_model(name)
     if weights == "mini" and not entry.mini:
@@ -230,6 +235,12 @@ def load_model(name: str, weights: str | Path = "mini", device: str = "cpu", *, 
         if (missing := missing_extra(error, f"the model {entry.name}")) is None:
             raise
         raise missing from error
+    except _MISFITS as error:
+        given = weights not in WEIGHTS and device == "cpu" and not isinstance(error, QgcamError)
+        if not given or any(f"'{option}'" in str(error) for option in options):
+            raise
+        raise FormatError(f"weights: no {entry.name} can be built from {weights} ({type(error).__name__}: "
+                          f"{str(error)[:160]}). Is it a checkpoint, or a folder, of this model?") from error
     if entry.name in MODELS.origins and isinstance(getattr(model, "card", None), dict):
         model.card["plugin"] = str(MODELS.origins[entry.name])
     return model

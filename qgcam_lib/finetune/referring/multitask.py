@@ -28,7 +28,7 @@ from ..loop import train
 from .data import RankerBatch, RankerData
 from .questions import QuestionBatch, QuestionData
 from .training import RankerRecipe, RankerTraining, check_data, start_ranker
-from ...models.common.checkpoints import load_state
+from ...models.common.checkpoints import load_state, read_torch
 from ...models.common.device import drawn_from
 from ...models.regions.batch import FeatureRanker, RegionBatch
 from ...models.regions.vilbert import ViLBERT
@@ -271,8 +271,8 @@ def transfer(network: ViLBERT, source: TwoTasks | str | Path) -> ViLBERT:
     if isinstance(source, TwoTasks):
         state = source.state_dict()
     else:
-        kept = torch.load(source, map_location="cpu", weights_only=True)
-        state = kept.get("mean") or kept.get("model") or {}
+        kept = read_torch(source)
+        state = kept.get("mean") or kept.get("model") or {} if isinstance(kept, dict) else {}
     shared = {name[len("ranker."):]: value for name, value in state.items() if name.startswith("ranker.")}
     if not shared:
         raise ValueError("source: expected a network of two tasks or the checkpoint of its training, got "

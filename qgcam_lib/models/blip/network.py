@@ -7,12 +7,13 @@ __all__ = ['CONFIGS', 'BlipConfig', 'quiet_imports', 'with_own_words', 'lavis_im
            'build_blip_itm']
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #013cea1d
-import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+from ..common.checkpoints import read_config
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #682cad6d
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class BlipConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> "BlipConfig":
         """Read a config from a JSON file; an unknown key is a ValueError."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = read_config(path)
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             known = [f.name for f in fields(cls)]

@@ -8,7 +8,6 @@ __all__ = ['VQA_CONFIGS', 'MODES', 'VQA_MAY_MISS', 'VQA_MAY_IGNORE', 'clean_ques
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #ba5db634
 import copy
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ..common.sources import find_weights
 from ..common.vocabulary import make_tokenizer
 from ..common.words import MAX_WORDS, SIGNS
 from ..registry import ModelEntry, find_model
+from ...storage.json_reader import read_json
 
 # %% ../../../nbs/lib/models/blip/04_vqa.ipynb #798dfae6
 def clean_question(question: str) -> str:
@@ -85,7 +85,7 @@ def answer_list(answers: Sequence[str] | str | Path) -> list[str]:
     ValueError for none, a text that is empty or stands twice.
     """
     if isinstance(answers, str | Path):
-        answers = json.loads(Path(answers).read_text(encoding="utf-8"))
+        answers = read_json(answers)
     if not isinstance(answers, list | tuple) or not all(isinstance(a, str) and a.strip() for a in answers):
         raise ValueError(f"answers: expected a list of texts, got {str(answers)[:60]!r}")
     if not answers or len(set(answers)) < len(answers):

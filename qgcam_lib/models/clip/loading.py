@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...errors import FormatError
 from .explainer import ClipExplainer, ClipGScoreCam
 from .network import build_clip
 from .vit import ClipVitGradCam, ClipVitGradEclip
@@ -54,7 +55,7 @@ MAY_MISS = (r".*\.num_batches_tracked$",)
 def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
     """Tensors by name of a CLIP checkpoint: safetensors, a plain state dictionary, or OpenAI's own archive.
 
-    Raises FileNotFoundError, or ValueError for a TorchScript archive that is not one of OpenAI's files, which is not
+    Raises FileNotFoundError, or FormatError for a TorchScript archive that is not one of OpenAI's files, which is not
     opened, and for a file that holds no tensors.
     """
     path = Path(path)
@@ -63,8 +64,8 @@ def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
     from open_clip.pretrained import list_pretrained_models_by_tag
     known = {published_address(name).split("/")[-2] for name in list_pretrained_models_by_tag("openai")}
     if file_sha256(path) not in known:
-        raise ValueError(f"weights: {path.name} is a TorchScript archive, which is a program, and its SHA-256 is none "
-                         "of OpenAI's. It was not opened. Give OpenAI's own file, or weights as safetensors.")
+        raise FormatError(f"weights: {path.name} is a TorchScript archive, which is a program, and its SHA-256 is none "
+                          "of OpenAI's. It was not opened. Give OpenAI's own file, or weights as safetensors.")
     return dict(torch.jit.load(path, map_location="cpu").state_dict())
 
 
@@ -72,8 +73,11 @@ def _is_torchscript(path: Path) -> bool:
     """Whether a file is an archive with code in it."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("constants.pkl") or "/code/" in name for name in archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("constants.pkl") or "/code/" in name for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False  # `read_state` says what is wrong with it
 
 # %% ../../../nbs/lib/models/clip/04_loading.ipynb #e7e1d883
 EXPLAINERS = {"gScoreCAM": ClipGScoreCam, "attention GradCAM": ClipVitGradCam, "Grad-ECLIP map": ClipVitGradEclip}

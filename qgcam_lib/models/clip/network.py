@@ -7,7 +7,6 @@ __all__ = ['PAD', 'UNKNOWN', 'START', 'END', 'PUBLISHED', 'TextTokenizer', 'bpe_
            'clip_config', 'is_resnet', 'cell_size', 'ClipModel', 'build_clip', 'encode_texts']
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #d1f43b9d
-import json
 import re
 import warnings
 from collections import Counter
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.checkpoints import read_config
 from ..common.device import drawn_from
 from ..common.vocabulary import refuse_long
 
@@ -145,7 +145,7 @@ def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     elif isinstance(config, (str, Path)):
         if not Path(config).is_file():
             raise ValueError(f"config: expected one of {PUBLISHED}, a JSON file or a dictionary, got {str(config)!r}.")
-        config = json.loads(Path(config).read_text(encoding="utf-8"))
+        config = read_config(config)
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in config]
     if missing:
         raise ValueError(f"config: {missing} is missing. Expected open_clip's form: embed_dim, vision_cfg, text_cfg.")

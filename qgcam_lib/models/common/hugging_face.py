@@ -7,14 +7,13 @@ __all__ = ['FILES_OF_A_MODEL', 'from_cache_or_hub', 'model_folder', 'weights_sha
            'load_pretrained']
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #ae68c042
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .checkpoints import load_state, read_state
+from .checkpoints import load_state, read_config, read_state
 from .device import drawn_from
 from .sources import find_weights, hub_answers, hub_folder, not_on_hub, source_card
 from .vocabulary import build_vocabulary, make_tokenizer
@@ -102,7 +101,7 @@ def read_pretrained(entry: ModelEntry, weights: str | Path, model_class: type) -
 def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
     """A config object whose text part knows the tokenizer's padding, and has room for its words."""
     if isinstance(config, (str, Path)):
-        config = json.loads(Path(config).read_text(encoding="utf-8"))
+        config = read_config(config)
     config = config_class.from_dict(dict(config)) if isinstance(config, Mapping) else config or config_class()
     text = getattr(config, text_part) if text_part else config
     if text.vocab_size < len(tokenizer):
@@ -153,7 +152,7 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
 def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:
     """A model from a folder of the zoo's form, every key checked, with its tokenizer and card."""
     found = find_weights(entry, weights, config=config, vocab=vocab)
-    sizes = json.loads(found.config.read_text(encoding="utf-8"))
+    sizes = read_config(found.config)
     with drawn_from(0):
         model = model_class(model_class.config_class.from_dict(sizes))
     load_state(model, read_state(found.file))

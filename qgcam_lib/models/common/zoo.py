@@ -6,7 +6,6 @@
 __all__ = ['ZooModel', 'load_zoo', 'zoo_table', 'card_markdown', 'write_card']
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #924666c1
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from .checkpoints import read_card, read_state
+from ...errors import ParameterError
+from .checkpoints import read_card, read_config, read_state
 from ..registry import zoo_folder
 from ...storage.files import write_whole
 
@@ -48,13 +48,13 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
     zoo = Path(zoo or zoo_folder())
     known = sorted(path.parent.name for path in zoo.glob("*/card.json"))
     if name not in known:
-        raise ValueError(
+        raise ParameterError(
             f"name: expected one of {known} in {zoo.name}/, got {name!r}. `make zoo` trains the missing ones."
         )
     folder = zoo / name
     card = read_card(folder)
     return ZooModel(
-        folder, card, json.loads((folder / "config.json").read_text(encoding="utf-8")), folder / "vocab.txt"
+        folder, card, read_config(folder / "config.json"), folder / "vocab.txt"
     )
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #f7ca54d6
@@ -69,7 +69,7 @@ def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
     """
     rows = []
     for path in sorted(Path(zoo or zoo_folder()).glob("*/card.json")):
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card = read_config(path, largest=math.inf)
         role = card.get("role", "explainer")
         best = _main_scores(card, _MAIN[role]).iloc[-1]
         rows.append(
@@ -125,7 +125,7 @@ def card_markdown(card: Mapping) -> str:
 def write_card(folder: str | Path) -> Path:
     """Write `README.md` of a zoo folder from its card.json, and return its path."""
     folder = Path(folder)
-    text = card_markdown(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+    text = card_markdown(read_config(folder / "card.json", largest=math.inf))
     return write_whole(folder / "README.md", text)
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #aecf1f24

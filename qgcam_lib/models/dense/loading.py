@@ -6,12 +6,11 @@
 __all__ = ['build_dense_grounding', 'load_dense']
 
 # %% ../../../nbs/lib/models/dense/02_loading.ipynb #c691586e
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.checkpoints import load_state, read_state
+from ..common.checkpoints import load_state, read_config, read_state
 from ..common.device import drawn_from
 from ..common.sources import find_weights
 from ..common.vocabulary import build_vocabulary, make_tokenizer
@@ -42,7 +41,7 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
                          "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
     head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
-    sizes = json.loads(found.config.read_text(encoding="utf-8")) if found.file else {**head, **(found.config or {})}
+    sizes = read_config(found.config) if found.file else {**head, **(found.config or {})}
     model = build_dense_grounding(DenseConfig(**sizes), found.vocab, seed)
     if found.file is not None:
         load_state(model, read_state(found.file))

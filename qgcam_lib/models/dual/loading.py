@@ -6,7 +6,6 @@
 __all__ = ['LOADERS', 'bert_rows', 'siglip_rows', 'load_dual']
 
 # %% ../../../nbs/lib/models/dual/04_loading.ipynb #d0a40003
-import json
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from torch import nn
 
 from ..clip.loading import MAY_IGNORE, MAY_MISS, official_clip, read_clip_state
 from ..clip.network import TextTokenizer, build_clip
-from ..common.checkpoints import load_state
+from ..common.checkpoints import load_state, read_config
 from ..common.device import drawn_from
 from ..common.hugging_face import load_pretrained
 from ..common.sources import find_weights, hub_answers, not_on_hub
@@ -160,7 +159,7 @@ def _family(entry: ModelEntry, weights: str | Path) -> str:
     """The family by whose code a model is loaded: the name's, or of a folder of the zoo's form its config's."""
     folder = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
     if _has_card(entry, weights) and (folder / "config.json").is_file():
-        sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        sizes = read_config(folder / "config.json")
         return "clip" if "embed_dim" in sizes else sizes.get("model_type", LOADERS.get(entry.name, "clip"))
     return LOADERS.get(entry.name, "clip")
 

@@ -6,12 +6,11 @@
 __all__ = ['KINDS', 'ranker_config', 'load_region_ranker']
 
 # %% ../../../nbs/lib/models/regions/11_loading.ipynb #d0c60003
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.checkpoints import load_state, read_state
+from ..common.checkpoints import load_state, read_config, read_state
 from ..common.sources import find_weights
 from ..common.vocabulary import make_tokenizer
 from .batch import FeatureRanker
@@ -56,7 +55,7 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     """
     entry = find_model(entry)
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_no_address)
-    sizes = found.config if isinstance(found.config, Mapping | None) else json.loads(Path(found.config).read_text())
+    sizes = found.config if isinstance(found.config, Mapping | None) else read_config(found.config)
     sizes = dict(sizes or {})
     feature_size, seen_by = sizes.pop("feature_size", feature_size), sizes.pop("encoder", None)
     if encoder is None and seen_by is None and weights != "random":
