@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 from PIL import Image
 
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.metrics.score import score_maps
+from qgcam_lib.page.text import visible
 from qgcam_lib.papers.probes.description import CATEGORIES, COMPARISONS, KINDS, PAIRS, context_names
 from qgcam_lib.papers.probes.figures import (
     attention_figure,
@@ -83,6 +85,9 @@ def one_style():
 
 
 def problems_of(figure):
+    assert not [text.get_text() for text in figure.findobj(Text) if text.get_parse_math() and "$" in text.get_text()
+                and "mathdefault" not in text.get_text()]
+    assert "\x1b" not in figure.qgcam_alt + "".join(text.get_text() for text in figure.findobj(Text))
     found = check_figure(figure).to_dict("records")
     if SHOW:
         name = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
@@ -91,8 +96,8 @@ def problems_of(figure):
 
 
 SHOW = os.environ.get("FIGURES_TO", "")  # a folder: the figures are also kept there, to be looked at
-LONG = ["albef-amc, fine-tuned with attention mask consistency, checkpoint weights of $HOME and $PATH",
-        "clip-rn50x16-gscorecam-with-300-channels, random weights, untrained",
+LONG = ["albef-amc, fine-tuned with $a_b$, $5 # $6, $\\frac{, \x1b[31m and checkpoint weights of $HOME and $PATH",
+        "_clip-rn50x16-gscorecam-with-300-channels, random weights, 犬, untrained",
         "an_extraordinarily_long_name_without_any_blank_that_nobody_would_break_by_hand_0123456789"]
 MANY = [f"{name}-{kind}" for name in ("blip", "albef", "clip", "owl") for kind in ("base", "large", "mini")]
 SETS = {"one": ["blip-base"], "few": ["blip-base", "centre guess", "random"], "many": MANY, "long": LONG, "none": []}
@@ -449,7 +454,7 @@ def test_cases_and_parts(scene, models):
             maps[model] = heat, score_maps([heat], [example.boxes], image_sizes=example.size, protocol="native").iloc[0]
         cases.append(("uncertain, 3 models", example, maps))
     figure = case_figure(cases, f"Gallery ({WHERE})")
-    assert problems_of(figure) == [] and models[0] in figure.qgcam_alt
+    assert problems_of(figure) == [] and visible(models[0]) in figure.qgcam_alt
     parts = part_figure({"triplets": cases[0][1], "objects": cases[1][1]}, title=f"Figure 4 ({WHERE})")
     assert problems_of(parts) == []
 

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from . import results
-from .calls import Commands, call, refused, short_path
+from .calls import Commands, call, refused, say, short_path
 from .probe import probe_app
 from .probe_build import build_app
 from .refer import refer_app
@@ -41,7 +41,7 @@ app.add_typer(data_app, name="data", rich_help_panel=_HERE)
 
 def _say_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"qgcam {__version__}")
+        say(f"qgcam {__version__}")
         raise typer.Exit
 
 
@@ -87,7 +87,7 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
     if as_json:
         return echo_json([{"name": p.name, "type": str(p.type), "default": p.default, "help": p.help} for p in found])
     for p in found:
-        typer.echo(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
+        say(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
 
 # %% ../../nbs/lib/cli/09_main.ipynb #c628e8f6
 @app.command(example="qgcam run q_groundcam -p model blip-large -p limit 60", part=_RUNS)
@@ -115,7 +115,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
             raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
     given = dict(pair.split("=", 1) for pair in parameter or [])
     result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
-                          say=lambda text: typer.echo(text, err=True))
+                          say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     if gather is not None:
         gather_run(result.folder, gather)
@@ -124,7 +124,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     if as_json:
         return echo_json({"run": result.run_id, "notebook": str(path), "status": result.status,
                           "seconds": result.seconds, "folder": str(result.folder)})
-    typer.echo(f"run {result.run_id} of {path.name}: {how}. {short_path(result.folder)}")
+    say(f"run {result.run_id} of {path.name}: {how}. {short_path(result.folder)}")
     if table:
         echo_tables(result.folder)
 
@@ -161,14 +161,14 @@ def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
     kept, options, failed = frame.attrs, frame.attrs["scores"], int(frame["error"].notna().sum())
     negative = kept["negatives"]
     by_group = f"resampled by {frame['group'].nunique()} groups" if kept["grouped"] else "every record its own group"
-    typer.echo(f"\n{len(frame)} records, {by_group}; protocol {kept['protocol']['name']}, ties {options['ties']}, "
+    say(f"\n{len(frame)} records, {by_group}; protocol {kept['protocol']['name']}, ties {options['ties']}, "
                f"tau {options['tau']:g}, delta {options['delta']:g}, negatives {options['negatives']}")
     for count, what in ((negative["n_maps"], f"have maps with negative values, {negative['n_cells']} cells in all"),
                         (failed, "could not be scored (see the column error)"),
                         (len(kept["clipped"]), "have boxes that stuck out of the image and were clipped"),
                         (kept["n_maps"] + kept["n_boxes"] - 2 * len(frame), "are in one file only and were left out")):
         if count:
-            typer.echo(f"{count} records {what}")
+            say(f"{count} records {what}")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #186b6aed
 @app.command(example="qgcam score maps.npz boxes.csv --by kind --out scores.csv", part=_OWN)
@@ -237,7 +237,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] =
         return echo_json({"data_root": str(settings.data_root), "names": rows, "layouts": layouts})
     echo_table(pd.DataFrame(rows))
     for name, layout in LAYOUTS.items():
-        typer.echo(f"any folder with {', '.join(layout.parts)} is read as {name}")
+        say(f"any folder with {', '.join(layout.parts)} is read as {name}")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #9da68142
 @data_app.command("verify", example="qgcam data verify flickr30k-entities")
@@ -254,12 +254,12 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
         echo_json(rows_of(faults))
     else:
         for row in faults.itertuples():
-            typer.echo(f"{row.severity}: {row.file}: {row.problem}")
+            say(f"{row.severity}: {row.file}: {row.problem}")
         for row in faults.attrs["counts"]:
             expected = f" (expected: {row['expected']:,})" if row["expected"] else ""
-            typer.echo(f"{row['split']}: {row['examples']:,} examples{expected}")
+            say(f"{row['split']}: {row['examples']:,} examples{expected}")
         counts = faults["severity"].value_counts()
-        typer.echo(", ".join(f"{counts.get(kind, 0)} {kind}s" for kind in ("error", "warning", "note")))
+        say(", ".join(f"{counts.get(kind, 0)} {kind}s" for kind in ("error", "warning", "note")))
     if (faults["severity"] != "note").any():
         raise typer.Exit(1)
 
@@ -277,16 +277,16 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
     source = sources.get(name)
     if source is None:
         raise typer.BadParameter(f"no source {name!r}; there are {', '.join(sources)}")
-    typer.echo(f"{name}: {source.what}\nlicence: {source.licence}")
+    say(f"{name}: {source.what}\nlicence: {source.licence}")
     for more in source.needs:
-        typer.echo(f"it also needs {more}: qgcam data fetch {more}")
+        say(f"it also needs {more}: qgcam data fetch {more}")
     if source.by_library:
-        return typer.echo(f'load_model("{name}", weights="official") fetches it at first use, from {source.address}')
+        return say(f'load_model("{name}", weights="official") fetches it at first use, from {source.address}')
     if source.by_hand:
         for number, step in enumerate(manual_steps(source, root), 1):
-            typer.echo(f"{number}. {step}")
+            say(f"{number}. {step}")
         raise typer.Exit(3)
-    typer.echo(f"here: {short_path(fetch(name, data_root=root, keep=keep, progress=not quiet))}")
+    say(f"here: {short_path(fetch(name, data_root=root, keep=keep, progress=not quiet))}")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #bfb17c82
 @app.command(example="qgcam zoo --name clip-rn-mini", part=_HERE,
@@ -313,7 +313,7 @@ def papers(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN]..."
         found = [folder for folder, _ in find_runs(outputs or settings.outputs, name) if run_id in ("", folder.name)]
         if not found:
             raise FileNotFoundError(f"no finished run {one}. Make it: make papers")
-        typer.echo(f"{short_path(store_run(found[0], _notebook_path(name)))}: run {found[0].name}")
+        say(f"{short_path(store_run(found[0], _notebook_path(name)))}: run {found[0].name}")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #5c4e0102
 @app.command(example="qgcam schema tricd evaluate", part=_HERE)
@@ -324,6 +324,6 @@ def schema(name: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", h
 
     if not name:
         width = max(map(len, SCHEMAS))
-        return typer.echo("\n".join(f"{one:<{width}}  {says}" for one, (_, says) in SCHEMAS.items()))
+        return say("\n".join(f"{one:<{width}}  {says}" for one, (_, says) in SCHEMAS.items()))
     with refused():
         echo_json(schema_of(" ".join(name)))

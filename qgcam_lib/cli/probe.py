@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, short_path
+from .calls import Commands, refused, say, short_path
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #cdda58bf
@@ -38,11 +38,11 @@ def _tell(frame: Any, table: Any, by: Sequence[str], about: dict[str, Any], leve
     if as_json:
         return echo_json({**about, "summary": rows_of(table)})
     echo_table(_people(table, by, level))
-    typer.echo("\n" + "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in about.items()
+    say("\n" + "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in about.items()
                                 if name not in ("options", "level")))
     odd = {k: n for (_, k), n in frame.attrs.get("n_images", {}).items() if k not in (1, 10)}
     if odd:
-        typer.echo("choices over another number of pictures than ten: "
+        say("choices over another number of pictures than ten: "
                    + ", ".join(f"{n} over {k}" for k, n in sorted(odd.items())))
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #63d7e202

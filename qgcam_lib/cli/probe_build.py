@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, short_path
+from .calls import Commands, refused, say, short_path
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/05_probe_build.ipynb #c7e246f6
@@ -94,7 +94,7 @@ def _list_options(as_json: bool, *targets: Any) -> None:
     if as_json:
         echo_json({"options": rows})
     else:
-        typer.echo("\n".join(f"{row['option']} = {row['default']!r}   {row['type']}" for row in rows))
+        say("\n".join(f"{row['option']} = {row['default']!r}   {row['type']}" for row in rows))
     raise typer.Exit
 
 
@@ -120,8 +120,8 @@ def _tell(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) ->
     for k, file in enumerate(files):
         if k == 0 or not once:
             echo_table(pd.DataFrame(file["steps"]).convert_dtypes())
-            typer.echo("\n".join([*file["notes"], *(f"left out: {n} ({why})" for why, n in file["left_out"].items())]))
-        typer.echo(f"{file['groups']} groups: {short_path(file['file'])}")
+            say("\n".join([*file["notes"], *(f"left out: {n} ({why})" for why, n in file["left_out"].items())]))
+        say(f"{file['groups']} groups: {short_path(file['file'])}")
 
 
 def _checked_out(out: Path, name: str) -> Path:
@@ -212,7 +212,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     coco = Coco(source_folder(root), split)
     if not scenes and "fillers" not in values:
         values["fillers"] = ("black", "gray", "noise")
-        typer.echo("without --scenes the filler scene is left out", err=True)
+        say("without --scenes the filler scene is left out", err=True)
     classes, made = class_prompts(coco.instances.classes, values.get("article", "right")), []
     for build, name in builders:
         with refused():
@@ -244,7 +244,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     how = with_options(RelCompOptions, given_options(option or [], known_options(RelCompOptions)))
     probes = [group for path in probe or [] for group in read_groups(path)]
     if not probes:
-        typer.echo("no --probe is given: the groups are apart from no probe", err=True)
+        say("no --probe is given: the groups are apart from no probe", err=True)
     captions = Coco(source_folder(coco, "coco"), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
     _tell([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, short_path
+from .calls import Commands, refused, say, short_path
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/06_refer.ipynb #7a6fc104
@@ -38,7 +38,7 @@ def _tell(table: Any, by: Sequence[str], about: dict[str, Any], level: float, as
     if as_json:
         return echo_json({**about, "level": level, "summary": rows_of(table)})
     echo_table(_people(table, by, level))
-    typer.echo("\n" + "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in about.items()))
+    say("\n" + "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in about.items()))
 
 
 def _rule(threshold: float, strict: bool) -> str:
@@ -163,4 +163,4 @@ def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)],
         return echo_json({"expressions": str(expressions), "left_out": left_out, "counts": rows_of(table)})
     echo_table(table)
     if left_out:
-        typer.echo(f"\nleft out: {left_out}")
+        say(f"\nleft out: {left_out}")

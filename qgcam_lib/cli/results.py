@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import refused, short_path
+from .calls import refused, say, short_path
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/07_results.ipynb #c298ee28
@@ -101,9 +101,9 @@ def score_tables(folder: Path) -> list[dict[str, Any]]:
 def echo_tables(folder: Path) -> None:
     """Print the score tables of a run; long ones are only named."""
     for one in score_tables(folder):
-        typer.echo(f"\n{one['caption'] or one['name']}")
+        say(f"\n{one['caption'] or one['name']}")
         if len(one["frame"]) > 40:
-            typer.echo(f"{len(one['frame'])} rows: {short_path(one['path'])}")
+            say(f"{len(one['frame'])} rows: {short_path(one['path'])}")
         else:
             echo_table(one["frame"])
 
@@ -129,8 +129,8 @@ def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
         return echo_json({"run": record["run_id"], "notebook": record["notebook"], "folder": str(folder),
                           "report": str(report) if report.is_file() else None, "tables": tables})
     echo_tables(folder)
-    typer.echo(f"\n{run_line(record)}\nFolder: {short_path(folder)}")
-    typer.echo(f"Report: {short_path(report) if report.is_file() else 'make reproduce writes it'}")
+    say(f"\n{run_line(record)}\nFolder: {short_path(folder)}")
+    say(f"Report: {short_path(report) if report.is_file() else 'make reproduce writes it'}")
 
 # %% ../../nbs/lib/cli/07_results.ipynb #5d32912a
 def _echo_comparison(found: Any, level: float) -> None:
@@ -138,11 +138,11 @@ def _echo_comparison(found: Any, level: float) -> None:
     from qgcam_lib.page.table import p_text
 
     for line in found.attrs["differences"]:
-        typer.echo(f"allowed: the runs differ in {line}")
+        say(f"allowed: the runs differ in {line}")
     for pair in found.attrs["pairs"]:
         rows = found[(found["table"] == pair["table"]) & (found["model_a"] == pair["model_a"])
                      & (found["model_b"] == pair["model_b"])]
-        typer.echo(f"\n{pair['table']}: a = {pair['model_a']}, b = {pair['model_b']}; {pair['paired']} pairs of "
+        say(f"\n{pair['table']}: a = {pair['model_a']}, b = {pair['model_b']}; {pair['paired']} pairs of "
                    f"{pair['rows_a']} and {pair['rows_b']} examples, {pair['fall_away']} fall away")
         if not len(rows):
             continue
@@ -151,7 +151,7 @@ def _echo_comparison(found: Any, level: float) -> None:
             **{"a - b": rows["difference"], f"{level:.0%} interval": ends}, p=rows["p_value"].map(p_text), n=rows["n"],
             groups=rows["n_groups"], undefined=rows["n_undefined"])
         echo_table(shown if shown["undefined"].any() else shown.drop(columns="undefined"))
-    typer.echo("\nIntervals and p-values respect groups; nothing is corrected for the number of tests.")
+    say("\nIntervals and p-values respect groups; nothing is corrected for the number of tests.")
 
 # %% ../../nbs/lib/cli/07_results.ipynb #631d09e5
 _RUN = "id or folder of a run, or a notebook: its newest run"
@@ -187,5 +187,5 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
         runs = [{"run": record["run_id"], "notebook": record["notebook"], "folder": str(folder)}
                 for folder, record in folders]
         return echo_json({"a": runs[0], "b": runs[1], "level": level, **found.attrs, "scores": rows_of(shown)})
-    typer.echo(f"a: run {folders[0][1]['run_id']}, b: run {folders[1][1]['run_id']}")
+    say(f"a: run {folders[0][1]['run_id']}, b: run {folders[1][1]['run_id']}")
     _echo_comparison(shown, level)

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import typer
+from .calls import say
+from ..page.text import visible
 
 # %% ../../nbs/lib/cli/02_tables.ipynb #0bc6c9ce
 def terminal_width() -> int | None:
@@ -35,7 +36,7 @@ def _cell(value: Any, form: Callable[[float], str]) -> str:
     """A value as text on one line; missing is empty."""
     if not isinstance(value, str) and str(value) in ("None", "nan", "NaT", "<NA>"):
         return ""
-    return form(value) if isinstance(value, float) else " ".join(str(value).split())
+    return form(value) if isinstance(value, float) else visible(" ".join(str(value).split()))
 
 
 def _cut(text: str, width: int) -> str:
@@ -66,7 +67,7 @@ def table_text(frame: Any, width: int | None = None, form: Callable[[float], str
     form: how a float is written. Texts are on the left and cut with … where they must be, numbers on the right and
     never cut; a heading is cut down to what stands under it. What is still too wide comes in blocks of columns.
     """
-    heads = [str(name) for name in frame.columns]
+    heads = [visible(" ".join(str(name).split())) for name in frame.columns]
     if not heads or not len(frame):
         return "no rows"
     cells = [[_cell(value, form) for value in frame.iloc[:, k].astype(object)] for k in range(len(heads))]
@@ -89,7 +90,7 @@ def table_text(frame: Any, width: int | None = None, form: Callable[[float], str
 # %% ../../nbs/lib/cli/02_tables.ipynb #47f2441b
 def echo_table(frame: Any, form: Callable[[float], str] = "{:.3f}".format) -> None:
     """Print a frame as wide as the terminal."""
-    typer.echo(table_text(frame, terminal_width(), form))
+    say(table_text(frame, terminal_width(), form))
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:
@@ -99,4 +100,4 @@ def rows_of(frame: Any) -> list[dict[str, Any]]:
 
 def echo_json(value: Any) -> None:
     """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=1, allow_nan=False))
+    say(json.dumps(value, indent=1, allow_nan=False))

@@ -22,6 +22,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from ..data.records import open_image
+from ..page.picture import plain_texts
+from ..page.text import visible
 
 # %% ../../nbs/lib/report/07_style.ipynb #bd3fc6c0
 PALETTE = ("#0d2b49", "#9b4328", "#29867d", "#b68c15", "#6507ab",  # navy, red, green, gold, violet
@@ -67,7 +69,7 @@ def contrast(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def described(figure: Figure, alt: str) -> Figure:
     """The figure with `alt`, its alternative text, as the attribute `qgcam_alt`: what is drawn, of which data, and the
     main reading in numbers. Whoever shows the figure hands the text on to readers who do not see it."""
-    figure.qgcam_alt = " ".join(alt.split())
+    figure.qgcam_alt = visible(" ".join(alt.split()))
     return figure
 
 
@@ -75,15 +77,14 @@ def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **
     """The finished figure: its title in bold at the upper left, and `alt`, what is drawn, behind the title as its
     alternative text.
 
-    A title that is too long for the figure is broken into lines. From here on a `$` in any text of the figure is a
-    dollar sign, not the begin of a formula, because names of models and data sets are nobody's formula. place: of
-    matplotlib's suptitle, where the layout does not find one.
+    A title that is too long for the figure is broken into lines, at most eight. From here on a `$` in any text of the
+    figure is a dollar sign, not the begin of a formula, because names of models and data sets are nobody's formula.
+    place: of matplotlib's suptitle, where the layout does not find one.
     """
     letters = figure.get_figwidth() * 72 / (0.68 * Text(size=size).get_fontsize())  # bold letters are this wide
-    figure.suptitle("\n".join(textwrap.wrap(title, max(int(letters), 12))), x=0.01, ha="left", weight="bold",
-                    fontsize=size, **place)
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
+    figure.suptitle(wrapped(title, max(int(letters), 12), 8), x=0.01, ha="left", weight="bold", fontsize=size,
+                    **place)
+    plain_texts(figure)
     return described(figure, f"{title}. {alt}" if title and alt else title or alt)
 
 
@@ -106,7 +107,7 @@ def bare(ax: Axes) -> None:
 
 def wrapped(text: object, width: int = 27, most: int = 3) -> str:
     """`text` broken into at most `most` lines of about `width` letters; what is left out shows as an ellipsis."""
-    lines = textwrap.wrap(str(text), width)
+    lines = textwrap.wrap(visible(text), width)
     return "\n".join(lines if len(lines) <= most else [*lines[:most - 1], lines[most - 1][:width - 2].rstrip() + " …"])
 
 

@@ -9,12 +9,14 @@ __all__ = ['rank_marks', 'MarkedTable', 'number_text', 'interval_text', 'score_t
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..page.table import show
+from ..page.text import visible
 from .paper import Column, PaperTable, printed_summary
 
 # %% ../../nbs/lib/report/03_tables.ipynb #b93ec250
@@ -32,9 +34,18 @@ def rank_marks(values: pd.Series, higher_is_better: bool) -> pd.Series:
 # %% ../../nbs/lib/report/03_tables.ipynb #a6c8d011
 def _markdown_cell(text: str, mark: str = "") -> str:
     "A cell of GitHub Markdown: the first line marked, the others small."
-    first, *others = text.replace("|", "\\|").split("\n")
+    first, *others = re.sub(r"([\\`*\[\]|$])", r"\\\1", escape(visible(text), quote=False)).split("\n")
     first = {"best": f"**{first}**", "second": f"<u>{first}</u>"}.get(mark, first)
     return "<br>".join([first, *[f"<sub>{line}</sub>" for line in others]])
+
+# %% ../../nbs/lib/report/03_tables.ipynb #7e1c0201
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+
+
+def _latex(text: str) -> str:
+    "A text for LaTeX in which no letter is a command."
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
 
 # %% ../../nbs/lib/report/03_tables.ipynb #6df885b5
 @dataclass(frozen=True, repr=False)
@@ -63,19 +74,20 @@ class MarkedTable:
     def to_markdown(self) -> str:
         """GitHub Markdown: best in bold, second underlined, the caption above the table."""
         head = [", ".join(str(name or "") for name in self.frame.index.names), *map(str, self.frame.columns)]
+        head = [*map(_markdown_cell, head)]
         lines = [head, ["---"] * len(head)]
         for key, cells, marks in zip(self.frame.index, self.frame.to_numpy(), self.marks.to_numpy()):
             label = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
             lines.append([_markdown_cell(label), *map(_markdown_cell, cells, marks)])
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self.caption}\n\n{table}" if self.caption else table
+        return f"{_markdown_cell(self.caption)}\n\n{table}" if self.caption else table
 
     def to_latex(self) -> str:
         """A `tabular` for a paper (needs the LaTeX package booktabs): means only, best in bold, second underlined."""
         css = self.marks.replace({"best": "textbf:--rwrap;", "second": "underline:--rwrap;"})
         styler = self.frame.map(lambda s: s.split("\n")[0]).style.format(escape="latex").apply(lambda _: css, axis=None)
         styler = styler.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
-        text = styler.to_latex(hrules=True, caption=self.caption or None)
+        text = styler.to_latex(hrules=True, caption=_latex(self.caption) or None)
         return text.replace("↑", r"$\uparrow$").replace("↓", r"$\downarrow$").replace("–", "--")
 
 # %% ../../nbs/lib/report/03_tables.ipynb #8d7f6df7

@@ -107,17 +107,23 @@ def save_text(self: Run, text: str, name: str, caption: str = "") -> Path:
 @patch
 def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, caption: str = "",
                 formats: tuple[str, ...] = ("png", "svg")) -> Path:
-    """Save a matplotlib figure as figures/<name>.png and .svg (or `formats`). Returns the first one's path."""
+    """Save a matplotlib figure as figures/<name>.png and .svg (or `formats`). Returns the first one's path.
+
+    Its texts become plain (`page.picture.plain_texts`).
+    """
     import matplotlib
+
+    from qgcam_lib.page.picture import any_letters, plain_texts
 
     if not hasattr(figure, "savefig") and hasattr(figure, "figure"):
         figure = figure.figure
     if not hasattr(figure, "savefig"):
         raise TypeError(f"argument `figure`: expected a matplotlib figure or axes, given {type(figure).__name__}.")
     paths = [self.folder / "figures" / f"{_checked_name(name)}.{kind}" for kind in formats]
+    plain_texts(figure)
     for path in paths:
         fixed = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-        with matplotlib.rc_context({"svg.hashsalt": "qgcam"}), whole_file(path) as part:
+        with matplotlib.rc_context({"svg.hashsalt": "qgcam"}), any_letters(), whole_file(path) as part:
             figure.savefig(part, bbox_inches="tight", dpi=160, **fixed)
         register_output(self.folder, path, "figure", caption)
     return paths[0]

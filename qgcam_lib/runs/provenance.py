@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..page.cards import Card
+from ..page.text import visible
 from ..settings import ROOT
 from ..storage.fingerprints import code_fingerprint
 
@@ -69,7 +71,7 @@ def machine() -> dict[str, Any]:
 # %% ../../nbs/lib/runs/04_provenance.ipynb #da9f775e
 @dataclass(frozen=True)
 class Colophon:
-    """The provenance of a run as a small table; shown as Markdown in a notebook and as text elsewhere."""
+    """The provenance of a run as a small table, for a notebook and as text."""
 
     record: Mapping[str, Any]
 
@@ -86,9 +88,8 @@ class Colophon:
                  ("data and weights", "; ".join(data)), ("started", record.get("started"))]
         return [(name, str(value)) for name, value in pairs if value not in (None, "")]
 
-    def _repr_markdown_(self) -> str:
-        lines = [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in self.rows()]
-        return "\n".join(["| made by | |", "|---|---|", *lines])
+    def _repr_html_(self) -> str:
+        return Card(dict(self.rows()), "Made by")._repr_html_()
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:>16}  {value}" for name, value in self.rows())
+        return "\n".join(f"{name:>16}  {visible(value)}" for name, value in self.rows())

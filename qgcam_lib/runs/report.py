@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from .gather import html_page, link, result_box, wide
+from .gather import address_of, html_page, link, result_box, wide
 from .record import read_run
 from ..settings import ROOT
 from ..storage.files import write_whole
@@ -104,7 +104,7 @@ def _origin(run: GatheredRun) -> str:
 
 def _figure(run: GatheredRun, path: str) -> str:
     "A figure with its caption, which leads to its run."
-    text, address = escape(run.caption(path)), escape(f"{run.address}/{path}")
+    text, address = escape(run.caption(path)), address_of(f"{run.address}/{path}")
     origin = link(f"run {run.folder.name}", f"{run.address}/run.html")
     return (f'<figure><a href="{address}"><img src="{address}" alt="{text}"></a>'
             f"<figcaption>{text} {origin}</figcaption></figure>")
