@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, short_path
+from .calls import Commands, refused, say, short_path
 from .tables import echo_json, echo_table, rows_of
 from ..errors import FormatError
 from ..storage.json_reader import read_json
@@ -112,16 +112,16 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     echo_table(_people(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
-    typer.echo(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}"
+    say(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}"
                f"{'; none of ' + ', '.join(empty) if empty else ''}")
-    typer.echo(f"{found.n_boxes} boxes for {sum(len(e['scores']) > 0 for e in found.values())} pairs from "
+    say(f"{found.n_boxes} boxes for {sum(len(e['scores']) > 0 for e in found.values())} pairs from "
                f"{short_path(found.file)} (form {found.form})")
     for reason, count in found.left_out.items():
-        typer.echo(f"{count} boxes left out: {reason}")
+        say(f"{count} boxes left out: {reason}")
     for fault in found.faults[:10]:
-        typer.echo(f"  {fault}")
+        say(f"  {fault}")
     if n_bootstrap:
-        typer.echo(f"intervals: {n_bootstrap} bootstrap replicates over groups")
+        say(f"intervals: {n_bootstrap} bootstrap replicates over groups")
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #b465ca7c
 @tricd_app.command(example="qgcam tricd evaluate predictions.json --annotations TRICD_grounding_val.json")
@@ -217,7 +217,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
         return echo_json({"answers": str(answers), "questions": str(path), "scores": rows_of(table)})
     rows = table[table["metric"].isin(["macro_f1", "accuracy", "n_unparsable", "n_missing"]) & (table["n"] > 0)]
     echo_table(_people(rows))
-    typer.echo(f"\n{len(frame)} questions of {short_path(path)}, answers from {short_path(answers)}")
+    say(f"\n{len(frame)} questions of {short_path(path)}, answers from {short_path(answers)}")
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #d50b2aac
 @tricd_app.command(example="qgcam tricd check")
@@ -247,9 +247,9 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
     else:
         word = {True: "ok", False: "FAILED", None: "-"}
         for row in table.itertuples():
-            typer.echo(f"{word[row.ok]:<7}{row.check:<17}{row.says} ({row.seconds:.2f} s)")
-            typer.echo(f"{'':<24}{'expected ' + row.expected + '; got ' if row.ok is not None else ''}{row.got}")
+            say(f"{word[row.ok]:<7}{row.check:<17}{row.says} ({row.seconds:.2f} s)")
+            say(f"{'':<24}{'expected ' + row.expected + '; got ' if row.ok is not None else ''}{row.got}")
         counts = (table["ok"].eq(True).sum(), failed, table["ok"].isna().sum())
-        typer.echo("\n{} passed, {} failed, {} not run".format(*counts))
+        say("\n{} passed, {} failed, {} not run".format(*counts))
     if failed:
         raise typer.Exit(1)
