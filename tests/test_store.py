@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from qgcam_lib.errors import StoreError
+from qgcam_lib.errors import DiskError, StoreError
 from qgcam_lib.storage.files import file_sha256, write_whole
 from qgcam_lib.storage.rows import MARKER, RecordStore
 
@@ -250,7 +250,7 @@ def test_a_name_never_stands_for_half_a_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskError, match="the disk is full"):
         write_whole(path, b"content", durable=True)
     assert list(tmp_path.iterdir()) == []
 

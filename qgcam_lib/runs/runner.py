@@ -6,7 +6,9 @@
 __all__ = ['notebook_sha256', 'notebook_source', 'notebook_code', 'Plan', 'plan_run', 'RunResult', 'run_notebook']
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #af519dfb
+import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -21,14 +23,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
+from ..errors import DiskError, RunError
 from .current import lock_run
 from .inputs import fetch_weights, find_inputs, own_modules
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from .provenance import git_state, machine, versions
-from .record import changed_outputs, read_run, register_output, update_run, write_run
+from qgcam_lib.runs.record import (
+    changed_outputs,
+    find_runs,
+    is_held,
+    read_run,
+    register_output,
+    update_run,
+    write_run,
+)
 from ..settings import ROOT, Settings, load_settings
-from ..storage.files import sha256_of, write_whole
+from ..storage.files import check_writable, full_disk, is_full, sha256_of, write_whole
 from ..storage.fingerprints import code_fingerprint
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #d4b9029d
@@ -153,17 +163,26 @@ def _execute(plan: Plan, partial: Path, lock: int, timeout: int | None, progress
             kernel_manager_class=_kernel_class(plan, Path(folder), lock))
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #2b4c04c9
+_RESERVE = ".reserve"
+
+
+def _name_of(plan: Plan) -> str:
+    """The notebook as the record names it."""
+    return plan.notebook.relative_to(ROOT).as_posix() if ROOT in plan.notebook.parents else plan.notebook.name
+
+
 def _begin(plan: Plan) -> None:
     """Write the record of a run that starts now; counts the attempts of one that was killed or failed before."""
     attempts = read_run(plan.folder).get("attempts", 0) + 1
-    notebook = plan.notebook.relative_to(ROOT).as_posix() if ROOT in plan.notebook.parents else plan.notebook.name
     options = {name: str(getattr(plan.settings, name)) for name in ("precision", "batch_size", "threads")}
     device = plan.parameters.get("device", plan.settings.device)
     write_run(plan.folder, dict(
-        run_id=plan.run_id, notebook=notebook, notebook_sha256=plan.sha256, code_sha256=plan.code, status="running",
-        error=None, parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(), versions=versions(),
+        run_id=plan.run_id, notebook=_name_of(plan), notebook_sha256=plan.sha256, code_sha256=plan.code,
+        status="running", error=None, parameters=plan.parameters, seed=plan.seed, settings=options, git=git_state(),
+        versions=versions(),
         platform=platform.platform(), device=device, machine=machine(), **plan.inputs, attempts=attempts,
         started=datetime.now(UTC).isoformat(timespec="seconds"), seconds=None, results={}, outputs=[]))
+    write_whole(plan.folder / _RESERVE, os.urandom(2**16))  # a file of zeros may take no room
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #297d7f4e
 def _keep_notebook(plan: Plan, partial: Path, name: str) -> None:
@@ -171,17 +190,29 @@ def _keep_notebook(plan: Plan, partial: Path, name: str) -> None:
     if not partial.is_file():
         return
     node = read_notebook(partial)
-    node.metadata.setdefault("papermill", {}).update(input_path=read_run(plan.folder)["notebook"], output_path=name)
+    node.metadata.setdefault("papermill", {}).update(input_path=_name_of(plan), output_path=name)
     write_whole(plan.folder / name, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
     partial.unlink()
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #66c7ccc1
-def _error(error: BaseException) -> dict[str, Any]:
+def _error(error: BaseException, folder: Path) -> dict[str, Any]:
     """What went wrong: the exception's type and message, and for an error in a cell its execution count."""
-    if hasattr(error, "ename"):
-        return {"type": error.ename, "message": error.evalue, "cell": getattr(error, "exec_count", None)}
-    text = str(error).strip() or "no message"
-    return {"type": type(error).__name__, "message": text[-2000:], "cell": None}
+    name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error)).strip()
+    if name != "DiskError" and is_full(OSError(text) if hasattr(error, "ename") else error):
+        name, text = "DiskError", str(full_disk(folder))
+    cell = getattr(error, "exec_count", None)
+    return {"type": name.strip("_"), "message": text[-2000:] or "no message", "cell": cell}
+
+
+def _end(plan: Plan, partial: Path, found: dict[str, Any], seconds: float) -> None:
+    """Make the record say that the run failed, and keep its notebook, as far as the disk has room."""
+    (plan.folder / _RESERVE).unlink(missing_ok=True)
+    try:
+        _keep_notebook(plan, partial, "run.error.ipynb")
+    except (OSError, ValueError):  # on a full disk it was cut short, and what is left of it takes room
+        partial.unlink(missing_ok=True)
+    with contextlib.suppress(DiskError):  # nobody holds the lock, so `find_runs` counts it as failed all the same
+        update_run(plan.folder, status="failed", error=found, seconds=round(seconds, 3))
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #a3c71aa8
 def _finish(plan: Plan, seconds: float) -> None:
@@ -189,7 +220,8 @@ def _finish(plan: Plan, seconds: float) -> None:
     for file in sorted((plan.folder / "records").rglob("*.parquet")):
         register_output(plan.folder, file, "records")
     register_output(plan.folder, plan.folder / "run.ipynb", "notebook")
-    (plan.folder / "run.error.ipynb").unlink(missing_ok=True)
+    for name in ("run.error.ipynb", _RESERVE):
+        (plan.folder / name).unlink(missing_ok=True)
     update_run(plan.folder, status="ok", seconds=round(seconds, 3))
 
 
@@ -228,6 +260,41 @@ def _is_finished(plan: Plan, say: Callable[[str], object]) -> bool:
         say(f"run {plan.run_id}: {found[0]}{more}. It is computed again.{where}")
     return not found
 
+# %% ../../nbs/lib/runs/07_runner.ipynb #d15c2002
+_READ_AT_START = ("runs", "own model", "plug-in", "published", "words")  # or that others may add to
+
+
+class _Changed(RunError):
+    """Something that the run reads is not what it was when the run began."""
+
+
+def _moved(before: Mapping[str, list], after: Mapping[str, list]) -> list[str]:
+    """What has other content than before, by the names that the record has for it."""
+    then, now = ({(one["kind"], one["path"]): one["sha256"] for group in ("data", "weights") for one in found[group]
+                  if one["kind"] not in _READ_AT_START} for found in (before, after))
+    return [key[1] for key in then if now.get(key, then[key]) != then[key]]
+
+
+def _same_inputs(plan: Plan) -> None:
+    """Refuse the result of a run while which something that it reads was changed; its folder is put aside."""
+    now = find_inputs(plan.parameters, plan.cwd, plan.settings.cache / "fingerprints.sqlite",
+                      source=notebook_source(plan.notebook), options=plan.settings)
+    if moved := _moved(plan.inputs, now):
+        raise _Changed(f"{', '.join(moved)} changed while the run was computing, so its rows may be of both. No row of "
+                       "it is used again; run it once more while the files stay as they are", plan.folder)
+
+
+def _stopped_before(plan: Plan) -> str:
+    """A line about a run that differs from this one only in what its files held, and that did not end; else ""."""
+    for folder, record in find_runs(plan.folder.parents[1], plan.notebook.stem, "failed", say=lambda _: None):
+        same = (record.get("notebook_sha256"), record.get("code_sha256"), record["parameters"])
+        if same == (plan.sha256, plan.code, plan.parameters) and folder != plan.folder:
+            known = {group: record.get(group, []) for group in ("data", "weights")}
+            if moved := _moved(known, plan.inputs):
+                return (f"run {folder.name} with these parameters did not come to its end, and {', '.join(moved)} "
+                        f"changed since. This is another run, {plan.run_id}, from its beginning; {folder.name} stays.")
+    return ""
+
 # %% ../../nbs/lib/runs/07_runner.ipynb #1469670f
 def _compute(plan: Plan, lock: int, timeout: int | None, progress: bool) -> float:
     """Execute a plan in its folder and keep its record; returns seconds. Raises RunError when the notebook fails."""
@@ -235,46 +302,58 @@ def _compute(plan: Plan, lock: int, timeout: int | None, progress: bool) -> floa
     _begin(plan)
     try:
         _execute(plan, partial, lock, timeout, progress)
+        _same_inputs(plan)
         _keep_notebook(plan, partial, "run.ipynb")
         _finish(plan, time.monotonic() - begun)
     except BaseException as error:
-        found = _error(error)
-        _keep_notebook(plan, partial, "run.error.ipynb")
-        update_run(plan.folder, status="failed", error=found, seconds=round(time.monotonic() - begun, 3))
+        found = _error(error, plan.folder)
+        _end(plan, partial, found, time.monotonic() - begun)
         if not isinstance(error, Exception):
             raise
-        cell = f" in cell [{found['cell']}]" if found["cell"] else ""
-        aside = _aside(plan.folder)
-        kept = f" The earlier result is kept in {aside}." if aside.exists() else ""
-        raise RunError(f"run {plan.run_id} of {plan.notebook.name} failed{cell}: {found['type']}: {found['message']}. "
-                       f"The notebook as far as it came: {plan.folder / 'run.error.ipynb'}.{kept}",
-                       plan.folder) from error
+        cell, kept = f" in cell [{found['cell']}]" if found["cell"] else "", ""
+        if (stopped := plan.folder / "run.error.ipynb").is_file():
+            kept += f" The notebook as far as it came: {stopped}."
+        if (aside := _aside(plan.folder)).exists():
+            kept += f" The earlier result is kept in {aside}."
+        if isinstance(error, _Changed):
+            kept = f" Its folder is kept as {_set_aside(plan.folder)}."
+        raise RunError(f"run {plan.run_id} of {plan.notebook.name} failed{cell}: {found['type']}: "
+                       f"{found['message'].rstrip('.')}.{kept}", plan.folder) from error
     return round(time.monotonic() - begun, 3)
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #2865c1e9
 def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *,
                  outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
-                 progress: bool = True, say: Callable[[str], object] = warnings.warn) -> RunResult:
+                 progress: bool = True, wait: bool = False,
+                 say: Callable[[str], object] = warnings.warn) -> RunResult:
     """Execute a notebook with parameters into outputs/<notebook>/<run id>, or find that this was done before.
 
     notebook: path of a notebook with exactly one cell tagged `parameters`. parameters: values by name, typed or texts.
     outputs: folder of the results, None for the one from the settings. force: compute a finished run again.
     timeout: seconds that any one cell may take, None for no limit. progress: show papermill's bar, one step a cell.
-    say: called with one line when files of a finished run are not as recorded, and it is computed again.
+    wait: where another process computes the same run, wait until that has ended, instead of refusing.
+    say: called with one line when files of a finished run are not as recorded, and it is computed again; when this run
+    waits; when an earlier one was stopped and its files have changed since.
     A killed or failed run starts again in its folder, where the record store still has what was computed.
-    Raises FileNotFoundError (no such notebook), ParameterError (before anything starts), RunError (the notebook failed:
-    it is kept as run.error.ipynb; or another process computes the same run).
+    Raises FileNotFoundError (no such notebook), ParameterError and DiskError (before anything starts: nothing can be
+    written to outputs), RunError (the notebook failed: it is kept as run.error.ipynb; the disk is full; a file that it
+    reads changed meanwhile; or another process computes the same run).
     """
+    check_writable(Path(outputs or load_settings().outputs), "outputs")
     plan = plan_run(notebook, parameters, outputs=outputs)
     if fetch_weights(plan.parameters, plan.cwd):
         plan = plan_run(notebook, parameters, outputs=outputs)
-    with lock_run(plan.folder) as lock:
+    if wait and is_held(plan.folder):
+        say(f"run {plan.run_id}: another process is computing it; waiting until it has ended.")
+    with lock_run(plan.folder, math.inf if wait else None) as lock:
         finished, aside = _is_finished(plan, say), _aside(plan.folder)
         if finished and not force:
             return RunResult(plan.run_id, plan.folder, "skipped", float(read_run(plan.folder)["seconds"]))
         if finished:
             shutil.rmtree(aside, ignore_errors=True)
             plan.folder.rename(aside)
+        if not read_run(plan.folder) and (line := _stopped_before(plan)):
+            say(line)
         plan.folder.mkdir(parents=True, exist_ok=True)
         seconds = _compute(plan, lock, timeout, progress)
         shutil.rmtree(aside, ignore_errors=True)

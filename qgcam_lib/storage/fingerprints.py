@@ -8,6 +8,7 @@ __all__ = ['files_fingerprint', 'fingerprint', 'named_modules', 'code_files', 'c
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #f5fbc0f4
 import ast
+import contextlib
 import dis
 import hashlib
 import linecache
@@ -18,40 +19,120 @@ import sys
 import sysconfig
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+from fastcore.basics import patch
+
 from .files import file_sha256, sha256_of
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #4018aff1
-def _open_cache(cache: str | Path | None) -> sqlite3.Connection:
-    """The table of known checksums, in the file `cache` (made if missing) or, for None, in memory."""
-    if cache is not None:
-        Path(cache).parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(":memory:" if cache is None else str(cache), timeout=60)
-    connection.execute("CREATE TABLE IF NOT EXISTS files "
-                       "(path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, sha256 TEXT)")
+_PATIENCE = 20.0  # seconds; another process writes for a moment only
+_TORN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
+
+
+def _opened(file: str | Path) -> sqlite3.Connection:
+    """The table in an SQLite file, made where it is missing."""
+    connection = sqlite3.connect(file, timeout=_PATIENCE)
+    try:
+        connection.execute("CREATE TABLE IF NOT EXISTS files "
+                           "(path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, sha256 TEXT)")
+        connection.execute("SELECT path, size, mtime, ctime, sha256 FROM files LIMIT 1").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
+
+
+class _Known:
+    """Known checksums by path, size and times of a file, in the SQLite file `cache`; None remembers nothing."""
+
+    def __init__(self, cache: str | Path | None):
+        self.file, self.connection, self.news = cache and Path(cache), None, []
+        if self.file:
+            self._try(self._open)
+
+    def _open(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = _opened(self.file)
+
+    def _try(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives; None, and a line is said, where the table cannot be used."""
+        try:
+            return work()
+        except (sqlite3.Error, OSError) as error:
+            self._without(error)
+
+    def _without(self, error: Exception) -> None:
+        """Go on without the table, or with a new one where it is torn."""
+        torn = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF in _TORN and self.file.is_file()
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+        how = "its checksums are computed again and not kept"
+        with contextlib.suppress(sqlite3.Error, OSError):
+            if torn:
+                self.file.replace(self.file.with_name(self.file.name + ".broken"))
+                self.file.with_name(self.file.name + "-journal").unlink(missing_ok=True)
+                self.connection = _opened(self.file)
+                how = f"it is kept as {self.file.name}.broken, and a new one begins"
+        warnings.warn(f"the table of known checksums {self.file} cannot be used ({error}); {how}.", stacklevel=6)
+
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #d15c3001
+@patch
+def find(self: _Known, key: tuple) -> str | None:
+    """The checksum under (path, size, both times), None for an unknown one."""
+    if self.connection is None:
+        return None
+    query = "SELECT sha256 FROM files WHERE path=? AND size=? AND mtime=? AND ctime=?"
+    found = self._try(lambda: self.connection.execute(query, key).fetchone())
+    return found[0] if found and re.fullmatch("[0-9a-f]{64}", str(found[0])) else None
+
+
+@patch
+def keep(self: _Known, key: tuple, digest: str) -> None:
+    """Remember a checksum; it is written with the next thousand, or at the end."""
+    self.news.append((*key, digest))
+    if len(self.news) >= 1000:
+        self.write()
+
+
+@patch
+def write(self: _Known) -> None:
+    """Write what is new."""
+    news, self.news = self.news, []
+    if self.connection is not None and news:
+        self._try(lambda: self.connection.executemany("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?)", news))
+    if self.connection is not None:
+        self._try(self.connection.commit)
+
+
+@patch
+def close(self: _Known) -> None:
+    """Write what is new and let go of the file."""
+    self.write()
+    if self.connection is not None:
+        self.connection.close()
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #3a4a686a
 _TICK_NS = 2_000_000_000
 
 
-def _cached_sha256(path: str | Path, connection: sqlite3.Connection) -> tuple[int, str]:
+def _cached_sha256(path: str | Path, known: _Known) -> tuple[int, str]:
     """Size and SHA-256 of a file; read only when the cache does not know this path, size and time."""
     stat = os.stat(path)
-    key = (os.path.abspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    query = "SELECT sha256 FROM files WHERE path=? AND size=? AND mtime=? AND ctime=?"
-    known = connection.execute(query, key).fetchone()
-    if known:
-        return stat.st_size, known[0]
+    name = os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace")
+    key = (name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    if digest := known.find(key):
+        return stat.st_size, digest
     digest = file_sha256(path)
     if time.time_ns() - stat.st_mtime_ns > _TICK_NS:
-        connection.execute("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?)", (*key, digest))
+        known.keep(key, digest)
     return stat.st_size, digest
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #b9256e91
@@ -65,16 +146,14 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
     from tqdm.auto import tqdm
 
     total = hashlib.sha256()
-    with closing(_open_cache(cache)) as connection, connection:
+    with closing(_Known(cache)) as known:
         silent = not progress or len(files) < 1000
-        for number, name in enumerate(tqdm(sorted(files), desc=progress, disable=silent, leave=False, delay=1)):
+        for name in tqdm(sorted(files), desc=progress, disable=silent, leave=False, delay=1):
             try:
-                size, digest = _cached_sha256(files[name], connection)
+                size, digest = _cached_sha256(files[name], known)
             except FileNotFoundError:
                 size, digest = 0, "missing"
-            total.update(f"{name}\t{size}\t{digest}\n".encode())
-            if number % 1000 == 999:
-                connection.commit()
+            total.update(f"{name}\t{size}\t{digest}\n".encode(errors="surrogatepass"))
     return total.hexdigest()
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #0e14b141
@@ -90,8 +169,8 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
     if not path.exists():
         raise FileNotFoundError(f"path: expected a file or folder, given {path}, which does not exist.")
     if path.is_file():
-        with closing(_open_cache(cache)) as connection, connection:
-            return _cached_sha256(path, connection)[1]
+        with closing(_Known(cache)) as known:
+            return _cached_sha256(path, known)[1]
     below = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
     return files_fingerprint({file.relative_to(path).as_posix(): file for file in below}, cache=cache,
                              progress=f"fingerprint of {path.name}" if progress else "")
