@@ -7,7 +7,6 @@ __all__ = ['RUN_FILE', 'to_json', 'read_run', 'record_fault', 'write_run', 'upda
            'check_outputs', 'lock_path', 'is_held', 'find_runs']
 
 # %% ../../nbs/lib/runs/05_record.ipynb #2c01613a
-import json
 import math
 import os
 import socket
@@ -16,10 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import RunError
+from ..errors import FormatError, RunError
 from .parameters import to_plain
 from ..settings import settings
 from ..storage.files import file_sha256, write_json
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/runs/05_record.ipynb #29ac8e5f
 def to_json(value: Any) -> Any:
@@ -72,15 +72,13 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
     """The record in a folder and what is wrong with it; ({}, "") where there is none."""
     path = folder / RUN_FILE
     try:
-        if not path.exists():
-            return {}, ""
-        if not path.is_file():
-            return {}, "is no file"
-        text = path.read_text(encoding="utf-8")
-        record = json.loads(text)
-    except (OSError, RecursionError, ValueError) as error:
-        empty = isinstance(error, ValueError) and path.stat().st_size == 0
-        return {}, "is empty" if empty else f"cannot be read ({type(error).__name__}: {str(error)[:80]})"
+        record = read_json(path)
+    except FileNotFoundError:
+        return {}, ""
+    except FormatError as error:
+        if path.parent.is_dir():
+            return {}, str(error).removeprefix(f"{path}: ")[:200]
+        return {}, ""  # the folder is none, so no run was there
     fault = next(_faults(record), "")
     return ({}, fault) if fault else (record, "")
 
