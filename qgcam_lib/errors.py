@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXTRAS', 'QgcamError', 'SettingsError', 'ParameterError', 'StoreError', 'MissingExtra', 'missing_extra', 'needed',
-           'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'RunError', 'SuspiciousInput']
+           'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'DiskError', 'RunError', 'SuspiciousInput']
 
 # %% ../nbs/lib/01_errors.ipynb #e30b1ca5
 import importlib
@@ -99,6 +99,12 @@ class ExampleError(FileFault):
 # %% ../nbs/lib/01_errors.ipynb #f0b3db13
 class SourceError(QgcamError, ValueError):
     """Something cannot be fetched or unpacked; the text says what, why and what to do."""
+
+    exit_code = 1
+
+
+class DiskError(QgcamError, OSError):
+    """A file cannot be written: a full disk, or a folder that is closed. The text says where, and what to do."""
 
     exit_code = 1
 
