@@ -151,7 +151,8 @@ def report(tmp_path_factory):
         update_run(run.folder, run_id=run_id, notebook=f"nbs/papers/{notebook}.ipynb", seconds=1.0, status="ok",
                    parameters={"limit": 20, "x": HOSTILE}, started="2030-01-02T03:04:05+00:00", weights=[],
                    machine={"cpu": "a secret processor"}, git={"commit": "89abcdef0123", "dirty": False},
-                   data=[{"kind": "data set", "path": "d", "sha256": "1" * 64}], results={"result_box": box, "models": ["m"], "n": 3})
+                   data=[{"kind": "data set", "path": "d", "sha256": "1" * 64}],
+                   results={"result_box": box, "models": ["m"], "n": 3})
         columns = {f"a long name of score {k}": ["1.0", "2.0"] for k in range(12)}
         frame = pd.DataFrame({"model": ["a", "b"], **columns})
         caption = f"Table 1 {HOSTILE}"
