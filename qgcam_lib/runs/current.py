@@ -28,6 +28,7 @@ from ..errors import RunError
 from .open_notebook import OpenNotebook, open_notebook
 from .provenance import Colophon, git_state, machine, versions
 from qgcam_lib.runs.record import (
+    lock_path,
     read_run,
     register_output,
     to_json,
@@ -35,7 +36,7 @@ from qgcam_lib.runs.record import (
     write_run,
 )
 from ..settings import ROOT, load_settings, settings
-from ..storage.files import sha256_of, whole_file, write_whole
+from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
 from ..storage.fingerprints import code_fingerprint
 
 if TYPE_CHECKING:
@@ -147,19 +148,25 @@ def colophon(self: Run) -> Colophon:
 LOCK_WAIT = 5.0  # seconds; an orphaned kernel needs one to notice
 
 
+def _open_lock(folder: Path) -> int:
+    """The lock file of a run, opened, and made where it is missing."""
+    with disk_errors(lock_path(folder)):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o644)
+
+
 @contextlib.contextmanager
 def lock_run(folder: Path, wait: float | None = None) -> Iterator[int]:
     """Hold the run in `folder`; yields the lock's file descriptor, for children to inherit.
 
     A lock left by a killed process is taken over. Raises RunError when another process holds it for `wait` seconds
-    (None: LOCK_WAIT).
+    (None: LOCK_WAIT), DiskError where nothing can be written.
     """
     import fcntl
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path, deadline = folder.parent / f".{folder.name}.lock", time.monotonic() + (LOCK_WAIT if wait is None else wait)
+    path, deadline = lock_path(folder), time.monotonic() + (LOCK_WAIT if wait is None else wait)
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = _open_lock(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(path) and os.path.samestat(os.fstat(lock), os.stat(path)):
@@ -173,11 +180,12 @@ def lock_run(folder: Path, wait: float | None = None) -> Iterator[int]:
             time.sleep(0.1)
         os.close(lock)
     try:
-        os.ftruncate(lock, 0)
-        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        with contextlib.suppress(OSError):  # on a full disk nobody reads who holds it
+            os.ftruncate(lock, 0)
+            os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield lock
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             path.unlink()
         os.close(lock)
 
