@@ -431,7 +431,7 @@ def _kind(name: str) -> Any:
         first, *_ = [*name.split(), ""]
         near = get_close_matches(name, SCHEMAS, 3, 0.5) or [one for one in SCHEMAS if first in one.split()][:3]
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"name: expected a command that prints JSON, got {name!r}. {hint}See: qgcam schema")
+        raise ValueError(f"name: expected a command that prints JSON, got {name!r:.60}. {hint}See: qgcam schema")
     return SCHEMAS[name][0]
 
 

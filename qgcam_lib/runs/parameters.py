@@ -11,9 +11,11 @@ import contextlib
 import difflib
 import importlib
 import io
+import logging
 import os
 import sys
 import tokenize
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,12 +125,22 @@ def _type(node: ast.expr, origins: Mapping[str, str]) -> Any:
     return _SIMPLE[name]
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011002
+def _statements(source: str) -> list[ast.stmt]:
+    """The statements of a cell; SyntaxError for all that Python cannot parse, also NUL and half a character."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # such as `1if x`: the kernel says it where the cell is run
+            return ast.parse(source).body
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxError(str(error)) from error
+
+
 def _origins(sources: Iterable[str]) -> dict[str, str]:
     """What some cells import by name from this library: name -> "module.name". Cells that are not Python are passed."""
     found = {}
     for source in sources:
         with contextlib.suppress(SyntaxError):
-            for statement in ast.parse(source).body:
+            for statement in _statements(source):
                 if isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "qgcam_lib":
                     found |= {alias.asname or alias.name: f"{statement.module}.{alias.name}"
                               for alias in statement.names}
@@ -176,7 +188,10 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         found = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
                              f"given {value!r:.200} ({type(value).__name__}). {found}{remedy}") from error
-    except (TypeError, SyntaxError) as error:
+    except RecursionError as error:
+        raise ParameterError(f"parameter `{parameter.name}`: expected {parameter.type}, given lists inside lists, "
+                             "deeper than Python follows. Give it with fewer brackets.") from error
+    except (TypeError, SyntaxError, ImportError, AttributeError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
@@ -193,10 +208,22 @@ def _without_grammar() -> Iterator[None]:
             del sys.modules[name]
 
 
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """No log below critical from the logger `name` in the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def read_notebook(notebook: str | Path | Any) -> Any:
     """The notebook as nbformat's node (format 4); a node is returned as it is.
 
-    Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook.
+    Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook, or no valid one.
     """
     with _without_grammar():
         import nbformat
@@ -206,10 +233,20 @@ def read_notebook(notebook: str | Path | Any) -> Any:
     if not Path(notebook).is_file():
         raise FileNotFoundError(f"notebook: expected a file, given {notebook}, which does not exist. "
                                 "Paper notebooks lie in nbs/papers.")
-    try:
-        return nbformat.read(str(notebook), as_version=4)
-    except (ValueError, LookupError, AttributeError, TypeError, nbformat.ValidationError) as error:
-        raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which is none.") from error
+    found, faults = None, {}
+    with warnings.catch_warnings(), _quiet("traitlets"):
+        warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
+        try:
+            found = nbformat.read(str(notebook), as_version=4, capture_validation_error=faults)
+        except OSError as error:
+            raise ParameterError(f"notebook: {notebook} cannot be read: {error.strerror}.") from error
+        except Exception as error:  # nbformat says what is wrong with a broken file in any way
+            raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which is none.") from error
+    for fault in faults.values():
+        raise ParameterError(f"notebook: {notebook} is no valid notebook: "
+                             f"{str(fault).strip().partition(chr(10))[0][:200]}. Open it in Jupyter and save it, or "
+                             "fetch it again.") from fault
+    return found
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #6858b614
 def _parameters_source(node: Any, name: str) -> str:
@@ -250,8 +287,8 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
         default = ast.literal_eval(value)
     except (ValueError, TypeError) as error:
         raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression "
-                             f"`{ast.unparse(value)}`. It would not follow when a parameter in it is changed: derive "
-                             "it in the next cell.") from error
+                             f"`{ast.unparse(value):.200}`. It would not follow when a parameter in it is changed: "
+                             "derive it in the next cell.") from error
     found = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
     coerce(found, default, text=False)
     return found
@@ -264,13 +301,17 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
     """
     origins = _origins(others)
     try:
-        statements, comments = ast.parse(source).body, _comments(source)
+        statements, comments = _statements(source), _comments(source)
     except (SyntaxError, tokenize.TokenError) as error:
         raise ParameterError(f"{name}: the parameters cell is not plain Python ({error}). "
                              "Move magics and shell lines to another cell.") from error
     found: dict[str, Parameter] = {}
     for statement in statements:
-        parameter = _parameter(statement, comments, name, origins)
+        try:
+            parameter = _parameter(statement, comments, name, origins)
+        except (RecursionError, MemoryError) as error:
+            raise ParameterError(f"{name}: line {statement.lineno} of the parameters cell is nested deeper "
+                                 "than Python follows. Write it with fewer brackets.") from error
         if parameter is not None and parameter.name in found:
             raise ParameterError(f"parameter `{parameter.name}`: given twice in the parameters cell. Delete one line.")
         if parameter is not None:
