@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .boxes import refuse_masked
+
 # %% ../nbs/lib/03_maps.ipynb #eeed9db3
 NORMALISATIONS, RESAMPLERS, EDGES = (
     ("none", "minmax", "max"),
@@ -271,14 +273,20 @@ def as_map_array(maps: Any) -> np.ndarray:
     """A map or a stack of maps (array, nested list, torch tensor on any device) as a NumPy array of float32 or float64.
 
     float32 and all smaller types become float32; float64 and wide integers become float64, so nothing is rounded here.
+    Errors: ValueError for what is no array of real numbers, and for a masked array, whose mask no score would see.
     """
-    if hasattr(maps, "detach"):  # a torch tensor, without importing torch
-        maps = maps.detach()
-        maps = (maps.float() if maps.dtype.is_floating_point and maps.dtype.itemsize < 4 else maps).cpu().numpy()
-    array = np.asarray(maps)
+    refuse_masked(maps, "maps")
+    try:
+        if hasattr(maps, "detach"):  # a torch tensor, without importing torch
+            maps = maps.detach()
+            maps = (maps.float() if maps.dtype.is_floating_point and maps.dtype.itemsize < 4 else maps).cpu().numpy()
+        array = np.asarray(maps)
+    except (TypeError, ValueError, RuntimeError) as error:  # sparse tensors, lists of lists of several lengths
+        raise ValueError(f"maps: expected dense arrays of numbers, got what NumPy cannot take ({error}); maps of "
+                         "different sizes go in a list of 2-D arrays") from error
     if array.dtype.kind not in "fiub":
         raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; maps of different sizes go in a list")
-    return array.astype(np.float64 if np.result_type(array.dtype, np.float32) == np.float64 else np.float32, copy=False)
+    return array.astype(np.float64 if np.result_type(array.dtype, np.float32).itemsize > 4 else np.float32, copy=False)
 
 # %% ../nbs/lib/03_maps.ipynb #de9c71f1
 def resample(a: np.ndarray, size: tuple[int, int], protocol: MapProtocol) -> np.ndarray:

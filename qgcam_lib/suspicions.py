@@ -224,12 +224,13 @@ def settle(found: Sequence[Suspicion], allow: str | Sequence[str] = (), *, how: 
     """
     allowed = checked_allow(allow)
     found = [one for one in found if one.name not in allowed]
+    insist = f"If that is right as it is: {how}"
     for one in found:
         if one.certain:
-            raise ValueError(f"{one.name}: {one.text}. If they are right as they are: {how.format(names=(one.name,))}")
+            raise ValueError(f"{one.name}: {one.text}. {insist.format(names=(one.name,))}")
     if found:
         names = tuple(dict.fromkeys(one.name for one in found))
         said = "; ".join(f"{one.name}: {one.text}" for one in found)
-        warnings.warn(f"{said}. If they are right as they are: {how.format(names=names)}", SuspiciousInput,
+        warnings.warn(f"{said}{'' if said.endswith('?') else '.'} {insist.format(names=names)}", SuspiciousInput,
                       stacklevel=stacklevel + 1)
     return found

@@ -159,7 +159,8 @@ def _is_mixed(at, n, width, ranges, delta):
     return False
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #fd9c7273
-Plan = namedtuple("Plan", "height width resized prefilter first weights across before clip after check far tau delta")
+Plan = namedtuple(
+    "Plan", "height width resized prefilter first weights across before clip after check most far tau delta")
 Scratch = namedtuple("Scratch", "a half rows row d bits tops at")
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5b962769
@@ -170,8 +171,8 @@ STATUS, MASS, MASS_IN, MASK, ON, ON_IN, MASS_DISTANCE, ON_DISTANCE, TIES, TIES_I
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #a4c3e1a2
 @njit(cache=True)
 def _load(raw, plan, s):
-    "Copy and normalise one raw map into the scratch. Returns a status (0 good, 1 not finite, 2 negative) and "
-    "the clip range."
+    "Copy and normalise one raw map into the scratch. Returns a status (0 good, 1 not finite, 2 negative, 3 above "
+    "what the plan leaves) and the clip range."
     s.a[:] = raw
     flat = s.a.ravel()
     if _n_bad(flat):
@@ -180,6 +181,8 @@ def _load(raw, plan, s):
     if plan.before:
         _scale(flat, plan.before, low, high)
         low, high = _low_high(flat)
+    if high > plan.most:
+        return 3, low, high
     if plan.resized:
         _expand(s.a, plan.prefilter, plan.across, s.half, s.rows)
     status = 2 if plan.check and not plan.resized and low < 0 else 0

@@ -7,6 +7,7 @@ __all__ = ['SCORE_COLUMNS', 'NEGATIVES', 'check_negatives', 'score_maps']
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #270f6326
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ import numba
 import numpy as np
 import pandas as pd
 
+from ..boxes import as_numbers
 from ..maps import MapProtocol, as_map_array, default_protocol, get_protocol, normalise
 from .formulas import ScoreOptions, tie_rule
-from .fused import score_parts
+from .fused import score_parts, value_limit
 from .kernels import PARTS, STATUS
 from .reference import torch_prepare, torch_scores
 from ..statistics import MAP_SCORES
+from ..suspicions import SUSPICIONS, Suspicion, box_suspicions, checked_allow, settle, shape_suspicions
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #42cad5b5
 SCORE_COLUMNS: tuple[str, ...] = tuple(m.name for m in MAP_SCORES)
@@ -73,7 +76,7 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
     "int64 [N, 2] image sizes (height, width); the maps' own sizes when None."
     if image_sizes is None:
         return map_sizes
-    given = np.asarray(image_sizes.tolist() if hasattr(image_sizes, "detach") else image_sizes, dtype=np.float64)
+    given = as_numbers(image_sizes, "image_sizes")
     if given.shape not in ((2,), map_sizes.shape):
         raise ValueError(
             f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one a map, got shape {given.shape}"
@@ -86,17 +89,19 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
     return sizes.astype(np.int64)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #959ab6c6
-def _as_flat_boxes(boxes: Any, n_maps: int) -> tuple[np.ndarray, np.ndarray]:
-    "Boxes of all examples as float64 [K, 4], and the example of each, int64 [K]."
-    boxes = boxes.detach().cpu().numpy() if hasattr(boxes, "detach") else boxes
+def _as_flat_boxes(boxes: Any, n_maps: int, n_last: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    "Boxes of all examples as float64 [K, 4], and the example of each, int64 [K]. n_last: the maps' last axis."
+    if hasattr(boxes, "detach") or isinstance(boxes, np.ndarray) and boxes.dtype != object:
+        boxes = as_numbers(boxes, "boxes")
+    if not hasattr(boxes, "__len__") or isinstance(boxes, np.ndarray) and boxes.ndim == 0:
+        raise ValueError(f"boxes: expected one [k, 4] array a map, got a single {type(boxes).__name__}")
     if len(boxes) != n_maps:
-        raise ValueError(
-            f"boxes: expected one entry a map, {n_maps}, got {len(boxes)}; for several boxes of one map give a "
-            f"[k, 4] array"
-        )
+        hint = (f"the last axis has {n_last}: maps are [N, h, w], so np.moveaxis(maps, -1, 0)" if len(boxes) == n_last
+                else "for several boxes of one map give a [k, 4] array")
+        raise ValueError(f"boxes: expected one entry a map, {n_maps}, got {len(boxes)}; {hint}")
     if isinstance(boxes, np.ndarray) and boxes.ndim == 2 and boxes.shape[1] == 4:
-        return boxes.astype(np.float64), np.arange(n_maps)
-    each = [np.asarray(b.tolist() if hasattr(b, "detach") else b, dtype=np.float64) for b in boxes]
+        return boxes, np.arange(n_maps)
+    each = [as_numbers(b, f"boxes of example {n}") for n, b in enumerate(boxes)]
     each = [b[None] if b.shape == (4,) else b for b in each]
     for n, b in enumerate(each):
         if b.ndim != 2 or b.shape[1] != 4 or len(b) == 0:
@@ -129,9 +134,10 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray) -> n
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             h, w = sizes[example[k]]
+            seen = "".join(f". {one.text}" for one in box_suspicions(boxes, sizes[example]))
             raise ValueError(
                 f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} (height {h}, "
-                f"width {w}); {remedy}"
+                f"width {w}); {remedy}{seen}"
             )
     if out := int((cut != boxes).any(1).sum()):
         warnings.warn(
@@ -156,13 +162,20 @@ def _as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #be0507fb
 def _refuse(status: np.ndarray, rows: np.ndarray, protocol: str) -> None:
-    "The error for the first map that is not finite (1) or negative (2)."
+    "The error for the first map that is not finite (1), negative (2) or above what the protocol leaves (3)."
     if status.any():
         k = int(np.flatnonzero(status)[0])
         if status[k] == 1:
             raise ValueError(
                 f"maps: expected finite numbers, got NaN or infinity in example {rows[k]}; drop it or find out "
-                f"why the model gave it"
+                f"why the model gave it (float32 ends at 3.4e38)"
+            )
+        if status[k] == 3:
+            raise ValueError(
+                f"maps: expected values from 0 to 1 under protocol {protocol!r}, which leaves them as they are, got a "
+                f"larger one in example {rows[k]}; overlaps would leave their range: choose a protocol with a min-max "
+                "('pixel'), divide all maps by one number (255 for bytes), or each by its maximum with "
+                "MapProtocol('share', before='max', grid='native')"
             )
         raise ValueError(
             f"maps: expected values >= 0 after protocol {protocol!r}, got a negative one in example {rows[k]}; "
@@ -254,23 +267,34 @@ def _torch_group(work: _Work, rows: np.ndarray, size: tuple[int, int], device: s
     for n in rows:
         a = torch.as_tensor(work.maps[n], device=device)
         ready = torch_prepare(a if work.keeps_type else a.float(), size, work.protocol)
-        bad = 1 if not bool(a.isfinite().all()) else 2 if bool((ready < 0).any()) else 0
+        above = bool((ready if work.protocol.blur else a).max() > value_limit(work.protocol))
+        bad = 1 if not bool(a.isfinite().all()) else 2 if bool((ready < 0).any()) else 3 if above else 0
         _refuse(np.array([bad]), np.array([n]), work.protocol.name)
         scores.append(torch_scores(ready, work.boxes[work.starts[n]:work.starts[n + 1]], work.options))
     return {name: np.array([s[name] for s in scores]) for name in SCORE_COLUMNS}
 
+# %% ../../nbs/lib/metrics/05_score.ipynb #5a5d0006
+def _suspicions(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, map_sizes: np.ndarray, allow: Sequence[str]
+                ) -> list[Suspicion]:
+    "What looks like a known mistake about all boxes and map shapes of a call."
+    if set(SUSPICIONS) <= set(allow):
+        return []
+    each = sizes if len(example) == len(sizes) else sizes[example]
+    return box_suspicions(boxes, each) + ([] if sizes is map_sizes else shape_suspicions(map_sizes, sizes))
+
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
-def _bring_together(arrays: Sequence[np.ndarray], boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions
-                    ) -> tuple[_Work, np.ndarray]:
-    "The work of a call and the grid (height, width) of each of its maps, int64 [N, 2]."
+def _bring_together(arrays: Sequence[np.ndarray], boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions,
+                    allow: str | Sequence[str]) -> tuple[_Work, np.ndarray, list[Suspicion]]:
+    "The work of a call, the grid (height, width) of each of its maps, int64 [N, 2], and what looked wrong."
     map_sizes = np.array([a.shape for a in arrays], dtype=np.int64).reshape(-1, 2)
     sizes = _as_sizes(image_sizes, map_sizes)
-    flat, example = _as_flat_boxes(boxes, len(arrays))
-    flat = _check_boxes(flat, example, sizes)
+    flat, example = _as_flat_boxes(boxes, len(arrays), arrays.shape[-1] if isinstance(arrays, np.ndarray) else 0)
+    given, flat = flat, _check_boxes(flat, example, sizes)
+    seen = settle(_suspicions(given, example, sizes, map_sizes, allow), allow, stacklevel=3)
     grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
     flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
     starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
-    return _Work(arrays, flat, starts, p, options), grids
+    return _Work(arrays, flat, starts, p, options), grids, seen
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #0531d3aa
 def _groups(work: _Work, grids: np.ndarray) -> Iterator[np.ndarray]:
@@ -304,6 +328,7 @@ def score_maps(
     distance: str = "paper",
     clip_dice: bool = False,
     negatives: str = "error",
+    allow: str | Sequence[str] = (),
     ids: Sequence[str] | Sequence[int] | None = None,
     groups: Sequence[str] | Sequence[int] | None = None,
     threads: int | None = None,
@@ -323,24 +348,31 @@ def score_maps(
     negatives: what to do with raw maps that have negative values: "error", "relu" (such a value becomes 0), "minmax"
     (such a map is shifted and scaled to 0..1; without effect where the protocol begins with that). ids, groups: texts
     or whole numbers, one a map, for the columns id and group (the image, by which `summarize` and `compare` resample).
-    threads: numba threads for this call.
+    allow: names of suspicions (see `suspicions.SUSPICIONS`) that are right as they are: "normalised boxes", "small
+    boxes", "boxes outside", "one-based boxes", "map shapes". threads: numba threads for this call.
 
     Under "relu" and "minmax" the column n_negative counts the negative cells of each raw map. The
     protocol's name stands over the columns (`frame.columns.name`). `attrs`: protocol (all fields), tau, delta, ties,
-    distance, clip_dice, negatives (the rule, n_maps and n_cells: how many were negative).
+    distance, clip_dice, negatives (the rule, n_maps and n_cells: how many were negative), suspicions (names warned of).
     Undefined values are NaN: io_ratio and wdp_* of a map without mass, wdp_binary when no pixel is above .5.
     Errors: ValueError that names the example, for NaN or infinity, a negative value (see negatives), an empty,
-    inverted or outlying box, numbers that do not match. A box that sticks out is clipped and counted in one warning.
+    inverted or outlying box, boxes that are all between 0 and 1, a value above 1 under a protocol that leaves values as
+    they are, a masked array, numbers that do not match, an id that is there twice. A box that sticks out is clipped and
+    counted in one warning; what looks like a known mistake is one `SuspiciousInput`.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
     p = default_protocol(image_sizes is not None) if protocol is None else get_protocol(protocol)
     options = ScoreOptions(tau, delta, ties, distance, clip_dice)
     device = _torch_device(maps, backend)
     check_negatives(negatives)
+    checked_allow(allow)
     arrays, n_negative = _without_negatives(_as_map_list(maps), negatives, p)
     names = {what[:-1]: _as_names(given, len(arrays), what)
              for what, given in (("ids", ids), ("groups", groups)) if given is not None}
-    work, grids = _bring_together(arrays, boxes, image_sizes, p, options)
+    if ids is not None and (twice := Counter(names["id"].tolist()).most_common(1)) and twice[0][1] > 1:
+        raise ValueError(f"ids: expected each once, got {twice[0][0]!r} {twice[0][1]} times; what several maps share, "
+                         "such as their image, goes into groups")
+    work, grids, seen = _bring_together(arrays, boxes, image_sizes, p, options, allow)
     columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}
     with _numba_threads(threads):
         for rows in _groups(work, grids):
@@ -353,5 +385,5 @@ def score_maps(
     frame.columns.name = f"protocol {p.name}"
     changed = {"rule": negatives, "n_maps": int((n_negative > 0).sum()), "n_cells": int(n_negative.sum())}
     frame.attrs.update(protocol=p.as_dict(), tau=tau, delta=delta, ties=ties, distance=distance, clip_dice=clip_dice,
-                       negatives=changed)
+                       negatives=changed, suspicions=[one.name for one in seen])
     return frame
