@@ -125,7 +125,7 @@ def _threshold(t: float) -> Callable:
         """Binary columns with the map cut at t instead of 0.5."""
         ready = [prepare_map(a, tuple(s), protocol) for a, s in zip(maps.maps, maps.sizes.tolist())]
         boxes = [resize_boxes(b, tuple(s), a.shape) for b, s, a in zip(maps.boxes, maps.sizes.tolist(), ready)]
-        found = score_maps([a * np.float32(0.5 / t) for a in ready], boxes, protocol="native", **scores)
+        found = score_maps([np.minimum(a * np.float32(0.5 / t), 1) for a in ready], boxes, protocol="native", **scores)
         return frame.assign(**{name: found[name] for name in frame if "binary" in name})
     return rule
 
