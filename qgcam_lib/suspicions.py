@@ -122,22 +122,26 @@ def _outside(c: _Columns) -> Suspicion | None:
                      f"{looks}")
 
 # %% ../nbs/lib/07_suspicions.ipynb #5a5c0011
-def _count(test: Any, *columns: np.ndarray) -> int:
-    return sum(int(np.count_nonzero(test(column))) for column in columns)
+def _at(value: float, *columns: np.ndarray) -> int:
+    """How many numbers are this one; sums like x + width are off in the last digits."""
+    return sum(int(np.count_nonzero(np.abs(column - value) < 1e-6)) for column in columns)
 
 
 def _one_based(c: _Columns) -> Suspicion | None:
     """Do coordinates begin at 1?"""
     n, right, down = 2 * len(c.x0), c.x1 - c.width, c.y1 - c.height
-    border, behind = _count(lambda v: v == 0, right, down), _count(lambda v: v == 1, right, down)
+    border, behind = _at(0, right, down), _at(1, right, down)
     if n < 20 or max(border, behind) < 6:
         return None
-    ones, zeros = _count(lambda v: v == 1, c.x0, c.y0), _count(lambda v: (v >= 0) & (v < 1), c.x0, c.y0)
-    none, piled = zeros * 50 <= ones, ones >= 3 * _count(lambda v: v == 2, c.x0, c.y0)
-    if zeros * 2 <= ones and (none or piled) and min(ones, max(border, behind)) >= (6 if none and piled else 12):
+    ones, twos = _at(1, c.x0, c.y0), _at(2, c.x0, c.y0)
+    zeros = sum(int(np.count_nonzero((v > -0.1) & (v < 1 - 1e-6))) for v in (c.x0, c.y0))
+    none, piled = zeros * 50 <= ones, ones >= 3 * twos
+    one_sign = none or zeros * 2 <= ones and ones >= 4 * twos
+    if min(ones, max(border, behind)) >= (6 if none and piled else 12 if one_sign else np.inf):
         return Suspicion("one-based boxes", ones / n, f"{ones} of {n} corners lie at 1 and {zeros or 'none'} at 0: "
                          "are they counted from 1? Subtract 1 (from x0 and y0 only where the last pixel is counted in)")
-    if behind >= 6 and behind >= 3 * (border + _count(lambda v: v > 1, right, down)):
+    beyond = sum(int(np.count_nonzero(v > 1 + 1e-6)) for v in (right, down))
+    if behind >= 6 and behind >= 3 * (border + beyond):
         return Suspicion("one-based boxes", behind / n, f"{behind} of {n} ends lie exactly one pixel behind the "
                          "picture: are they counted from 1? Subtract 1")
     return None
