@@ -2,14 +2,18 @@
 
 import hashlib
 import io
+import random
 import re
 import tarfile
 import threading
 import warnings
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from qgcam_lib.cli.main import main
 from qgcam_lib.data import sources as module
@@ -21,11 +25,12 @@ CONTENT = bytes(range(256)) * 4096  # 1 MiB
 
 
 class Server(ThreadingHTTPServer):
-    """files: what it has. cuts: after how many bytes each of the next answers breaks off. log: what was asked for."""
+    """files: what it has. cuts: after how many bytes each of the next answers breaks off. log: what was asked for.
+    lie: how it answers, "" truly."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.cuts, self.log, self.ranges, self.tags = {}, [], [], True, {}
+        self.files, self.cuts, self.log, self.ranges, self.tags, self.lie = {}, [], [], True, {}, ""
         self.base = f"http://127.0.0.1:{self.server_port}/"
 
 
@@ -40,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         if name not in server.files:
             return self.send_error(404)
         data, begin, tag = server.files[name], 0, server.tags.get(name, f'"{name}-1"')
+        if server.lie and asked or server.lie in ("endless", "long"):
+            return self.lie(server.lie, data, int((asked or "bytes=0-")[6:-1]))
         if asked and server.ranges and self.headers.get("If-Range", tag) == tag:
             begin = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
         if begin >= len(data) > 0:
@@ -58,6 +65,31 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
+    def lie(self, how, data, begin):
+        """An answer that is not true: to a question for the rest, or, "endless" and "long", to any."""
+        full = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        status, place, length, tag, sent = {
+            "416": (416, f"bytes */{begin}", 0, None, b""),  # says that what came is all
+            "another 416": (416, "bytes */7", 0, None, b""),
+            "begins elsewhere": (206, "bytes 0-9/10", 10, None, data[:10]),
+            "another whole": (206, full.replace(str(len(data)), "5"), len(data) - begin, None, data[begin:]),
+            "another version": (206, full, len(data) - begin, '"new"', data[begin:]),
+            "no place": (206, "", len(data) - begin, None, data[begin:]),
+            "endless": (200, "", None, None, data * 3), "long": (200, "", 10**15, None, b"x"),
+        }[how]
+        self.send_response(status)
+        for key, value in (("Content-Range", place), ("Content-Length", length), ("ETag", tag)):
+            if value not in ("", None):
+                self.send_header(key, str(value))
+        self.end_headers()
+        self.server.lie = "" if status != 200 else how  # the next answer is true
+        self.close_connection = True
+        try:
+            self.wfile.write(sent)
+        except OSError:
+            pass  # nobody listens any more
+
+
 @pytest.fixture(scope="module")
 def running():
     server = Server()
@@ -69,7 +101,7 @@ def running():
 
 @pytest.fixture
 def server(running):
-    running.files, running.cuts, running.log, running.ranges, running.tags = {}, [], [], True, {}
+    running.files, running.cuts, running.log, running.ranges, running.tags, running.lie = {}, [], [], True, {}, ""
     return running
 
 
@@ -84,7 +116,7 @@ def sha(content):
 
 
 def get(one, tmp_path, **options):
-    return fetch("x", data_root=tmp_path, sources={"x": one}, progress=False, **options)
+    return fetch("x", data_root=tmp_path, sources={"x": one}, **{"progress": False, "confirm": True, **options})
 
 
 def left(tmp_path):
@@ -154,9 +186,69 @@ def test_a_whole_part_is_not_fetched_again(server, tmp_path):
     assert get(one, tmp_path).read_bytes() == CONTENT and server.log == [("big.bin", f"bytes={len(CONTENT)}-")]
 
 
+@settings(max_examples=12, deadline=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 2**20), max_size=4), st.booleans(), st.booleans())
+def test_cuts_anywhere_give_the_same_file(server, tmp_path_factory, cuts, ranges, stated):
+    server.cuts, server.ranges, server.log = list(cuts), ranges, []
+    one = source(server, "big.bin", CONTENT, place="raw/big.bin", sha256=sha(CONTENT) if stated else "")
+    assert get(one, tmp_path_factory.mktemp("cut")).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("how", ["416", "another 416", "begins elsewhere", "another whole", "another version",
+                                 "no place"])
+def test_a_server_that_lies_about_the_rest_gives_no_other_file(server, tmp_path, how):
+    one = source(server, "big.bin", CONTENT, place="raw/big.bin")  # no checksum would show it
+    server.cuts, server.lie = [300_000], how
+    assert get(one, tmp_path).read_bytes() == CONTENT
+    assert [asked for _, asked in server.log][0] is None and server.log[1][1] and server.log[2][1] is None
+
+
+def test_a_server_that_never_ends_is_stopped(server, tmp_path, monkeypatch):
+    server.lie = "endless"
+    with pytest.raises(SourceError, match="more than 1,000,000 bytes came"):
+        get(source(server, "big.bin", CONTENT, place="raw/big.bin", bytes=1_000_000), tmp_path)
+    monkeypatch.setattr(module, "MAX_UNTOLD_BYTES", 500_000)
+    with pytest.raises(SourceError, match="more than 500,000 bytes came"):
+        get(source(server, "b.bin", CONTENT, place="raw/b.bin"), tmp_path)
+    server.lie = "long"
+    with pytest.raises(SourceError, match=r"offers 1,000,000,000,000,000 bytes, the limit is 200,000,000,000"):
+        get(source(server, "c.bin", CONTENT, place="raw/c.bin"), tmp_path)
+    assert not [name for name in left(tmp_path) if name.startswith("raw/b") or name.startswith("raw/c")]
+
+
+def test_an_unstated_size_is_agreed_to_once(server, tmp_path):
+    one, asked = source(server, "big.bin", CONTENT, place="raw/big.bin"), []
+
+    def said(answer):
+        return lambda text: asked.append(text) or answer
+
+    for no in (False, said(False)):
+        with pytest.raises(SourceError, match="no source states its size; the server says 1,048,576 bytes.*--yes"):
+            get(one, tmp_path, confirm=no)
+    assert left(tmp_path) in ([], ["raw/downloads/x-big.bin.part.tag"])
+    server.cuts = [1000, 2000, 3000]
+    assert get(one, tmp_path, confirm=said(True)).read_bytes() == CONTENT and len(asked) == 2
+    stated = source(server, "a.bin", b"ab", place="raw/a.bin", bytes=2, sha256=sha(b"ab"))
+    assert get(stated, tmp_path, confirm=said(False)).read_bytes() == b"ab" and len(asked) == 2
+
+
+def test_where_nothing_can_be_written_nothing_is_fetched(server, tmp_path, monkeypatch):
+    one = source(server, "a.json", b"{}", place="raw/set/a.json", bytes=2)
+    (tmp_path / "file").write_text("no folder")
+    for root, place in ((tmp_path / "file", "raw/a.json"), (tmp_path, "file/a.json"), ("/proc/none", "raw/a.json")):
+        with pytest.raises(SourceError, match="cannot be written to .* nothing was fetched"):
+            get(Source(**{**vars(one), "place": place}), root)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
+    with pytest.raises(SourceError, match="room for 1 bytes, x has 2"):
+        get(one, tmp_path)
+    assert server.log == []
+
+
 @pytest.mark.parametrize("more, words", [
     ({"sha256": "0" * 64}, "another checksum than the stated sha256:000"),
-    ({"md5": "0" * 32}, "another checksum than the stated md5:000"), ({"bytes": 5}, "more than 5 bytes came"),
+    ({"md5": "0" * 32}, "another checksum than the stated md5:000"),
+    ({"bytes": 5}, "the server offers 1,048,576 bytes, 5 are stated"),
     ({"bytes": 2**21}, "bytes came, 2,097,152 are stated"),
 ])
 def test_another_file_than_stated_is_deleted(server, tmp_path, more, words):
@@ -248,6 +340,104 @@ def test_an_evil_archive_writes_nothing(server, tmp_path, kind):
     assert left(tmp_path) == [f"data/raw/downloads/x-{name}"], "only the archive itself"
 
 
+def patched(archive, before, after):
+    assert before in archive
+    return archive.replace(before, after)
+
+
+def renamed(name):
+    """A zip whose entry has this name, which Python's own writer would change."""
+    raw = name if isinstance(name, bytes) else name.encode()
+    return patched(zipped(("q" * len(raw), b"x")), b"q" * len(raw), raw)
+
+
+def overlapping():
+    """Two entries of a zip that share their bytes."""
+    packed = zipped(("a", random.Random(0).randbytes(5000)), ("b", b"x"))
+    at = packed.index(b"PK\x01\x02")
+    end = packed.index(b"PK\x05\x06")
+    one, two = packed[at:end][:47], packed[at:end][47:]
+    return packed[:at] + one + one.replace(b"a", b"c") + packed[end:].replace(
+        len(one + two).to_bytes(4, "little"), len(one * 2).to_bytes(4, "little"))
+
+
+def noted(length, mode):
+    """A tar with so many bytes of notes before its entry."""
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"comment": "x" * length}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info)
+    return out.getvalue()
+
+
+XZ = tarred(("a.txt", CONTENT), mode="w:xz")
+HOSTILE = {
+    "zip NUL.zip": (renamed(b"a.txt\0.sh"), "wants to write"),
+    "zip newline.zip": (renamed("a\n.txt"), "wants to write"),
+    "zip escape.zip": (renamed("a\x1b[2J"), "wants to write"), "zip dot.zip": (renamed("."), "wants to write"),
+    "zip nameless.zip": (zipped(("", b"x")), "wants to write"),
+    "zip 300 letters.zip": (zipped(("n" * 300, b"x")), "wants to write"),
+    "zip deep.zip": (zipped(("d/" * 3000 + "a", b"x")), "wants to write"),
+    "zip other case.zip": (zipped(("a/B.txt", b"1"), ("A/b.TXT", b"2")), "twice, perhaps in other letters"),
+    "zip other form.zip": (zipped(("\u00e9", b"1"), ("e\u0301", b"2")), "twice, perhaps in other letters"),
+    "zip encrypted.zip": (patched(zipped(("a", b"x")), b"PK\x01\x02\x14\x03\x14\x00\x00\x00",
+                                  b"PK\x01\x02\x14\x03\x14\x00\x01\x00"), "which is encrypted"),
+    "zip overlapping.zip": (overlapping(), "lie over each other"),
+    "zip method.zip": (patched(zipped(("a", b"x")), b"\x00\x00\x08\x00", b"\x00\x00\x63\x00"), "not a whole zip"),
+    "zip file as folder.zip": (zipped(("a", b"1"), ("a/b", b"2")), "cannot be unpacked"),
+    "tar surrogate.tar.gz": (tarred(("a\udcff", b"x")), "wants to write"),
+    "tar 300 letters.tar": (tarred(("n" * 300, b"x"), mode="w:"), "wants to write"),
+    "tar notes.tar.gz": (noted(2**21, "w:gz"), "bytes of names and notes"),
+    "tar cut.tar.xz": (XZ[:len(XZ) // 2], "not a whole zip or tar"),
+    "tar changed.tar.xz": (XZ[:200] + bytes(40) + XZ[240:], "not a whole zip or tar"),
+    "tar cut.tar.bz2": (tarred(("a.txt", CONTENT), mode="w:bz2")[:900], "not a whole zip or tar"),
+    "no tar.tar.xz": (b"\xfd7zXZ\x00" + bytes(99), "not a whole zip or tar"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_is_one_documented_error(tmp_path, name):
+    content, words = HOSTILE[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "out" / "in").mkdir(parents=True)
+    with pytest.raises(SourceError, match=words) as error:
+        unpack(tmp_path / name, tmp_path / "out" / "in")
+    assert str(error.value).startswith(name) and len(str(error.value)) < 500 and str(error.value).isprintable()
+    assert [p.name for p in tmp_path.iterdir()] == [name, "out"] or len(list(tmp_path.iterdir())) == 2
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["in"]
+
+
+def test_an_archive_may_unfold_so_far_and_no_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FREE_BYTES", 10_000)
+    for name, content in (("a.zip", zipped(("zeros", bytes(3_000_000)))), ("a.tar.xz", tarred(
+            ("zeros", bytes(3_000_000)), mode="w:xz"))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SourceError, match=f"more than {max(10_000, 100 * len(content)):,} bytes"):
+            unpack(tmp_path / name, tmp_path / f"{name}.out")
+    monkeypatch.setattr(module, "FREE_BYTES", 4_000_000)
+    assert unpack(tmp_path / "a.zip", tmp_path / "whole") == 1
+    (tmp_path / "empty.zip").write_bytes(zipped(*[(f"{i}", b"") for i in range(9)]))
+    with pytest.raises(SourceError, match="or 3 files"):
+        unpack(tmp_path / "empty.zip", tmp_path / "empty", max_files=3)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(["a.zip", "a.tar.gz", "a.tar.xz", "a.tar"]), st.integers(0, 10**9),
+       st.binary(min_size=1, max_size=4))
+def test_a_changed_archive_is_read_or_refused(tmp_path_factory, name, place, bytes_):
+    whole = zipped(("a/b.txt", b"hello" * 50)) if name == "a.zip" else tarred(
+        ("a/b.txt", b"hello" * 50), mode={"a.tar.gz": "w:gz", "a.tar.xz": "w:xz", "a.tar": "w:"}[name])
+    place %= len(whole)
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / name).write_bytes(whole[:place] + bytes_ + whole[place + len(bytes_):])
+    try:
+        unpack(folder / name, folder / "out")
+    except SourceError as error:
+        assert str(error).startswith(name) and len(str(error)) < 500
+    assert {p.name for p in folder.iterdir()} <= {name, "out"}
+
+
 def test_bombs_and_broken_archives(tmp_path):
     def packed(content, name="a"):
         path = tmp_path / name
@@ -297,13 +487,53 @@ def test_the_list_of_this_project():
         assert steps and not (one.gated and one.address not in " ".join(steps))
 
 
-@pytest.mark.parametrize("text, words", [("[a]\nkind = 1\n", "entry a: missing or unknown: address"), ("[", "in TOML")])
+@pytest.mark.parametrize("text, words", [("[a]\nkind = 1\n", "entry 'a': missing or unknown: address"),
+                                         ("[", "in TOML")])
 def test_a_list_that_is_none(tmp_path, text, words):
     (tmp_path / "sources.toml").write_text(text)
     with pytest.raises(SourceError, match=words):
         read_sources(tmp_path / "sources.toml")
     with pytest.raises(SourceError, match="none.toml"):
         read_sources(tmp_path / "none.toml")
+
+
+GOOD = ('kind = "data set"\nwhat = "w"\naddress = "http://x/a"\nplace = "raw/a"\nbytes = 0\nsha256 = ""\n'
+        'licence = "l"\ngated = false\n')
+
+
+@pytest.mark.parametrize("text, words", [
+    (GOOD, "'kind' stands in no entry"),
+    ("[a]\n" + GOOD.replace("bytes = 0", "bytes = -1"), "bytes has a value of another"),
+    ("[a]\n" + GOOD.replace('"w"', "5"), "what has a value of another kind"),
+    ("[a]\n" + GOOD.replace("false", "1"), "gated has a value of another kind"),
+    ("[a]\n" + GOOD + "steps = [1]\n", "steps has a value of another kind"),
+    ("[a]\n" + GOOD.replace("raw/a", "raw/../../etc"), "a place under the folder"),
+    ("[a]\n" + GOOD.replace("raw/a", "/etc"), "a place under the folder"),
+    ("[a]\n" + GOOD.replace("raw/a", "C:/etc"), "a place under the folder"),
+    ('["../a"]\n' + GOOD, "a plain name"), ("x = " + "[" * 100_000, "in TOML"), ("#" * 5_000_000, "the limit is"),
+])
+def test_a_hostile_list_is_one_documented_error(tmp_path, text, words):
+    (tmp_path / "sources.toml").write_text(text)
+    with pytest.raises(SourceError, match=words):
+        read_sources(tmp_path / "sources.toml")
+    (tmp_path / "sources.toml").write_text("[a]\n" + GOOD)
+    assert read_sources(tmp_path / "sources.toml")["a"].place == "raw/a"
+
+
+@pytest.mark.parametrize("content", [b"*", b"\x83", b"x = 1", b"[x]\nbytes = 1", b"[x]\nsha256 = []\nfetched = 1"])
+def test_a_damaged_record_of_fetches_is_one_documented_error(server, tmp_path, content):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "fetched.toml").write_bytes(content)
+    with pytest.raises(SourceError, match="fetched.toml"):
+        read_fetched(tmp_path)
+    with pytest.raises(SourceError, match="fetched.toml"):
+        get(source(server, "a.json", b"{}", place="raw/a.json"), tmp_path)
+
+
+def test_other_addresses_are_not_fetched(tmp_path):
+    for address in ("file:///etc/passwd", "ftp://x/a", "/etc/passwd", ""):
+        with pytest.raises(SourceError, match="expected an address with http"):
+            fetch_file(Source("x", "data set", "", address, "raw/a", 0, "", "", False), tmp_path)
 
 
 def test_the_command(server, tmp_path, monkeypatch, capsys):
@@ -313,6 +543,9 @@ def test_the_command(server, tmp_path, monkeypatch, capsys):
     lists = {"x": good, "photos": by_hand, "bad": bad}
     monkeypatch.setattr(module, "read_sources", lambda path=None: lists)
     root = ["--data-root", str(tmp_path), "--quiet"]
+    assert main(["data", "fetch", "x", *root]) == 1
+    assert "no source states its size; the server says 142 bytes" in capsys.readouterr().err
+    root.append("--yes")
     assert main(["data", "fetch", "x", *root]) == 0
     out = capsys.readouterr().out
     assert "it also needs photos: qgcam data fetch photos" in out and "here: " in out

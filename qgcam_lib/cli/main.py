@@ -268,6 +268,7 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
 def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/sources.toml")],
                data_root: Annotated[Path | None, typer.Option(help="folder of the data")] = None,
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after it was unpacked")] = False,
+               yes: Annotated[bool, typer.Option("--yes", help="fetch it although no source states its size")] = False,
                quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False) -> None:
     """Fetch a data set: resumed, checked, unpacked safely. Exit code 1: it failed; 3: only a person can do it."""
     from qgcam_lib.data.sources import fetch, manual_steps, read_sources
@@ -286,7 +287,8 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
         for number, step in enumerate(manual_steps(source, root), 1):
             say(f"{number}. {step}")
         raise typer.Exit(3)
-    say(f"here: {short_path(fetch(name, data_root=root, keep=keep, progress=not quiet))}")
+    agreed = yes or sys.stdin.isatty() and (lambda question: typer.confirm(f"{question}. Fetch it?", err=True))
+    say(f"here: {short_path(fetch(name, data_root=root, keep=keep, progress=not quiet, confirm=agreed))}")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #bfb17c82
 @app.command(example="qgcam zoo --name clip-rn-mini", part=_HERE,
