@@ -46,6 +46,11 @@ def shown(cell: nbformat.NotebookNode) -> bool:
     return bool(lines) and "#| hide" not in lines and not all(line.startswith("#|") for line in lines)
 
 
+def literal(text: str) -> str:
+    """A text that stays text in Markdown and in HTML: every sign of either is a character reference."""
+    return "".join(one if one.isalnum() or one in " .,:/" else f"&#{ord(one)};" for one in text)
+
+
 def pinned_run(notebook: nbformat.NotebookNode, source: Path) -> str:
     """The run whose outputs a paper notebook shows, as a box: id, date, code, and every parameter, folded."""
     about = notebook.metadata.get("qgcam")
@@ -58,8 +63,8 @@ def pinned_run(notebook: nbformat.NotebookNode, source: Path) -> str:
     day = str(about.get("started", "")).partition("T")[0]
     code = str(about.get("commit") or about["code_sha256"])[:10]
     given = about["parameters"]
-    rows = [f"| `{name}` | `{json.dumps(given.get(name, one.default))}` | {'given' if name in given else 'default'} |"
-            for name, one in read_parameters(source).items()]
+    rows = [f"| `{name}` | <code>{literal(json.dumps(given.get(name, one.default)))}</code> | "
+            f"{'given' if name in given else 'default'} |" for name, one in read_parameters(source).items()]
     return "\n".join([
         "````{note}",
         f"The outputs below are those of run `{about['run_id']}`{f' of {day}' * bool(day)}{where}, code `{code}`.", "",

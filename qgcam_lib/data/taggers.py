@@ -34,6 +34,9 @@ class Tagger:
     kinds: Callable[[Sequence[str]], list[str]]
 
 # %% ../../nbs/lib/data/09_taggers.ipynb #9f7c85c9
+_LETTERS = 50  # HanTa tries every cut of a word; English endings tell the kind, and no word of English is longer
+
+
 def _nltk() -> Tagger:
     import nltk
 
@@ -58,7 +61,7 @@ def _hanta() -> Tagger:
 
     model = HanoverTagger("morphmodel_en.pgz")
     return Tagger("hanta", f"HanTa {version('HanTa')}, morphmodel_en",
-                  lambda words: [_kind(tag) for tag in model.tag_sent(list(words), taglevel=0)])
+                  lambda words: [_kind(tag) for tag in model.tag_sent([one[-_LETTERS:] for one in words], taglevel=0)])
 
 # %% ../../nbs/lib/data/09_taggers.ipynb #f9db83dd
 TAGGERS = {"nltk": _nltk, "spacy": _spacy, "hanta": _hanta}

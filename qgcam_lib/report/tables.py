@@ -177,7 +177,7 @@ def score_table(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | N
     lines = _lines(summary, table, rows)
     index = table.names(lines)
     found = {column.name: _found(summary, table, column, index) for column in table.columns}
-    if len(summary) and all(part["value"].isna().all() for part in found.values()):
+    if len(summary) and not any(len(column.rows(summary)) for column in table.columns):
         wanted = sorted({value for column in table.columns for value in column.where.values()})
         there = {key: sorted(set(summary[key])) for key in table.columns[0].where}
         raise ValueError(f"summary: expected rows of {wanted}, got {there}")
