@@ -39,9 +39,9 @@ def _poison(file: Path, keys) -> None:
 def hostile_flickr30k(root: Path, pictures: int = 12) -> Path:
     # its pictures keep their names: the loader takes letters, digits, ".", "_" and "-" alone
     miniworld.make_flickr30k(root, pictures, 0, 0, natural=False, progress=False)
-    bad = cycle(NASTY)
+    bad, plain = cycle(NASTY), str.maketrans("", "", "[]\u2028")  # which the format itself needs
     for file in (root / "Sentences").iterdir():
-        said = re.sub(r"(\[/EN#\d+/\w+ [^\]]*)\]", lambda found: f"{found[1]} {next(bad)}]".replace("\u2028", ""),
+        said = re.sub(r"(\[/EN#\d+/\w+ [^\]]*)\]", lambda found: f"{found[1]} {next(bad).translate(plain)}]",
                       file.read_text(encoding="utf-8"))
         file.write_text(said, encoding="utf-8", newline="")
     return root
@@ -49,7 +49,7 @@ def hostile_flickr30k(root: Path, pictures: int = 12) -> Path:
 
 def hostile_tricd(root: Path, groups: int = 12) -> Path:
     miniworld.make_tricd(root, groups, groups, progress=False)
-    bad, names = cycle(NASTY), {}
+    bad, names, said = cycle(NASTY), {}, {}
     for split in ("val", "test"):
         grounding, questions = (root / f"TRICD_{kind}_{split}.json" for kind in ("grounding", "VQA"))
         data = json.loads(grounding.read_text())
@@ -60,9 +60,10 @@ def hostile_tricd(root: Path, groups: int = 12) -> Path:
                 names[image["file_name"]] = new
             image |= {"file_name": names.get(image["file_name"], image["file_name"]),
                       "source": NASTY[int(image["original_id"].split("_")[0]) % 6]}  # one a group
-            image["caption"] += f" {next(bad)}"
-            if len(image["phrases"]) == 1:
-                image["phrases"] = {key: [[0, len(image["caption"])]] for key in image["phrases"]}
+            end, added = len(image["caption"]), said.setdefault(image["caption"], f" {next(bad)}")
+            image["caption"] += added
+            image["phrases"] = {key: [[first, last + len(added) * (last == end)] for first, last in spans]
+                                for key, spans in image["phrases"].items()}
         _write(grounding, data)
         data = json.loads(questions.read_text())
         for one in data["questions"]:
