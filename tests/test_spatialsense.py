@@ -134,7 +134,7 @@ WORDS = {"no box": "subject has no box", "box of three": "subject has no box", "
          "box outside": "wholly outside", "box not a number": "finite", "no name": "the subject has no name",
          "no predicate": "the predicate has no name", "no subject": "the subject has no name",
          "no label": "label must be true or false", "label as text": "label must be true or false",
-         "no size": "one height and width", "size of zero": "one height and width", "two sizes": "one height and width"}
+         "no size": "a height and width", "size of zero": "a height and width", "two sizes": "one height and width"}
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -115,7 +115,7 @@ def test_faults_of_the_other_files(tmp_path):
             (lambda one: list(read_regions(one)), {"id": 3, "regions": [{"phrase": None}]}, "image 3: field 'phrase'"),
             (read_presence, {"id": 3, "objects": [{"names": 1}]}, "image 3: field 'objects'"),
             (read_images, {"image_id": 3, "url": "x", "width": 1, "height": 1}, "image 3: field 'url'"),
-            (read_images, {"image_id": 3, "url": "a/b.jpg", "width": 1}, "image 3: field 'height'")):
+            (read_images, {"image_id": 3, "url": "a/b.jpg", "width": 1}, "image 3: fields 'height'")):
         path.write_text(json.dumps([entry]))
         with pytest.raises(FormatError, match=f"f.json: {said}"):
             reader(path)

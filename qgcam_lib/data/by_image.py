@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from ..boxes import clip_boxes
 from ..errors import ExampleError
-from .records import GroundingExample, Problem, box_share, image_problems, problem_frame
+from .records import GroundingExample, Problem, box_share, image_problems, plain_name, problem_frame
 from ..storage.files import file_sha256, sha256_of
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #d44c9597
@@ -33,6 +33,7 @@ class ImageRead:
     counts: Counter = field(default_factory=Counter)
     size: tuple[int, int] | None = None
     picture: Path | None = None
+    seen: set = field(default_factory=set)
 
     def lose(self, file: str, problem: str, id: str, severity: str = "error") -> None:
         """Note what went wrong with the example `id` ("IMAGE/*": with all of the picture)."""
@@ -54,9 +55,7 @@ def picture_path(name: str, folders: list[Path]) -> Path:
 
     Raises ValueError for a name that is not a plain file name. folders: at least one.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"expected a plain file name of the picture, got {name!r}")
-    places = [folder / name for folder in folders]
+    places = [folder / plain_name(name) for folder in folders]
     return next((place for place in places if place.is_file()), places[0])
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #7683f8cb

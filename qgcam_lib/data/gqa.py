@@ -18,7 +18,9 @@ from typing import Any
 from fastcore.basics import patch
 
 from .by_image import MINIWORLD_MARKER
+from .records import plain_name
 from ..errors import ExampleError, FormatError
+from ..storage.json_reader import unique_keys
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #819666a9
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def read_entries(path: str | Path) -> Iterator[tuple[str, Any]]:
 
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
-    decoder, number = json.JSONDecoder(), 0
+    decoder, number, seen = json.JSONDecoder(object_pairs_hook=unique_keys), 0, set()
     with open(path, encoding="utf-8") as file:
         text = file.read(_BLOCK).lstrip()
         if not text.startswith("{"):
@@ -77,14 +79,18 @@ def read_entries(path: str | Path) -> Iterator[tuple[str, Any]]:
                 value, end = decoder.raw_decode(text, after)
                 if end == len(text):
                     raise json.JSONDecodeError("the entry may go on", text, end)
-            except (json.JSONDecodeError, AttributeError) as error:
-                more = file.read(_BLOCK) if len(text) - at < _LONGEST else ""
+                if not isinstance(key, str) or key in seen:
+                    raise ValueError(f"expected a text as key that no other entry has, got {key!r:.60}")
+            except (ValueError, AttributeError, RecursionError) as error:
+                hopeless = not isinstance(error, json.JSONDecodeError | AttributeError) or len(text) - at >= _LONGEST
+                more = "" if hopeless else file.read(_BLOCK)
                 if not more:
                     problem = f"{path}: entry {number}: not whole JSON: {error}. Fetch the file again"
                     raise FormatError(problem) from error
                 text, at = text[at:] + more, 0
                 continue
             yield key, value
+            seen.add(key)
             at, number = end, number + 1
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #1041f4a1
@@ -103,8 +109,13 @@ def question_of(id: str, entry: Any, path: str | Path = "") -> Question:
 
     answered = isinstance(entry, dict) and "answer" in entry
     types, groups = (entry.get(name) or {} if answered else {} for name in ("types", "groups"))
+    image = text(entry, "imageId")
+    try:
+        plain_name(f"{image}.jpg")
+    except ValueError as error:
+        raise FormatError(f"{path}: question {id}: field 'imageId': {error}") from error
     return Question(
-        str(id), text(entry, "imageId"), text(entry, "question"), text(entry, "answer", answered),
+        str(id), image, text(entry, "question"), text(entry, "answer", answered),
         text(entry, "fullAnswer", False), *(text(types, name, answered) for name in _TYPES),
         text(groups, "global", False), text(groups, "local", False), entry.get("isBalanced") is not False,
         _program(id, entry.get("semantic") or [], path))
@@ -118,7 +129,8 @@ def _program(id: str, steps: Any, path: str | Path) -> tuple[Step, ...]:
                           f"dependencies, got {steps!r:.60}") from error
     for number, step in enumerate(found):
         if any(not isinstance(k, int) or not 0 <= k < number for k in step.dependencies):
-            raise FormatError(f"{path}: question {id}: field 'semantic': step {number} depends on {step.dependencies}")
+            raise FormatError(f"{path}: question {id}: field 'semantic': step {number} depends on "
+                              f"{step.dependencies!r:.60}")
     return found
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #4fd979b9
@@ -135,8 +147,10 @@ def question_files(root: str | Path, split: str, balanced: bool = True) -> list[
     for folder in (Path(root), Path(root) / "questions"):
         if (folder / f"{name}.json").is_file():
             return [folder / f"{name}.json"]
-        if found := sorted((folder / name).glob(f"{name}_*.json"), key=lambda path: int(path.stem.rpartition("_")[2])):
-            return found
+        parts = [path for path in (folder / name).glob(f"{name}_*.json")
+                 if re.fullmatch(r"[0-9]{1,6}", path.stem.rpartition("_")[2])]
+        if parts:
+            return sorted(parts, key=lambda path: int(path.stem.rpartition("_")[2]))
     inside = ", ".join(sorted(p.name for p in Path(root).iterdir())[:12]) if Path(root).is_dir() else "no such folder"
     raise ExampleError(f"expected {name}.json, or the folder {name}, found {inside or 'nothing'}", file=root,
                        remedy="Give the folder of GQA's questions; `qgcam_lib.miniworld.ensure_gqa` makes a small one")

@@ -21,7 +21,7 @@ from .by_image import MINIWORLD_MARKER, ByImage, ImageRead, check_options, fitte
 from .safe_pickle import read_plain_pickle
 from ..errors import ExampleError, FormatError
 from ..storage.json_reader import read_json
-from .records import GroundingExample
+from .records import GroundingExample, is_id, is_number, picture_size, writable
 
 # %% ../../nbs/lib/data/05_refer.ipynb #ad1491a8
 @dataclass
@@ -33,6 +33,14 @@ class _Instances:
     categories: dict[Any, str] = field(default_factory=dict)
     kinds: dict[Any, str] = field(default_factory=dict)  # COCO's supercategory of a category
     twice: set = field(default_factory=set)
+
+    def category(self, id: Any) -> str:
+        """The name of a category; "" where the id is none that is known."""
+        return str(self.categories.get(id, "")) if is_id(id) else ""
+
+    def kind(self, id: Any) -> str:
+        """Its supercategory; "" where it is not known."""
+        return self.kinds.get(id, "") if is_id(id) else ""
 
     @cached_property
     def of_picture(self) -> dict[str, list[dict]]:
@@ -63,12 +71,12 @@ def _read_instances(path: Path, stamp: tuple) -> _Instances:
                if not isinstance(content, dict) or not isinstance(content.get(key), list)]
     if missing:
         raise ExampleError(f"expected lists of {', '.join(missing)}", file=path, remedy="Is it COCO's instances file?")
-    named = [c for c in content["categories"] if {"id", "name"} <= set(c)]
+    named = [c for c in content["categories"] if isinstance(c, dict) and is_id(c.get("id")) and "name" in c]
     out = _Instances(categories={c["id"]: c["name"] for c in named},
                      kinds={c["id"]: str(c.get("supercategory", "")) for c in named})
     for name, table in (("images", out.images), ("annotations", out.annotations)):
         for record in content[name]:
-            if not isinstance(record, dict) or not isinstance(record.get("id"), int | str):
+            if not isinstance(record, dict) or not is_id(record.get("id")):
                 raise ExampleError(f"a record of {name} without an id: {str(record)[:80]}", file=path, remedy=remedy)
             if table.setdefault(record["id"], record) != record:
                 out.twice.add((name, record["id"]))
@@ -85,8 +93,8 @@ def _read_refs(path: Path, stamp: tuple) -> list[dict]:
     if not isinstance(refs, list):
         raise ExampleError(f"expected a list of refs, got a {type(refs).__name__}", file=path)
     for number, ref in enumerate(refs):
-        kinds = {"ref_id": int | str, "ann_id": int | str, "image_id": int | str, "split": str}
-        wrong = [key for key, kind in kinds.items() if not isinstance(ref, dict) or not isinstance(ref.get(key), kind)]
+        wrong = [key for key in ("ref_id", "ann_id", "image_id", "split") if not isinstance(ref, dict)
+                 or not is_id(ref.get(key)) or key == "split" and not isinstance(ref[key], str)]
         if wrong:
             raise ExampleError(f"ref number {number} has no usable {', '.join(wrong)}", file=path,
                                remedy="Is it a refs file of the REFER layout?")
@@ -202,13 +210,15 @@ class Refer(ByImage):
         return _read_instances(self._place.instances, _stamp(self._place.instances))
 
     @cached_property
-    def _by_image(self) -> dict[str, list[tuple[dict, bool]]]:
-        """image id -> its refs in the order of the file, each with whether its id was used before."""
+    def _by_image(self) -> dict[str, list[tuple[dict, str]]]:
+        """image id -> its refs in the order of the file, each with what is wrong with its id, or ""."""
         refs, found, seen = _read_refs(self._place.refs, _stamp(self._place.refs)), {}, set()
         for ref in refs:
             if in_split(ref["split"], self.split):
-                found.setdefault(str(ref["image_id"]), []).append((ref, ref["ref_id"] in seen))
-                seen.add(ref["ref_id"])
+                id = str(ref["ref_id"])
+                fault = "its ref_id is used twice" if id in seen else "its ref_id has a '/' in it" if "/" in id else ""
+                found.setdefault(str(ref["image_id"]), []).append((ref, fault))
+                seen.add(id)
         if not found:
             here = ", ".join(f"{name} ({count:,})" for name, count in Counter(ref["split"] for ref in refs).items())
             raise ExampleError(f"there is no split {self.split!r}; objects by split: {here or 'none'}",
@@ -228,9 +238,9 @@ def _read(self: Refer, image_id: str) -> ImageRead:
         fault = f"picture {image_id} is not in {place.instances.name}"
     else:
         fault = _picture(out, self, record)
-    for ref, again in refs:
+    for ref, odd in refs:
         out.counts["objects"] += 1
-        wrong = fault or ("its ref_id is used twice" if again else "")
+        wrong = fault or odd
         box = None if wrong else _box(out, self, ref)
         if isinstance(box, str):
             wrong = box
@@ -264,16 +274,13 @@ def _named(place: _Place, path: Path) -> str:
 # %% ../../nbs/lib/data/05_refer.ipynb #d1ac6c26
 def _picture(out: ImageRead, dataset: Refer, record: dict) -> str:
     """Put the picture's path and size into `out`; returns what is wrong with its record, or ''."""
-    size = (record.get("height"), record.get("width"))
     if ("images", record["id"]) in dataset._instances.twice:
         return f"picture {record['id']} is listed twice in instances.json, with different content"
-    if not all(isinstance(side, int) and side > 0 for side in size):
-        return f"picture {record['id']}: expected a height and width in whole pixels above 0, got {size}"
     try:
-        out.picture = picture_path(record.get("file_name"), dataset._place.pictures)
+        size = picture_size(record.get("height"), record.get("width"))
+        out.picture, out.size = picture_path(record.get("file_name"), dataset._place.pictures), size
     except ValueError as error:
         return f"picture {record['id']}: {error}"
-    out.size = size
     return ""
 
 
@@ -286,10 +293,10 @@ def _box(out: ImageRead, dataset: Refer, ref: dict) -> Any:
     if ("annotations", number) in dataset._instances.twice:
         return f"{where} is listed twice in instances.json, with different content"
     if known.get("image_id") != ref["image_id"]:
-        return f"{where} belongs to picture {known.get('image_id')}, not to {ref['image_id']}"
+        return f"{where} belongs to picture {str(known.get('image_id'))[:60]}, not to {ref['image_id']}"
     xywh = known.get("bbox")
-    if not isinstance(xywh, list) or len(xywh) != 4 or not all(isinstance(n, int | float) for n in xywh):
-        return f"{where} has no box: expected [x, y, width, height], got {str(xywh)[:60]}"
+    if not isinstance(xywh, list) or len(xywh) != 4 or not all(map(is_number, xywh)):
+        return f"{where} has no box: expected [x, y, width, height] in finite numbers, got {str(xywh)[:60]}"
     try:
         box, cut = fitted(xywh_to_xyxy([xywh]), out.size)
     except ValueError as error:
@@ -306,25 +313,25 @@ def _sentences(out: ImageRead, place: _Place, ref: dict, text: str) -> Iterator[
         return
     numbers = [row.get("sent_id") if isinstance(row, dict) else None for row in rows]
     if "sent_ids" in ref and ref["sent_ids"] != numbers:
-        out.lose(file, f"sent_ids are {str(ref['sent_ids'])[:60]}, those of the sentences {str(numbers)[:60]}",
+        out.lose(file, f"sent_ids are {ref['sent_ids']!r:.60}, those of the sentences {numbers!r:.60}",
                  f"{ref['ref_id']}/*", "warning")
     for position, (row, number) in enumerate(zip(rows, numbers)):
-        id = f"{ref['ref_id']}/{number if isinstance(number, int | str) else f'#{position}'}"
+        id = f"{ref['ref_id']}/{number if is_id(number) else f'#{position}'}"
         prompt = row.get(text) if isinstance(row, dict) else None
         fault = ""
-        if not isinstance(number, int | str):
+        if not is_id(number):
             fault = f"sentence number {position} has no sent_id"
-        elif number in seen:
+        elif str(number) in seen:
             id, fault = f"{id}#{position}", f"its sent_id {number} is used twice"
-        elif not isinstance(prompt, str) or not prompt.strip():
-            fault = f"the sentence is empty: {text} is {prompt!r}"
-        seen.add(number if isinstance(number, int | str) else None)
+        elif not isinstance(prompt, str) or not prompt.strip() or not writable(prompt):
+            fault = f"the sentence is empty, or no text: {text} is {prompt!r:.60}"
+        seen.add(str(number) if is_id(number) else None)
         yield id, prompt, fault
 
 # %% ../../nbs/lib/data/05_refer.ipynb #28c8849e
 def _example(out: ImageRead, dataset: Refer, ref: dict, id: str, prompt: str, box: Any) -> GroundingExample:
     known = dataset._instances.annotations[ref["ann_id"]]
-    category = dataset._instances.categories.get(known.get("category_id", ref.get("category_id")), "")
+    category = dataset._instances.category(known.get("category_id", ref.get("category_id")))
     meta = {"ref_id": ref["ref_id"], "ann_id": ref["ann_id"], "sent_id": id.split("/", 1)[1], "split": ref["split"]}
     return GroundingExample(id, out.picture, prompt.strip(), box, str(ref["image_id"]), out.size, str(category), meta)
 
@@ -363,5 +370,5 @@ def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
         raise ExampleError(fault, f"{image_id}/*", self._place.instances)
     found = [(one, _box(read, self, {"ann_id": one["id"], "image_id": number}))
              for one in known.of_picture.get(image_id, ())]
-    return [AnnotatedObject(str(one["id"]), tuple(box[0].tolist()), str(known.categories.get(one.get("category_id"), "")),
-                            known.kinds.get(one.get("category_id"), "")) for one, box in found if not isinstance(box, str)]
+    return [AnnotatedObject(str(one["id"]), tuple(box[0].tolist()), known.category(one.get("category_id")),
+                            known.kind(one.get("category_id"))) for one, box in found if not isinstance(box, str)]

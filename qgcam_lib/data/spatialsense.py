@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from ..boxes import yyxx_to_xyxy
 from .by_image import ByImage, ImageRead, check_options, fitted, picture_path
 from ..errors import ExampleError, FormatError
-from .records import GroundingExample
+from .records import GroundingExample, is_id, is_number, picture_size
 from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #ab261d3e
@@ -30,7 +30,7 @@ def image_place(url: str) -> str:
     Raises ValueError for what is no address or ends in no file name.
     """
     if not isinstance(url, str) or not url.strip():
-        raise ValueError(f"expected the address of a picture, got {url!r}")
+        raise ValueError(f"expected the address of a picture, got {url!r:.60}")
     name = url.rsplit("/", 1)[-1]
     picture_path(name, [Path()])  # refuses what is no plain name
     return ("flickr/" if url.startswith("http") else "nyu/") + name
@@ -119,18 +119,20 @@ class SpatialSense(ByImage):
 def _read(self: SpatialSense, image_id: str) -> ImageRead:
     out, records, seen = ImageRead(), self._records[image_id], set()
     folder, name = image_id.split("/", 1)
-    sizes = {(record.get("height"), record.get("width")) for record in records}
     out.picture = picture_path(name, [self.images_folder / folder])
-    if len(sizes) > 1 or not all(isinstance(side, int) and side > 0 for size in sizes for side in size):
-        problem = f"expected one height and width above 0, got {sorted(map(str, sizes))}"
-        out.lose(self.file.name, problem, f"{image_id}/*")
+    try:
+        sizes = {picture_size(record.get("height"), record.get("width")) for record in records}
+        if len(sizes) > 1:
+            raise ValueError(f"expected one height and width, got {sorted(sizes)!r:.80}")
+    except ValueError as error:
+        out.lose(self.file.name, str(error), f"{image_id}/*")
         return out
     out.size = sizes.pop()
     for relation in (relation for record in records for relation in record["annotations"]):
         out.counts["relations"] += 1
         id = relation.get("_id") if isinstance(relation, dict) else None
-        if not isinstance(id, str) or not id:
-            out.lose(self.file.name, f"a relation without an _id: {str(relation)[:60]}", f"{image_id}/*")
+        if not isinstance(id, str) or not is_id(id):
+            out.lose(self.file.name, f"a relation without a usable _id: {str(relation)[:60]}", f"{image_id}/*")
             continue
         again, known = id in seen, self._owners.get(id) == image_id
         seen.add(id)
@@ -147,7 +149,7 @@ def _relation(out: ImageRead, dataset: SpatialSense, image_id: str, id: str, rel
     """Put the relation's example into `out`, or what is wrong with it."""
     try:
         if relation.get("label") is not True:
-            raise ValueError(f"the label must be true or false, got {relation.get('label')!r}")
+            raise ValueError(f"the label must be true or false, got {relation.get('label')!r:.60}")
         parts = {part: _part(relation, part) for part in ("subject", "predicate", "object")}
         asked = tuple(parts) if dataset.split == "triplets" else (dataset.split.removesuffix("s"),)
         empty = [part for part in asked if not parts[part]]
@@ -177,6 +179,6 @@ def _box(relation: dict, who: str) -> Any:
     """The box of the subject or object as half-open xyxy, [1, 4]; ValueError where there is none."""
     thing = relation.get(who)
     yyxx = thing.get("bbox") if isinstance(thing, dict) else None
-    if not isinstance(yyxx, list) or len(yyxx) != 4 or not all(isinstance(n, int | float) for n in yyxx):
-        raise ValueError(f"the {who} has no box: expected [y0, y1, x0, x1], got {str(yyxx)[:60]}")
+    if not isinstance(yyxx, list) or len(yyxx) != 4 or not all(map(is_number, yyxx)):
+        raise ValueError(f"the {who} has no box: expected finite [y0, y1, x0, x1], got {str(yyxx)[:60]}")
     return yyxx_to_xyxy([yyxx])

@@ -6,7 +6,6 @@
 __all__ = ['CocoImage', 'CocoObject', 'CocoInstances', 'CocoCaptions', 'read_instances', 'read_captions']
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #f9d136b6
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from ...boxes import xywh_to_xyxy
 from .masks import mask_of
-from ..records import Problem
+from ..records import Problem, is_id, is_number, picture_size, plain_name
 from ...errors import FormatError
 from ...storage.json_reader import read_json
 
@@ -97,11 +96,12 @@ class _Faults:
             raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
         self.file, self.raises, self.lost = file, on_error == "raise", []
 
-    def __call__(self, id: Any, key: str, problem: str) -> None:
+    def __call__(self, id: Any, key: str, problem: str, what: str = "annotation") -> None:
+        id = str(id)[:60]
         if self.raises:
-            raise FormatError(f"{self.file}: annotation {id}: {key}: {problem}. Repair the file, or pass "
-                              "on_error='record' to leave such annotations out")
-        self.lost.append(Problem(self.file.name, f"{key}: {problem}", "error", str(id)))
+            raise FormatError(f"{self.file}: {what} {id}: {key}: {problem}. Repair the file, or pass "
+                              f"on_error='record' to leave such {what}s out")
+        self.lost.append(Problem(self.file.name, f"{key}: {problem}", "error", id))
 
 
 def _content(file: Path) -> Any:
@@ -117,27 +117,31 @@ def _list(content: Any, key: str, file: Path) -> list[dict]:
         raise FormatError(f"{file}: expected a list of records under {key!r}, as COCO's annotation files have")
     return found
 
+
+def _number(value: Any) -> bool:
+    return is_id(value) and not isinstance(value, str)
+
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #f2460e83
-def _images(content: Any, file: Path) -> dict[int, CocoImage]:
-    """The pictures by number. FormatError for one without a number, a plain file name, or sizes that are none."""
+def _images(content: Any, file: Path, fault: _Faults) -> dict[int, CocoImage]:
+    """The pictures by number. A fault: one without a number of its own, a plain file name, or a size that is one."""
     found = {}
     for one in _list(content, "images", file):
-        id, name, h, w = (one.get(key) for key in ("id", "file_name", "height", "width"))
-        where = f"{file}: image {id}"
-        if type(id) is not int or id in found:
-            raise FormatError(f"{where}: id: expected a number that no other picture has")
-        if not isinstance(name, str) or not name or any(mark in name for mark in "/\\\0"):
-            raise FormatError(f"{where}: file_name: expected a plain file name, got {name!r}")
-        if (h is None) != (w is None) or h is not None and not (type(h) is type(w) is int and h > 0 and w > 0):
-            raise FormatError(f"{where}: height, width: expected whole numbers above 0, got {h!r} and {w!r}")
-        found[id] = CocoImage(id, name, None if h is None else (h, w))
+        id, key = one.get("id"), "file_name"
+        if not _number(id) or id in found:
+            fault(id, "id", "expected a number that no other picture has", "image")
+            continue
+        try:
+            name, key = plain_name(one.get("file_name")), "height, width"
+            sides = one.get("height"), one.get("width")
+            found[id] = CocoImage(id, name, None if sides == (None, None) else picture_size(*sides))
+        except ValueError as error:
+            fault(id, key, str(error), "image")
     return found
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #094190ea
 def _box(value: Any) -> tuple[float, float, float, float] | None:
     """The box as half-open xyxy, or None when it is not four finite numbers with a width and height from 0 on."""
-    good = isinstance(value, list) and len(value) == 4 and all(type(v) in (int, float) for v in value)
-    if not good or not all(map(math.isfinite, value)) or value[2] < 0 or value[3] < 0:
+    if not isinstance(value, list) or len(value) != 4 or not all(map(is_number, value)) or min(value[2:]) < 0:
         return None
     return tuple(map(float, xywh_to_xyxy([value])[0]))
 
@@ -145,7 +149,7 @@ def _box(value: Any) -> tuple[float, float, float, float] | None:
 def _categories(content: Any, file: Path) -> dict[int, str]:
     """Names of the categories by number, in the order of the numbers."""
     listed = [(one.get("id"), one.get("name")) for one in _list(content, "categories", file)]
-    if not all(type(id) is int and isinstance(name, str) and name for id, name in listed):
+    if not all(_number(id) and isinstance(name, str) and name for id, name in listed):
         raise FormatError(f"{file}: categories: expected records with a number as id and a name")
     if not len(dict(listed)) == len({name for _, name in listed}) == len(listed):
         raise FormatError(f"{file}: categories: expected each number and each name once")
@@ -155,36 +159,36 @@ def _categories(content: Any, file: Path) -> dict[int, str]:
 def _object_fault(one: dict, images: dict, categories: dict, seen: set) -> tuple[str, str] | None:
     """(field, what is wrong with it) of an annotation, None for a good one."""
     id, image, area = one.get("id"), one.get("image_id"), one.get("area")
-    if type(id) is not int or id in seen:
+    if not _number(id) or id in seen:
         return "id", "expected a number that no other annotation has"
-    if image not in images:
-        return "image_id", f"no picture has the number {image!r}"
+    if not _number(image) or image not in images:
+        return "image_id", f"no picture has the number {image!r:.60}"
     if images[image].size is None:
         return "image_id", f"picture {image} states no height and width"
-    if one.get("category_id") not in categories:
-        return "category_id", f"no category has the number {one.get('category_id')!r}"
+    if not _number(one.get("category_id")) or one["category_id"] not in categories:
+        return "category_id", f"no category has the number {one.get('category_id')!r:.60}"
     if not isinstance(one.get("segmentation"), list | dict) or not one["segmentation"]:
         return "segmentation", f"expected polygons or an RLE, got {str(one.get('segmentation'))[:40]}"
     if _box(one.get("bbox")) is None:
         return "bbox", f"expected x, y, width, height, got {str(one.get('bbox'))[:60]}"
-    if type(area) not in (int, float) or not 0 <= area < math.inf:
-        return "area", f"expected a number of pixels, got {area!r}"
+    if not is_number(area) or area < 0:
+        return "area", f"expected a number of pixels, got {area!r:.60}"
     if one.get("iscrowd", 0) not in (0, 1):
-        return "iscrowd", f"expected 0 or 1, got {one['iscrowd']!r}"
+        return "iscrowd", f"expected 0 or 1, got {one['iscrowd']!r:.60}"
     return None
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #55fcb2c6
 def read_instances(path: str | Path, *, on_error: str = "raise") -> CocoInstances:
     """The objects of a COCO instances file.
 
-    on_error: "raise" stops at the first broken annotation, "record" leaves it out and keeps it in `lost`.
+    on_error: "raise" stops at the first broken picture or annotation, "record" leaves it out and keeps it in `lost`.
     Errors: FormatError for a file that is none; and, naming file, annotation and field, for an annotation without a
     picture, with an unknown category, without a region or box, or that is there twice. The pixels of a region are
     looked at later, by `CocoInstances.mask`.
     """
     file = Path(path)
     content, fault = _content(file), _Faults(Path(path), on_error)
-    images = _images(content, file)
+    images = _images(content, file, fault)
     categories = _categories(content, file)
     objects, seen = {}, set()
     for one in _list(content, "annotations", file):
@@ -211,22 +215,22 @@ def read_captions(path: str | Path, *, on_error: str = "raise",
     file = Path(path)
     content, fault = _content(file), _Faults(Path(path), on_error)
     if isinstance(content, list):
-        wrong = [one for one in content if not isinstance(one, dict) or type(one.get("image_id")) is not int]
+        wrong = [one for one in content if not isinstance(one, dict) or not _number(one.get("image_id"))]
         if wrong:
             raise FormatError(f"{file}: expected records with a number as image_id, got {str(wrong[0])[:60]}")
         images = {one["image_id"]: CocoImage(one["image_id"], names.format(one["image_id"])) for one in content}
         said = [{**one, "id": number} for number, one in enumerate(content)]
     else:
-        images, said = _images(content, file), _list(content, "annotations", file)
+        images, said = _images(content, file, fault), _list(content, "annotations", file)
     captions, seen = {}, set()
     for one in said:
         id, image, text = one.get("id"), one.get("image_id"), one.get("caption")
-        if type(id) is not int or id in seen:
+        if not _number(id) or id in seen:
             fault(id, "id", "expected a number that no other annotation has")
-        elif image not in images:
-            fault(id, "image_id", f"no picture has the number {image!r}")
+        elif not _number(image) or image not in images:
+            fault(id, "image_id", f"no picture has the number {image!r:.60}")
         elif not isinstance(text, str) or not text.strip():
-            fault(id, "caption", f"expected a sentence, got {text!r}")
+            fault(id, "caption", f"expected a sentence, got {text!r:.60}")
         else:
             seen.add(id)
             captions.setdefault(image, []).append(" ".join(text.split()))

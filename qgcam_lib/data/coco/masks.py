@@ -22,6 +22,8 @@ def rle_counts(text: str | bytes) -> list[int]:
             raise ValueError(f"expected a compressed RLE, got the character {chr(byte)!r} in it")
         value |= (bits & 31) << shift
         shift += 5
+        if shift > 60:
+            raise ValueError("expected run lengths below 2**60, got a longer number in the compressed RLE")
         if bits & 32:
             continue
         if bits & 16:
@@ -39,8 +41,8 @@ def rle_mask(rle: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     size: (height, width) of the picture. Errors: ValueError for another size than the picture's, counts that are no
     whole numbers from 0 on, or counts that do not add up to the number of pixels.
     """
-    if list(rle.get("size", ())) != list(size):
-        raise ValueError(f"expected the size {list(size)} of the picture (height, width), got {rle.get('size')}")
+    if rle.get("size") != list(size) and rle.get("size") != tuple(size):
+        raise ValueError(f"expected the size {list(size)} of the picture (height, width), got {rle.get('size')!r:.60}")
     counts = rle.get("counts")
     if isinstance(counts, str | bytes):
         counts = rle_counts(counts)
@@ -66,7 +68,10 @@ def polygons_mask(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
     if not len(polygons):
         raise ValueError("expected at least one polygon, got none")
     for number, corners in enumerate(polygons):
-        values = np.asarray(corners, dtype=np.float64)
+        try:
+            values = np.asarray(corners, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"polygon {number}: expected a list of numbers, got {corners!r:.60}") from error
         if values.ndim != 1 or len(values) < 6 or len(values) % 2:
             raise ValueError(f"polygon {number}: expected x0, y0, x1, y1, ... of at least three corners, got "
                              f"{values.size} numbers")
@@ -87,8 +92,5 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
     if isinstance(segmentation, dict):
         return rle_mask(segmentation, size)
     if isinstance(segmentation, list):
-        try:
-            return polygons_mask(segmentation, size)
-        except TypeError as error:
-            raise ValueError(f"expected lists of numbers as polygons, got {str(segmentation)[:60]}") from error
+        return polygons_mask(segmentation, size)
     raise ValueError(f"expected polygons (a list) or an RLE (a dict), got {type(segmentation).__name__}")

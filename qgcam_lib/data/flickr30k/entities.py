@@ -16,6 +16,7 @@ from fastcore.basics import patch
 from ...boxes import union_box
 from ..by_image import ByImage, ImageRead, check_options, checksum
 from qgcam_lib.data.flickr30k.format import (
+    MAX_BYTES,
     Annotation,
     EntitiesFolder,
     Phrase,
@@ -28,6 +29,7 @@ from qgcam_lib.data.flickr30k.format import (
 from ...errors import ExampleError, FormatError
 from ..records import GroundingExample, Problem, box_share, image_problems, problem_frame
 from ...storage.files import sha256_of
+from ...storage.json_reader import regular_bytes
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #383c99ee
 def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:
@@ -56,7 +58,7 @@ class _ImageReader:
     def read(self, image_id: str) -> ImageRead:
         out = ImageRead()
         annotation_file, sentence_file = self.folder.annotation(image_id), self.folder.sentences(image_id)
-        annotation = self._file(out, image_id, annotation_file, lambda path: parse_annotation(path.read_bytes()))
+        annotation = self._file(out, image_id, annotation_file, lambda path: parse_annotation(regular_bytes(path, MAX_BYTES)))
         lines = self._file(out, image_id, sentence_file, read_sentences)
         if annotation is None or lines is None:
             return out
@@ -71,7 +73,7 @@ class _ImageReader:
         except FileNotFoundError:
             problem = "the file is missing"
         except (FormatError, OSError) as error:
-            problem = str(error)
+            problem = str(error).removeprefix(f"{path}: ")
         out.problems.append(Problem(self.folder.relative(path), problem, "error", f"{image_id}/*"))
         return None
 
@@ -99,8 +101,8 @@ def _sentence(self: _ImageReader, out: ImageRead, image_id: str, number: int, li
 @patch
 def _phrase(self: _ImageReader, out, place, text, phrase: Phrase, annotation: Annotation, outcome: str) -> None:
     id = "/".join(map(str, place))
-    problem = {"broken": lambda: f"entity {phrase.entity}: {annotation.broken[phrase.entity]}",
-               "undefined": lambda: f"entity {phrase.entity} of the phrase {phrase.text!r} is not in this file"}
+    problem = {"broken": lambda: f"entity {phrase.entity[:60]}: {annotation.broken[phrase.entity]}",
+               "undefined": lambda: f"entity {phrase.entity[:60]} of the phrase {phrase.text[:60]!r} is not in this file"}
     if outcome == "undefined" and self.options["undefined"] == "skip" or outcome == "unrelated":
         out.counts[f"skipped {outcome}"] += 1
     elif outcome in problem:
@@ -119,7 +121,9 @@ def _seen_before(self: _ImageReader, out: ImageRead, phrase: Phrase) -> bool:
     if self.options["duplicates"] == "keep":
         return False
     same = (phrase.entity, phrase.text.casefold())
-    return any(same == (e.meta["entity"], e.prompt.casefold()) for e in out.examples)
+    known = same in out.seen
+    out.seen.add(same)
+    return known
 
 
 @patch

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..records import is_id
 from ...errors import FormatError
+from ...storage.json_reader import regular_bytes
 
 # %% ../../../nbs/lib/data/probes/02_names.ipynb #59de4ef0
 COCO_VAL2014, COCO_TRAIN2014, VISUAL_GENOME = "COCO_val2014_{:012d}.jpg", "COCO_train2014_{:012d}.jpg", "{}.jpg"
@@ -26,7 +28,9 @@ Rule = str | Callable[[int], str]
 
 def image_name(id: int | str, rule: Rule) -> str:
     """The file name of an image id. rule: a format for the number, or a function of it. A text that is not a number
-    is a file name already."""
+    is a file name already. Errors: ValueError for what is no id (see `is_id`)."""
+    if not is_id(id):
+        raise ValueError(f"expected an image id, got {id!r:.60}")
     if isinstance(id, str) and not (id.isascii() and id.isdigit()):
         return id
     return rule(int(id)) if callable(rule) else rule.format(int(id))
@@ -68,17 +72,21 @@ NEVER_ASKED = ("apple",)  # in set R: the authors' script takes the class out of
 def read_prompt_classes(path: str | Path) -> dict[str, str]:
     """class -> prompt, in the order of the file. Errors: FileNotFoundError; FormatError that names file and line."""
     path = Path(path)
-    rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
+    try:
+        rows = list(csv.reader(io.StringIO(regular_bytes(path).decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path}: not a table in UTF-8: {error}") from error
     head = rows[0] if rows else []
     if not {"class", "prompt"} <= set(head):
-        raise FormatError(f"{path}: expected the columns class and prompt, got {head}")
+        raise FormatError(f"{path}: expected the columns class and prompt, got {head!r:.80}")
     where, found = (head.index("class"), head.index("prompt")), {}
     for number, row in enumerate(rows[1:], 2):
         name, prompt = (row[k].strip() if k < len(row) else "" for k in where)
         if row and (not name or not prompt or name in found):
             what = "named twice" if name in found else "empty"
-            raise FormatError(f"{path}: line {number}: a class or prompt is {what}: {row}")
-        found |= {name: prompt} if row else {}
+            raise FormatError(f"{path}: line {number}: a class or prompt is {what}: {row!r:.80}")
+        if row:
+            found[name] = prompt
     return found
 
 

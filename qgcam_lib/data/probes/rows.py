@@ -30,6 +30,7 @@ from qgcam_lib.data.probes.groups import (
     RelCompGroup,
     SwapPair,
 )
+from ..records import is_id
 from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/probes/03_rows.ipynb #0976e396
@@ -41,17 +42,40 @@ def _field(row: Mapping, name: str, *kinds: type, example: str = "") -> Any:
     value = row.get(name)
     if not isinstance(value, kinds) or isinstance(value, bool):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
-        raise ExampleError(f"field {name!r}: expected {expected}, got {value!r}" if name in row else
-                           f"field {name!r} is missing: expected {expected}", example)
+        raise ExampleError(f"field {name!r}: expected {expected}, got {value!r:.60}" if name in row else
+                           f"field {name!r} is missing: expected {expected}", example[:60])
     return value
 
 
 def _names(row: Mapping, name: str, rule: Rule, example: str) -> tuple[str, ...]:
     """A field that is a list of image ids, as file names."""
     ids = _field(row, name, list, example=example)
-    if not all(isinstance(one, int | str) and not isinstance(one, bool) for one in ids):
-        raise ExampleError(f"field {name!r}: expected a list of image ids, got {ids!r}", example)
+    if not all(map(is_id, ids)):
+        raise ExampleError(f"field {name!r}: expected a list of image ids, got {ids!r:.60}", example[:60])
     return tuple(image_name(one, rule) for one in ids)
+
+
+def _name(id: Any, rule: Rule, field: str, example: str) -> str:
+    """The file name of an image id; ExampleError for what is none."""
+    try:
+        return image_name(id, rule)
+    except ValueError as error:
+        raise ExampleError(f"field {field!r}: {error}", example[:60]) from error
+
+
+def _id(value: Any, field: str, example: str) -> str:
+    """An id as text; ExampleError for what is none."""
+    if not is_id(value):
+        raise ExampleError(f"field {field!r}: expected an id, got {value!r:.60}", example[:60])
+    return str(value)
+
+
+def _classes(row: Mapping, name: str, example: str) -> tuple[str, ...]:
+    """A field that is a list of classes; ExampleError for what is none."""
+    found = _field(row, name, list, example=example)
+    if not all(isinstance(one, str) for one in found):
+        raise ExampleError(f"field {name!r}: expected a list of classes, got {found!r:.60}", example[:60])
+    return tuple(found)
 
 # %% ../../../nbs/lib/data/probes/03_rows.ipynb #c411c6bc
 MISSPELT = "ositive_image_ids"
@@ -67,7 +91,7 @@ def relation_group(key: str, row: dict, rule: Rule) -> RelationGroup:
         ("positive_prompt",) * 2, ("predicate_prompt", "negative_predicate_prompt"),
         ("subject_prompt", "negative_prompt"), ("positive_object",) * 2, ("negative_object",) * 2)}
     parts = {name: row[name] for name in ("predicate", "other_predicate", "object") if name in row}
-    return RelationGroup(key, image_name(row.get("image", key), rule), **texts, **parts,
+    return RelationGroup(key, _name(row.get("image", key), rule, "image", key), **texts, **parts,
                          positive_images=_names(row, typo, rule, key),
                          negative_images=_names(row, "negative_image_ids", rule, key))
 
@@ -92,10 +116,11 @@ def _swap_kind(compositions: Sequence[str], objects: Sequence[str]) -> str:
 def swap_pair(number: int, row: dict, rule: Rule) -> SwapPair:
     """A row of data_compositional_switch.json or data_object_switch.json. number: its place in the file, which is its id.
     rule: file name of an image id. Errors: ExampleError."""
-    id = str(row.get("id", number))
+    id = _id(row.get("id", number), "id", f"row {number}")
     two = {name: tuple(_field(row, f"img{k}_{name}", *kinds, example=id) for k in (1, 2)) for name, *kinds in (
         ("id", str, int), ("prompt", str), ("composition", str), ("object", str))}
-    return SwapPair(id, tuple(image_name(one, rule) for one in two["id"]), two["prompt"], two["composition"],
+    images = tuple(_name(one, rule, f"img{k}_id", id) for k, one in enumerate(two["id"], 1))
+    return SwapPair(id, images, two["prompt"], two["composition"],
                     two["object"], row.get("kind", _swap_kind(two["composition"], two["object"])),
                     row.get("category", ""))
 
@@ -118,21 +143,23 @@ def context_groups(row: dict, number: int, form: str, rule: Rule, table: Mapping
     number: the row's place, for errors. form: "background" or "object". rule: file name of an image id. table: class ->
     prompt. folders: as CONTEXT_FOLDERS. fillers: where the row does not say which it has. Errors: ExampleError.
     """
-    id = str(_field(row, "image_id", int, str, example=f"row {number}"))
-    image = row["image"] if isinstance(row.get("image"), str) else image_name(id, rule)
+    id = _id(row.get("image_id"), "image_id", f"row {number}")
+    image = row["image"] if isinstance(row.get("image"), str) else _name(id, rule, "image_id", id)
     annotations, others, single = {}, (), ""
     if form == "background":
         annotations = _field(row, "annotations", dict, example=id)
         present = tuple(annotations)
     else:
-        present, others = (_field(row, "object", str, example=id),), tuple(_field(row, "other_objects", list, example=id))
-        single = row.get("path", f"{present[0]}_{image}")
+        present, others = (_field(row, "object", str, example=id),), _classes(row, "other_objects", id)
+        single = _field(row, "path", str, example=id) if "path" in row else f"{present[0]}_{image}"
         id += f"/{present[0]}"
-    classes = tuple(row["classes"]) if "classes" in row else asked_classes(table, form, others)
+    classes = _classes(row, "classes", id) if "classes" in row else asked_classes(table, form, others)
     unknown = [name for name in (*present, *classes) if name not in table]
     if unknown:
-        raise ExampleError(f"the class {unknown[0]!r} has no prompt among the {len(table)} of {CLASSES_FILE}", id)
-    made = row.get("fillers", {name: {} for name in fillers})
+        raise ExampleError(f"the class {unknown[0]!r:.60} has no prompt among the {len(table)} of {CLASSES_FILE}", id)
+    made = _field(row, "fillers", dict, example=id) if "fillers" in row else {name: {} for name in fillers}
+    if not all(isinstance(own, dict) for own in made.values()):
+        raise ExampleError(f"field 'fillers': expected an object for each filler, got {made!r:.60}", id[:60])
     return [ContextGroup(own.get("id", f"{id}/{filler}"), image, filler, form,
                          {part: own.get(part, name) for part, name in context_pictures(
                              image, filler, single, folders).items()},
@@ -176,6 +203,6 @@ def _context_row(bundle: Sequence[ContextGroup], form: str, rule: Rule, table: M
 # %% ../../../nbs/lib/data/probes/03_rows.ipynb #b010077e
 def relcomp_group(row: dict, rule: Rule) -> RelCompGroup:
     """A row of RelComp as a record. rule: of its image id. Errors: ExampleError."""
-    id = _field(row, "id", str)
+    id = _id(row.get("id"), "id", "")
     texts = [_field(row, name, str, example=id) for name in ("caption", "positive", "negative", "kind")]
-    return RelCompGroup(id, image_name(_field(row, "image", str, int, example=id), rule), *texts)
+    return RelCompGroup(id, _name(row.get("image"), rule, "image", id), *texts)

@@ -26,9 +26,9 @@ def _boxes(name: str, boxes: Any, example: str) -> tuple[Box, ...]:
     """Boxes as tuples of floats; ExampleError for what is no box."""
     try:
         array = as_boxes(np.array([tuple(box) for box in boxes], dtype=np.float64).reshape(-1, 4))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         text = str(error).removeprefix("boxes: ")
-        raise ExampleError(f"{name}: {text}", example) from error
+        raise ExampleError(f"{name}: {text:.200}", example) from error
     return tuple(tuple(box) for box in array.tolist())
 
 
@@ -37,7 +37,7 @@ def _check_texts(expression: Any, *names: str, empty: bool = False) -> None:
         value = getattr(expression, name)
         if not isinstance(value, str) or not (empty or value.strip()):
             expected = "a text" if empty else "a text that is not empty"
-            raise ExampleError(f"{name}: expected {expected}, got {value!r}", str(expression.id))
+            raise ExampleError(f"{name}: expected {expected}, got {value!r:.60}", str(expression.id)[:60])
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #409d8358
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from ...boxes import xywh_to_xyxy
 from .expressions import Box, Expression, Expressions
-from ..records import Problem, problem_frame
+from ..records import Problem, is_id, problem_frame
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_json
 from ...storage.json_reader import parse_json, read_json
@@ -29,9 +29,9 @@ def _text(row: Mapping, name: str, id: str, default: str | None = None) -> str:
     """A field that is a text or a whole number, as a text. ExampleError when it is neither, or missing without a
     default."""
     value = row.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        found = f"got {value!r}" if name in row else "it is missing"
-        raise ExampleError(f"{name}: expected a text or a whole number, {found}", id)
+    if not isinstance(value, str) and not is_id(value):
+        found = f"got {value!r:.60}" if name in row else "it is missing"
+        raise ExampleError(f"{name}: expected a text or a whole number, {found}", id[:60])
     return str(value)
 
 
@@ -50,15 +50,15 @@ def _candidates(row: Mapping, name: str, id: str) -> dict[str, Box]:
         raise ExampleError(f"{name}: expected the numbers 1 to {len(found)}, got {', '.join(map(str, found))[:60]}", id)
     try:
         boxes = xywh_to_xyxy(np.array([found[number] for number in numbers], dtype=np.float64).reshape(len(found), 4))
-    except (TypeError, ValueError) as error:
-        raise ExampleError(f"{name}: expected [x, y, width, height] for each number: {error}", id) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ExampleError(f"{name}: expected [x, y, width, height] for each number: {error!s:.200}", id) from error
     return dict(zip(numbers, map(tuple, boxes.tolist())))
 
 
 def _target(boxes: Mapping[str, Box], row: Mapping, name: str, id: str) -> Box:
     number = _text(row, name, id)
     if number not in boxes:
-        raise ExampleError(f"{name}: expected one of the numbers 1 to {len(boxes)}, got {number!r}: the target is not "
+        raise ExampleError(f"{name}: expected one of the numbers 1 to {len(boxes)}, got {number!r:.60}: the target is not "
                            f"among the candidates", id)
     return boxes[number]
 
@@ -71,7 +71,7 @@ _BOXES = ("bbox_candidates_map", "most_confused_bbox_number")
 def _image_number(name: str) -> str:
     """The image id in a file name as COCO makes them: the digits at its end; the stem where there are none."""
     stem = PurePosixPath(name).stem
-    digits = re.search(r"\d+$", stem, re.ASCII)
+    digits = re.search(r"\d{1,200}$", stem, re.ASCII)
     return str(int(digits[0])) if digits else stem
 
 
@@ -92,7 +92,7 @@ def _labelled_expression(row: Mapping, place: int, seen: Counter) -> Expression:
     at = f"row {place}"
     label, annotation = _text(row, "label", at), _text(row, "annID", at)
     if label not in LABELS:
-        raise ExampleError(f"label: expected one of {', '.join(LABELS)}, got {label!r}", at)
+        raise ExampleError(f"label: expected one of {', '.join(LABELS)}, got {label!r:.60}", at)
     seen[label, annotation] += 1
     id = f"{label}/{annotation}/{seen[label, annotation] - 1}"
     boxes, image = _candidates(row, "bboxes", id), _text(row, "img_file_name", id)

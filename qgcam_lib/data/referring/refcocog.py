@@ -6,6 +6,7 @@
 __all__ = ['Candidates', 'SAME_OBJECT', 'refcocog', 'category_kinds', 'join']
 
 # %% ../../../nbs/lib/data/referring/04_refcocog.ipynb #8fb2648a
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -54,7 +55,7 @@ def refcocog(folder: str | Path, split: str = "test", candidates: Candidates = "
                         category=one.category) for one in data]
     lost = [problem.problem for problem in data.problems if problem.severity == "error"]
     found = with_candidates(found, candidates) if isinstance(candidates, Mapping) else found
-    return Expressions(found, left_out={problem: lost.count(problem) for problem in lost})
+    return Expressions(found, left_out=Counter(lost))
 
 # %% ../../../nbs/lib/data/referring/04_refcocog.ipynb #c1396bce
 def category_kinds(folder: str | Path, **options) -> dict[str, str]:

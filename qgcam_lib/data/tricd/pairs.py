@@ -6,7 +6,6 @@
 __all__ = ['SUBSETS', 'TricdPhrase', 'TricdPair', 'Tricd', 'json_of', 'tricd_records', 'load_tricd', 'tricd_content']
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #8cea0ce1
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...boxes import xywh_to_xyxy
+from ..records import is_id, is_number, picture_size, plain_name
 from ...errors import ExampleError, FormatError
 from ...storage.json_reader import read_json
 
@@ -183,7 +183,7 @@ def _checked(record: Any, keys: Mapping[str, type], what: str) -> dict:
         if key not in record:
             raise ValueError(f"the key {key!r} is missing from this {what}")
         value = record[key]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if not isinstance(value, kind) or (kind is int and not is_id(value)):
             raise ValueError(f"{key}: expected {kind.__name__}, got {value!r:.60}")
     return record
 
@@ -218,31 +218,30 @@ def tricd_records(path: str | Path, lists: Mapping[str, tuple[str, Mapping[str, 
                 if out[-1].setdefault(_checked(record, keys, what)[key], record) is not record:
                     raise ValueError("the id is used twice")
             except ValueError as error:
-                where = f"{what} {record[key]}" if given else f"{name}[{number}]"
+                where = f"{what} {str(record[key])[:60]}" if given else f"{name}[{number}]"
                 raise ExampleError(str(error), where, path) from error
     return out
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #2b8df663
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+_KINDS = {"object": "coco_obj", "relation": "coco_rel"}
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #c2a03c61
 def _subset(record: dict) -> str:
     "coco_obj, coco_rel or winoground, from `source` and `coco_type`."
     if record["source"] == "winoground":
         return "winoground"
-    kind = {"object": "coco_obj", "relation": "coco_rel"}.get(record.get("coco_type"))
-    if kind is None:
+    kind = record.get("coco_type")
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"coco_type: expected 'object' or 'relation' where the source is not 'winoground', "
-                         f"got {record.get('coco_type')!r}")
-    return kind
+                         f"got {kind!r:.60}")
+    return _KINDS[kind]
 
 
 def _group_and_side(record: dict) -> tuple[str, int]:
     "The group's name and the image's number in it, from original_id, GROUP_0 or GROUP_1."
     group, _, side = record["original_id"].rpartition("_")
     if not group or side not in ("0", "1"):
-        raise ValueError(f"original_id: expected GROUP_0 or GROUP_1, got {record['original_id']!r}")
+        raise ValueError(f"original_id: expected GROUP_0 or GROUP_1, got {record['original_id']!r:.60}")
     return f"{record['source']}_{group}", int(side)
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #de0f92fd
@@ -257,8 +256,8 @@ def _spans(key: str, value: Any, caption: str) -> tuple[tuple[int, int], ...]:
 
 
 def _phrase_id(key: str) -> int:
-    if not key.isascii() or not key.isdigit():
-        raise ValueError(f"phrases: expected whole numbers as ids, got {key!r}")
+    if not key.isascii() or not key.isdigit() or len(key) > 18:
+        raise ValueError(f"phrases: expected whole numbers as ids, of 18 digits at most, got {key!r:.60}")
     return int(key)
 
 
@@ -266,10 +265,10 @@ def _phrases(record: dict, boxes: dict[int, list]) -> tuple[TricdPhrase, ...]:
     "The pair's phrases with their boxes; every box must have found its phrase."
     caption, ids = record["caption"], [_phrase_id(key) for key in record["phrases"]]
     if len(set(ids)) < len(ids):
-        raise ValueError(f"phrases: an id is used twice in {ids}")
+        raise ValueError(f"phrases: an id is used twice in {ids!r:.80}")
     if lost := sorted(set(boxes) - set(ids)):
         raise ValueError(f"annotation {boxes[lost[0]][0][0]} names phrase {lost[0]}, which this pair does not have; "
-                         f"it has {sorted(ids)}")
+                         f"it has {sorted(ids)!r:.80}")
     if boxes and not record["positive"]:
         raise ValueError(f"the caption is false, but annotation {next(iter(boxes.values()))[0][0]} gives it a box")
     found = []
@@ -283,9 +282,11 @@ def _phrases(record: dict, boxes: dict[int, list]) -> tuple[TricdPhrase, ...]:
 def _pair(record: dict, boxes: dict[int, list]) -> TricdPair:
     "One entry of `images` with its boxes {phrase id: [(annotation id, box), ...]}."
     group, side = _group_and_side(record)
-    size = (record["height"], record["width"])
-    if min(size) <= 0:
-        raise ValueError(f"height, width: expected above 0, got {size}")
+    try:
+        size = picture_size(record["height"], record["width"])
+    except ValueError as error:
+        raise ValueError(f"height, width: {error}") from error
+    plain_name(record["file_name"])
     contradiction = record.get("contradiction", "")
     if not isinstance(contradiction, str):
         raise ValueError(f"contradiction: expected a text or no such key, got {contradiction!r:.60}")
@@ -296,8 +297,9 @@ def _pair(record: dict, boxes: dict[int, list]) -> TricdPair:
 def _box(record: dict) -> tuple[float, float, float, float]:
     "The annotation's box, x y width height, as half-open xyxy."
     box = record["bbox"]
-    if len(box) != 4 or not all(_number(v) for v in box) or box[2] < 0 or box[3] < 0:
-        raise ValueError(f"bbox: expected four finite numbers x, y, width, height, the last two at least 0, got {box}")
+    if len(box) != 4 or not all(map(is_number, box)) or box[2] < 0 or box[3] < 0:
+        raise ValueError("bbox: expected four finite numbers x, y, width, height, the last two at least 0, got "
+                         f"{box!r:.80}")
     return tuple(xywh_to_xyxy(box).tolist())
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #f18b4df7
@@ -332,7 +334,7 @@ def load_tricd(path: str | Path) -> Tricd:
         try:
             place = (*_group_and_side(record), record["positive"])
             if places.setdefault(place, id) != id:
-                raise ValueError(f"source {record['source']!r}, original_id {record['original_id']!r}, positive "
+                raise ValueError(f"source {record['source']!r:.60}, original_id {record['original_id']!r:.60}, positive "
                                  f"{record['positive']} stand twice; pair {places[place]} has them too")
             pairs.append(_pair(record, boxes.get(id, {})))
         except ValueError as error:

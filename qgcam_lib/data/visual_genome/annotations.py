@@ -18,7 +18,9 @@ import numpy as np
 import pandas as pd
 from .entries import image_number, items_of, name_of, plain, read_entries
 
+from ..records import is_id, picture_size
 from ...errors import FormatError
+from ...storage.json_reader import regular_bytes
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #d7c97cdc
 @dataclass(frozen=True, eq=False)
@@ -163,15 +165,16 @@ def read_images(path: str | Path) -> dict[int, ImageInfo]:
         image = image_number(entry, path, number)
         if image in found:
             raise FormatError(f"{path}: image {image}: it is listed twice")
-        wrong = [name for name, kind in (("url", str), ("width", int), ("height", int))
-                 if not isinstance(entry.get(name), kind)]
-        parts = [] if "url" in wrong else entry["url"].split("/")
-        if wrong or len(parts) < 2 or not re.fullmatch(r"\w[\w.-]*", parts[-1]):
-            name = wrong[0] if wrong else "url"
-            raise FormatError(f"{path}: image {image}: field {name!r}: got {entry.get(name)!r:.60}")
-        coco = entry.get("coco_id")
-        found[image] = ImageInfo(parts[-1], parts[-2], entry["width"], entry["height"],
-                                 coco if isinstance(coco, int) else None)
+        url, coco = entry.get("url"), entry.get("coco_id")
+        parts = url.rsplit("/", 2) if isinstance(url, str) else []
+        if len(parts) < 2 or not all(re.fullmatch(r"\w[\w.-]{0,199}", part) for part in parts[-2:]):
+            raise FormatError(f"{path}: image {image}: field 'url': got {url!r:.60}")
+        try:
+            height, width = picture_size(entry.get("height"), entry.get("width"))
+        except ValueError as error:
+            raise FormatError(f"{path}: image {image}: fields 'height', 'width': {error}") from error
+        found[image] = ImageInfo(parts[-1], parts[-2], width, height,
+                                 coco if is_id(coco) and not isinstance(coco, str) else None)
     return found
 
 
@@ -181,7 +184,11 @@ def read_aliases(path: str | Path) -> dict[str, str]:
     One line a meaning, names separated by commas, the kept one first. A name on two lines belongs to the first.
     """
     found: dict[str, str] = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    try:
+        lines = regular_bytes(path).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not a text in UTF-8: {error}") from error
+    for line in lines:
         names = [plain(name) for name in line.split(",") if name.strip()]
         for name in names:
             found.setdefault(name, names[0])

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..records import is_id
 from ...errors import FormatError
+from ...storage.json_reader import unique_keys
 
 # %% ../../../nbs/lib/data/visual_genome/01_entries.ipynb #60433527
-_BLOCK, _LONGEST_TEXT = 2**22, 2**16
+_BLOCK, _LONGEST_TEXT, _LONGEST_ENTRY = 2**22, 2**16, 2**28
 _GAP = re.compile(r"[ \t\r\n]*")
 
 
@@ -25,7 +27,7 @@ def read_entries(path: str | Path) -> Iterator[dict]:
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
     with open(path, encoding="utf-8") as file:
-        text, at, number, decoder = "", 0, -1, json.JSONDecoder()
+        text, at, number, decoder = "", 0, -1, json.JSONDecoder(object_pairs_hook=unique_keys)
         while True:
             at = _GAP.match(text, at).end()
             mark = text[at:at + 1]
@@ -39,7 +41,7 @@ def read_entries(path: str | Path) -> Iterator[dict]:
                     at, number = start, 0
                     continue
                 entry, at = decoder.raw_decode(text, start)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 text, at = _joined(path, file, text, at, number, error), 0
                 continue
             if not isinstance(entry, dict):
@@ -51,8 +53,8 @@ def read_entries(path: str | Path) -> Iterator[dict]:
 def _joined(path: str | Path, file: Any, text: str, at: int, number: int, error: Exception) -> str:
     """What is left of the text, and the next block; FormatError where more text cannot help."""
     hopeless = not isinstance(error, json.JSONDecodeError) or error.pos < len(text) - _LONGEST_TEXT
-    try:
-        block = "" if hopeless else file.read(_BLOCK)
+    try:  # twice as much each time, so that an entry of many blocks is not read once a block
+        block = "" if hopeless or len(text) - at > _LONGEST_ENTRY else file.read(max(_BLOCK, len(text) - at))
     except UnicodeDecodeError as wrong:
         raise FormatError(f"{path}: not a text in UTF-8: {wrong}") from wrong
     if not block:
@@ -68,8 +70,8 @@ def _nothing_more(path: str | Path, rest: str) -> None:
 def image_number(entry: Mapping, path: str | Path, number: int) -> int:
     """The number of the picture: image_id, or id in the older files and in the regions."""
     value = entry.get("image_id", entry.get("id"))
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise FormatError(f"{path}: entry {number}: field 'image_id' (or 'id'): expected a whole number, got {value!r}")
+    if isinstance(value, str) or not is_id(value):
+        raise FormatError(f"{path}: entry {number}: field 'image_id' (or 'id'): expected a whole number, got {value!r:.60}")
     return value
 
 
