@@ -13,6 +13,7 @@
 # the paths below: a changed notebook, parameter, module, annotation or weight asks for other files, and Snakemake makes
 # just those. Reading this file therefore draws what of the miniworld is missing, for its files are part of the hashes.
 import json
+import os
 import sys
 from pathlib import Path
 from shlex import quote
@@ -20,9 +21,10 @@ from shlex import quote
 from snakemake.exceptions import WorkflowError
 
 from qgcam_lib.data.tricd.files import tricd_splits
-from qgcam_lib.errors import ParameterError
+from qgcam_lib.errors import DiskError, ParameterError, RunError
 from qgcam_lib.papers.probes.data import probe_runs
 from qgcam_lib.runs.config import check_config
+from qgcam_lib.runs.engine import computes, engine_path, hold_engine
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
@@ -36,9 +38,12 @@ GATHERS = {"q_groundcam_table1": "q_groundcam", "tricd_analysis": "tricd_detecti
 PARAMETERS_OF = {file.stem: read_parameters(file) for file in sorted(Path("nbs/papers").glob("*.ipynb"))
                  if file.stem != "benchmarks"}  # which `make bench` runs
 try:
+    OUTPUTS = engine_path(settings.outputs)
+    if workflow.is_main_process and Path(sys.argv[0]).stem in ("snakemake", "__main__") and computes(sys.argv[1:]):
+        hold_engine()
     TOLD = check_config(config, PARAMETERS_OF, splits=dict.fromkeys(one.split for one in SPLITS), gathers=GATHERS,
                         why_not=why_not_runnable)
-except ParameterError as error:
+except (DiskError, ParameterError, RunError) as error:
     raise WorkflowError(str(error)) from None
 DATA, GIVEN = TOLD.data, TOLD.given  # no data: the miniworld
 
@@ -88,7 +93,6 @@ def gathered(notebook, name):
     return [key for key in runs if key[1] == name] or runs
 
 
-OUTPUTS = Path(os.path.relpath(settings.outputs)).as_posix()
 FOLDER = OUTPUTS + "/gathered/{notebook}/{name}/{run_id}"
 RUNS = {notebook: runs for notebook, runs in RUNS.items() if notebook in PARAMETERS_OF}
 if TOLD.only:
@@ -189,4 +193,4 @@ rule run:
         mem_mb=6000,
         runtime=120,
     shell:
-        "QGCAM_THREADS={threads} qgcam run {input.notebook:q} {params.options} --gather {params.folder:q}"
+        "QGCAM_THREADS={threads} qgcam run {input.notebook:q} --wait {params.options} --gather {params.folder:q}"

@@ -6,7 +6,9 @@
 __all__ = ['say', 'call', 'refused', 'short_path', 'in_options', 'Commands']
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #95b7f918
+import errno
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +25,28 @@ def say(text: Any, *, err: bool = False) -> None:
     """Print a text, on stderr with `err`; what would steer the terminal is spelled out (`page.text.visible`)."""
     typer.echo(visible(text), err=err)
 
+# %% ../../nbs/lib/cli/01_calls.ipynb #d15c4001
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Show the library's warnings in the block as one line each."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if issubclass(category, UserWarning):
+                say(f"qgcam: {' '.join(str(message).split())}", err=True)
+            else:
+                usual(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
+
 # %% ../../nbs/lib/cli/01_calls.ipynb #c1de8ecd
 def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int:
     """Run a command line of an app, shown as `name`; returns its exit code. An expected error is one line."""
     try:
-        app(list(arguments), prog_name=name)
+        with _warnings_in_a_line():
+            app(list(arguments), prog_name=name)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except (QgcamError, FileNotFoundError) as error:
@@ -38,6 +57,11 @@ def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int
             raise
         say(f"qgcam: {missing}", err=True)
         return missing.exit_code
+    except OSError as error:
+        if error.filename is None or error.errno not in errno.errorcode:
+            raise
+        say(f"qgcam: {error.filename}: {error.strerror} ({errno.errorcode[error.errno]})", err=True)
+        return 1
     return 0
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #c6f321ac

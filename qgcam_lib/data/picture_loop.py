@@ -20,6 +20,7 @@ from tqdm import tqdm
 from .by_image import picture_path
 from .records import open_image
 from ..errors import ExampleError, StoreError
+from ..storage.files import check_writable
 from ..storage.fingerprints import code_fingerprint, own_code, weights_fingerprint
 from ..storage.maps import MapStore
 from ..storage.rows import RecordStore, place_of, shown
@@ -250,6 +251,9 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
     pictures = _by_picture(asked)
     todo = [missing for items in pictures if (missing := [item for item in items if kept.lacks(item)])]
+    for place in (kept.store, maps) if todo else ():
+        if place is not None:
+            check_writable(place.folder)
     name = f"{model.card.get('name', 'model')} on {dataset['name']}"
     with tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
               disable=not progress) as bar:

@@ -25,7 +25,7 @@ from .map_files import MapFile, open_maps
 from .run import negatives_of, score_rows
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
-from ..storage.files import write_whole
+from ..storage.files import check_writable, write_whole
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #432d7647
 def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool) -> list[str]:
@@ -119,12 +119,13 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
 def checked_out(out: str | Path, name: str = "out") -> Path:
     """The path, if scores can be written there. name: of the argument, for messages.
 
-    Errors: ValueError for another suffix, FileNotFoundError."""
+    Errors: ValueError for another suffix, FileNotFoundError, DiskError where nothing can be written."""
     out = Path(out)
     if out.suffix not in (".csv", ".parquet", ".json"):
         raise ValueError(f"{name}: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} in")
+    check_writable(out, name)
     if out.suffix == ".parquet":
         needed("pyarrow", f"writing {out.name}")
     return out

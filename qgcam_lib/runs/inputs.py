@@ -7,7 +7,6 @@ __all__ = ['FINDERS', 'Input', 'own_modules', 'find_inputs', 'fetch_weights']
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #7f19da18
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileFault, ParameterError
+from ..errors import FileFault, FormatError, ParameterError
 from ..settings import ROOT, Settings, load_settings, project_file
 from ..storage.fingerprints import code_files, files_fingerprint, fingerprint
+from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #2044c061
 @dataclass(frozen=True)
@@ -243,10 +243,12 @@ def _runs(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
     """For an empty list, the record of every finished run that could be read, by whatever door it was started."""
     found, outputs = {}, place.settings.outputs
     for file in [*outputs.glob("*/*/run.json"), *outputs.glob("interactive/*/*/run.json")] * (not parameters["runs"]):
-        with contextlib.suppress(json.JSONDecodeError):
-            record = json.loads(file.read_text(encoding="utf-8"))
+        with contextlib.suppress(FileNotFoundError, FormatError):
+            record = read_json(file)
+            if not isinstance(record, dict) or not isinstance(given := record.get("parameters", {}), dict):
+                continue
             ended = record.get("status") == "ok" or record.get("finished")
-            if ended and record.get("run_id") == file.parent.name and "runs" not in record.get("parameters", {}):
+            if ended and record.get("run_id") == file.parent.name and "runs" not in given:
                 found[record["run_id"]] = file
     if found:
         yield Input("data", "runs", f"{len(found)} finished runs", found)

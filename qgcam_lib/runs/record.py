@@ -44,7 +44,7 @@ _FORM = {"run_id": _TEXT, "notebook": _TEXT, "status": _TEXT, "parameters": _TAB
          "error": (dict, str, type(None)), "settings": _TABLE, "versions": _TABLE, "machine": (dict, type(None))}
 _ITEMS = {"outputs": ("path", "sha256", "kind", "caption"), "data": ("kind", "path", "sha256"),
           "weights": ("kind", "path", "sha256")}
-_LISTED = ("run_id", "notebook", "status", "parameters", "outputs")
+_LISTED = ("run_id", "notebook", "status", "parameters", "results", "outputs")
 
 
 def _faults(record: Any) -> Iterator[str]:

@@ -7,7 +7,8 @@ __all__ = ['Contents', 'read_contents', 'GatheredRun', 'count_claims', 'front_pa
 
 # %% ../../nbs/lib/runs/12_report.ipynb #rep0000004
 import tomllib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..errors import RunError
 from .gather import address_of, html_page, link, result_box, wide
-from .record import read_run
+from .record import read_run, record_fault
 from ..settings import ROOT
 from ..storage.files import write_whole
 
@@ -186,15 +187,20 @@ def notebook_overview(runs: Sequence[GatheredRun]) -> str:
     return html_page(name, "\n".join(body))
 
 # %% ../../nbs/lib/runs/12_report.ipynb #rep0000013
-def write_report(folders: Sequence[str | Path], page: str | Path, contents: Contents | None = None) -> Path:
+def write_report(folders: Sequence[str | Path], page: str | Path, contents: Contents | None = None, *,
+                 say: Callable[[str], object] = warnings.warn) -> Path:
     """Write the front page of gathered runs, and a page a notebook beside it; returns the front page's path.
 
     folders: as `gather_run` made them, each notebook/name/id below the folder of `page`. contents: None reads those of
-    nbs/papers. RunError for a folder that lies elsewhere (its links would lead out of the report) or has no record.
+    nbs/papers. say: called with a line for a run whose record cannot be used; it is left out. RunError for a folder
+    that lies elsewhere (its links would lead out of the report) or has no record, and where no run is left.
     """
     page, contents = Path(page), contents or read_contents()
     runs = []
     for folder in map(Path, folders):
+        if fault := record_fault(folder):
+            say(f"{folder}/run.json: {fault}. This run is left out of the report")
+            continue
         if not (record := read_run(folder)):
             raise RunError(f"{folder} has no run.json, so it is no gathered run. Make one: qgcam run NOTEBOOK --gather "
                            "FOLDER", folder)
@@ -204,6 +210,8 @@ def write_report(folders: Sequence[str | Path], page: str | Path, contents: Cont
             raise RunError(f"{folder} must be a folder NOTEBOOK/NAME/ID beside {page}, so that the report's links stay "
                            "within its folder. Gather it there: qgcam run NOTEBOOK --gather FOLDER", folder)
         runs.append(GatheredRun(folder, "/".join(parts), record))
+    if not runs:
+        raise RunError(f"no run is left for {page}. Make them again: make reproduce", page.parent)
     runs.sort(key=lambda run: contents.place(run.notebook))
     for notebook in dict.fromkeys(run.notebook for run in runs):
         mine = [run for run in runs if run.notebook == notebook]

@@ -348,7 +348,7 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
     with lock_run(plan.folder, math.inf if wait else None) as lock:
         finished, aside = _is_finished(plan, say), _aside(plan.folder)
         if finished and not force:
-            return RunResult(plan.run_id, plan.folder, "skipped", float(read_run(plan.folder)["seconds"]))
+            return RunResult(plan.run_id, plan.folder, "skipped", float(read_run(plan.folder).get("seconds") or 0))
         if finished:
             shutil.rmtree(aside, ignore_errors=True)
             plan.folder.rename(aside)

@@ -16,7 +16,7 @@ import pandas as pd
 from fastcore.basics import patch
 
 from ..errors import StoreError, needed
-from .files import cut_short, sha256_of, write_whole
+from .files import cut_short, disk_errors, sha256_of, write_whole
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #c1e23ee3
 PART = re.compile(r"part-(\d{6})-([0-9a-f]{32})\.parquet")
@@ -128,7 +128,8 @@ class RecordStore:
         self.folder, self.key = Path(folder), key
         self._keys: dict[str, list] = {}
         self._notes: dict[tuple, dict] = {}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         found = self._marker()
         if found and found["key"] != key:
             raise StoreError(f"{place_of(self.folder / MARKER)}: this store's key is {shown(found['key'])}, not "
