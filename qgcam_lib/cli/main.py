@@ -20,7 +20,7 @@ from .calls import Commands, call, refused, say, short_path
 from .probe import probe_app
 from .probe_build import build_app
 from .refer import refer_app
-from .results import echo_tables
+from .results import echo_tables, left_out
 from .tables import echo_json, echo_table, rows_of
 from .tricd import tricd_app
 
@@ -100,12 +100,14 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
         table: Annotated[bool, typer.Option("--table", help="also print its score tables")] = False,
+        wait: Annotated[bool, typer.Option("--wait", help="wait where another process computes this run")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="print the run, or its parameters, as JSON")] = False
         ) -> None:
     """Run a notebook with parameters, or find that it was run so before."""
     from qgcam_lib.runs.gather import gather_run, write_pages
     from qgcam_lib.runs.runner import run_notebook
+    from qgcam_lib.storage.files import check_writable
 
     path = _notebook_path(notebook)
     if show:
@@ -114,12 +116,14 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         if "=" not in pair:
             raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
     given = dict(pair.split("=", 1) for pair in parameter or [])
-    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
+    if gather is not None:
+        check_writable(gather, "gather")
+    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet, wait=wait,
                           say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     if gather is not None:
         gather_run(result.folder, gather)
-    elif result.status != "skipped":
+    elif result.status != "skipped" or not (result.folder / "run.html").is_file():
         write_pages(result.folder)
     if as_json:
         return echo_json({"run": result.run_id, "notebook": str(path), "status": result.status,
@@ -135,7 +139,7 @@ def gather(records: Annotated[list[Path], typer.Argument(help="run.json of gathe
     """Write the report of gathered runs: a front page with tables, figures and claims, a page a notebook."""
     from qgcam_lib.runs.report import write_report
 
-    write_report([path.parent for path in records], to)
+    write_report([path.parent for path in records], to, say=left_out)
 
 # %% ../../nbs/lib/cli/09_main.ipynb #ed503714
 def _image_size(text: str | None) -> tuple[int, int] | None:
@@ -312,7 +316,8 @@ def papers(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN]..."
 
     for one in runs:
         name, _, run_id = one.partition("/")
-        found = [folder for folder, _ in find_runs(outputs or settings.outputs, name) if run_id in ("", folder.name)]
+        found = [folder for folder, _ in find_runs(outputs or settings.outputs, name, say=left_out)
+                 if run_id in ("", folder.name)]
         if not found:
             raise FileNotFoundError(f"no finished run {one}. Make it: make papers")
         say(f"{short_path(store_run(found[0], _notebook_path(name)))}: run {found[0].name}")
