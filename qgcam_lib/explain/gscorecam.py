@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ..data.picture_loop import passed, passes
+
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #a07b0185
 def masked_pixels(pixels: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
     """A picture seen through channels: [K, 3, S, S].
@@ -84,10 +86,16 @@ def importances(attention, features: torch.Tensor, texts: torch.Tensor,
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #b24e4211
 @torch.no_grad()
 def masked_embeddings(visual, pixels: torch.Tensor, channels: torch.Tensor, chunk: int = 4) -> torch.Tensor:
-    """Unit embeddings [K, D] float32 of a picture seen through K channels [K, h, w], `chunk` at a time."""
+    """Unit embeddings [K, D] float32 of a picture seen through K channels [K, h, w], `chunk` at a time, counted by
+    `passes`.
+    """
     filled = channels.amax(dim=(1, 2)) > 0
     some = torch.cat([channels[filled], channels[~filled][:1]])
-    parts = [_embed(visual, masked_pixels(pixels, part)) for part in some.split(chunk)]
+    parts = []
+    with passes(len(some)):
+        for part in some.split(chunk):
+            parts.append(_embed(visual, masked_pixels(pixels, part)))
+            passed(len(part))
     found = torch.cat(parts)
     place = torch.where(filled, filled.cumsum(0) - 1, filled.sum())
     return found[place]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from ...data.picture_loop import passed
 from ...explain.gscorecam import ScoreCam, gscorecam
 from .network import ClipModel
 from ..common.adapter import PhraseExplainer
@@ -59,8 +60,11 @@ class ClipExplainer(PhraseExplainer):
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
         """Logits [I, T] float32, cosine times scale, of every image with every text."""
         vectors = self.text_vectors(texts)
-        rows = [F.normalize(self.model.encode_image(self.pixels([image]).to(self.dtype)).float(), dim=-1)
-                for image in images]
+        rows = []
+        for image in images:
+            seen = self.model.encode_image(self.pixels([image]).to(self.dtype)).float()
+            rows.append(F.normalize(seen, dim=-1))
+            passed()
         return (self.scale * torch.cat(rows) @ vectors.T).cpu() if rows else torch.zeros(0, len(vectors))
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ...data.picture_loop import passes
 from ..common.detector import NOTHING, best_pairs, check_max_boxes
 from ..common.images import as_picture, cut_box
 from ..common.words import plain_phrase
@@ -85,7 +86,8 @@ class ClipProposals:
         if not texts or not len(boxes):
             return NOTHING
         different = list(dict.fromkeys(texts))
-        scores = self.matcher.score([self.crop(picture, box) for box in boxes], different)
+        with passes(len(boxes)):
+            scores = self.matcher.score([self.crop(picture, box) for box in boxes], different)
         columns = [different.index(text) for text in texts]
         return best_pairs(scores[:, columns], torch.from_numpy(boxes), self.max_boxes, each=True)
 
