@@ -58,14 +58,23 @@ _BLOCK, _LONGEST = 2**22, 2**22  # characters
 _GAP = re.compile(r"[\s,]*")
 
 
+def _block(file: Any, path: str | Path) -> str:
+    try:
+        return file.read(_BLOCK)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not a text in UTF-8: {error}") from error
+
+
 def read_entries(path: str | Path) -> Iterator[tuple[str, Any]]:
     """(key, value) of a JSON object, one after the other; the file is never held as a whole.
 
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
     decoder, number, seen = json.JSONDecoder(object_pairs_hook=unique_keys), 0, set()
+    if not Path(path).is_file():  # a pipe would wait for ever
+        raise FileNotFoundError(f"{path}: no such file")
     with open(path, encoding="utf-8") as file:
-        text = file.read(_BLOCK).lstrip()
+        text = _block(file, path).lstrip()
         if not text.startswith("{"):
             raise FormatError(f"{path}: expected a JSON object of questions, got {text[:20]!r}")
         at = 1
@@ -83,7 +92,7 @@ def read_entries(path: str | Path) -> Iterator[tuple[str, Any]]:
                     raise ValueError(f"expected a text as key that no other entry has, got {key!r:.60}")
             except (ValueError, AttributeError, RecursionError) as error:
                 hopeless = not isinstance(error, json.JSONDecodeError | AttributeError) or len(text) - at >= _LONGEST
-                more = "" if hopeless else file.read(_BLOCK)
+                more = "" if hopeless else _block(file, path)
                 if not more:
                     problem = f"{path}: entry {number}: not whole JSON: {error}. Fetch the file again"
                     raise FormatError(problem) from error
@@ -155,7 +164,7 @@ def question_files(root: str | Path, split: str, balanced: bool = True) -> list[
     raise ExampleError(f"expected {name}.json, or the folder {name}, found {inside or 'nothing'}", file=root,
                        remedy="Give the folder of GQA's questions; `qgcam_lib.miniworld.ensure_gqa` makes a small one")
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #11261cb0
 class Gqa:
     """The questions of a split, in the order of the files; a file is read anew by each pass.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_JSON_BYTES', 'MAX_JSON_DEPTH', 'MAX_DIGITS', 'unique_keys', 'parse_json', 'regular_bytes', 'read_json']
 
-# %% ../../nbs/lib/storage/08_json_reader.ipynb #0609a2e6
+# %% ../../nbs/lib/storage/08_json_reader.ipynb #e419fceb
 import json
 import math
 import re
@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import FormatError
 
 # %% ../../nbs/lib/storage/08_json_reader.ipynb #7fc92114
@@ -24,13 +22,15 @@ MAX_JSON_BYTES = 2**31
 MAX_JSON_DEPTH = 100
 MAX_DIGITS = 308  # what a double can hold; json gives int and float of any length
 
-# %% ../../nbs/lib/storage/08_json_reader.ipynb #94905294
+# %% ../../nbs/lib/storage/08_json_reader.ipynb #12fd15e6
 _NO_BRACKET = bytes(set(range(256)) - set(b'[]{}"'))
 _STEP = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))  # 255 is -1 as int8
 
 
 def _depth(content: bytes) -> int:
     """How deep the brackets outside of texts are nested at most, in linear time."""
+    import numpy as np  # here: the command line reads its options without it
+
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = content.translate(None, _NO_BRACKET).replace(b'""', b"")

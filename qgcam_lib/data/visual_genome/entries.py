@@ -26,6 +26,8 @@ def read_entries(path: str | Path) -> Iterator[dict]:
 
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
+    if not Path(path).is_file():  # a pipe would wait for ever
+        raise FileNotFoundError(f"{path}: no such file")
     with open(path, encoding="utf-8") as file:
         text, at, number, decoder = "", 0, -1, json.JSONDecoder(object_pairs_hook=unique_keys)
         while True:
