@@ -459,6 +459,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'qgcam_lib.data.gqa.Gqa.picture': ('lib/data/gqa.html#gqa.picture', 'qgcam_lib/data/gqa.py'),
                                     'qgcam_lib.data.gqa.Question': ('lib/data/gqa.html#question', 'qgcam_lib/data/gqa.py'),
                                     'qgcam_lib.data.gqa.Step': ('lib/data/gqa.html#step', 'qgcam_lib/data/gqa.py'),
+                                    'qgcam_lib.data.gqa._block': ('lib/data/gqa.html#_block', 'qgcam_lib/data/gqa.py'),
                                     'qgcam_lib.data.gqa._program': ('lib/data/gqa.html#_program', 'qgcam_lib/data/gqa.py'),
                                     'qgcam_lib.data.gqa.gqa_rel': ('lib/data/gqa.html#gqa_rel', 'qgcam_lib/data/gqa.py'),
                                     'qgcam_lib.data.gqa.question_files': ('lib/data/gqa.html#question_files', 'qgcam_lib/data/gqa.py'),
