@@ -79,7 +79,7 @@ def _normalised(c: _Columns) -> Suspicion | None:
 # %% ../nbs/lib/07_suspicions.ipynb #5a5c000d
 def _small(c: _Columns) -> Suspicion | None:
     """Do all boxes lie in one corner, as if sizes were too large?"""
-    reach = max(float((c.x1 / c.width).max()), float((c.y1 / c.height).max()))
+    reach = max(float((np.maximum(c.x0, c.x1) / c.width).max()), float((np.maximum(c.y0, c.y1) / c.height).max()))
     least = next((n for n, limit in ((5, 0.1), (10, 0.25), (30, 0.5)) if reach <= limit), None)
     if least is None or len(c.x0) < least or len(np.unique(np.stack(c[:4]), axis=1).T) < least:
         return None

@@ -212,7 +212,7 @@ def test_every_role_names_its_method(role, verb):
 
 
 def test_score_files_says_the_boxes_share(tmp_path):
-    maps = {"a": np.full((6, 8), 2.0), "b": np.arange(48.0).reshape(6, 8), "c": np.full((6, 8), np.nan)}
+    maps = {"a": np.full((6, 8), 0.5), "b": np.arange(48.0).reshape(6, 8) / 48, "c": np.full((6, 8), np.nan)}
     np.savez(tmp_path / "maps.npz", **maps)
     (tmp_path / "boxes.csv").write_text(
         "id,x0,y0,x1,y1,width,height\na,0,0,16,12,32,24\na,8,0,24,12,32,24\nb,-4,0,8,24,32,24\nc,0,0,8,8,32,24\n")

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import QgcamError, missing_extra
+from ..errors import QgcamError, SuspiciousInput, missing_extra
 from ..page.text import visible
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #7e1c0301
@@ -112,7 +112,13 @@ def in_options(text: str, parameters: Sequence[Any]) -> str:
     def word(found: re.Match) -> str:
         return typed[found[1]][0] if found[1] in typed and (found[0][0] == "`" or "_" in found[1]) else found[0]
 
+    def several(found: re.Match) -> str:
+        shown, flag = typed.get(found[1], ("", False))
+        names = re.findall(r"'([^']*)'", found[2])
+        return found[0] if not shown else shown if flag else " ".join(f"{shown} '{name}'" for name in names)
+
     text = re.sub(r"(?:^|(?<=: ))[a-z]\w*(?:, [a-z]\w*)*(?=: )", head, text)
+    text = re.sub(r"(?<![\w./-])([a-z]\w*)=\(((?:'[^']*',? ?)+)\)", several, text)
     text = re.sub(r"(?<![\w./-])(?<!-[op] )([a-z]\w*)=(['\"]?)([^'\",;)\s]+)\2", value, text)
     return re.sub(r"(?<![\w./-])`?\b([a-z]\w*)\b`?(?![\w/=-]|\.\w)", word, text)
 
@@ -126,7 +132,20 @@ class _Told(QgcamError):
 
 
 class _Command(TyperCommand):
+    def _shown(self, message: Any, category: type, *rest: Any) -> None:
+        """A warning as it is shown: what looks wrong about the input is a line in the words of the command."""
+        if issubclass(category, SuspiciousInput):
+            say(f"qgcam: {in_options(str(message), self.params)}", err=True)
+        else:
+            self._before(message, category, *rest)
+
     def invoke(self, ctx: Any) -> Any:
+        with warnings.catch_warnings():
+            self._before, warnings.showwarning = warnings.showwarning, self._shown
+            warnings.simplefilter("always", SuspiciousInput)
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

@@ -23,6 +23,7 @@ from .refer import refer_app
 from .results import echo_tables, left_out
 from .tables import echo_json, echo_table, rows_of
 from .tricd import tricd_app
+from ..errors import SuspiciousInput
 
 # %% ../../nbs/lib/cli/09_main.ipynb #708cd970
 _OWN, _RUNS, _HERE = "Score what you have", "Notebooks and their results", "Models and data"
@@ -188,6 +189,8 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
           size: Annotated[str | None, typer.Option(metavar="HxW", help="image size where the file gives none")] = None,
           common: Annotated[bool, typer.Option("--common", help="leave out records of one file only")] = False,
           on_error: Annotated[str, typer.Option(help="raise, or record: go on and keep the reason")] = "raise",
+          allow: Annotated[list[str] | None, typer.Option(help=(
+              'a suspicion that is right as it is, such as "one-based boxes"; its name stands in the warning'))] = None,
           by: Annotated[list[str] | None, typer.Option(help="split the means by this column of BOXES")] = None,
           level: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
           out: Annotated[Path | None, typer.Option(help="write a row a record: .csv, .parquet or .json")] = None,
@@ -203,8 +206,10 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
 
     with refused(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # clipped boxes are counted below
+        warnings.simplefilter("always", SuspiciousInput)
         frame = score_files(maps, boxes, protocol=protocol, ties=ties, tau=tau, delta=delta, negatives=negatives,
-                            box_format=box_format, size=_image_size(size), common=common, on_error=on_error, out=out)
+                            box_format=box_format, size=_image_size(size), common=common, on_error=on_error,
+                            allow=allow or (), out=out)
         summary = summarize(frame, by=by or (), level=level)
     if as_json:
         echo_json({**frame.attrs, "n": len(frame), "level": level, "summary": rows_of(summary)})

@@ -85,6 +85,7 @@ class MapScores(_Told):
     n_boxes: int = Field(description="records in the file of boxes")
     grouped: bool = Field(description="whether the intervals resample groups of the file")
     clipped: list[str] = Field(description="ids of records whose boxes stuck out of the image")
+    suspicions: list[str] = Field(description="names of what looked like a known mistake; said on stderr")
     negatives: Negatives
     n: int = Field(description="records in both files")
     level: float

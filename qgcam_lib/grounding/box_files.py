@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..boxes import as_boxes, xywh_to_xyxy, yyxx_to_xyxy
+from ..boxes import as_boxes, as_numbers, xywh_to_xyxy, yyxx_to_xyxy
 from ..errors import FileFault, FormatError, needed
 from ..storage.json_reader import read_json
 
@@ -36,28 +36,37 @@ class BoxRecord:
     labels: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     """why it cannot be used, where faults are recorded"""
+    unusable: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
+    """float64 [m, 4]: what was given where that is four numbers a box, and the record has an error"""
+
+
+def _whole_size(size: Any) -> tuple[int, int] | None:
+    """(height, width) as whole numbers; None where none is given. Errors: ValueError, TypeError."""
+    if size is None:
+        return None
+    found = tuple(float(v) for v in size)
+    if len(found) != 2 or not all(math.isfinite(v) and v >= 1 and v == math.floor(v) for v in found):
+        raise ValueError(f"size: expected (height, width), two whole numbers >= 1, got {str(size)[:80]}")
+    return int(found[0]), int(found[1])
 
 
 def _record(id: str, boxes: Any, box_format: str, size: Any, group: Any, labels: dict[str, Any],
             on_error: str) -> BoxRecord:
     """A record, or a FileFault that says what is wrong with it; "record": a record without boxes that says so."""
-    group = None if group is None else str(group)
+    group, given, known = None if group is None else str(group), np.zeros((0, 4)), None
     try:
-        raw = np.asarray(boxes, dtype=np.float64)
+        known = _whole_size(size)
+        raw = as_numbers(boxes, "boxes")
         raw = raw[None] if raw.shape == (4,) else raw
         if raw.ndim != 2 or raw.shape[1] != 4 or not len(raw):
-            raise ValueError(f"boxes: expected one or more lists of four numbers, got {boxes!r}")
-        found = as_boxes(_TO_XYXY[box_format](raw))
-        if size is not None:
-            size = tuple(float(v) for v in size)
-            if len(size) != 2 or any(v < 1 or v != math.floor(v) or math.isinf(v) for v in size):
-                raise ValueError(f"size: expected (height, width), two whole numbers >= 1, got {size!r}")
-            size = (int(size[0]), int(size[1]))
+            raise ValueError(f"boxes: expected one or more lists of four numbers, got {str(boxes)[:80]}")
+        given = _TO_XYXY[box_format](raw)
+        return BoxRecord(as_boxes(given), known, group, labels)
     except (ValueError, TypeError) as error:
         if on_error == "record":
-            return BoxRecord(np.zeros((0, 4)), None, group, labels, f"record {id!r}: {error}")
-        raise FileFault(f"record {id!r}: {error}. Repair it, or on_error='record' goes on without it") from error
-    return BoxRecord(found, size, group, labels)
+            return BoxRecord(np.zeros((0, 4)), known, group, labels, f"record {id!r}: {error}", given)
+        order = f", say the order of its numbers (box_format, here {box_format})" if len(given) else ""
+        raise FileFault(f"record {id!r}: {error}. Repair it{order}, or on_error='record' goes on without it") from error
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #04c488c5
 def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
@@ -77,6 +86,7 @@ def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
                                 f"{getattr(new, name)!r}")
         mixed |= {key for key in {**old.labels, **new.labels} if old.labels.get(key) != new.labels.get(key)}
         parts[id].append(new.boxes)
+        old.unusable = np.concatenate([old.unusable, new.unusable])
     for id, record in found.items():
         record.boxes = np.concatenate(parts[id])
         record.labels = {key: value for key, value in record.labels.items() if key not in mixed}
@@ -126,6 +136,8 @@ def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any], o
     if boxes is None:
         raise FileFault(f"record {id!r}: expected `boxes` or `bbox`, got {sorted(rest)}")
     image = rest.pop("image_id", None)
+    if not isinstance(image, (str, int, float, type(None))):
+        raise FileFault(f"record {id!r}: image_id: expected a text or a number, got {str(image)[:80]}")
     size = rest.pop("size", None)
     if size is None and "width" in rest and "height" in rest:
         size = rest.pop("height"), rest.pop("width")
@@ -139,7 +151,9 @@ def _json_records(data: Any, box_format: str | None, on_error: str) -> Iterator[
     """(id, record) of every entry, for the three forms of JSON."""
     sizes: dict[Any, Any] = {}
     if isinstance(data, dict) and isinstance(data.get("annotations"), list) and isinstance(data.get("images"), list):
-        sizes = {image.get("id"): (image["height"], image["width"]) for image in data["images"] if "height" in image}
+        sizes = {image["id"]: (image["height"], image["width"]) for image in data["images"]
+                 if isinstance(image, dict) and {"id", "height", "width"} <= image.keys()
+                 and isinstance(image["id"], (str, int, float))}
         data, box_format = data["annotations"], box_format or "xywh"
     if isinstance(data, list):
         for k, entry in enumerate(data):
@@ -153,6 +167,11 @@ def _json_records(data: Any, box_format: str | None, on_error: str) -> Iterator[
         raise FileFault("expected an object by id or a list of objects")
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f670aaf9
+def _short(text: str) -> str:
+    """A message that quotes a file, cut in the middle where the file has names of thousands of letters."""
+    return text if len(text) <= 1200 else f"{text[:700]} [...] {text[-400:]}"
+
+
 def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = "raise") -> dict[str, BoxRecord]:
     """The boxes of a `.csv`, `.parquet` or `.json` file, by record; see the tables above.
 
@@ -182,9 +201,9 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
     except FormatError:
         raise
     except FileFault as fault:
-        raise FileFault(f"{path}: {fault}") from fault
+        raise FileFault(f"{path}: {_short(str(fault))}") from fault
     except (ValueError, OSError) as error:  # what the parsers raise
-        raise FileFault(f"{path}: cannot be read ({error})") from error
+        raise FileFault(f"{path}: cannot be read ({_short(str(error))})") from error
     if not found:
         raise FileFault(f"{path}: there is no record in this file")
     return found

@@ -26,11 +26,17 @@ from .run import negatives_of, score_rows
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..storage.files import check_writable, write_whole
+from ..suspicions import Suspicion, box_suspicions, checked_allow, id_shift, settle, shape_suspicions
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #432d7647
-def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool) -> list[str]:
+def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool, allow: Sequence[str]) -> list[str]:
     """The ids that are scored, in the order of the box file."""
     here = set(maps.ids)
+    if "shifted ids" not in allow and (shift := id_shift(list(boxes), maps.ids)):
+        raise FileFault(f"ids: expected the same ids in both files, got those of {maps.path} shifted by {shift:+d} "
+                        f"against {where} (from {next(iter(boxes))!r} and {maps.ids[0]!r} on): does one file count "
+                        "from 0 and the other from 1? Then every map meets the boxes of another. Repair the ids; if "
+                        "they are right as they are: allow=('shifted ids',)")
     alone = {f"in {where} only": [id for id in boxes if id not in here],
              f"in {maps.path} only": [id for id in maps.ids if id not in boxes]}
     if any(alone.values()) and not common:
@@ -68,13 +74,15 @@ def _completed(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[in
     return all(grouped)
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #244738a5
-def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any], clipped: list[str]) -> Callable:
-    """A function ids -> rows of scores; it adds to `clipped` the ids whose boxes stuck out."""
+def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any], clipped: list[str],
+            shapes: dict[str, tuple[int, int]]) -> Callable:
+    """A function ids -> rows of scores; it adds to `clipped` the ids whose boxes stuck out, to `shapes` the maps'."""
 
     def work(ids: Sequence[str]) -> list[dict[str, Any]]:
         if faults := [boxes[id].error for id in ids if boxes[id].error]:
             raise FileFault(faults[0])  # then each is tried alone
         arrays = maps.load(ids)
+        shapes.update((id, a.shape) for id, a in zip(ids, arrays))
         sizes = [boxes[id].size or a.shape for id, a in zip(ids, arrays)]
         cut = [clip_boxes(boxes[id].boxes, size) for id, size in zip(ids, sizes)]
         shares = [box_share(b, size) for (b, _), size in zip(cut, sizes)]
@@ -86,8 +94,8 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
     return work
 
 
-def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, Any]]:
-    """Scores and error of each id: all at once, or, when that fails, alone."""
+def _rows(ids: Sequence[str], work: Callable, record: bool, seen: Sequence[Suspicion]) -> list[dict[str, Any]]:
+    """Scores and error of each id: all at once, or, when that fails, alone. seen: what an error may come from."""
     rows = []
     for id, found in zip(ids, outcomes(work, list(ids))):
         if not isinstance(found, Exception):
@@ -98,9 +106,37 @@ def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, An
         text = re.sub(r" in example 0\b", "", str(found))
         text = text if isinstance(found, FileFault) else f"record {id!r}: {text}"
         if not record:
-            raise FileFault(text) from found
+            raise FileFault(". ".join([text, *(one.text for one in seen)])) from found
         rows.append({**dict.fromkeys(("box_share", *SCORE_COLUMNS), np.nan), "error": text})
     return rows
+
+# %% ../../nbs/lib/grounding/04_own_maps.ipynb #5a5d0008
+def _box_looks(ids: Sequence[str], records: dict[str, BoxRecord], shapes: dict[str, tuple[int, int]]
+               ) -> list[Suspicion]:
+    """What looks wrong about all boxes of these records. shapes: of their maps, for records without a size."""
+    each = [np.concatenate([one.boxes, one.unusable]) if len(one.unusable) else one.boxes
+            for one in (records[id] for id in ids)]
+    sizes = [records[id].size or shapes.get(id) for id in ids]
+    known = [k for k, size in enumerate(sizes) if size is not None]
+    return box_suspicions(np.concatenate([np.zeros((0, 4)), *(each[k] for k in known)]), np.repeat(
+        np.array([sizes[k] for k in known]).reshape(-1, 2), [len(each[k]) for k in known], axis=0))
+
+
+def _shape_looks(records: dict[str, BoxRecord], shapes: dict[str, tuple[int, int]], allow: Sequence[str]
+                 ) -> list[Suspicion]:
+    """Do the maps' shapes follow the sizes of their pictures? FileFault where they follow those of the next id."""
+    pairs = [(shape, records[id].size) for id, shape in shapes.items() if records[id].size is not None]
+    found = shape_suspicions(*zip(*pairs)) if pairs else []
+    if not found or "shifted ids" in allow or not all(id.isdecimal() for id in shapes):
+        return found
+    for shift in (-1, 1):
+        moved = [(shape, records[str(int(id) + shift)].size) for id, shape in shapes.items()
+                 if str(int(id) + shift) in records]
+        if len(moved) >= 10 and None not in [size for _, size in moved] and not shape_suspicions(*zip(*moved)):
+            raise FileFault(f"ids: {found[0].share:.0%} of the maps have other proportions than their pictures, and "
+                            f"they fit when every id is shifted by {shift:+d}: does one file count from 0 and the "
+                            "other from 1? Repair the ids; if they are right as they are: allow=('shifted ids',)")
+    return found
 
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #f5e2af16
 def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
@@ -134,21 +170,24 @@ def checked_out(out: str | Path, name: str = "out") -> Path:
 def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
                 ties: str = "expected", tau: float = 0.7, delta: float = 50.0, negatives: str = "error",
                 box_format: str | None = None, size: tuple[int, int] | None = None, common: bool = False,
-                on_error: str = "raise", out: str | Path | None = None, **options: Any) -> pd.DataFrame:
+                on_error: str = "raise", allow: str | Sequence[str] = (), out: str | Path | None = None, **options: Any
+                ) -> pd.DataFrame:
     """Score the maps of one file against the boxes of another; no model is needed.
 
     maps: see `open_maps` (.safetensors, .npz, .npy, a folder of .npy, a map store). boxes: see `read_boxes` (.csv,
     .parquet, .json). protocol, ties, tau, delta, negatives, options: see `score_maps`. box_format: the order of a box's
     numbers. size: (height, width) of every image that has none in the file. common: score the records both files have.
-    on_error: "raise", or "record" for a row with the error's text and NaN scores. out: also write the rows there.
+    on_error: "raise", or "record" for a row with the error's text and NaN scores. allow: names of suspicions (see
+    `suspicions.SUSPICIONS`) that are right as they are; they are judged over the whole file. out: also write the rows.
 
     Returns one row a record in the order of `boxes`: id, group (the record itself where none is given), n_boxes,
     box_share (the boxes' share of the image, or of the map where it has no size: the io_ratio of an even map; NaN where
     the record failed), the file's own labels, protocol, the columns of `score_maps` as float64 (undefined is NaN),
     error (None or a text). `attrs`: protocol, scores, negatives (see `score_maps`), n_maps, n_boxes (records in each
-    file), grouped, clipped (records whose boxes stuck out).
+    file), grouped, clipped (records whose boxes stuck out), suspicions (names warned of, in one `SuspiciousInput`).
     Errors: FileNotFoundError; ValueError for a wrong option; FileFault that names the record: an id of one file only,
-    NaN, a negative value, a wrong shape, an empty or outlying box, a size the protocol needs.
+    NaN, a negative value, one above 1 under "native", a wrong shape, an empty or outlying box, a size the protocol
+    needs; FileFault for ids of one file that are those of the other shifted, and boxes all between 0 and 1.
 
     >>> from qgcam_lib.grounding.own_maps import score_files
     >>> from qgcam_lib.statistics import summarize
@@ -159,25 +198,40 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
         raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
     rule, out = get_protocol(protocol), None if out is None else checked_out(out)
     chosen = {"ties": ties, "tau": tau, "delta": delta, "negatives": negatives, **options}
-    score_maps([], [], protocol=rule, **chosen)  # refuses a wrong option before any work
+    score_maps([], [], protocol=rule, allow=allow, **chosen)  # refuses a wrong option before any work
+    allow = checked_allow(allow)
     file, records = open_maps(maps), read_boxes(boxes, box_format, on_error)
-    ids, clipped = _joined(file, records, str(boxes), common), []
+    ids, clipped = _joined(file, records, str(boxes), common, allow), []
     grouped = _completed(ids, records, size, rule, str(boxes))
-    work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped), []
+    shapes: dict[str, tuple[int, int]] = {}
+    seen = [one for one in _box_looks(ids, records, shapes) if one.name not in allow]
+    _settled([one for one in seen if one.certain], allow, str(boxes))
+    work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped, shapes), []
     for start in range(0, len(ids), 256):
         part = ids[start:start + 256]
         rows += [{"id": id, "group": records[id].group or id, "n_boxes": len(records[id].boxes), **records[id].labels,
-                  "protocol": rule.name, **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
+                  "protocol": rule.name, **row} for id, row in zip(part, _rows(part, work, on_error == "record", seen))]
+    if any(records[id].size is None for id in ids):  # then a picture is as large as its map
+        seen = _box_looks(ids, records, shapes)
+    seen = _settled([*seen, *_shape_looks(records, shapes, allow)], allow, str(boxes))
     frame = _frame(rows, () if negatives == "error" else ("n_negative",))
     frame.attrs = {"protocol": rule.as_dict(), "scores": chosen, "n_maps": len(file), "n_boxes": len(records),
                    "grouped": grouped, "clipped": list(dict.fromkeys(clipped)),
-                   "negatives": negatives_of(frame, negatives)}
+                   "negatives": negatives_of(frame, negatives), "suspicions": [one.name for one in seen]}
     if clipped:
         warnings.warn(f"{len(frame.attrs['clipped'])} records have boxes that stick out of their images; they were "
                       f"clipped, the first is {clipped[0]!r}", UserWarning, stacklevel=2)
     if out is not None:
         write_scores(frame, out)
     return frame
+
+
+def _settled(found: Sequence[Suspicion], allow: Sequence[str], where: str) -> list[Suspicion]:
+    """`settle`, whose error names the file."""
+    try:
+        return settle(found, allow, stacklevel=3)
+    except ValueError as error:
+        raise FileFault(f"{where}: {error}") from error
 
 
 def _frame(rows: list[dict[str, Any]], more: Sequence[str]) -> pd.DataFrame:

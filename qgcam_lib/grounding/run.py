@@ -23,6 +23,7 @@ from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..models.roles import Explainer, as_explainer
 from ..storage.maps import MapStore
 from ..storage.rows import RecordStore, place_of
+from ..suspicions import SUSPICIONS, box_suspicions, settle
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #d53368c9
 _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share": "float64",
@@ -76,8 +77,17 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
 
 
 def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, options: Mapping[str, Any]) -> list[dict]:
-    """`score_maps` with these options, its columns as one dict of float64 a map."""
+    """`score_maps` with these options, its columns as one dict of float64 a map. Whole files are judged elsewhere."""
+    options = {**options, "allow": tuple(SUSPICIONS)}
     return score_maps(maps, boxes, image_sizes=np.array(sizes), **options).astype(np.float64).to_dict("records")
+
+
+def _judged(examples: Sequence[GroundingExample], allow: str | Sequence[str]) -> list[str]:
+    """Names of what looks wrong about the boxes of these examples, warned of once; see `suspicions.settle`."""
+    boxes = np.concatenate([np.zeros((0, 4)), *(example.boxes for example in examples)])
+    sizes = np.array([example.size for example in examples]).reshape(-1, 2)
+    found = box_suspicions(boxes, np.repeat(sizes, [len(example.boxes) for example in examples], axis=0))
+    return [one.name for one in settle(found, allow, stacklevel=3)]
 
 
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
 def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
            limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
            batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0,
-           negatives: str = "error", progress: bool = True,
+           negatives: str = "error", allow: str | Sequence[str] = (), progress: bool = True,
            seed: int = 0, save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
     """Score the maps of a model for every example of a data set.
 
@@ -148,37 +158,40 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     Returns one row an example, in the data set's order: id, group, image (path under the data set's root), prompt,
     category, n_boxes, box_share (the boxes' share of the picture), the columns of `score_maps` as float64 (undefined is
     NaN), error (None or a text). A file that hides an unknown number of examples gives one row with the id "IMAGE/*".
-    `attrs`: those of `ask_pictures`, negatives (see `score_maps`), and maps (the folder of the maps, or None).
+    `attrs`: those of `ask_pictures`, negatives and suspicions (see `score_maps`; boxes are judged over all examples,
+    before the model is asked; `allow` takes names that are right as they are), and maps (their folder, or None).
     """
     model, dataset, rule = _as_model(model), _as_dataset(dataset), get_protocol(protocol)
     scores = {"ties": ties, "tau": tau, "delta": delta, "negatives": negatives}
-    score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
+    score_maps([], [], protocol=rule, allow=allow, **scores)  # refuses a wrong option before any work
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
     asked = _asked(dataset, limit, seed, remedy)
     if hasattr(model, "check_ids"):
         model.check_ids([item.id for item in asked])
+    suspicions = _judged([item.what for item in asked if item.fault is None], allow)
     ask = partial(_ask, options={"protocol": rule, **scores})
     frame = ask_pictures(model, asked, ask, _columns(negatives), dataset=dataset.describe(),
                          settings={"protocol": rule.as_dict(), **scores}, loader=dataset,
                          store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
                          limit=limit, seed=seed)
-    frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives)}
+    frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
+                    "suspicions": suspicions}
     frame.columns.name = f"protocol {rule.name}"
     return frame
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #4cdab800
 def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[GroundingExample], *,
                 protocol: str | MapProtocol = DEFAULT_PROTOCOL, ids: Sequence[str] | None = None,
-                negatives: str = "error", **options: Any) -> pd.DataFrame:
+                negatives: str = "error", allow: str | Sequence[str] = (), **options: Any) -> pd.DataFrame:
     """Score stored maps against the boxes of a data set: another protocol or tie rule, and no model.
 
     maps: what `ground(..., save_maps=...)` filled (a folder or a store; `frame.attrs["maps"]`). dataset: where the
-    examples of these maps are found by id; examples without a map are left out. protocol, negatives, options: see
-    `score_maps` (ties, tau, delta, distance, clip_dice, threads). ids: only these examples. Returns the columns of
-    `ground`, one row a map in the data set's order. `attrs`: dataset, settings, maps, config (what the maps were made
-    under), negatives.
+    examples of these maps are found by id; examples without a map are left out. protocol, negatives, allow,
+    options: see `score_maps` (ties, tau, delta, distance, clip_dice, threads). ids: only these examples. Returns the
+    columns of `ground`, one row a map in the data set's order. `attrs`: dataset, settings, maps, config (what the
+    maps were made under), negatives.
     Errors: StoreError when no store lies there or a shard is broken, KeyError for an id without a map, ValueError for a
     map whose example is not in the data set.
     """
@@ -188,12 +201,13 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
                              "ground(..., save_maps=FOLDER) stores them")
         maps = MapStore(maps)
     dataset, rule, options = _as_dataset(dataset), get_protocol(protocol), {**options, "negatives": negatives}
-    score_maps([], [], protocol=rule, **options)  # refuses a wrong option before any work
+    score_maps([], [], protocol=rule, allow=allow, **options)  # refuses a wrong option before any work
     wanted = dict.fromkeys(maps if ids is None else ids)
     examples = {e.id: e for e in dataset if e.id in wanted}
     if lost := [id for id in wanted if id not in examples]:
         raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)}, "
                          f"such as {lost[0]!r}; is it the data set and split of these maps?")
+    suspicions = _judged(list(examples.values()), allow)
     rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
         found = [examples[id] for id in part]
@@ -201,7 +215,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
         rows += [row_of(_record(example, root), one) for example, one in zip(found, scores)]
     frame = frame_of(rows, _columns(negatives))
     frame.attrs = {"dataset": dataset.describe(), "settings": {"protocol": rule.as_dict(), **options},
-                   "maps": str(maps.folder), "config": maps.config, "negatives": negatives_of(frame, negatives)}
+                   "maps": str(maps.folder), "config": maps.config, "negatives": negatives_of(frame, negatives),
+                   "suspicions": suspicions}
     frame.columns.name = f"protocol {rule.name}"
     return frame
 

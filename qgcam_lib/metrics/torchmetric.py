@@ -23,6 +23,7 @@ from ..maps import MapProtocol, default_protocol, get_protocol
 from .formulas import ScoreOptions
 from .score import SCORE_COLUMNS, score_maps
 from ..statistics import MAP_SCORES, METRICS
+from ..suspicions import checked_allow
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20
 def encode_texts(texts: Sequence[Any] | None, n: int, name: str, device: torch.device
@@ -101,7 +102,8 @@ def _means(rows: np.ndarray) -> dict[str, float]:
 class GroundingScores(Metric):
     """The scores of `score_maps`, accumulated over batches and processes (torchmetrics).
 
-    protocol, ties, tau, delta, distance, clip_dice, negatives, backend: see `score_maps`. protocol None: its default,
+    protocol, ties, tau, delta, distance, clip_dice, negatives, backend, allow: see `score_maps`; what looks wrong is
+    judged batch by batch and said once. protocol None: its default,
     which depends on whether image sizes are given, so give them in every update or in none. score: a column's name;
     `compute()` then gives this one mean. prefix: stands before each name in the dict of `compute()`. Further keywords
     go to `torchmetrics.Metric` (sync_on_compute, process_group, dist_sync_on_step, ...).
@@ -123,12 +125,14 @@ class GroundingScores(Metric):
 
     def __init__(self, protocol: str | MapProtocol | None = None, *, ties: str = "expected", tau: float = 0.7,
                  delta: float = 50.0, distance: str = "paper", clip_dice: bool = False, negatives: str = "error",
-                 score: str | None = None, prefix: str = "", backend: str = "auto", **kwargs: Any):
+                 score: str | None = None, prefix: str = "", backend: str = "auto", allow: str | Sequence[str] = (),
+                 **kwargs: Any):
         super().__init__(**kwargs)
         self.options = {"protocol": None if protocol is None else get_protocol(protocol), "ties": ties, "tau": tau,
                         "delta": delta, "distance": distance, "clip_dice": clip_dice, "negatives": negatives}
         self.score, self.key_prefix, self.backend = score, prefix, backend
-        score_maps([], [], backend=backend, **self.options)  # refuses a wrong option
+        score_maps([], [], backend=backend, allow=allow, **self.options)  # refuses a wrong option
+        self.allow = checked_allow(allow)
         if score is not None:
             self._follow_contract(score)
         self.add_state("digest", default=_digest(self.options), dist_reduce_fx=_same)  # first, so it refuses in time
@@ -140,13 +144,14 @@ class GroundingScores(Metric):
     def update(self, maps: Any, boxes: Any, image_sizes: Any = None, ids: Sequence[Any] | None = None,
                groups: Sequence[Any] | None = None) -> None:
         """Score a batch. maps: [N, h, w] or a list; boxes: [k, 4] a map, or [N, 4]; see `score_maps`."""
-        frame = score_maps(maps, boxes, image_sizes=image_sizes, backend=self.backend, **self.options)
+        frame = score_maps(maps, boxes, image_sizes=image_sizes, backend=self.backend, allow=self.allow, **self.options)
         rows = torch.from_numpy(frame[list(SCORE_COLUMNS)].fillna(_NOTHING).to_numpy(np.float64)).to(self.device)
         id_texts = encode_texts(ids, len(frame), "ids", self.device)
         group_texts = encode_texts(groups, len(frame), "groups", self.device)
         changed = frame.attrs["negatives"]
         sized = self.sized + len(frame) * torch.tensor([image_sizes is not None, image_sizes is None]).to(self.device)
         self._check_sizes(sized)
+        self.allow = (*self.allow, *frame.attrs["suspicions"])  # said once
         self.sized = sized
         self.n_changed = self.n_changed + torch.tensor([changed["n_maps"], changed["n_cells"]]).to(self.device)
         for name, value in zip(_empty(self.device), (rows, *id_texts, *group_texts)):
