@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['THRESHOLDS', 'RECALL_POINTS', 'MAX_BOXES', 'descending', 'best_of_each', 'find_phrases', 'best_overlap',
-           'merged_boxes', 'match', 'average_precisions', 'positions_of', 'first_hits']
+           'merged_boxes', 'match', 'average_precisions', 'positions_of', 'first_hits', 'count_places', 'count_ties',
+           'late_last']
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #9c4bf35d
 import numpy as np
@@ -188,3 +189,62 @@ def first_hits(order, phrase, hit, n_phrases):
             rank[phrase[i]] = seen[phrase[i]]
         seen[phrase[i]] += 1
     return rank
+
+# %% ../../nbs/lib/phrase_detection/01_matching.ipynb #92d98e45
+@njit(cache=True)
+def count_places(boxes, pair, sizes):
+    """How many boxes have no area, lie outside their picture, or stick out of it by more than a pixel. int64 [3].
+
+    boxes [N, 4] xyxy; pair int64 [N]; sizes float64 [P, 2], (height, width) of each pair's picture.
+    """
+    found = np.zeros(3, np.int64)
+    for n in range(len(boxes)):
+        x0, y0, x1, y1 = boxes[n, 0], boxes[n, 1], boxes[n, 2], boxes[n, 3]
+        h, w = sizes[pair[n], 0], sizes[pair[n], 1]
+        if x1 <= x0 or y1 <= y0:
+            found[0] += 1
+        elif x1 <= 0 or y1 <= 0 or x0 >= w or y0 >= h:
+            found[1] += 1
+        elif x0 < -1 or y0 < -1 or x1 > w + 1 or y1 > h + 1:
+            found[2] += 1
+    return found
+
+
+@njit(cache=True)
+def count_ties(order, score, key, n_keys):
+    """How many boxes have the score of another box of their ranking.
+
+    order: all boxes, best first; score float64 [N]; key int64 [N], the ranking each box stands in, 0 .. n_keys - 1.
+    """
+    many, n, start = np.zeros(n_keys, np.int64), 0, 0
+    while start < len(order):
+        end, value = start + 1, score[order[start]]
+        while end < len(order) and score[order[end]] == value:
+            end += 1
+        if end - start > 1:
+            for i in order[start:end]:
+                many[key[i]] += 1
+            for i in order[start:end]:
+                n += many[key[i]] > 1
+            for i in order[start:end]:
+                many[key[i]] = 0
+        start = end
+    return n
+
+
+@njit(cache=True)
+def late_last(order, score, late):
+    """`order` (indices, best first) with those marked late (bool [N]) last among equal scores; else it stays. int64"""
+    turned, start = np.empty(len(order), np.int64), 0
+    while start < len(order):
+        end, value = start + 1, score[order[start]]
+        while end < len(order) and score[order[end]] == value:
+            end += 1
+        at = start
+        for wanted in (False, True):
+            for i in order[start:end]:
+                if late[i] == wanted:
+                    turned[at] = i
+                    at += 1
+        start = end
+    return turned

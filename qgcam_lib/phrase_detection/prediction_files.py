@@ -26,13 +26,14 @@ class Predictions(dict[int, dict[str, np.ndarray]]):
     """{pair id: {"scores": float64 [n], "boxes": float64 [n, 4] xyxy, "phrase_ids": int64 [n]}}, what `evaluate` takes.
 
     form: one of `prediction_rows.FORMS`. file: where it was read. left_out: {reason: number of boxes}, what the
-    file had beyond this.
+    file had beyond this. looked_at: boxes that look misread were named when the file was read.
     """
 
     form: str = "tricd"
     file: str = ""
     left_out: dict[str, int]
     faults: tuple[str, ...] = ()
+    looked_at: bool = False
 
     def __init__(self, *args: Any, form: str = "tricd", file: str | Path = "",
                  left_out: Mapping[str, int] | None = None, faults: Sequence[str] = ()) -> None:
@@ -104,13 +105,13 @@ def _content(path: Path) -> Any:
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #d34a5122
 def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None,
-                     on_error: str = "raise") -> Predictions:
+                     on_error: str = "raise", allow: Sequence[str] | str = ()) -> Predictions:
     """Predictions from a file, in the form that `qgcam_lib.phrase_detection.evaluate` takes.
 
     path: .json, .csv, .parquet, .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
     data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
-    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; see
-    `predictions.pack`. `.faults` of the result names the boxes that were left out so.
+    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; allow:
+    what is not to be named; see `predictions.pack`. `.faults` of the result names the boxes that were left out so.
     Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
     of the result say what was done.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
@@ -120,14 +121,16 @@ def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of predictions")
     try:
-        packed = pack(data, _content(path), images=images, phrases=phrases, on_error=on_error)
+        packed = pack(data, _content(path), images=images, phrases=phrases, on_error=on_error, allow=allow)
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, path, error.remedy) from error
     columns = {"scores": packed.score, "boxes": packed.boxes, "phrase_ids": data.phrase_ids[packed.phrase]}
     cuts = np.searchsorted(packed.pair, [packed.named, packed.named + 1]).T.tolist()
     found = {id: {name: column[start:end] for name, column in columns.items()}
              for id, (start, end) in zip(data.pair_ids[packed.named].tolist(), cuts)}
-    return Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
+    predictions = Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
+    predictions.looked_at = True
+    return predictions
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:

@@ -18,6 +18,7 @@ from ..data.tricd.pairs import Tricd
 from ..errors import ExampleError
 from .matching import find_phrases
 from .prediction_rows import Rows, rows_of, whole_number
+from ..suspicions import box_suspicions, checked_allow, settle
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #24dffa11
 def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -148,9 +149,26 @@ def _check_options(images: Any, phrases: Any) -> None:
     if not good:
         raise ValueError(f"phrases: expected 'id', 0, 1, a list of texts or {{id: text}}, got {phrases!r:.60}")
 
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #15e71726
+_LOOKED_AT = 20_000  # boxes that are held against their pictures, evenly over the file
+
+
+def _suspect(data: Tricd, pair: np.ndarray, boxes: np.ndarray, known: bool, allow: Sequence[str] | str) -> None:
+    "Warn of boxes that look misread, see `suspicions`; those without area say nothing. known: it was said before."
+    allow = checked_allow(allow)
+    if known or not len(pair):
+        return
+    some = slice(None, None, max(1, len(pair) // _LOOKED_AT))
+    pair, boxes = pair[some], boxes[some]
+    area = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    try:
+        settle(box_suspicions(boxes[area], data.sizes[pair[area]]), allow, stacklevel=4)
+    except ValueError as error:
+        raise ExampleError(str(error)) from error
+
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #34bc81e7
 def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phrases: Any = None,
-         on_error: str = "raise") -> Packed:
+         on_error: str = "raise", allow: Sequence[str] | str = ()) -> Packed:
     """Predictions in any form of `prediction_rows.FORMS`, checked, as flat arrays.
 
     predictions: a mapping {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids": [n]}}, lists or
@@ -163,6 +181,9 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     number in its pair, counted from there), or the vocabulary, a list of texts (the id is the index) or {id: text},
     compared with the phrases' texts without regard to case and spaces; equal phrases all get the box.
     on_error: what an inverted box does: "raise", or "record", where it is left out, counted, and named in `faults`.
+    allow: names of `suspicions.SUSPICIONS` that are not to be named, such as "boxes outside" for a detector that does
+    not cut its boxes to the picture; the others are one warning (SuspiciousInput), or an error where all boxes are
+    shares of the picture.
     Boxes without area are allowed (some tools write [0, 0, 0, 0] for "nothing found"); they never hit.
     Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair
     that stands twice, no box that fits; ValueError for an option.
@@ -183,5 +204,7 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
                            f"{left_out}", remedy="Check `images`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
-    return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
+    pair, boxes = pair[order], rows.boxes[row]
+    _suspect(data, pair, boxes, getattr(predictions, "looked_at", False), allow)
+    return Packed(pair, phrase[order], rows.score[row], boxes, rows.form, named, left_out,
                   tuple(map(str, rows.faults.values())))

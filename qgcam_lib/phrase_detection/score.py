@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TIES', 'METRICS', 'DETECTION_SCORES', 'Matches', 'match_predictions', 'overlap_aps', 'detection_contract',
-           'summarize_matches', 'evaluate']
+           'count_input', 'summarize_matches', 'evaluate']
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #78245f67
 from collections.abc import Sequence
@@ -23,8 +23,11 @@ from qgcam_lib.phrase_detection.matching import (
     average_precisions,
     best_of_each,
     best_overlap,
+    count_places,
+    count_ties,
     descending,
     first_hits,
+    late_last,
     match,
     merged_boxes,
     positions_of,
@@ -47,7 +50,9 @@ class Matches:
     descending score; n_cut, the number of boxes beyond; hit, bool over all boxes: IoU of at least .5 with any truth box
     of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; and float64 [Q], the rank of each
     phrase's first hit (0 the best, infinity none) as rank, merged_rank, group_rank, NaN where undefined: phrases not
-    asked, and for group_rank those without a partner on the other image.
+    asked, and for group_rank those without a partner on the other image; empty_pairs bool [P] and
+    empty_phrases bool [Q], those without a box; equal, whether any two boxes have the same score; tied, whether two of
+    one ranking do; worst_group_rank, the group_rank with boxes of false captions first; counts, see `count_input`.
     """
 
     data: Tricd
@@ -70,7 +75,14 @@ class Matches:
     rank = cached_property(lambda self: _ranks(self, self.hit))
     merged_rank = cached_property(lambda self: _ranks(
         self, _hits_any(self, *merged_boxes(self.data.truth, self.data.truth_starts))))
-    group_rank = cached_property(lambda self: _group_ranks(self))
+    group_rank = cached_property(lambda self: _group_ranks(self, self.ties))
+    worst_group_rank = cached_property(lambda self: _group_ranks(self, "pessimistic"))
+    counts = cached_property(lambda self: count_input(self))
+    empty_pairs = cached_property(lambda self: np.bincount(self.packed.pair, minlength=len(self.data)) == 0)
+    empty_phrases = cached_property(lambda self: np.bincount(
+        self.packed.phrase, minlength=len(self.data.phrases)) == 0)
+    equal = cached_property(lambda self: bool((np.diff(self.packed.score[self.order]) == 0).any()))
+    tied = property(lambda self: self.counts["tied"] > 0)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #8210c60e
 def _asked(data: Tricd) -> np.ndarray:
@@ -89,28 +101,29 @@ def _ranks(matches: Matches, hit: np.ndarray) -> np.ndarray:
     return np.where(matches.asked, found, np.nan)
 
 
-def _group_ranks(matches: Matches) -> np.ndarray:
+def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes on both images of its group."
     data, packed, order = matches.data, matches.packed, matches.order
     target, true = data.rival_of[packed.phrase], data.positive[packed.pair]
-    if (np.diff(packed.score[order]) == 0).any():
-        order = descending(packed.score, late=~true if matches.ties == "stable" else true)
+    if matches.equal:
+        order = late_last(order, packed.score, late=~true if ties == "stable" else true)
     pooled = first_hits(order[target[order] >= 0], target, matches.hit & true, len(data.phrases))
     return np.where(matches.asked & data.has_rival, pooled, np.nan)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #49e64bd7
-def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable") -> Matches:
+def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable", allow: Sequence[str] | str = ()
+                      ) -> Matches:
     """Match predictions (see `pack` for their forms) with the truth, once for all scores.
 
     ties: what stands first at equal scores. "stable", as in the authors' code: in group recall the true pair, in AP the
-    pair with the lower id. "pessimistic": in both, the boxes of false captions. Errors: see `pack`; ValueError for an
-    unknown `ties` or for data that `load_tricd` did not make.
+    pair with the lower id. "pessimistic": in both, the boxes of false captions. allow: see `pack`. Errors: see `pack`;
+    ValueError for an unknown `ties` or for data that `load_tricd` did not make.
     """
     if not isinstance(data, Tricd):
         raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
-    packed = pack(data, predictions)
+    packed = pack(data, predictions, allow=allow)
     order = descending(packed.score, data.positive[packed.pair] if ties == "pessimistic" else None)
     kept = best_of_each(order, packed.pair, len(data), MAX_BOXES)
     hits = match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, THRESHOLDS)
@@ -175,21 +188,57 @@ def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence
             columns.append(_hits_at(getattr(matches, rank), at))
     return names, np.column_stack(columns)
 
+# %% ../../nbs/lib/phrase_detection/05_score.ipynb #c25a3080
+def count_input(matches: Matches) -> dict[str, int]:
+    """What the scores rest on: pairs, pairs_without (a box), phrases, phrases_without; boxes, no_area, outside (wholly
+    beside the picture), stick_out (of it, by more than a pixel); tied (boxes with the score of another box in the
+    ranking of their phrase, that of group recall where the phrase takes part in one)."""
+    data, packed = matches.data, matches.packed
+    no_area, outside, stick_out = count_places(packed.boxes, packed.pair, data.sizes).tolist()
+    ranking = np.where(data.rival_of < 0, np.arange(len(data.phrases)), data.rival_of)
+    tied = count_ties(matches.order, packed.score, ranking[packed.phrase], len(data.phrases)) if matches.equal else 0
+    return {"pairs": len(data), "pairs_without": int(matches.empty_pairs.sum()), "phrases": len(data.phrases),
+            "phrases_without": int(matches.empty_phrases.sum()), "boxes": len(packed.score), "no_area": no_area,
+            "outside": outside, "stick_out": stick_out, "tied": tied}
+
+
+def _worst_scores(matches: Matches, names: Sequence[str], recall_at: Sequence[int]) -> np.ndarray:
+    "Group recall of each phrase with the false picture first at equal scores: [Q, m], NaN where ties decide nothing."
+    worst = np.full((len(matches.data.phrases), len(names)), np.nan)
+    columns = [n for n, name in enumerate(names) if name.startswith("group_recall")]
+    if columns and matches.ties != "pessimistic" and matches.tied:
+        worst[:, columns] = _hits_at(matches.worst_group_rank, recall_at)
+    return worst
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    "Means of the columns over what is defined, NaN where nothing is."
+    there = ~np.isnan(values)
+    return ratio(np.where(there, values, 0).sum(0), there.sum(0))
+
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #f2f207cc
-def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list[str],
-               scores: np.ndarray) -> pd.DataFrame:
-    "The rows of one part; names, scores: see `_phrase_scores`."
+def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list[str], scores: np.ndarray,
+               worst: np.ndarray) -> pd.DataFrame:
+    "The rows of one part; names, scores: see `_phrase_scores`; worst: see `_worst_scores`."
     data = matches.data
     phrases = part.inside[data.phrase_pairs] & data.positive[data.phrase_pairs]
     values = ratio(part.sums(scores, data.phrase_pairs), part.sums(~np.isnan(scores), data.phrase_pairs))
     undefined = np.isnan(scores[phrases]).sum(0)
     n = phrases.sum() - undefined
+    bare = phrases & matches.empty_phrases
+    n_empty, pessimistic = (~np.isnan(scores[bare])).sum(0), _means(worst[phrases])
+    pessimistic = np.where(np.isclose(pessimistic, values[0], rtol=0, atol=1e-12), np.nan, pessimistic)
     if "AP" in metrics:
         names = ["AP", "AP50", "AP75", *names]
         aps = overlap_aps(matches, part)
         values = np.column_stack([aps.mean(1), aps[:, 0], aps[:, 5], values])
         n, undefined = np.r_[np.full(3, part.inside.sum()), n], np.r_[np.zeros(3, int), undefined]
-    return part.rows(names, values, n, undefined, matches.n_cut)
+        empty = (matches.empty_pairs & part.inside).sum()
+        n_empty, pessimistic = np.r_[np.full(3, empty), n_empty], np.r_[np.full(3, np.nan), pessimistic]
+    rows = part.rows(names, values, n, undefined, matches.n_cut).assign(n_empty=n_empty, pessimistic=pessimistic)
+    decided = rows["pessimistic"].notna()
+    rows.loc[decided, "note"] = [f"{note}; decided by ties".removeprefix("; ") for note in rows["note"][decided]]
+    return rows
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ef2c83af
 def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
@@ -207,14 +256,18 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
     """Every score of every subset from matches that are already there; see `evaluate` for arguments and columns."""
     _check_options(recall_at, metrics)
     names, scores = _phrase_scores(matches, metrics, recall_at)
-    tables = [_part_rows(matches, part, metrics, names, scores) for part in parts(matches.data, n_bootstrap, **options)]
-    return pd.concat(tables, ignore_index=True)
+    worst = _worst_scores(matches, names, recall_at)
+    tables = [_part_rows(matches, part, metrics, names, scores, worst)
+              for part in parts(matches.data, n_bootstrap, **options)]
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs["input"] = dict(matches.counts)
+    return table
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #307a9b31
 def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
              n_subsets: int = 0, level: float = 0.95, seed: int = 0, ties: str = "stable",
-             metrics: Sequence[str] = METRICS, subsets: Sequence[str] | None = None,
-             by: str = "subset") -> pd.DataFrame:
+             metrics: Sequence[str] = METRICS, subsets: Sequence[str] | None = None, by: str = "subset",
+             allow: Sequence[str] | str = ()) -> pd.DataFrame:
     """TRICD's detection scores.
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
@@ -224,9 +277,13 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
     without replacement, 100 in the paper. ties: see `match_predictions`. metrics:
     families to compute, of METRICS; ("AP",) is the fastest. subsets: parts to report, None for "all" and every subset.
     by: "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
+    allow: of `suspicions.SUSPICIONS`, what is not to be named, see `pack`.
     Returns one row a subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
     `statistics.summary_rows`, value in 0..1, n (pairs for AP, phrases of true captions for the others), n_undefined
-    (phrases left out: no truth box, or for group recall no pair with the other image).
+    (phrases left out: no truth box, or for group recall no pair with the other image); then n_empty, how many of the n
+    have no box at all, and pessimistic, the value of group recall with the boxes of false captions first at equal
+    scores, where that is another one (NaN elsewhere; all scores equal: 1.0, and 0.0 beside it).
+    `attrs["input"]`: see `count_input`.
     Metrics: AP (mean over IoU .50:.05:.95, 101 recall points, one curve over all pairs, the 100 best boxes a pair, a
     box matches truth of its own phrase), AP50, AP75; recall@k and upper_bound (any k) on true pairs, any truth box of
     the phrase, IoU at least .5; merged_recall@k, the same with the phrase's truth boxes replaced by the one box that
@@ -238,6 +295,6 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
     boxes are the MERGED protocol of phrase grounding on Flickr30k Entities (Plummer et al. 2015; MDETR reports both).
     """
     _check_options(recall_at, metrics)
-    matches = match_predictions(data, predictions, ties=ties)
+    matches = match_predictions(data, predictions, ties=ties, allow=allow)
     return summarize_matches(matches, recall_at, n_bootstrap, n_subsets=n_subsets, level=level, seed=seed,
                              metrics=metrics, subsets=subsets, by=by)
