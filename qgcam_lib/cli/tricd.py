@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, say, short_path
+from .calls import Commands, refused, say, short_path, suspicions_told
 from .tables import echo_json, echo_table, rows_of
 from ..errors import FormatError
 from ..storage.json_reader import read_json
@@ -102,9 +102,21 @@ def _people(table: Any, level: float = 0.95) -> Any:
     notes = zip(undefined, table.get("note", undefined))
     shown = table[["metric", "subset"]].assign(**{
         "value": texts(table["value"]), f"{level:.0%} interval": [f"{low} to {high}" * bool(low) for low, high in ends],
+        "if ties fall badly": texts(table.get("pessimistic", table["value"] * float("nan"))),
         "sd of 90 %": texts(table.get("sd_90", table["value"] * float("nan"))), "n": table["n"],
         "notes": ["; ".join(dict.fromkeys(filter(None, parts))) for parts in notes]})
     return shown.loc[:, (shown != "").any()]
+
+
+def _input_lines(counts: dict[str, int]) -> list[str]:
+    """What the scores rest on, in words; what is as it should be is not said."""
+    lines = [f"no box for {counts[f'{what}_without']} of {counts[what]} {what}" for what in ("pairs", "phrases")
+             if counts[f"{what}_without"]]
+    lines += [f"{counts[name]} of {counts['boxes']} boxes {said}" for name, said in (
+        ("outside", "lie wholly outside their picture"), ("stick_out", "stick out of their picture"),
+        ("no_area", "have no area")) if counts[name]]
+    tied = f"{counts['tied']} of {counts['boxes']} scores tie with another in the ranking of their phrase"
+    return lines + [tied] * bool(counts["tied"])
 
 
 def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: float) -> None:
@@ -120,6 +132,8 @@ def _echo_scores(table: Any, data: Any, found: Any, n_bootstrap: int, level: flo
         say(f"{count} boxes left out: {reason}")
     for fault in found.faults[:10]:
         say(f"  {fault}")
+    for line in _input_lines(table.attrs["input"]):
+        say(line)
     if n_bootstrap:
         say(f"intervals: {n_bootstrap} bootstrap replicates over groups")
 
@@ -146,13 +160,16 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "category ids are: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
              on_error: Annotated[str, typer.Option(help=(
                  "an inverted box: raise, or record: go on without it and name it"))] = "raise",
+             allow: Annotated[str | None, typer.Option(help=(
+                 "what is right as it is, by its name in the warning or error: 'box outside', 'boxes outside', ..."
+                 ))] = None,
              out: Annotated[Path | None, typer.Option(help="write the scores: .csv, .parquet or .json")] = None,
              as_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON")] = False) -> None:
     """Score predictions: AP, recall, group recall, upper bound, each with its interval and n. No model is needed.
 
     Exit code: 0 scored, 1 a file or a record in it is at fault (its name is said), 2 called wrongly.
     """
-    from qgcam_lib.data.tricd.pairs import load_tricd
+    from qgcam_lib.data.tricd.pairs import FAULTS, load_tricd
     from qgcam_lib.grounding.own_maps import checked_out, write_scores
     from qgcam_lib.phrase_detection import score as phrase_detection
     from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions
@@ -162,9 +179,10 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     how = {"images": _mapping(images, "--images", ("pair", "file")),
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}
     path = _annotations(annotations, split)
-    with refused():
+    with refused(), suspicions_told():
         out = out and checked_out(out)
-        data = load_tricd(path)
+        data = load_tricd(path, allow=_words(allow) or ())
+        how["allow"] = [word for word in _words(allow) or () if word not in FAULTS]
         found = read_predictions(predictions, data, **how, on_error=on_error)
         options = {"recall_at": ranks, "n_bootstrap": bootstrap, "n_subsets": subsets_90, "level": level, "seed": seed,
                    "ties": ties, "metrics": names or phrase_detection.METRICS, "subsets": _words(subset), "by": by}
@@ -174,7 +192,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     if as_json:
         about = {"predictions": str(predictions), "annotations": str(path), "form": found.form, "boxes": found.n_boxes,
                  "left_out": found.left_out, "faults": list(found.faults), "pairs": len(data),
-                 "groups": len(data.group_names), "options": options}
+                 "groups": len(data.group_names), "options": options, "input": table.attrs["input"]}
         echo_json({**about, "scores": rows_of(table)})
     else:
         _echo_scores(table, data, found, bootstrap, level)
