@@ -28,7 +28,7 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce papers test lint exported committed notebooks pytest lessons lab docs lock zoo bench
+.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons lab docs lock zoo bench
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -85,6 +85,9 @@ notebooks: env  ## run the library notebooks and the lessons top to bottom
 
 pytest: env  ## oracles, properties, bad input, the strict runner
 	@$(CLEANLY) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest --numprocesses $(CORES) --dist loadfile
+
+fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= words of their names, SEED=, OUT= where failing ones go
+	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(N) SEED=$(SEED) TARGETS="$(TARGETS)" OUT="$(OUT)" python tests/fuzz
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider

@@ -68,15 +68,24 @@ def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
     return array
 
 # %% ../nbs/lib/02_boxes.ipynb #2914d0b5
+def _fours(boxes: ArrayLike) -> np.ndarray:
+    """Boxes in any order of their numbers as float64 [..., 4]; ValueError for another shape."""
+    array = as_numbers(boxes, "boxes")
+    array = array if array.size else array.reshape(0, 4)
+    if array.ndim == 0 or array.shape[-1] != 4:
+        raise ValueError(f"boxes: expected four numbers a box, got an array of shape {array.shape}")
+    return array
+
+
 def xywh_to_xyxy(boxes: ArrayLike) -> np.ndarray:
     """Corner and size (x, y, width, height; COCO, RefCOCO) to half-open xyxy. [..., 4] -> [..., 4] float64."""
-    b = np.asarray(boxes, dtype=np.float64)
+    b = _fours(boxes)
     return np.concatenate([b[..., :2], b[..., :2] + b[..., 2:]], axis=-1)
 
 # %% ../nbs/lib/02_boxes.ipynb #1b2acf9a
 def yyxx_to_xyxy(boxes: ArrayLike) -> np.ndarray:
     """Rows first (y0, y1, x0, x1; SpatialSense) to half-open xyxy. [..., 4] -> [..., 4] float64."""
-    return np.asarray(boxes, dtype=np.float64)[..., [2, 0, 3, 1]]
+    return _fours(boxes)[..., [2, 0, 3, 1]]
 
 # %% ../nbs/lib/02_boxes.ipynb #2ae386b1
 def voc_to_xyxy(boxes: ArrayLike) -> np.ndarray:
@@ -85,7 +94,7 @@ def voc_to_xyxy(boxes: ArrayLike) -> np.ndarray:
     [..., 4] -> [..., 4] float64. The lower corner moves by one, the upper corner is the same number. Flickr30k's own
     tools subtract one, MDETR's copy of the annotations does not: its boxes lie one pixel to the lower right.
     """
-    return np.asarray(boxes, dtype=np.float64) - np.array([1.0, 1.0, 0.0, 0.0])
+    return _fours(boxes) - np.array([1.0, 1.0, 0.0, 0.0])
 
 # %% ../nbs/lib/02_boxes.ipynb #5d1caf3c
 def box_iou(a: ArrayLike, b: ArrayLike) -> np.ndarray:

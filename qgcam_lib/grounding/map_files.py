@@ -111,7 +111,10 @@ def _open_npz(path: Path) -> MapFile:
         raise FileFault(f"{path}: not an npz file but a single array; name it .npy")
 
     def get(name: str) -> np.ndarray:
-        return _loaded(path, f"array {name!r}", lambda: archive[name])
+        array = _loaded(path, f"array {name!r}", lambda: archive[name])
+        if not isinstance(array, np.ndarray):  # NumPy gives the bytes of what it does not know
+            raise FileFault(f"{path}: {name!r} in this file is no array of NumPy; write it again with np.savez")
+        return array
 
     names = [name for name in archive.files if name != "ids"]
     shapes = dict.fromkeys(names, (0, 0)) if len(names) > 1 else {name: get(name).shape for name in names}

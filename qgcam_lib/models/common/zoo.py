@@ -7,16 +7,18 @@ __all__ = ['ZooModel', 'load_zoo', 'zoo_table', 'card_markdown', 'write_card']
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #924666c1
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from ...errors import ParameterError
+from ...errors import FormatError, ParameterError, QgcamError
 from .checkpoints import read_card, read_config, read_state
 from ..registry import zoo_folder
 from ...storage.files import write_whole
+from ...storage.tables import read_table
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #5ed217f6
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class ZooModel:
 
     def log(self) -> pd.DataFrame:
         """The losses of its training, one row every few steps."""
-        return pd.read_csv(self.folder / "log.csv")
+        return read_table(self.folder / "log.csv")
 
 
 def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel:
@@ -61,6 +63,18 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
 _MAIN = {"explainer": "pg_hit", "detector": "AP", "matcher": "probe_r", "ranker": "ref_hard"}
 
 
+@contextmanager
+def _as_written(card: str) -> Iterator[None]:
+    """FormatError for a card that lacks what the block asks of it. card: which, for the message."""
+    try:
+        yield
+    except QgcamError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{card}: not a card as `make zoo` writes it ({type(error).__name__}: {error!s:.160}). Fetch "
+                          "or train the entry again") from error
+
+
 def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
     """One row an entry: name, role, class, parameters, steps, seconds, block, tokens, and its score on unseen test
     scenes with its interval: Pointing Game accuracy of an explainer, AP (all pairs of TRICD) of a detector, accuracy
@@ -70,14 +84,15 @@ def zoo_table(zoo: str | Path | None = None) -> pd.DataFrame:
     rows = []
     for path in sorted(Path(zoo or zoo_folder()).glob("*/card.json")):
         card = read_config(path, largest=math.inf)
-        role = card.get("role", "explainer")
-        best = _main_scores(card, _MAIN[role]).iloc[-1]
-        rows.append(
-            {"name": card["name"], "role": role}
-            | {key: card.get(key) for key in ("class", "parameters", "steps", "seconds", "block", "tokens")}
-            | dict.fromkeys(_MAIN.values(), math.nan) | {_MAIN[role]: best.value}
-            | {"ci_low": best.ci_low, "ci_high": best.ci_high, "n": best.n}
-        )
+        with _as_written(f"{path.parent.name}/card.json"):
+            role = card.get("role", "explainer")
+            best = _main_scores(card, _MAIN[role]).iloc[-1]
+            rows.append(
+                {"name": card["name"], "role": role}
+                | {key: card.get(key) for key in ("class", "parameters", "steps", "seconds", "block", "tokens")}
+                | dict.fromkeys(_MAIN.values(), math.nan) | {_MAIN[role]: best.value}
+                | {"ci_low": best.ci_low, "ci_high": best.ci_high, "n": best.n}
+            )
     return pd.DataFrame(rows)
 
 
@@ -102,23 +117,26 @@ def _scores(card: Mapping) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/models/common/06_zoo.ipynb #c854980b
 def card_markdown(card: Mapping) -> str:
-    """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits."""
+    """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits.
+
+    Errors: FormatError for a card without them."""
     by_role = {"detector": _detector_scores, "matcher": _matcher_scores, "ranker": _ranker_scores}
-    scores = by_role.get(card.get("role"), _explainer_scores)(card)
-    parts = [
-        f"# {card['name']}",
-        f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
-        f"{card['limits']}",
-        f"*Supervision:* {card['supervision']}. *Licence:* {card['licence']}. "
-        f"*Parameters:* {card['parameters']:,}, float16.",
-        *scores,
-        "## Data",
-        _list(card["data"]),
-        "## Recipe",
-        f"{card['steps']} steps in {card['seconds']} s of computing; "
-        f"`python -m qgcam_lib.finetune --name {card['name']}` repeats it. Losses: `log.csv`.",
-        _list(card["recipe"]),
-    ]
+    with _as_written("the card"):
+        scores = by_role.get(card.get("role"), _explainer_scores)(card)
+        parts = [
+            f"# {card['name']}",
+            f"A small `{card['class']}` for {card['task']}, trained on the **miniworld** from random weights. "
+            f"{card['limits']}",
+            f"*Supervision:* {card['supervision']}. *Licence:* {card['licence']}. "
+            f"*Parameters:* {card['parameters']:,}, float16.",
+            *scores,
+            "## Data",
+            _list(card["data"]),
+            "## Recipe",
+            f"{card['steps']} steps in {card['seconds']} s of computing; "
+            f"`python -m qgcam_lib.finetune --name {card['name']}` repeats it. Losses: `log.csv`.",
+            _list(card["recipe"]),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
