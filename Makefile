@@ -28,7 +28,7 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons lab docs lock zoo bench
+.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons hostile lab docs lock zoo bench
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -91,6 +91,9 @@ fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= wo
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
+
+hostile: env  ## run every paper notebook on hostile data, and open all their pages in a browser (a quarter of an hour)
+	@$(CLEANLY) HOSTILE=all OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest tests/test_hostile.py
 
 lab: env  ## open JupyterLab on the notebooks
 	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR jupyter lab --notebook-dir nbs
