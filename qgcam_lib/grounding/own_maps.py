@@ -166,6 +166,23 @@ def checked_out(out: str | Path, name: str = "out") -> Path:
         needed("pyarrow", f"writing {out.name}")
     return out
 
+# %% ../../nbs/lib/grounding/04_own_maps.ipynb #5a5d0009
+def _settled(found: Sequence[Suspicion], allow: Sequence[str], where: str) -> list[Suspicion]:
+    """`settle`, whose error names the file."""
+    try:
+        return settle(found, allow, stacklevel=3)
+    except ValueError as error:
+        raise FileFault(f"{where}: {error}") from error
+
+
+def _frame(rows: list[dict[str, Any]], more: Sequence[str]) -> pd.DataFrame:
+    labels = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _OURS]
+    known, found = ["id", "group", "n_boxes", "box_share", *labels, "protocol"], [*SCORE_COLUMNS, *more]
+    frame = pd.DataFrame(rows, columns=[*known, *found, "error"])
+    kinds = dict.fromkeys(("id", "group", "protocol"), "str") | dict.fromkeys(("box_share", *found), "float64")
+    frame = frame.astype(kinds | {"error": "object"})
+    return frame.assign(error=frame["error"].where(frame["error"].notna(), None))
+
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #bbed8af6
 def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
                 ties: str = "expected", tau: float = 0.7, delta: float = 50.0, negatives: str = "error",
@@ -224,20 +241,3 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     if out is not None:
         write_scores(frame, out)
     return frame
-
-
-def _settled(found: Sequence[Suspicion], allow: Sequence[str], where: str) -> list[Suspicion]:
-    """`settle`, whose error names the file."""
-    try:
-        return settle(found, allow, stacklevel=3)
-    except ValueError as error:
-        raise FileFault(f"{where}: {error}") from error
-
-
-def _frame(rows: list[dict[str, Any]], more: Sequence[str]) -> pd.DataFrame:
-    labels = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _OURS]
-    known, found = ["id", "group", "n_boxes", "box_share", *labels, "protocol"], [*SCORE_COLUMNS, *more]
-    frame = pd.DataFrame(rows, columns=[*known, *found, "error"])
-    kinds = dict.fromkeys(("id", "group", "protocol"), "str") | dict.fromkeys(("box_share", *found), "float64")
-    frame = frame.astype(kinds | {"error": "object"})
-    return frame.assign(error=frame["error"].where(frame["error"].notna(), None))
