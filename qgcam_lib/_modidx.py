@@ -2364,6 +2364,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'qgcam_lib.maps.normalise': ('lib/maps.html#normalise', 'qgcam_lib/maps.py'),
                                 'qgcam_lib.maps.prepare_map': ('lib/maps.html#prepare_map', 'qgcam_lib/maps.py'),
                                 'qgcam_lib.maps.prepare_maps': ('lib/maps.html#prepare_maps', 'qgcam_lib/maps.py'),
+                                'qgcam_lib.maps.refuse_masked': ('lib/maps.html#refuse_masked', 'qgcam_lib/maps.py'),
                                 'qgcam_lib.maps.resample': ('lib/maps.html#resample', 'qgcam_lib/maps.py'),
                                 'qgcam_lib.maps.spline_coefficients': ('lib/maps.html#spline_coefficients', 'qgcam_lib/maps.py')},
             'qgcam_lib.metrics.formulas': { 'qgcam_lib.metrics.formulas.ScoreOptions': ( 'lib/metrics/formulas.html#scoreoptions',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMALISATIONS', 'RESAMPLERS', 'EDGES', 'PROTOCOLS', 'DEFAULT_PROTOCOL', 'LARGEST_SIDE', 'MapProtocol',
            'default_protocol', 'get_protocol', 'normalise', 'AxisOperator', 'spline_coefficients', 'gaussian',
-           'axis_operator', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
+           'axis_operator', 'refuse_masked', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
 
 # %% ../nbs/lib/03_maps.ipynb #acc0fb0d
 from collections.abc import Sequence
@@ -14,8 +14,6 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-
-from .boxes import refuse_masked
 
 # %% ../nbs/lib/03_maps.ipynb #eeed9db3
 NORMALISATIONS, RESAMPLERS, EDGES = (
@@ -274,6 +272,13 @@ def axis_operator(
     for array in operator:
         array.setflags(write=False)
     return operator
+
+# %% ../nbs/lib/03_maps.ipynb #5a5d0013
+def refuse_masked(array: Any, what: str) -> None:
+    """Refuse a masked array; what: the argument, for the message. Errors: ValueError."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError(f"{what}: expected a plain array, got a masked one, whose mask would be ignored; say what its "
+                         f"masked values are: {what}.filled(0), or leave those examples out")
 
 # %% ../nbs/lib/03_maps.ipynb #b7405212
 def as_map_array(maps: Any) -> np.ndarray:
