@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Group', 'N_BOOTSTRAP', 'MAP_SCORES', 'METRICS', 'group_codes', 'group_sums', 'ratio', 'check_resampling',
-           'bootstrap_weights', 'group_weights', 'spread_of', 'summary_rows', 'Metric', 'contract_table',
-           'mean_replicates', 'summarize', 'bootstrap_p', 'compare', 'correlate']
+           'bootstrap_weights', 'group_weights', 'summary_rows', 'Metric', 'contract_table', 'mean_replicates',
+           'estimate_means', 'ranges_of', 'summarize', 'sign_flip_p', 'compare', 'correlate']
 
 # %% ../nbs/lib/04_statistics.ipynb #8972d6af
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from .row_checks import check_pair, check_rows
+from qgcam_lib.intervals import (
+    Estimate,
+    check_interval,
+    cluster_interval,
+    cluster_p,
+    effective_groups,
+    few_groups,
+    of_means,
+    of_pairs,
+    of_replicates,
+    spread_of,
+)
+from .row_checks import RANGES, check_pair, check_rows
 
 # %% ../nbs/lib/04_statistics.ipynb #abc7372c
 Group = str | Sequence[str] | None
@@ -82,37 +94,40 @@ def group_weights(n_groups: int, n_bootstrap: int, n_subsets: int, rng: np.rando
     parts = [rng.permuted(taken)[None] for _ in range(n_subsets)]
     return np.concatenate([np.ones((1, n_groups)), *drawn, *parts]).astype(np.float64)
 
-# %% ../nbs/lib/04_statistics.ipynb #48a768bf
-def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
-    """Low and high end of the percentile interval and standard deviation of each column of [R, m]: float64 [3, m].
-
-    Over the defined rows; NaN with fewer than two.
-    """
-    found = np.full((3, replicates.shape[1]), np.nan)
-    for k, column in enumerate(replicates.T):
-        good = column[~np.isnan(column)]
-        if len(good) > 1:
-            found[:, k] = *np.quantile(good, [(1 - level) / 2, (1 + level) / 2]), good.std(ddof=1)
-    return found
-
 # %% ../nbs/lib/04_statistics.ipynb #a707c91d
+def _noted(note: Sequence[str] | str, low: np.ndarray, n_groups: np.ndarray | int) -> list[str]:
+    "The notes, with the one on few groups where there is an interval."
+    texts = np.broadcast_to(np.asarray(note, object), low.shape)
+    few = [few_groups(int(n)) for n in np.broadcast_to(n_groups, low.shape)]
+    return [str(text) if np.isnan(end) or not more else "; ".join(filter(None, [text, more]))
+            for text, end, more in zip(texts, low, few)]
+
+
 def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int, n_undefined: np.ndarray | int,
-                 n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95,
-                 note: Sequence[str] | str = "") -> pd.DataFrame:
+                 n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95, found: Estimate | None = None,
+                 ranges: Sequence[tuple[float, float]] | None = None, effective: np.ndarray | float = np.nan,
+                 interval: str = "cluster", note: Sequence[str] | str = "") -> pd.DataFrame:
     """Scores and their replicates as rows of the one summary table.
 
     values: float64 [1 + n_bootstrap + n_subsets, m], the scores, then the same under the other rows of
-    `group_weights`. n, n_undefined, n_groups: int or int [m].
-    Returns the columns metric, value, ci_low, ci_high (percentile bootstrap over groups), n (defined), n_undefined,
-    n_groups, bootstrap_sd (a standard error), sd_90 (deviation over parts of 90 %, about a third of one), note.
-    Interval and deviations are NaN with fewer than two groups and where they were not asked for.
+    `group_weights`. n, n_undefined, n_groups: int or int [m]. effective: number of groups, see `effective_groups`.
+    interval: "cluster" or "percentile"; the first is that of `cluster_interval` with `ranges`, from `found`, or where
+    that is not given from the replicates.
+    Returns the columns metric, value, ci_low, ci_high, n (defined), n_undefined, n_groups, n_groups_effective (as many
+    equal groups), bootstrap_sd (a standard error), sd_90 (deviation over parts of 90 %, about a third of one), interval
+    ("cluster" or "percentile"), note. Interval and deviations are NaN with fewer than two groups and where they were
+    not asked for, by n_bootstrap = 0.
     """
     alone = np.asarray(n_groups) < 2
     drawn, parts = values[1 : 1 + n_bootstrap], values[1 + n_bootstrap :]
     low, high, sd, sd_90 = np.where(alone, np.nan, [*spread_of(drawn, level), spread_of(parts)[2]])
+    if interval == "cluster" and n_bootstrap:
+        found = of_replicates(values[0], drawn, n_groups, effective) if found is None else found
+        low, high = np.where(alone, np.nan, cluster_interval(found, level, ranges))
     return pd.DataFrame({"metric": list(metrics), "value": values[0], "ci_low": low, "ci_high": high, "n": n,
-                         "n_undefined": n_undefined, "n_groups": n_groups, "bootstrap_sd": sd, "sd_90": sd_90,
-                         "note": note})
+                         "n_undefined": n_undefined, "n_groups": n_groups, "n_groups_effective": effective,
+                         "bootstrap_sd": sd, "sd_90": sd_90, "interval": interval,
+                         "note": _noted(note, low, n_groups)})
 
 # %% ../nbs/lib/04_statistics.ipynb #5995b6b8
 @dataclass(frozen=True)
@@ -216,6 +231,29 @@ def mean_replicates(values: np.ndarray, codes: np.ndarray, n_groups: int, n_boot
     totals = np.concatenate([both.sum(0, keepdims=True), *drawn])
     return ratio(totals[:, :m], totals[:, m:]), groups
 
+# %% ../nbs/lib/04_statistics.ipynb #d0de9c63
+def estimate_means(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
+    "Means of the columns of `values` [n, m] with their variance by group; codes: see `mean_replicates`."
+    if codes.ndim == 2:
+        return of_pairs(values, codes, n_groups)
+    both = group_sums(np.hstack([values, np.where(np.isnan(values), np.nan, 1)]), codes, n_groups)
+    m = values.shape[1]
+    return of_means(both[:, :m], both[:, m:], np.nansum(values**2, axis=0))
+
+# %% ../nbs/lib/04_statistics.ipynb #bf072504
+def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, float]]:
+    "Lowest and highest possible value of each column of `values` [n, m], infinite where nobody says."
+    found = []
+    for name, column in zip(names, values.T):
+        if name in METRICS:
+            found.append(METRICS[name].range)
+        elif name.partition("@")[0] in RANGES:
+            found.append(RANGES[name.partition("@")[0]])
+        else:
+            share = ((column == 0) | (column == 1) | np.isnan(column)).all()
+            found.append((0.0, 1.0) if share else (-np.inf, np.inf))
+    return found
+
 # %% ../nbs/lib/04_statistics.ipynb #bdabbd1b
 def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
     "Why there is no interval, or an empty text."
@@ -227,39 +265,43 @@ def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
 
 
 def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int, level: float,
-               rng: np.random.Generator) -> pd.DataFrame:
+               rng: np.random.Generator, interval: str, ranges: list[tuple[float, float]] | None) -> pd.DataFrame:
     "The means of the columns of `values` [n, m] as rows; codes: group of each row."
     found, groups = mean_replicates(values, codes, n_groups, n_bootstrap, rng)
-    n = (~np.isnan(values)).sum(0)
+    estimate, n = estimate_means(values, codes, n_groups), (~np.isnan(values)).sum(0)
     return summary_rows(names, found, n, len(values) - n, groups, n_bootstrap=n_bootstrap, level=level,
+                        found=estimate, ranges=ranges, effective=estimate.effective, interval=interval,
                         note=[_note(*row, n_bootstrap) for row in zip(n, groups)]).drop(columns="sd_90")
 
 # %% ../nbs/lib/04_statistics.ipynb #89b421d6
 def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *, by: Sequence[str] | str = (),
               group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
-              allow: Sequence[str] | str = ()) -> pd.DataFrame:
+              allow: Sequence[str] | str = (), interval: str = "cluster") -> pd.DataFrame:
     """Means of score columns with an interval that respects groups.
 
     frame: one row an example. metrics: columns (None: all score columns present; booleans count as 0 and 1). by:
     columns that split the table. group: the column whose rows belong together (image, pair); None when every row
     stands alone; two columns where a row belongs to two groups, see `mean_replicates`. allow: what is else refused, of
-    "doubled", "range", "protocol", "data"; see `row_checks.check_rows`.
+    "doubled", "range", "protocol", "data"; see `row_checks.check_rows`. interval: "cluster" for
+    `intervals.cluster_interval`, "percentile" for that of the bootstrap; n_bootstrap=0 for none.
     Returns one row a cell and metric: *by and the columns of `summary_rows` but sd_90. value is the mean of the defined
-    rows, n_groups counts groups with a defined value, note says why an interval is missing, else nothing.
-    With fewer than two groups the interval is NaN. The same seed gives the same interval, whatever the order of the
-    rows.
+    rows, n_groups counts groups with a defined value, note says why an interval is missing or rough, else nothing.
+    With fewer than two groups the interval is NaN. The order of the rows changes nothing.
     Errors: ValueError for a missing column, a missing group value, an infinite value; for an id that stands twice in a
     cell, a score outside its stated range, rows of several protocols.
     """
     check_resampling(n_bootstrap, level)
+    check_interval(interval)
     names, by = _pick_metrics(frame, metrics), [by] if isinstance(by, str) else list(by)
     if lost := [name for name in by if name not in frame]:
         raise ValueError(f"by: expected columns of the frame, got {lost}; it has {list(frame.columns)}")
     check_rows(frame, names, METRICS, by=by, allow=allow)
 
+    ends = ranges_of(names, _as_values(frame, names))
+
     def rows(cell: pd.DataFrame) -> pd.DataFrame:
-        rng = np.random.default_rng(seed)
-        return _mean_rows(names, _as_values(cell, names), *group_codes(cell, group), n_bootstrap, level, rng)
+        values, rng = _as_values(cell, names), np.random.default_rng(seed)
+        return _mean_rows(names, values, *group_codes(cell, group), n_bootstrap, level, rng, interval, ends)
 
     if not by:
         return rows(frame)
@@ -269,7 +311,7 @@ def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *
     return pd.concat(cells, ignore_index=True) if cells else pd.DataFrame(columns=[*by, *rows(frame)])
 
 # %% ../nbs/lib/04_statistics.ipynb #0f7f8f6b
-def _sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.random.Generator) -> np.ndarray:
+def sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.random.Generator) -> np.ndarray:
     "Two-sided p of each column of group sums [n_groups, m]: share of sign patterns with a mean at least as far from 0."
     seen, far, done = np.abs(sums.sum(0)), np.zeros(sums.shape[1]), 0
     chunk = max(1, 2**22 // max(len(sums), 1))
@@ -279,13 +321,6 @@ def _sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.r
         far += (np.abs(signs @ sums) >= seen * (1 - 1e-12) - 1e-12).sum(0)
         done += rows
     return np.where(n > 0, (far + 1) / (n_permutations + 1), np.nan)
-
-# %% ../nbs/lib/04_statistics.ipynb #4fa5bdee
-def bootstrap_p(replicates: np.ndarray) -> np.ndarray:
-    "Two-sided p of each column of mean differences [R, m]: twice the smaller tail at 0; NaN where none is defined."
-    n = (~np.isnan(replicates)).sum(0)
-    tails = np.minimum((replicates <= 0).sum(0), (replicates >= 0).sum(0))
-    return np.where(n > 0, np.minimum(2 * (tails + 1) / (n + 1), 1), np.nan)
 
 # %% ../nbs/lib/04_statistics.ipynb #90773a91
 def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.DataFrame, pd.DataFrame, int]:
@@ -310,19 +345,20 @@ def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.D
 # %% ../nbs/lib/04_statistics.ipynb #61b8161d
 def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | None = None, *, on: str = "id",
             group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
-            n_permutations: int = 9999, allow: Sequence[str] | str = ()) -> pd.DataFrame:
+            n_permutations: int = 9999, allow: Sequence[str] | str = (), interval: str = "cluster") -> pd.DataFrame:
     """Paired difference of two runs over the same examples.
 
-    a, b: one row an example each, matched by the column `on` (unique). metrics, group, level, seed: as in
+    a, b: one row an example each, matched by the column `on` (unique). metrics, group, level, seed, interval: as in
     `summarize`; groups are taken from `a`. Returns one row a metric: metric, a, b (means over the pairs defined in
-    both), difference = a - b, ci_low, ci_high (percentile bootstrap over groups), p_value (two-sided, sign flips of
-    whole groups; where rows have two groups from the bootstrap, and then at least 2 / n_bootstrap), n (pairs defined in
-    both), n_undefined (pairs undefined in either), n_groups, n_unmatched (rows without a partner), note.
+    both), difference = a - b, ci_low, ci_high, p_value (two-sided, sign flips of whole groups; where rows have two
+    groups of Student's t with the variance of the interval), n (pairs defined in both), n_undefined (pairs undefined in
+    either), n_groups, n_groups_effective, n_unmatched (rows without a partner), interval, note.
     With fewer than two groups interval and p-value are NaN. No correction for several metrics is made.
     Errors: ValueError as of `summarize`, for an id that stands twice, and for two runs that were not scored by the same
     rules on the same data; allow: "range", "protocol", "data" to insist, see `row_checks.check_pair`.
     """
     check_resampling(n_bootstrap, level)
+    check_interval(interval)
     left, right, unmatched = _pair(a, b, on, group)
     names = [name for name in _pick_metrics(a, metrics) if metrics is not None or name in right]
     check_pair(left, right, [name for name in names if name in right], METRICS, allow=allow)
@@ -330,57 +366,71 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     x, y = _as_values(left, names), _as_values(right, _pick_metrics(right, names))
     apart, rng = x - y, np.random.default_rng(seed)
     both = ~np.isnan(apart)
-    rows = _mean_rows(names, apart, codes, n_groups, n_bootstrap, level, rng)
+    rows = _mean_rows(names, apart, codes, n_groups, n_bootstrap, level, rng, interval, None)
     mean_a, mean_b = (ratio(np.where(both, v, 0).sum(0), both.sum(0)) for v in (x, y))
     p = np.full(len(names), np.nan)
     if n_bootstrap and n_groups > 1 and codes.ndim == 2:
-        p = bootstrap_p(mean_replicates(apart, codes, n_groups, n_bootstrap, np.random.default_rng(seed))[0][1:])
+        p = cluster_p(estimate_means(apart, codes, n_groups))
     elif n_bootstrap and n_groups > 1:
-        p = _sign_flip_p(group_sums(apart, codes, n_groups), both.sum(0), n_permutations, rng)
+        p = sign_flip_p(group_sums(apart, codes, n_groups), both.sum(0), n_permutations, rng)
     rows = rows.assign(a=mean_a, b=mean_b, difference=mean_a - mean_b, n_unmatched=unmatched,
                        p_value=np.where(rows["n_groups"] < 2, np.nan, p))
     return rows[["metric", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n", "n_undefined", "n_groups",
-                 "n_unmatched", "note"]]
+                 "n_groups_effective", "n_unmatched", "interval", "note"]]
 
 # %% ../nbs/lib/04_statistics.ipynb #a0f7871b
-def _pearson_replicates(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: int, seed: int) -> np.ndarray:
-    """Pearson's r of bootstrap samples of whole groups, from the sums of each group."""
-    sums = group_sums(np.column_stack([np.ones_like(x), x, y, x * x, y * y, x * y]), codes, codes.max() + 1)
-    drawn = bootstrap_weights(len(sums), n_bootstrap, np.random.default_rng(seed))
-    n, sx, sy, sxx, syy, sxy = np.concatenate([np.zeros((0, 6)), *(w @ sums for w in drawn)]).T
+def _pearson(weights: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Pearson's r [R] under weights [R, n_groups] of the groups' sums [n_groups, 6] of 1, x, y, xx, yy, xy."""
+    n, sx, sy, sxx, syy, sxy = (weights @ sums).T
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sxy - sx * sy / n) / np.sqrt(np.clip(sxx - sx * sx / n, 0, None) * np.clip(syy - sy * sy / n, 0, None))
 
 
-def _correlation(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: int, level: float,
-                 seed: int) -> tuple[float, float, float]:
-    """Pearson's r and its percentile interval; NaN with fewer than three rows, two groups, or a constant column."""
+def _correlation_ends(sums: np.ndarray, n_bootstrap: int, level: float, seed: int, interval: str) -> np.ndarray:
+    """Low and high end of the interval of Pearson's r from the groups' sums. "cluster": on Fisher's scale, atanh(r)."""
+    rng, n_groups = np.random.default_rng(seed), len(sums)
+    drawn = np.concatenate([_pearson(w, sums) for w in bootstrap_weights(n_groups, n_bootstrap, rng)])[:, None]
+    if interval == "percentile":
+        return spread_of(drawn, level)[:2, 0]
+    fisher = [np.arctanh(np.clip(r, -1 + 1e-12, 1 - 1e-12)) for r in (_pearson(np.ones((1, n_groups)), sums), drawn)]
+    found = of_replicates(*fisher, n_groups, effective_groups(sums[:, :1])[0])
+    return np.tanh(cluster_interval(found, level)[:, 0])
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: int, level: float, seed: int,
+                 interval: str) -> tuple[float, float, float]:
+    """Pearson's r and its interval; NaN with fewer than three rows, two groups, or a constant column."""
     a, b = (v - v.mean() if len(v) else v for v in (x, y))
     width = np.sqrt((a * a).sum() * (b * b).sum())
     if len(x) < 3 or not width > 1e-12:
         return np.nan, np.nan, np.nan
     value = (a * b).sum() / width
-    if codes.max() < 1:
+    if codes.max() < 1 or not n_bootstrap:
         return value, np.nan, np.nan
-    low, high, _ = spread_of(_pearson_replicates(a, b, codes, n_bootstrap, seed)[:, None], level)[:, 0]
-    return value, low, high
+    sums = group_sums(np.column_stack([np.ones_like(a), a, b, a * a, b * b, a * b]), codes, codes.max() + 1)
+    return value, *_correlation_ends(sums, n_bootstrap, level, seed, interval)
 
 # %% ../nbs/lib/04_statistics.ipynb #97bb2efd
 def correlate(frame: pd.DataFrame, x: str = "io_ratio", y: str = "pg_hit", *, group: str = "group",
-              n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0) -> pd.DataFrame:
-    """Pearson's and Spearman's correlation of two columns: method, value, ci_low, ci_high, n, n_groups.
+              n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
+              interval: str = "cluster") -> pd.DataFrame:
+    """Pearson's and Spearman's correlation of two columns: method, value, ci_low, ci_high, n, n_groups,
+    n_groups_effective, interval.
 
-    The interval is a percentile bootstrap over groups; Spearman's resamples the ranks of the whole sample. Rows where
-    either is undefined are left out. With fewer than three rows, two groups, or a constant column the value or the
-    interval is NaN. Raises ValueError for a missing column.
+    interval: "cluster" with the bootstrap's variance over groups, on Fisher's scale; "percentile" by its percentiles;
+    n_bootstrap=0 for none. Spearman's is that of the ranks of the whole sample. Rows where either is undefined are left
+    out. With fewer than three rows, two groups, or a constant column the value or the interval is NaN. Raises
+    ValueError for a missing column.
     """
     if missing := [name for name in (x, y, group) if name not in frame]:
         raise ValueError(f"Expected columns {x!r}, {y!r} and {group!r}, but {missing} are missing.")
+    check_interval(interval)
     rows = frame[[x, y, group]].dropna()
     codes, n_groups = group_codes(rows, group)
     pair, lines = rows[[x, y]].astype(float), []
+    effective = effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
     for method, columns in (("pearson", pair), ("spearman", pair.rank())):
-        value, low, high = _correlation(*columns.to_numpy().T, codes, n_bootstrap, level, seed)
+        value, low, high = _correlation(*columns.to_numpy().T, codes, n_bootstrap, level, seed, interval)
         lines.append({"method": method, "value": value, "ci_low": low, "ci_high": high, "n": len(rows),
-                      "n_groups": n_groups})
+                      "n_groups": n_groups, "n_groups_effective": effective, "interval": interval})
     return pd.DataFrame(lines)

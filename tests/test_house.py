@@ -80,13 +80,13 @@ def test_tasks_know_nothing_of_each_other():
 
 
 def test_the_house_is_small_enough_to_draw():
-    """At most 24 rooms, and at most 8 levels when each room stands one above the highest that it imports from."""
+    """At most 25 rooms, and at most 8 levels when each room stands one above the highest that it imports from."""
     arrows = {}
     for module in SOURCES:
         room = module.split(".")[0]
         arrows.setdefault(room, set()).update(home.split(".")[0] for home in needs(module))
     arrows.pop("")
-    assert len(arrows) <= 24
+    assert len(arrows) <= 25
 
     @cache
     def level(room, above=()):

@@ -292,7 +292,7 @@ def test_a_replicate_is_the_score_of_the_drawn_data(monkeypatch, table):
     weights = np.array([0.0, 2, 1, 3, 0, 1, 1, 0])
     again = table(match_predictions(*drawn(data, predictions, weights)), subsets=("all",))
     under(monkeypatch, weights)
-    found = table(match_predictions(data, predictions), n_bootstrap=2, subsets=("all",))
+    found = table(match_predictions(data, predictions), n_bootstrap=2, subsets=("all",), interval="percentile")
     np.testing.assert_allclose(found.ci_low, again.value, atol=1e-12)
     np.testing.assert_allclose(found.ci_high, again.value, atol=1e-12)
     assert (np.abs(found.value - again.value) > 1e-6).any()

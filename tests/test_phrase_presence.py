@@ -171,7 +171,7 @@ def test_a_replicate_is_the_score_of_the_drawn_data(monkeypatch):
     weights = np.array([2.0, 0, 1, 1, 3, 0, 1, 0])
     again = values(presence(match_predictions(*drawn(data, predictions, weights)), subsets=("all",)))
     under(monkeypatch, weights)
-    table = presence(match_predictions(data, predictions), n_bootstrap=2, subsets=("all",))
+    table = presence(match_predictions(data, predictions), n_bootstrap=2, subsets=("all",), interval="percentile")
     np.testing.assert_allclose(table.ci_low, again.to_numpy(), atol=1e-12)
     np.testing.assert_allclose(table.ci_high, table.ci_low)
 

@@ -27,7 +27,7 @@ def frame(n_groups=40, per_group=5, seed=0, spread=0.08, shift=0.0):
 
 def test_interval_is_scipys_when_every_group_has_one_row():
     data = frame(60, 1)
-    ours = summarize(data, "io_ratio", n_bootstrap=20_000).iloc[0]
+    ours = summarize(data, "io_ratio", n_bootstrap=20_000, interval="percentile").iloc[0]
     theirs = stats.bootstrap(
         (data.io_ratio.to_numpy(),), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
@@ -56,7 +56,7 @@ def test_replicates_are_those_of_a_loop_over_drawn_groups():
     rng = np.random.default_rng(0)
     groups = [g.io_ratio.to_numpy() for _, g in data.groupby("group")]
     loop = [np.nanmean(np.concatenate([groups[k] for k in rng.integers(0, 12, 12)])) for _ in range(4000)]
-    ours = summarize(data, "io_ratio", n_bootstrap=4000).iloc[0]
+    ours = summarize(data, "io_ratio", n_bootstrap=4000, interval="percentile").iloc[0]
     width = np.subtract(*np.quantile(loop, [0.975, 0.025]))
     assert np.allclose([ours.ci_low, ours.ci_high], np.quantile(loop, [0.025, 0.975]), atol=0.06 * width)
     assert ours.n == 43 and ours.n_undefined == 5 and ours.n_groups == 11
@@ -67,7 +67,8 @@ def test_clustering_widens_the_interval_and_repeating_rows_does_not_narrow_it():
     width = lambda t: (t.ci_high - t.ci_low).iloc[0]  # noqa: E731
     assert width(summarize(data, "io_ratio")) > 1.5 * width(summarize(data, "io_ratio", group=None))
     repeated = pd.concat([data] * 10)
-    assert np.isclose(width(summarize(repeated, "io_ratio", allow="doubled")), width(summarize(data, "io_ratio")))
+    again = summarize(repeated, "io_ratio", allow="doubled")
+    assert np.isclose(width(again), width(summarize(data, "io_ratio")), rtol=0.02)
 
 
 @given(st.integers(0, 999))
@@ -82,13 +83,16 @@ def test_row_order_changes_nothing_and_the_seed_decides(seed):
         compare(data, other, n_bootstrap=200, n_permutations=99),
         compare(shuffled, other, n_bootstrap=200, n_permutations=99),
     )
-    assert summarize(data, n_bootstrap=200, seed=seed + 1).ci_low[0] != one.ci_low[0]
+    drawn = [summarize(data, n_bootstrap=200, seed=s, interval="percentile").ci_low[0] for s in (seed, seed + 1)]
+    assert drawn[0] != drawn[1] and one.ci_low[0] == summarize(data, n_bootstrap=1, seed=seed + 1).ci_low[0]
 
 
 def test_columns_and_cells():
     data = frame()
     table = summarize(data, by="model", n_bootstrap=100)
     assert list(table.columns)[:8] == ["model", "metric", "value", "ci_low", "ci_high", "n", "n_undefined", "n_groups"]
+    assert np.allclose(table.n_groups_effective, 100**2 / (20 * 2**2 + 20 * 3**2))
+    assert (table.interval == "cluster").all()
     assert (
         table.metric.tolist() == ["io_ratio", "pg_uncertain"] * 2 and table.model.tolist() == ["one"] * 2 + ["two"] * 2
     )
@@ -122,7 +126,7 @@ def test_degenerate_cases_say_why():
 def test_a_group_that_is_undefined_somewhere_leaves_no_nan():
     data = pd.DataFrame({"group": ["a", "b", "c"], "io_ratio": [0.2, np.nan, 0.8]})
     row = summarize(data).iloc[0]
-    assert row.value == 0.5 and row.n_groups == 2 and 0.2 - 1e-9 <= row.ci_low <= row.ci_high <= 0.8 + 1e-9
+    assert row.value == 0.5 and row.n_groups == 2 and 0 < row.ci_low < 0.2 and 0.8 < row.ci_high < 1
 
 
 def test_kinds_of_columns():
@@ -194,20 +198,21 @@ def test_rows_of_two_groups_count_with_the_product_of_their_weights():
     rng = np.random.default_rng(3)
     frame = pd.DataFrame({"a": rng.integers(0, 9, 60), "b": rng.integers(0, 9, 60), "io_ratio": rng.random(60)})
     frame.loc[5, "io_ratio"] = np.nan
-    found = summarize(frame, "io_ratio", group=("a", "b"), n_bootstrap=50, seed=4).iloc[0]
+    found = summarize(frame, "io_ratio", group=("a", "b"), n_bootstrap=50, seed=4, interval="percentile").iloc[0]
     drawn, means = np.random.default_rng(4).multinomial(9, np.full(9, 1 / 9), 50), []
     for w in drawn:
         rows = [(w[r.a] * w[r.b], r.io_ratio) for r in frame.itertuples() if r.io_ratio == r.io_ratio]
         means.append(sum(k * x for k, x in rows) / sum(k for k, _ in rows))
     assert np.allclose([found.ci_low, found.ci_high], np.quantile(means, [0.025, 0.975]))
     assert (found.n, found.n_undefined, found.n_groups) == (59, 1, 9) and np.isclose(found.value, frame.io_ratio.mean())
-    turned = summarize(frame.sample(frac=1, random_state=0), "io_ratio", group=["b", "a"], n_bootstrap=50, seed=4)
+    turned = summarize(frame.sample(frac=1, random_state=0), "io_ratio", group=["b", "a"], n_bootstrap=50, seed=4,
+                       interval="percentile")
     assert np.isclose(turned.ci_low[0], found.ci_low)
     with pytest.raises(ValueError, match="or two"):
         summarize(frame, "io_ratio", group=("a", "c"))
 
 
-def test_runs_over_pairs_of_groups_are_compared_by_the_bootstrap():
+def test_runs_over_pairs_of_groups_are_compared_by_students_t():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"id": range(80), "a": np.arange(80) % 20, "b": (np.arange(80) * 7 + 3) % 20,
                           "io_ratio": 0.1 + 0.9 * rng.random(80)})
@@ -215,6 +220,6 @@ def test_runs_over_pairs_of_groups_are_compared_by_the_bootstrap():
     none = compare(frame, same, group=("a", "b")).iloc[0]
     plain = compare(frame, less, group=("a", "b"), n_bootstrap=400).iloc[0]
     assert none.p_value == 1 and none.difference == 0
-    assert np.isclose(plain.p_value, 2 / 401) and 0 < plain.ci_low < plain.difference < plain.ci_high
+    assert plain.p_value < 1e-9 and 0 < plain.ci_low < plain.difference < plain.ci_high
     with pytest.raises(ValueError, match="the same"):
         compare(frame, same.assign(b=0), group=("a", "b"))

@@ -61,7 +61,7 @@ def _price_rows(matches: Matches, part: Part) -> pd.DataFrame:
     pairs = part.inside.sum()
     n = np.array([pairs, (part.inside & matches.data.positive).sum(), pairs, inside.sum(), (inside & miss).sum()])
     names = ["AP", "AP_true_pairs", "price", "false_caption_boxes", "false_caption_errors"]
-    return part.rows(names, values, n, n_cut=matches.n_cut)
+    return part.rows(names, values, n, n_cut=matches.n_cut, ends=(0, 1))
 
 
 def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
@@ -159,7 +159,7 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
         values += [_at_recall(*scores, weights, r) for r in recalls]
         n = np.array([len(mine[0]), len(mine[1])] * len(thresholds) + [len(mine[1])] * len(recalls))
         tables.append(part.rows(names, np.column_stack(values), n,
-                                why="undefined: no such phrases, or recall out of reach"))
+                                why="undefined: no such phrases, or recall out of reach", ends=(0, 1)))
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/lib/phrase_detection/09_analysis.ipynb #c14f5850
@@ -219,5 +219,6 @@ def calibration(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any
         values = np.column_stack([within, across, within - across, ap, other, other - ap])
         lost = (part.inside & true)[pairs].sum() - len(mine)
         n = np.repeat([len(mine), part.inside.sum()], 3)
-        tables.append(part.rows(names, values, n, np.repeat([lost, 0], 3), matches.n_cut))
+        tables.append(part.rows(names, values, n, np.repeat([lost, 0], 3), matches.n_cut,
+                                ends=[(0, 1), (0, 1), (-1, 1)] * 2))
     return pd.concat(tables, ignore_index=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import Tricd
+from ..intervals import spread_of
 from qgcam_lib.phrase_detection.matching import (
     RECALL_POINTS,
     THRESHOLDS,
@@ -30,7 +31,7 @@ from .parts import parts
 from .predictions import pack
 from .score import Matches, evaluate, match_predictions, overlap_aps
 from .synthetic import break_ties
-from ..statistics import group_weights, spread_of
+from ..statistics import group_weights
 
 # %% ../../nbs/lib/phrase_detection/14_audit.ipynb #94bd010c
 _Predictions = Mapping[Any, Mapping[str, Any]]

@@ -18,6 +18,7 @@ import pandas as pd
 
 from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
+from ..intervals import cluster_interval, cluster_p, effective_groups, of_replicates, spread_of
 from ..models.matching import choose_threshold
 from qgcam_lib.phrase_detection.analysis import (
     calibration,
@@ -33,7 +34,7 @@ from .questions import evaluate_answers, load_tricd_vqa
 from .run import predictions_for, take_groups
 from .score import Matches, match_predictions, overlap_aps, summarize_matches
 from .synthetic import break_ties
-from ..statistics import N_BOOTSTRAP, bootstrap_p, compare, group_weights, spread_of
+from ..statistics import N_BOOTSTRAP, compare, group_weights
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #e7b295c3
 def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
@@ -91,12 +92,14 @@ def _replicates(matches: Matches, weights: np.ndarray) -> np.ndarray:
     return 100 * overlap_aps(matches, whole).mean(1)
 
 
-def _gap(better: np.ndarray, worse: np.ndarray, n_bootstrap: int) -> tuple[float, float, bool, float, float, bool]:
-    "gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts."
+def _gap(better: np.ndarray, worse: np.ndarray, n_bootstrap: int,
+         counts: np.ndarray) -> tuple[float, float, bool, float, float, bool]:
+    """gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts.
+    counts: pairs of each group."""
     both = np.column_stack([better, worse, better - worse])
     sd = spread_of(both[1 + n_bootstrap :])[2, :2].max()
-    low, high, _ = spread_of(both[1 : 1 + n_bootstrap])[:, 2]
-    gap = both[0, 2]
+    found = of_replicates(both[0, 2:], both[1 : 1 + n_bootstrap, 2:], len(counts), effective_groups(counts[:, None]))
+    (low, high), gap = cluster_interval(found)[:, 0], both[0, 2]
     return gap, sd, gap > sd, low, high, bool(low > 0 or high < 0)
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #544cb278
@@ -113,8 +116,9 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
     groups = next((m.data.group_names for m in matches.values()), ("",))
     weights = group_weights(len(groups), n_bootstrap, n_subsets, np.random.default_rng(seed))
     ap = {name: _replicates(m, weights) for name, m in matches.items()}
-    order = sorted(ap, key=lambda name: -ap[name][0])
-    rows = [(*pair, *_gap(ap[pair[0]], ap[pair[1]], n_bootstrap)) for pair in combinations(order, 2)]
+    codes = next((m.data.group_codes for m in matches.values()), np.zeros(1, int))
+    order, counts = sorted(ap, key=lambda name: -ap[name][0]), np.bincount(codes, minlength=len(groups))
+    rows = [(*pair, *_gap(ap[pair[0]], ap[pair[1]], n_bootstrap, counts)) for pair in combinations(order, 2)]
     return pd.DataFrame(rows, columns=["better", "worse", "gap", "sd_90", "by_paper", "ci_low", "ci_high",
                                        "by_bootstrap"])
 
@@ -122,14 +126,13 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
 def _ap_row(a: Matches, b: Matches, part: Part) -> dict[str, Any]:
     "The difference in AP of one part, its interval and p-value by resampled groups."
     first, second = (overlap_aps(one, part).mean(1) for one in (a, b))
-    apart, drawn = first - second, slice(1, 1 + part.n_bootstrap)
-    low, high, _ = spread_of(apart[drawn, None], part.level)[:, 0]
-    p = bootstrap_p(apart[drawn, None])[0] if part.n_bootstrap else np.nan
-    low, high, p = (low, high, p) if part.n_groups > 1 else (np.nan, np.nan, np.nan)
-    note = "undefined: nothing to find" if np.isnan(apart[0]) else "one group: no interval" if part.n_groups < 2 else ""
-    return {"subset": part.name, "metric": "AP", "a": first[0], "b": second[0], "difference": apart[0], "ci_low": low,
-            "ci_high": high, "p_value": p, "n": int(part.inside.sum()), "n_undefined": 0, "n_groups": part.n_groups,
-            "n_unmatched": 0, "note": note}
+    apart = (first - second)[:, None]
+    found = part.resampled(apart)
+    row = part.rows(["AP"], apart, np.array([part.inside.sum()])).iloc[0]
+    return {"subset": part.name, "metric": "AP", "a": first[0], "b": second[0], "difference": row["value"],
+            "ci_low": row["ci_low"], "ci_high": row["ci_high"], "p_value": cluster_p(found)[0]} | {
+            name: row[name] for name in ("n", "n_undefined", "n_groups", "n_groups_effective")} | {
+            "n_unmatched": 0, "interval": row["interval"], "note": row["note"]}
 
 
 def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
@@ -147,8 +150,8 @@ def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5)
     """Paired difference of two models on the same annotations, a - b, for the whole set and each subset that is there.
 
     a, b: from `match_predictions` on the same data. Returns rows subset x metric (AP, recall@k, group_recall@k; 0..1)
-    with the columns of `statistics.compare`. The p-value of AP comes from the bootstrap over groups and is at least
-    2 / n_bootstrap, that of recall from sign flips of whole groups. ValueError for other annotations.
+    with the columns of `statistics.compare`. The p-value of AP comes from Student's t with the variance of the
+    bootstrap over groups, that of recall from sign flips of whole groups. ValueError for other annotations.
     """
     if a.data is not b.data:
         raise ValueError("a, b: expected both on the same annotations; load those once for both models")

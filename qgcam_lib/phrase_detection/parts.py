@@ -13,8 +13,16 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import SUBSETS, Tricd
+from ..intervals import Estimate, check_interval, effective_groups, of_replicates
 from .matching import MAX_BOXES
-from ..statistics import N_BOOTSTRAP, check_resampling, group_sums, group_weights, summary_rows
+from qgcam_lib.statistics import (
+    N_BOOTSTRAP,
+    check_resampling,
+    estimate_means,
+    group_sums,
+    group_weights,
+    summary_rows,
+)
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #6d6e68bb
 BY = ("subset", "contradiction")
@@ -50,7 +58,7 @@ def _note(name: str, n: int, value: float, n_groups: int, n_cut: int, why: str) 
 class Part:
     """A part of the data. name; inside: bool [P], its pairs; codes: int64 [P], number of each pair's group among the
     n_groups of the part (meaningless outside); weights: float64 [R, n_groups], see `group_weights`; n_bootstrap: how
-    many of the rows after the first are bootstrap draws; level: of the interval."""
+    many of the rows after the first are bootstrap draws; level, interval: see `statistics.summarize`."""
 
     name: str
     inside: np.ndarray
@@ -59,33 +67,53 @@ class Part:
     weights: np.ndarray
     n_bootstrap: int
     level: float
+    interval: str = "cluster"
 
     def sums(self, values: np.ndarray, pairs: np.ndarray) -> np.ndarray:
         "values [n, m] of things that belong to `pairs` [n], summed over the part under each of its weights: [R, m]."
         inside = self.inside[pairs]
         return self.weights @ group_sums(values[inside], self.codes[pairs[inside]], self.n_groups)
 
+    @property
+    def effective(self) -> float:
+        "How many groups with equally many pairs the groups of the part are worth."
+        return float(effective_groups(np.bincount(self.codes[self.inside], minlength=self.n_groups)[:, None])[0])
+
+    def means(self, values: np.ndarray, pairs: np.ndarray) -> Estimate:
+        "Means of values [n, m] (NaN left out) of things that belong to `pairs` [n], over those in the part."
+        inside = self.inside[pairs]
+        return estimate_means(values[inside], self.codes[pairs[inside]], self.n_groups)
+
+    def resampled(self, values: np.ndarray) -> Estimate:
+        "Scores [R, m] under all weights, with the variance of their bootstrap replicates."
+        return of_replicates(values[0], values[1 : 1 + self.n_bootstrap], self.n_groups, self.effective)
+
     def rows(self, names: Sequence[str], values: np.ndarray, n: np.ndarray, undefined: np.ndarray | int = 0,
-             n_cut: int = 0, why: str = "undefined: nothing to find") -> pd.DataFrame:
+             n_cut: int = 0, why: str = "undefined: nothing to find", ends: tuple | Sequence[tuple] = (-np.inf, np.inf),
+             found: Estimate | None = None) -> pd.DataFrame:
         """Scores [R, m] under all weights as m rows: subset and the columns of `summary_rows`.
 
-        n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note where undefined.
+        n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note where undefined. ends: lowest
+        and highest possible value, of all scores or of each. found: the estimates, for scores that are means; without,
+        the interval comes from the replicates.
         """
         cut = n_cut if self.name == "all" else 0
         notes = [_note(*row, self.n_groups, cut, why) for row in zip(names, n, values[0])]
         rows = summary_rows(names, values, n, undefined, self.n_groups, n_bootstrap=self.n_bootstrap, level=self.level,
-                            note=notes)
+                            found=found, ranges=np.broadcast_to(np.array(ends, float), (len(notes), 2)),
+                            effective=self.effective, interval=self.interval, note=notes)
         rows.insert(0, "subset", self.name)
         return rows
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #d05a4ab0
 def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, level: float = 0.95, seed: int = 0,
-          subsets: Sequence[str] | None = None, by: str = "subset") -> list[Part]:
+          subsets: Sequence[str] | None = None, by: str = "subset", interval: str = "cluster") -> list[Part]:
     """The parts of the data with the weights of their groups, the same for every score with the same seed.
 
-    Arguments: see `evaluate`. Errors: ValueError for counts below 0, a level outside 0..1, an unknown part.
+    Arguments: see `evaluate`. Errors: ValueError for counts below 0, a level outside 0..1, an unknown part or interval.
     """
     check_resampling(n_bootstrap, level, n_subsets)
+    check_interval(interval)
     names = part_names(data, by)
     chosen = names if subsets is None else tuple(subsets)
     if isinstance(subsets, str) or not chosen or not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
@@ -96,5 +124,5 @@ def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, le
             inside, codes = _inside(data, name, by), np.zeros(len(data), np.int64)
             groups, codes[inside] = np.unique(data.group_codes[inside], return_inverse=True)
             weights = group_weights(len(groups), n_bootstrap, n_subsets, np.random.default_rng(seeds))
-            made[name] = Part(name, inside, codes, len(groups), weights, n_bootstrap, level)
+            made[name] = Part(name, inside, codes, len(groups), weights, n_bootstrap, level, interval)
     return [made[name] for name in chosen]

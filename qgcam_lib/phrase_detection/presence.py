@@ -99,7 +99,7 @@ def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 
 
     threshold: boxes with at least this score count (.5 in SA-Co), or "best" for `best_threshold`, which is chosen on
     the same data and kept in every replicate: optimistic, and said so in `note`. n_bootstrap: replicates over groups.
-    options: n_subsets, level, seed, subsets, by as in `phrase_detection.evaluate`.
+    options: n_subsets, level, seed, subsets, by, interval as in `phrase_detection.evaluate`.
     Returns the columns of `evaluate` and threshold. Metrics: IL_MCC (-1..1), IL_precision, IL_recall, IL_FPR (0..1)
     of presence, n = phrases of all captions; pmF1, pmF1@0.5, pmF1@0.75 (0..1) of boxes, n = phrases with a truth box;
     cgF1, cgF1@0.5, cgF1@0.75 = pmF1 x IL_MCC. A true caption's phrase without a truth box counts as absent, as in
@@ -118,7 +118,8 @@ def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 
     for part in parts(data, n_bootstrap, **options):
         inside = part.inside[pairs]
         n = np.repeat([inside.sum(), (inside & there).sum()], [4, 6])
-        tables.append(part.rows(NAMES, _scores(part.sums(counts, pairs)), n, why="undefined: nothing to tell apart"))
+        tables.append(part.rows(NAMES, _scores(part.sums(counts, pairs)), n, why="undefined: nothing to tell apart",
+                                ends=[(-1, 1) if name.startswith(("IL_MCC", "cgF1")) else (0, 1) for name in NAMES]))
     table = pd.concat(tables, ignore_index=True)
     if best:
         optimistic = "threshold chosen on this data: optimistic"

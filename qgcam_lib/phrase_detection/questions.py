@@ -15,8 +15,17 @@ import pandas as pd
 
 from ..data.tricd.pairs import tricd_records
 from ..errors import ExampleError
+from ..intervals import check_interval, join_estimates, of_replicates
 from .question_texts import parse_answer
-from ..statistics import N_BOOTSTRAP, check_resampling, group_codes, group_sums, group_weights, summary_rows
+from qgcam_lib.statistics import (
+    N_BOOTSTRAP,
+    check_resampling,
+    estimate_means,
+    group_codes,
+    group_sums,
+    group_weights,
+    summary_rows,
+)
 
 # %% ../../nbs/lib/phrase_detection/12_questions.ipynb #2b4728f8
 SUBSETS = ("all", "coco_obj", "coco_rel", "winoground")
@@ -169,7 +178,7 @@ SCORES = ("macro_f1", "f1_yes", "f1_no", "accuracy")
 
 
 def _score_cell(cell: pd.DataFrame, unparsable: str, zero_division: float, *, n_bootstrap: int, n_subsets: int,
-                level: float, seed: int) -> pd.DataFrame:
+                level: float, seed: int, interval: str) -> pd.DataFrame:
     "The seven rows of one subset. cell: answer, said, missing, group."
     unread = cell["said"] < 0
     counts = [int((unread & ~cell["missing"]).sum()), int(cell["missing"].sum())]
@@ -183,21 +192,28 @@ def _score_cell(cell: pd.DataFrame, unparsable: str, zero_division: float, *, n_
     scores = _scores(weights @ group_sums(_marks(truth, said), codes, n_groups), zero_division)
     counted = np.full((len(weights), 3), np.nan)  # counts have no interval
     counted[0] = [len(cell), *counts]
-    return summary_rows([*SCORES, "n", "n_unparsable", "n_missing"], np.hstack([scores, counted]), len(cell), n_dropped,
-                        n_groups, n_bootstrap=n_bootstrap, level=level,
+    accuracy = estimate_means((truth == said)[:, None].astype(float), codes, n_groups)
+    values, effective = np.hstack([scores, counted]), accuracy.effective[0]
+    f1, rest = (of_replicates(values[0, k], values[1 : 1 + n_bootstrap, k], n_groups, effective)
+                for k in (slice(0, 3), slice(4, 7)))
+    return summary_rows([*SCORES, "n", "n_unparsable", "n_missing"], values, len(cell), n_dropped, n_groups,
+                        n_bootstrap=n_bootstrap, level=level, found=join_estimates([f1, accuracy, rest]),
+                        ranges=[(0, 1)] * 4 + [(0, np.inf)] * 3, effective=effective, interval=interval,
                         note="no questions" if len(cell) == 0 else "one group: no interval" if n_groups == 1 else "")
 
 # %% ../../nbs/lib/phrase_detection/12_questions.ipynb #adffb3ae
 def evaluate_answers(questions: pd.DataFrame, answers: Any, *, on: str = "image_id", unparsable: str = "wrong",
                      on_missing: str = "error", zero_division: float = float("nan"), n_bootstrap: int = N_BOOTSTRAP,
-                     n_subsets: int = 0, level: float = 0.95, seed: int = 0) -> pd.DataFrame:
+                     n_subsets: int = 0, level: float = 0.95, seed: int = 0,
+                     interval: str = "cluster") -> pd.DataFrame:
     """Macro-F1 and accuracy of yes/no answers, for all questions and for each subset.
 
     questions: from `load_tricd_vqa`. answers: id -> answer (a mapping, a series, or records with the id and "answer");
     an answer is what `parse_answer` reads. on: which id, "image_id" as in TRICD's prediction files or "question_id".
     unparsable: "wrong" (missed, and neither class said), "opposite" or "drop". on_missing: "error", or "count" (as
     unparsable). zero_division: the F1 of a class neither true nor said; NaN leaves it out of the mean.
-    n_bootstrap: replicates over groups, 0 for none. n_subsets: parts of 90 % of the groups (the paper's way).
+    n_bootstrap: replicates over groups, 0 for none. n_subsets: parts of 90 % of the groups (the paper's way). interval:
+    as in `evaluate`.
     Returns rows subset x metric (macro_f1, f1_yes, f1_no, accuracy, in 0..1; n, n_unparsable, n_missing): subset and
     the columns of `statistics.summary_rows`; n: questions scored, n_undefined: questions dropped. A subset without
     questions is NaN, n 0.
@@ -211,6 +227,7 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, on: str = "image_
     if zero_division not in (0, 1) and not np.isnan(zero_division):
         raise ValueError(f"zero_division: expected 0, 1 or nan, got {zero_division!r}")
     check_resampling(n_bootstrap, level, n_subsets)
+    check_interval(interval)
     _check_questions(questions, on)
     said, missing = _said(questions, answers, on, on_missing)
     frame = questions[["answer", "subset", "group"]].assign(said=said, missing=missing)
@@ -218,7 +235,7 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, on: str = "image_
     for name in (*SUBSETS, *sorted(set(frame["subset"]) - set(SUBSETS))):
         cell = frame if name == "all" else frame[frame["subset"] == name]
         table = _score_cell(cell, unparsable, zero_division, n_bootstrap=n_bootstrap, n_subsets=n_subsets, level=level,
-                            seed=seed)
+                            seed=seed, interval=interval)
         table.insert(0, "subset", name)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)

@@ -11,6 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from qgcam_lib.intervals import (
+    check_interval,
+    cluster_interval,
+    effective_groups,
+    few_groups,
+    of_replicates,
+    spread_of,
+)
 from ..row_checks import allowed
 from qgcam_lib.statistics import (
     N_BOOTSTRAP,
@@ -18,7 +26,6 @@ from qgcam_lib.statistics import (
     compare,
     group_codes,
     mean_replicates,
-    spread_of,
     summarize,
 )
 
@@ -103,18 +110,21 @@ def _difference(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f040e
 def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split", equal: str | None = "n_candidates",
-                   n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0) -> pd.DataFrame:
+                   n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
+                   interval: str = "cluster") -> pd.DataFrame:
     """Difference of accuracy between two splits of one run, a - b, at equal candidates.
 
     frame: of `score_choices` or `refer`, with both splits. column: what a and b are values of. equal: expressions are
-    compared within equal values of this column, weighted as those of `a`; None: as they are.
-    Returns one row: a, b (names), value_a, value_b (weighted), difference, ci_low, ci_high (bootstrap of pictures, one
-    draw for both), random_a, random_b (the random choice under the same weights), n_a, n_b, n_left_out (defined choices
-    without a counterpart), n_undefined, n_groups, equal. The weights are those of the sample in every replicate.
+    compared within equal values of this column, weighted as those of `a`; None: as they are. interval: "cluster", with
+    the variance of a bootstrap of pictures, one draw for both, or "percentile", that bootstrap's percentiles.
+    Returns one row: a, b (names), value_a, value_b (weighted), difference, ci_low, ci_high, random_a, random_b (the
+    random choice under the same weights), n_a, n_b, n_left_out (defined choices without a counterpart), n_undefined,
+    n_groups, n_groups_effective, equal, interval, note. The weights are those of the sample in every replicate.
     The interval is NaN with fewer than two pictures. Errors: ValueError for a column or split that lacks, or nothing
     in common.
     """
     check_resampling(n_bootstrap, level)
+    check_interval(interval)
     _need(frame, ["correct", "random", "group", column, *([equal] if equal else [])])
     for name in (a, b):
         if not (frame[column] == name).any():
@@ -134,10 +144,13 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split"
         values[np.arange(len(rows)), side * len(kinds) + strata] = rows[name].to_numpy(float)
         means, _ = mean_replicates(values, codes, n_groups, n_bootstrap, np.random.default_rng(seed))
         found[name] = _difference(means.reshape(len(means), 2, -1), several[0] * shared)
-    low, high, _ = spread_of(found["correct"][1:, 2:], level)[:, 0] if n_groups > 1 else (np.nan,) * 3
+    drawn, effective = found["correct"][:, 2:], effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
+    low, high = (cluster_interval(of_replicates(drawn[0], drawn[1:], n_groups, effective), level) if
+                 interval == "cluster" else spread_of(drawn[1:], level)[:2])[:, 0] if n_groups > 1 else (np.nan, np.nan)
     (value_a, value_b, difference), (random_a, random_b, _) = found["correct"][0], found["random"][0]
     return pd.DataFrame([{
         "a": a, "b": b, "value_a": value_a, "value_b": value_b, "difference": difference, "ci_low": low,
         "ci_high": high, "random_a": random_a, "random_b": random_b, "n_a": several[0][shared].sum(),
         "n_b": several[1][shared].sum(), "n_left_out": several[:, ~shared].sum(),
-        "n_undefined": len(part) - len(rows), "n_groups": n_groups, "equal": equal or ""}])
+        "n_undefined": len(part) - len(rows), "n_groups": n_groups, "n_groups_effective": effective,
+        "equal": equal or "", "interval": interval, "note": "" if np.isnan(low) else few_groups(n_groups)}])

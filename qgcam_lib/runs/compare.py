@@ -207,7 +207,7 @@ def _compared_detections(a: _Found, b: _Found, options: dict, allow: Sequence[st
 
 # %% ../../nbs/lib/runs/11_compare.ipynb #b9bc8050
 _COLUMNS = ["table", "model_a", "model_b", "subset", "metric", "a", "b", "difference", "ci_low", "ci_high", "p_value",
-            "n", "n_undefined", "n_groups", "note"]
+            "n", "n_undefined", "n_groups", "n_groups_effective", "interval", "note"]
 
 
 def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: str = "", allow: bool = False,

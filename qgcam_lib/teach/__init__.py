@@ -1,1 +1,1 @@
-"""Explorers for lessons."""
+"""Explorers for lessons, and a simulation of what intervals hold."""
