@@ -24,7 +24,7 @@ def effective_groups(counts: np.ndarray) -> np.ndarray:
     total, squares = counts.sum(0, dtype=np.float64), np.square(counts, dtype=np.float64).sum(0)
     return np.divide(total**2, squares, out=np.full(squares.shape, np.nan), where=squares > 0)
 
-# %% ../nbs/lib/08_intervals.ipynb #9d3e38e9
+# %% ../nbs/lib/08_intervals.ipynb #8b6f8abb
 _AT, _WEIGHT = (part[:, None] for part in np.polynomial.legendre.leggauss(96))
 
 
@@ -51,7 +51,7 @@ def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
     "The share of Student's t beyond -|t| and |t|, each [m]."
     angle = np.arctan(np.abs(t) / np.sqrt(df))
     body = 2 * _t_mass(np.zeros_like(angle), angle, df)
-    return np.where(body < 0.9, 1 - body, 2 * _t_mass(angle, np.full_like(angle, pi / 2), df))
+    return np.where(body < 1 - 1e-7, 1 - body, 2 * _t_mass(angle, np.full_like(angle, pi / 2), df))
 
 # %% ../nbs/lib/08_intervals.ipynb #96196f95
 @dataclass(frozen=True)
