@@ -160,7 +160,8 @@ def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
         score=summary["metric"], mean=summary["value"].map("{:.3f}".format),
         **{f"{level:.0%} interval": ["" if low != low else f"{low:.3f} to {high:.3f}"
                                      for low, high in zip(summary["ci_low"], summary["ci_high"])]},
-        n=summary["n"], undefined=summary["n_undefined"],
+        n=summary["n"], undefined=summary["n_undefined"], groups=summary["n_groups"],
+        effective=summary["n_groups_effective"].map("{:.1f}".format),
         better=[arrow[METRICS[name].higher_is_better] for name in summary["metric"]])
     echo_table(shown)
     kept, options, failed = frame.attrs, frame.attrs["scores"], int(frame["error"].notna().sum())

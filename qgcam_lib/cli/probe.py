@@ -28,7 +28,8 @@ def _people(table: Any, by: Sequence[str], level: float) -> Any:
     shown = table[[*by]].assign(**{
         "score": table["metric"], "value": texts("value"),
         f"{level:.0%} interval": [f"{low} to {high}" * bool(low) for low, high in ends], "chance": texts("chance"),
-        "blind": texts("blind"), "n": table["n"], "undefined": table["n_undefined"], "images": table["n_groups"]})
+        "blind": texts("blind"), "n": table["n"], "undefined": table["n_undefined"], "images": table["n_groups"],
+        "effective groups": table["n_groups_effective"].map("{:.1f}".format)})
     return shown.loc[:, (shown.astype(str) != "").any()]
 
 

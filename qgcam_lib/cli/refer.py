@@ -28,7 +28,9 @@ def _people(table: Any, by: Sequence[str], level: float) -> Any:
     shown = table[[*by]].assign(**{
         "accuracy": texts("value"), f"{level:.0%} interval": [f"{low} to {high}" * bool(low) for low, high in ends],
         "random": texts("random"), "candidates": [f"{n:.2f}" for n in table["candidates"]], "n": table["n"],
-        "undefined": table["n_undefined"], "pictures": table["n_groups"], "by a tie": table["n_ties"],
+        "undefined": table["n_undefined"], "pictures": table["n_groups"],
+        "effective groups": table["n_groups_effective"].map("{:.1f}".format),
+        "by a tie": table["n_ties"],
         "no target": table["n_no_target"]})
     return shown
 

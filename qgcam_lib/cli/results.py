@@ -159,7 +159,8 @@ def _echo_comparison(found: Any, level: float) -> None:
         ends = ["" if low != low else f"{low:.3f} to {high:.3f}" for low, high in zip(rows["ci_low"], rows["ci_high"])]
         shown = rows[["subset", "metric", "a", "b"]].assign(
             **{"a - b": rows["difference"], f"{level:.0%} interval": ends}, p=rows["p_value"].map(p_text), n=rows["n"],
-            groups=rows["n_groups"], undefined=rows["n_undefined"])
+            groups=rows["n_groups"], **{"effective groups": rows["n_groups_effective"].map("{:.1f}".format)},
+            undefined=rows["n_undefined"])
         echo_table(shown if shown["undefined"].any() else shown.drop(columns="undefined"))
     say("\nIntervals and p-values respect groups; nothing is corrected for the number of tests.")
 

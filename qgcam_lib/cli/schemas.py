@@ -39,8 +39,10 @@ class Mean(_Row):
     ci_high: _Value = Field(description="upper end of the interval")
     n: int = Field(ge=0, description="records that have a value")
     n_undefined: int = Field(ge=0, description="records without one")
-    n_groups: int = Field(ge=0, description="groups that the interval resamples")
+    n_groups: int = Field(ge=0, description="groups that the interval goes by")
+    n_groups_effective: _Value = Field(description="as many groups of one size, by Kish; null without a row")
     bootstrap_sd: _Value = Field(description="standard deviation of the replicates")
+    interval: str = Field(description="how the interval was made: cluster or percentile")
     note: str
 
 # %% ../../nbs/lib/cli/08_schemas.ipynb #5c4e0008
@@ -358,6 +360,8 @@ class Difference(_Told):
     n: int
     n_undefined: int
     n_groups: int
+    n_groups_effective: _Value
+    interval: str
     note: str
 
 # %% ../../nbs/lib/cli/08_schemas.ipynb #5c4e0029

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import Tricd
+from ..intervals import join_estimates
 from qgcam_lib.phrase_detection.matching import (
     MAX_BOXES,
     RECALL_POINTS,
@@ -225,17 +226,20 @@ def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list
     values = ratio(part.sums(scores, data.phrase_pairs), part.sums(~np.isnan(scores), data.phrase_pairs))
     undefined = np.isnan(scores[phrases]).sum(0)
     n = phrases.sum() - undefined
+    found = part.means(scores, data.phrase_pairs) if part.n_bootstrap else None
     bare = phrases & matches.empty_phrases
     n_empty, pessimistic = (~np.isnan(scores[bare])).sum(0), _means(worst[phrases])
     pessimistic = np.where(np.isclose(pessimistic, values[0], rtol=0, atol=1e-12), np.nan, pessimistic)
     if "AP" in metrics:
         names = ["AP", "AP50", "AP75", *names]
         aps = overlap_aps(matches, part)
-        values = np.column_stack([aps.mean(1), aps[:, 0], aps[:, 5], values])
+        aps = np.column_stack([aps.mean(1), aps[:, 0], aps[:, 5]])
+        found, values = found and join_estimates([part.resampled(aps), found]), np.hstack([aps, values])
         n, undefined = np.r_[np.full(3, part.inside.sum()), n], np.r_[np.zeros(3, int), undefined]
         empty = (matches.empty_pairs & part.inside).sum()
         n_empty, pessimistic = np.r_[np.full(3, empty), n_empty], np.r_[np.full(3, np.nan), pessimistic]
-    rows = part.rows(names, values, n, undefined, matches.n_cut).assign(n_empty=n_empty, pessimistic=pessimistic)
+    rows = part.rows(names, values, n, undefined, matches.n_cut, ends=(0, 1), found=found).assign(
+        n_empty=n_empty, pessimistic=pessimistic)
     decided = rows["pessimistic"].notna()
     rows.loc[decided, "note"] = [f"{note}; decided by ties".removeprefix("; ") for note in rows["note"][decided]]
     return rows
@@ -267,7 +271,7 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
 def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
              n_subsets: int = 0, level: float = 0.95, seed: int = 0, ties: str = "stable",
              metrics: Sequence[str] = METRICS, subsets: Sequence[str] | None = None, by: str = "subset",
-             allow: Sequence[str] | str = ()) -> pd.DataFrame:
+             allow: Sequence[str] | str = (), interval: str = "cluster") -> pd.DataFrame:
     """TRICD's detection scores.
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
@@ -277,6 +281,8 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
     without replacement, 100 in the paper. ties: see `match_predictions`. metrics:
     families to compute, of METRICS; ("AP",) is the fastest. subsets: parts to report, None for "all" and every subset.
     by: "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
+    interval: "cluster" for `intervals.cluster_interval`, with the bootstrap's variance where a score is no mean, or
+    "percentile".
     allow: of `suspicions.SUSPICIONS`, what is not to be named, see `pack`.
     Returns one row a subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
     `statistics.summary_rows`, value in 0..1, n (pairs for AP, phrases of true captions for the others), n_undefined
@@ -297,4 +303,4 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
     _check_options(recall_at, metrics)
     matches = match_predictions(data, predictions, ties=ties, allow=allow)
     return summarize_matches(matches, recall_at, n_bootstrap, n_subsets=n_subsets, level=level, seed=seed,
-                             metrics=metrics, subsets=subsets, by=by)
+                             metrics=metrics, subsets=subsets, by=by, interval=interval)
