@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ..errors import RunError
 from ..page.result_box import ResultBox
 from ..page.text import visible
 from .current import lock_run
 from .provenance import Colophon
-from .record import check_outputs, read_run, write_run
+from .record import check_outputs, read_run, record_fault, write_run
 from ..storage.files import disk_errors, write_whole
 
 if TYPE_CHECKING:
@@ -189,6 +190,12 @@ def run_page(record: dict) -> str:
     return html_page(title, "\n".join(body), run_line(record))
 
 # %% ../../nbs/lib/runs/08_gather.ipynb #writepages
+def _need_record(folder: Path) -> None:
+    """Refuse a folder whose record cannot be used: RunError."""
+    if fault := record_fault(folder):
+        raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
+
+
 def write_pages(folder: str | Path) -> dict[str, str]:
     """Write the pages of the run in `folder`: run.html, notebook.html, and one a table; returns their captions by path.
 
@@ -197,6 +204,7 @@ def write_pages(folder: str | Path) -> dict[str, str]:
     import pandas as pd
 
     folder = Path(folder)
+    _need_record(folder)
     check_outputs(folder, ("table", "notebook"))
     record, notebook = read_run(folder), folder / "run.ipynb"
     pages = {"run.html": (run_page(record), "")}
@@ -224,6 +232,7 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
     is not finished, RunError when one of its files is not as recorded.
     """
     folder, target = Path(folder), Path(target)
+    _need_record(folder)
     record = read_run(folder)
     if record.get("status") != "ok":
         raise ValueError(f"folder: expected a finished run, given {folder} with the status {record.get('status')!r}.")

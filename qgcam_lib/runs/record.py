@@ -41,9 +41,11 @@ _TEXT, _TABLE, _ROWS = (str,), (dict,), (list,)
 _FORM = {"run_id": _TEXT, "notebook": _TEXT, "status": _TEXT, "parameters": _TABLE, "results": _TABLE, "outputs": _ROWS,
          "data": _ROWS, "weights": _ROWS, "started": (str, type(None)), "finished": (str, type(None)),
          "seconds": (int, float, type(None)), "attempts": (int,), "git": (dict, type(None)),
-         "error": (dict, str, type(None)), "settings": _TABLE, "versions": _TABLE, "machine": (dict, type(None))}
+         "device": _TEXT, "error": (dict, str, type(None)), "settings": _TABLE, "versions": _TABLE,
+         "machine": (dict, type(None))}
 _ITEMS = {"outputs": ("path", "sha256", "kind", "caption"), "data": ("kind", "path", "sha256"),
           "weights": ("kind", "path", "sha256")}
+_WITHIN = {"git": ("commit",), "machine": ("cpu", "gpu")}
 _LISTED = ("run_id", "notebook", "status", "parameters", "results", "outputs")
 
 
@@ -62,6 +64,10 @@ def _faults(record: Any) -> Iterator[str]:
             yield f"`{name}`: expected objects with the texts {', '.join(keys)}"
         elif name == "outputs" and any(_leads_out(one["path"]) for one in items):
             yield "`outputs`: a path that leads out of the run's folder"
+    for name, keys in _WITHIN.items():
+        inside = record.get(name) if isinstance(record.get(name), dict) else {}
+        yield from (f"`{name}`: expected a text as {key}" for key in keys
+                    if not isinstance(inside.get(key), str | None))
 
 
 def _leads_out(path: str) -> bool:

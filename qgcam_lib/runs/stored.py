@@ -59,8 +59,11 @@ def unfit_outputs(notebook: Any) -> list[str]:
     found = []
     for number, cell in enumerate(read_notebook(notebook).cells):
         for output in cell.get("outputs", []):
-            first = next((line for line in cell.source.splitlines() if line.strip()), "")
-            found += [f"cell {number} ({first[:60]}): {fault}" for fault in _faults(output)]
+            first = next((line for line in str(cell.source).splitlines() if line.strip()), "")
+            try:
+                found += [f"cell {number} ({first[:60]}): {fault}" for fault in _faults(output)]
+            except (AttributeError, LookupError, TypeError) as error:
+                found.append(f"cell {number} ({first[:60]}): an output that is not of a notebook's form ({error})")
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #44363b2c

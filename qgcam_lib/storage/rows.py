@@ -15,8 +15,9 @@ from typing import Any
 import pandas as pd
 from fastcore.basics import patch
 
-from ..errors import StoreError, needed
+from ..errors import FormatError, StoreError, needed
 from .files import cut_short, disk_errors, sha256_of, write_whole
+from .json_reader import parse_json, read_json
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #c1e23ee3
 PART = re.compile(r"part-(\d{6})-([0-9a-f]{32})\.parquet")
@@ -68,7 +69,7 @@ def _whole_part(path: Path):
     pa, _ = _arrow()
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise StoreError(f"{place_of(path)}: this part is not a Parquet file ({shown(error, 80)}). "
                          "Move it out of the folder") from error
 
@@ -83,7 +84,9 @@ def _part_note(path: Path, digest: str) -> dict:
     data, (pa, pq) = _bytes(path), _arrow()
     with _whole_part(path):
         note = (pq.read_schema(pa.BufferReader(data)).metadata or {}).get(_META)
-    note = json.loads(note) if note else None
+        note = parse_json(note) if note else None
+    if not isinstance(note, dict) or not {"config", "replaces"} <= set(note):
+        note = None
     if note is None or note["config"] != digest:
         whose = "was not written by this store" if note is None else "belongs to a store with other settings"
         raise StoreError(f"{place_of(path)}: this part {whose}. Move it out of the folder")
@@ -150,12 +153,14 @@ class RecordStore:
 @patch
 def _marker(self: RecordStore) -> dict | None:
     path = self.folder / MARKER
-    if not path.exists():
-        return None
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path, nan=True)
+        if not isinstance(found["key"], str) or not isinstance(found["config"], dict | None):
+            raise TypeError("expected a text as key, and settings by name")
         return {"key": found["key"], "config": found["config"]}
-    except (ValueError, TypeError, KeyError) as error:
+    except FileNotFoundError:
+        return None
+    except (FormatError, TypeError, LookupError) as error:
         raise StoreError(f"{place_of(path)}: the store's description cannot be read ({shown(error, 80)}). "
                          "Use a new folder") from error
 
@@ -212,7 +217,8 @@ def done(self: RecordStore) -> set:
     keys: set = set()
     for path in self.parts():
         if path.name not in self._keys:
-            self._keys[path.name] = _table(path, [self.key])[self.key].to_pylist()
+            with _whole_part(path):
+                self._keys[path.name] = _table(path, [self.key])[self.key].to_pylist()
         keys.update(self._keys[path.name])
     return keys
 
@@ -257,7 +263,12 @@ def read(self: RecordStore, keep: str = "refuse") -> pd.DataFrame:
     if not parts:
         return pd.DataFrame({self.key: pd.Series(dtype=str)})
     pa, _ = _arrow()
-    frame = pa.concat_tables([_table(path) for path in parts], promote_options="permissive").to_pandas()
+    tables = [_table(path) for path in parts]
+    try:
+        frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+    except (pa.ArrowException, ValueError, LookupError) as error:
+        raise StoreError(f"{place_of(self.folder)}: its parts do not make one table ({shown(error, 80)}). Use a new "
+                         "folder") from error
     doubled = frame[self.key].duplicated(keep="last")
     if doubled.any() and keep == "refuse":
         raise StoreError(f"{place_of(self.folder)}: {int(doubled.sum())} keys are stored twice, such as "
