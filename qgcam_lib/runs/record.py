@@ -74,30 +74,30 @@ def _leads_out(path: str) -> bool:
     return not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
 
 # %% ../../nbs/lib/runs/05_record.ipynb #d15c1002
-def _read(folder: Path) -> tuple[dict[str, Any], str]:
-    """The record in a folder and what is wrong with it; ({}, "") where there is none."""
+def _read(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """The record in a folder and what is wrong with it; (None, "") where there is none."""
     path = folder / RUN_FILE
     try:
         record = read_json(path)
     except FileNotFoundError:
-        return {}, ""
+        return None, ""
     except FormatError as error:
         if path.parent.is_dir():
-            return {}, str(error).removeprefix(f"{path}: ")[:200]
-        return {}, ""  # the folder is none, so no run was there
+            return None, str(error).removeprefix(f"{path}: ")[:200]
+        return None, ""  # the folder is none, so no run was there
     fault = next(_faults(record), "")
-    return ({}, fault) if fault else (record, "")
+    return (None, fault) if fault else (record, "")
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
     """The record of the run in `folder`; an empty dict when there is none, or one that is not of a record's form."""
-    return _read(Path(folder))[0]
+    return _read(Path(folder))[0] or {}
 
 
 def record_fault(folder: str | Path) -> str:
     """Why the run in `folder` cannot be listed, in a few words; "" when it can, or when there is no record."""
     record, fault = _read(Path(folder))
-    lacking = [name for name in _LISTED if record and name not in record]
+    lacking = [name for name in _LISTED if record is not None and name not in record]
     return fault or (f"lacks {', '.join(lacking)}" if lacking else "")
 
 
