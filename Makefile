@@ -28,7 +28,7 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons hostile lab docs lock zoo bench
+.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons hostile lab docs lock zoo bench faults
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -88,6 +88,9 @@ pytest: env  ## oracles, properties, bad input, the strict runner
 
 fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= words of their names, SEED=, OUT= where failing ones go
 	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(N) SEED=$(SEED) TARGETS="$(TARGETS)" OUT="$(OUT)" python tests/fuzz
+
+faults: env  ## kill three paper notebooks thirty times at random moments, and compare what they kept
+	@$(CLEANLY) OMP_NUM_THREADS=1 FAULT_KILLS=30 pytest tests/test_faults_kills.py -p no:cacheprovider
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
