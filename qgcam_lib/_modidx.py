@@ -7394,6 +7394,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'qgcam_lib.runs.gather._fields': ('lib/runs/gather.html#_fields', 'qgcam_lib/runs/gather.py'),
                                        'qgcam_lib.runs.gather._files': ('lib/runs/gather.html#_files', 'qgcam_lib/runs/gather.py'),
                                        'qgcam_lib.runs.gather._mathml': ('lib/runs/gather.html#_mathml', 'qgcam_lib/runs/gather.py'),
+                                       'qgcam_lib.runs.gather._need_record': ( 'lib/runs/gather.html#_need_record',
+                                                                               'qgcam_lib/runs/gather.py'),
                                        'qgcam_lib.runs.gather.address_of': ('lib/runs/gather.html#address_of', 'qgcam_lib/runs/gather.py'),
                                        'qgcam_lib.runs.gather.gather_run': ('lib/runs/gather.html#gather_run', 'qgcam_lib/runs/gather.py'),
                                        'qgcam_lib.runs.gather.html_page': ('lib/runs/gather.html#html_page', 'qgcam_lib/runs/gather.py'),

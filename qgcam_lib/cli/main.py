@@ -76,6 +76,8 @@ def _notebook_path(name: str) -> Path:
     """The notebook that was meant: a path, or the name of one in nbs/papers with or without .ipynb."""
     from qgcam_lib.settings import ROOT
 
+    if not Path(name).name:
+        return Path(name)
     known = ROOT / "nbs" / "papers" / Path(name).with_suffix(".ipynb")
     return known if not Path(name).exists() and Path(name).name == name and known.exists() else Path(name)
 
