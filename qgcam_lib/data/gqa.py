@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from .by_image import MINIWORLD_MARKER
 from .records import plain_name
 from ..errors import ExampleError, FormatError
-from ..storage.json_reader import unique_keys
+from ..storage.json_reader import check_file, unique_keys
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #819666a9
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ def read_entries(path: str | Path) -> Iterator[tuple[str, Any]]:
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
     decoder, number, seen = json.JSONDecoder(object_pairs_hook=unique_keys), 0, set()
-    if not Path(path).is_file():  # a pipe would wait for ever
-        raise FileNotFoundError(f"{path}: no such file")
+    check_file(path)
     with open(path, encoding="utf-8") as file:
         text = _block(file, path).lstrip()
         if not text.startswith("{"):

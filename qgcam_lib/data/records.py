@@ -114,11 +114,24 @@ def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
     boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
     if len(boxes) < 2:  # nothing can overlap
         return float((boxes[:, 2:] - boxes[:, :2]).prod(1).sum() / (size[0] * size[1]))
+    if len(boxes) > 64:
+        return _share_by_slabs(boxes) / (size[0] * size[1])
     x, y = np.unique(boxes[:, [0, 2]]), np.unique(boxes[:, [1, 3]])
     covered = np.zeros((len(y) - 1, len(x) - 1), bool)
     for x0, y0, x1, y1 in boxes:
         covered |= ((y[:-1] >= y0) & (y[1:] <= y1))[:, None] & ((x[:-1] >= x0) & (x[1:] <= x1))[None]
     return float((covered * np.diff(y)[:, None] * np.diff(x)).sum() / (size[0] * size[1]))
+
+
+def _share_by_slabs(boxes: np.ndarray) -> float:
+    """Area of the union slab by slab between neighbouring x: for many boxes, where the grid of all edges is too large."""
+    area, boxes = 0.0, boxes[np.argsort(boxes[:, 1])]
+    x = np.unique(boxes[:, [0, 2]])
+    for x0, x1 in zip(x[:-1], x[1:]):
+        low, high = boxes[(boxes[:, 0] <= x0) & (boxes[:, 2] >= x1)][:, [1, 3]].T
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(high)[:-1]]) if len(high) else high
+        area += float(np.maximum(high - np.maximum(low, before), 0).sum() * (x1 - x0))
+    return area
 
 # %% ../../nbs/lib/data/01_records.ipynb #18a9ab53
 @dataclass(frozen=True, eq=False)

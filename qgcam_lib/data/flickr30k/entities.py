@@ -27,7 +27,7 @@ from qgcam_lib.data.flickr30k.format import (
     read_unrelated,
 )
 from ...errors import ExampleError, FormatError
-from ..records import GroundingExample, Problem, box_share, image_problems, problem_frame
+from ..records import GroundingExample, Problem, box_share, image_problems, problem_frame, writable
 from ...storage.files import sha256_of
 from ...storage.json_reader import regular_bytes
 
@@ -58,7 +58,7 @@ class _ImageReader:
     def read(self, image_id: str) -> ImageRead:
         out = ImageRead()
         annotation_file, sentence_file = self.folder.annotation(image_id), self.folder.sentences(image_id)
-        annotation = self._file(out, image_id, annotation_file, lambda path: parse_annotation(regular_bytes(path, MAX_BYTES)))
+        annotation = self._file(out, image_id, annotation_file, lambda path: parse_annotation(regular_bytes(path, MAX_BYTES["annotation"])))
         lines = self._file(out, image_id, sentence_file, read_sentences)
         if annotation is None or lines is None:
             return out
@@ -181,7 +181,10 @@ class Flickr30kEntities(ByImage):
 
     def _image_ids(self) -> list[str]:
         if self.split == "all":
-            return sorted(path.stem for path in (self.root / "Sentences").glob("*.txt"))
+            found = sorted(path.stem for path in (self.root / "Sentences").glob("*.txt"))
+            if (odd := next((name for name in found if not writable(name)), None)) is not None:
+                raise ExampleError(f"expected file names in UTF-8, got {odd!r:.60}", file=self.root / "Sentences")
+            return found
         path = self.folder.split_list(self.split)
         if not path.is_file():
             lists = ", ".join(self.folder.splits()) or "none"

@@ -177,8 +177,8 @@ def _flag(element: Element, tag: str) -> bool:
     return (element.findtext(tag) or "0").strip() not in ("", "0")
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #1cd34eda
-MAX_BOXES = 10_000  # of one object; the published ones have some dozens
-MAX_BYTES = 2**24  # of a sentence file, an annotation or a list; the published ones have some thousand
+MAX_BOXES = 1000  # of one picture, over all names; the published ones have some dozens
+MAX_BYTES = {"sentences": 2**18, "annotation": 2**20, "list": 2**24}  # the published ones have 1,000, 10,000, 330,000
 
 
 def parse_annotation(text: str | bytes) -> Annotation:
@@ -191,7 +191,7 @@ def parse_annotation(text: str | bytes) -> Annotation:
         raise FormatError(f"refused as unsafe XML: {type(error).__name__} ({error!s:.200})") from error
     except (LookupError, ValueError) as error:  # an encoding that Python, or its XML parser, does not have
         raise FormatError(f"XML in an encoding that cannot be read: {error!s:.200}") from error
-    size, clipped = _size(root), 0
+    size, clipped, count = _size(root), 0, 0
     boxes: dict[str, list] = {}
     flagged: dict[str, set] = {"scene": set(), "nobndbox": set()}
     broken: dict[str, str] = {}
@@ -199,8 +199,9 @@ def parse_annotation(text: str | bytes) -> Annotation:
         names = [name.text.strip() for name in element.findall("name") if name.text and name.text.strip()]
         if not names:
             raise FormatError(f"object {number} has no <name>")
-        if len(names) * len(element.findall("bndbox")) > MAX_BOXES:
-            raise FormatError(f"object {number}: expected at most {MAX_BOXES} boxes over all its names, got more")
+        count += len(names) * len(element.findall("bndbox"))
+        if count > MAX_BOXES:
+            raise FormatError(f"object {number}: expected at most {MAX_BOXES} boxes over all names, got more")
         try:
             found, cut = clip_boxes(voc_to_xyxy(np.reshape(_boxes_of(element, number), (-1, 4))), size)
         except ValueError as error:
@@ -217,10 +218,11 @@ def parse_annotation(text: str | bytes) -> Annotation:
     return Annotation(size, drawn, scenes, boxless, broken, clipped)
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #cf15dcdc
-def read_sentences(path: Path) -> list[str]:
-    """The marked lines of a sentence file without blank ones, as sentences are counted. FormatError if not UTF-8."""
+def read_sentences(path: Path, kind: str = "sentences") -> list[str]:
+    """The marked lines of a sentence file without blank ones, as sentences are counted. kind: a key of MAX_BYTES.
+    FormatError if not UTF-8, or larger."""
     try:
-        text = regular_bytes(path, MAX_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = regular_bytes(path, MAX_BYTES[kind]).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         return [line for line in text.split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise FormatError(f"not a UTF-8 text: {error}") from error
@@ -228,7 +230,7 @@ def read_sentences(path: Path) -> list[str]:
 
 def read_split(path: Path) -> list[str]:
     """The image ids of a split list, one a line. FormatError for an id listed twice or leaving the folder."""
-    ids = [line.strip() for line in read_sentences(path)]
+    ids = [line.strip() for line in read_sentences(path, "list")]
     unsafe = next((name for name in ids if not re.fullmatch(r"[\w-][\w.-]{0,199}", name)), None)
     if unsafe is not None:
         raise FormatError(f"expected image ids of at most 200 letters, digits, '.', '_' and '-', got {unsafe!r:.60}")
@@ -239,7 +241,7 @@ def read_split(path: Path) -> list[str]:
 
 def read_unrelated(path: Path) -> set[tuple[str, int]]:
     """UNRELATED_CAPTIONS as pairs (image id, sentence number counted from 0; the file counts from 1)."""
-    rows = [line.split() for line in read_sentences(path) if not line.startswith("#")]
+    rows = [line.split() for line in read_sentences(path, "list") if not line.startswith("#")]
     try:
         return {(image, int(number) - 1) for image, number in rows}
     except ValueError as error:

@@ -193,7 +193,8 @@ def _context_problem(group: ContextGroup) -> str:
         return "classes: one is named twice"
     if not group.present:
         return "present: expected one class or more, got none: no prompt would be right"
-    strange = [name for name in group.present if name not in group.classes]
+    asked = set(group.classes)
+    strange = [name for name in group.present if name not in asked]
     return f"present: {strange[0]!r:.60} is none of the {len(group.classes)} classes asked" if strange else ""
 
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #a69b9c88

@@ -95,4 +95,5 @@ def asked_classes(table: Mapping[str, str], form: str, others: Sequence[str]) ->
 
     table: class -> prompt. form: "background" (MR) or "object" (R). others: classes in the picture that are not asked.
     """
-    return tuple(name for name in table if form == "background" or name not in (*others, *NEVER_ASKED))
+    left_out = {*others, *NEVER_ASKED}
+    return tuple(name for name in table if form == "background" or name not in left_out)

@@ -76,12 +76,13 @@ def category_shares(expressions: Sequence[Expression], kinds: Mapping[str, str])
     `attrs["unknown"]`: split -> number of expressions whose category is empty or has no supercategory; they do not
     count in the shares, which are NaN for a split of these alone.
     """
-    found = {split: [kinds.get(one.category, "") for one in rows] for split, rows in _by_split(expressions).items()}
-    more = sorted({kind for rows in found.values() for kind in rows} - {*KINDS, ""})
-    known = {split: [kind for kind in rows if kind] for split, rows in found.items()}
-    table = pd.DataFrame({split: [rows.count(kind) / len(rows) if rows else float("nan") for kind in (*KINDS, *more)]
-                          for split, rows in known.items()}, index=pd.Index((*KINDS, *more), name="supercategory"))
-    table.attrs["unknown"] = {split: rows.count("") for split, rows in found.items()}
+    found = {split: Counter(kinds.get(one.category, "") for one in rows) for split, rows in _by_split(expressions).items()}
+    more = sorted({kind for counts in found.values() for kind in counts} - {*KINDS, ""})
+    total = {split: counts.total() - counts[""] for split, counts in found.items()}
+    table = pd.DataFrame({split: [counts[kind] / total[split] if total[split] else float("nan")
+                                  for kind in (*KINDS, *more)] for split, counts in found.items()},
+                         index=pd.Index((*KINDS, *more), name="supercategory"))
+    table.attrs["unknown"] = {split: counts[""] for split, counts in found.items()}
     return table
 
 # %% ../../../nbs/lib/data/referring/07_counts.ipynb #6637276f

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..records import is_id
 from ...errors import FormatError
-from ...storage.json_reader import unique_keys
+from ...storage.json_reader import check_file, unique_keys
 
 # %% ../../../nbs/lib/data/visual_genome/01_entries.ipynb #60433527
 _BLOCK, _LONGEST_TEXT, _LONGEST_ENTRY = 2**22, 2**16, 2**28
@@ -26,8 +26,7 @@ def read_entries(path: str | Path) -> Iterator[dict]:
 
     Errors: FileNotFoundError; FormatError that names the file and the number of the entry, counted from 0.
     """
-    if not Path(path).is_file():  # a pipe would wait for ever
-        raise FileNotFoundError(f"{path}: no such file")
+    check_file(path)
     with open(path, encoding="utf-8") as file:
         text, at, number, decoder = "", 0, -1, json.JSONDecoder(object_pairs_hook=unique_keys)
         while True:
