@@ -98,7 +98,7 @@ def test_real_boxes_are_rows_first(tmp_path):
     rows = [row for path in sorted(SHARED.glob("vsd_v1_*_rows.json")) for row in json.loads(path.read_text())]
     content = {}
     for number, row in enumerate(rows):
-        new = {"url": f"http://x/{row['img_id']}", "split": "test", "height": 9999, "width": 9999, "annotations": []}
+        new = {"url": f"http://x/{row['img_id']}", "split": "test", "height": 9000, "width": 9000, "annotations": []}
         for k, t in enumerate(row["triple_list"]):
             parts = thing(t["s"], *t["s_bbox"]), t["p"], thing(t["o"], *t["o_bbox"])
             content.setdefault(row["img_id"], new)["annotations"].append(relation(f"{number}-{k}", *parts))

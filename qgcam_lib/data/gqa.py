@@ -18,7 +18,7 @@ from typing import Any
 from fastcore.basics import patch
 
 from .by_image import MINIWORLD_MARKER
-from .records import plain_name
+from .records import is_number, picture_size, plain_name
 from ..errors import ExampleError, FormatError
 from ..storage.json_reader import check_file, unique_keys
 
@@ -256,6 +256,25 @@ def scene_graphs(root: str | Path, split: str) -> Iterator[tuple[str, dict]]:
     if path is None:
         raise ExampleError(f"there is no {split}_sceneGraphs.json", file=root, remedy="GQA has those of train and val")
     for image, graph in read_entries(path):
-        if not isinstance(graph, dict) or not isinstance(graph.get("objects"), dict):
-            raise FormatError(f"{path}: image {image}: field 'objects': expected an object, got {graph!r:.60}")
+        if fault := _graph_fault(graph):
+            raise FormatError(f"{path}: image {image[:60]}: {fault}")
         yield image, graph
+
+
+def _graph_fault(graph: Any) -> str:
+    """What is wrong with a scene graph, or ""."""
+    if not isinstance(graph, dict) or not isinstance(graph.get("objects"), dict):
+        return f"field 'objects': expected an object, got {graph!r:.60}"
+    try:
+        picture_size(graph.get("height"), graph.get("width"))
+    except ValueError as error:
+        return f"fields 'height', 'width': {error}"
+    for id, one in graph["objects"].items():
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not all(
+                is_number(one.get(side)) for side in "xywh"):
+            return f"object {id[:60]}: expected a name and the numbers x, y, w, h, got {one!r:.60}"
+        if not isinstance(one.get("attributes", []), list) or not isinstance(one.get("relations", []), list) or not all(
+                isinstance(to, dict) and isinstance(to.get("name"), str) and isinstance(to.get("object"), str)
+                for to in one.get("relations", [])):
+            return f"object {id[:60]}: expected lists of attributes and of relations with name and object, got {one!r:.60}"
+    return ""

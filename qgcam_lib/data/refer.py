@@ -298,7 +298,7 @@ def _box(out: ImageRead, dataset: Refer, ref: dict) -> Any:
     if not isinstance(xywh, list) or len(xywh) != 4 or not all(map(is_number, xywh)):
         return f"{where} has no box: expected [x, y, width, height] in finite numbers, got {str(xywh)[:60]}"
     try:
-        box, cut = fitted(xywh_to_xyxy([xywh]), out.size)
+        box, cut = fitted(xywh_to_xyxy([list(map(float, xywh))]), out.size)
     except ValueError as error:
         return f"{where}: {error}"
     out.counts["cut boxes"] += cut

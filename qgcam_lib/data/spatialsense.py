@@ -181,4 +181,4 @@ def _box(relation: dict, who: str) -> Any:
     yyxx = thing.get("bbox") if isinstance(thing, dict) else None
     if not isinstance(yyxx, list) or len(yyxx) != 4 or not all(map(is_number, yyxx)):
         raise ValueError(f"the {who} has no box: expected finite [y0, y1, x0, x1], got {str(yyxx)[:60]}")
-    return yyxx_to_xyxy([yyxx])
+    return yyxx_to_xyxy([list(map(float, yyxx))])

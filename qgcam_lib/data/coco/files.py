@@ -143,7 +143,7 @@ def _box(value: Any) -> tuple[float, float, float, float] | None:
     """The box as half-open xyxy, or None when it is not four finite numbers with a width and height from 0 on."""
     if not isinstance(value, list) or len(value) != 4 or not all(map(is_number, value)) or min(value[2:]) < 0:
         return None
-    return tuple(map(float, xywh_to_xyxy([value])[0]))
+    return tuple(map(float, xywh_to_xyxy([list(map(float, value))])[0]))
 
 
 def _categories(content: Any, file: Path) -> dict[int, str]:

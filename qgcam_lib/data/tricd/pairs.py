@@ -305,7 +305,7 @@ def _box(record: dict) -> tuple[float, float, float, float]:
     if len(box) != 4 or not all(map(is_number, box)) or box[2] < 0 or box[3] < 0:
         raise ValueError("bbox: expected four finite numbers x, y, width, height, the last two at least 0, got "
                          f"{box!r:.80}")
-    return tuple(xywh_to_xyxy(box).tolist())
+    return tuple(xywh_to_xyxy(list(map(float, box))).tolist())
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #f18b4df7
 FAULTS = ("box outside", "box without area")

@@ -37,7 +37,7 @@ def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
     for image, graph in scene_graphs(root, split):
         try:
             size = graph["width"], graph["height"]
-            boxes = [xywh_to_xyxy([one["x"], one["y"], one["w"], one["h"]]) for one in graph["objects"].values()
+            boxes = [xywh_to_xyxy([float(one[side]) for side in "xywh"]) for one in graph["objects"].values()
                      if one["w"] > 0 and one["h"] > 0]
             cut = [tuple(map(float, np.clip(np.ravel(box), 0, [*size, *size]))) for box in boxes]
         except (KeyError, TypeError) as error:
