@@ -314,6 +314,8 @@ def test_what_the_order_decides_is_what_is_left_by_every_listener(data):
     both = both_right(parallel(data), frames | heard, n_bootstrap=20).set_index("model")["value"]
     assert both["exact"] == 1 and both["easy"] == 0 and 0 < both["bag of words"] <= 0.25
     assert both_right(parallel(data), {}).empty
+    others = parallel(data).assign(adv_text="other words altogether")
+    assert both_right(others, frames).empty  # and no KeyError
 
 
 def test_rows_that_were_not_run_say_why_and_none_is_held_against_the_paper(data):

@@ -136,10 +136,11 @@ def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **option
     pairs: of `gallery.parallel`; frames: of `runs.ask_rankers` or `ask_listeners`. Pairs that were not asked, or of
     other words, are left out. options: n_bootstrap, seed.
     """
-    same = pairs[[sorted(a.lower().split()) == sorted(b.lower().split())
-                  for a, b in zip(pairs["hard_text"], pairs["adv_text"])]]
+    alike = [sorted(a.lower().split()) == sorted(b.lower().split())
+             for a, b in zip(pairs["hard_text"], pairs["adv_text"])]
+    same = pairs[pd.Series(alike, index=pairs.index, dtype=bool)]  # a list without items would choose no columns
     rows = []
-    for model, frame in frames.items():
+    for model, frame in frames.items() if len(same) else ():
         right = frame[frame["words"] == "original"].set_index("id")["correct"].astype(float)
         both = (same["hard"].map(right) * same["adv"].map(right)).dropna()
         if len(both):
