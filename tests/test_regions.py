@@ -286,6 +286,22 @@ def test_hostile_npz_are_named(tmp_path):
             FileEncoder(tmp_path).encode(named(), BOXES[:1])
 
 
+def test_npz_that_fuzzing_found_are_named(tmp_path):
+    """Texts and fields where numbers belong, a header without an end, and more than a picture can have."""
+    file, shares = tmp_path / "7.npz", np.c_[THEIRS / [90, 60, 90, 60], np.ones((2, 2))]
+    fields = np.zeros(2, [("f0", "<f4"), ("f1", "<f4")])
+    for arrays in ({"features": np.array(["a", "b"]), "norm_bb": shares}, {"features": fields, "norm_bb": shares},
+                   {"features": ROWS, "norm_bb": shares, "more": np.zeros(2**25 + 1)},
+                   {"x": ROWS, "bbox": THEIRS, "image_w": 1e400, "image_h": 5}):
+        np.savez_compressed(file, **arrays)
+        with pytest.raises(FormatError, match="7.npz"):
+            FileEncoder(tmp_path).encode(named(), BOXES[:1])
+    np.savez(file, features=ROWS, norm_bb=shares)
+    file.write_bytes(file.read_bytes().replace(b"'shape': (", b"'shape': ["))
+    with pytest.raises(FormatError, match="7.npz"):
+        FileEncoder(tmp_path).encode(named(), BOXES[:1])
+
+
 def test_values_of_an_lmdb_are_read_without_running_them():
     from srsly.msgpack import packb
 

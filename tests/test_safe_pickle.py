@@ -4,6 +4,8 @@ import os
 import pickle
 import pickletools
 import struct
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,38 @@ def test_every_instruction_of_python_is_plain_or_refused():
             refused |= {op.name} if f"(instruction {op.name})" in str(error) else set()
     assert refused == {"OBJ", "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID",
                        "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER", "LONG4"}
+
+
+ONE_PLACE = 2**61 - 1  # Python gives its multiples one hash
+
+
+@pytest.mark.parametrize("value", [
+    dict.fromkeys(range(20_000)), dict.fromkeys(map(float, range(20_000))), {(k, "a"): 0 for k in range(20_000)},
+    [dict.fromkeys(range(j * 999, j * 999 + 999)) for j in range(20)], set(range(20_000)),
+    frozenset(range(20_000)),
+], ids=["integers", "floats", "tuples", "many small", "set", "frozenset"])
+def test_more_numbers_as_keys_than_can_collide_cheaply_are_refused(value):
+    for protocol in (2, 4) if isinstance(value, dict | list) else (4,):
+        with pytest.raises(FormatError, match="more than 10,000 numbers as keys"):
+            read_plain_bytes(pickle.dumps(value, protocol))
+
+
+def test_colliding_integers_end_soon():
+    """Written by hand, since making such a dictionary in Python takes as long as reading it."""
+    def packed(count):
+        keys = (pickle.encode_long(k * ONE_PLACE) for k in range(1, count))
+        return b"\x80\x02}(" + b"".join(b"\x8a" + bytes([len(key)]) + key + b"K\x00" for key in keys) + b"u."
+
+    code = ("import sys; from qgcam_lib.data.safe_pickle import read_plain_bytes\n"
+            "try: print(len(read_plain_bytes(sys.stdin.buffer.read())))\nexcept ValueError as e: print(e)")
+    for count, says in ((200_000, "numbers as keys"), (3_000, "2999")):  # 200,000 took minutes
+        shown = subprocess.run([sys.executable, "-c", code], input=packed(count), capture_output=True, timeout=60)
+        assert says in shown.stdout.decode(), shown.stderr
+
+
+def test_texts_as_keys_have_no_limit_of_their_own():
+    value = {f"{k}": k for k in range(30_000)}
+    assert read_plain_bytes(pickle.dumps(value)) == value
 
 
 # -- plain data
