@@ -5,11 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from qgcam_lib.data import picture_loop
-from qgcam_lib.data.picture_loop import Asked, ask_pictures, passed, passes
+from qgcam_lib.data.picture_loop import Asked, ask_pictures
 from qgcam_lib.explain import gscorecam as module
 from qgcam_lib.models.clip.proposals import sliding_windows
 from qgcam_lib.models.registry import load_model
+from qgcam_lib.storage import progress as clock
+from qgcam_lib.storage.progress import passed, passes
 
 
 class Slow:
@@ -19,7 +20,7 @@ class Slow:
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.seconds, self.batches = 0.0, seconds, []
-        monkeypatch.setattr(picture_loop.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.now)
 
     def answers(self, pictures):
         self.batches.append(len(pictures))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..data.picture_loop import passed, passes
+from ..storage.progress import passed, passes
 
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #a07b0185
 def masked_pixels(pixels: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ...data.picture_loop import passed
 from ...explain.gscorecam import ScoreCam, gscorecam
 from .network import ClipModel
 from ..common.adapter import PhraseExplainer
 from ..common.images import prepare_image
+from ...storage.progress import passed
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08c9
 SQUASH = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
-
+# %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08ca
 class ClipExplainer(PhraseExplainer):
     """A CLIP as Matcher; as Explainer where `_explain` is defined by a subclass.
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ...data.picture_loop import passes
 from ..common.detector import NOTHING, best_pairs, check_max_boxes
 from ..common.images import as_picture, cut_box
 from ..common.words import plain_phrase
 from ..registry import ModelEntry, find_model, load_model
 from ..roles import Detections, Matcher, Spans, phrase_texts
+from ...storage.progress import passes
 
 # %% ../../../nbs/lib/models/clip/05_proposals.ipynb #454b697c
 def sliding_windows(width: int, height: int, *, sizes: Sequence[float] = (0.3, 0.55, 1.0),
