@@ -60,13 +60,23 @@ RANGES: dict[str, tuple[float, float]] = (
     | dict.fromkeys(("n_ties", "ties", "n_candidates"), _COUNT))
 
 
+def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
+    "A column as float64 with NaN where nothing stands, or ParameterError that names the first row of another kind."
+    values = pd.to_numeric(frame[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    if (wrong := np.isnan(values) & frame[name].notna().to_numpy()).any():
+        k = int(wrong.argmax())
+        raise ParameterError(f"{name}: expected numbers or nothing, got {frame[name].iloc[k]!r:.60} in row "
+                             f"{frame.index[k]!r}")
+    return values
+
+
 def _refuse_range(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any]) -> None:
     "ParameterError where a score lies outside its stated range."
     for name in names:
         low, high = contracts[name].range if name in contracts else RANGES.get(name.partition("@")[0], (None, None))
         if low is None:
             continue
-        values = pd.to_numeric(frame[name]).to_numpy(np.float64, na_value=np.nan)
+        values = _numbers(frame, name)
         slack = _SLACK * (high - low if np.isfinite(high - low) else 1)
         wrong = ((values < low - slack) | (values > high + slack)) & ~np.isinf(values)
         if wrong.any():
@@ -105,6 +115,8 @@ def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str
     columns protocol and fingerprint).
     """
     words = allowed(allow)
+    for name in names:
+        _numbers(frame, name)
     if "range" not in words:
         _refuse_range(frame, names, contracts)
     if "protocol" not in words or "data" not in words:

@@ -83,6 +83,14 @@ def test_compare_refuses_runs_that_differ_in_more_than_the_model(a, b, word, sai
     assert len(compare(a, b, "io_ratio", n_bootstrap=0, allow=word)) == 1
 
 
+def test_a_text_in_a_column_of_scores_is_named():
+    frame = rows().astype({"io_ratio": object})
+    frame.loc[3, "io_ratio"] = "0.3000000000000p004"
+    for call in (lambda: summarize(frame, "io_ratio", allow="range"), lambda: compare(rows(), frame, "io_ratio")):
+        with pytest.raises(ParameterError, match="io_ratio: expected numbers or nothing, got '0.3000000000000p004'"):
+            call()
+
+
 def test_an_unknown_word_is_no_permission():
     for call in (summarize, lambda f, **o: compare(f, f, **o)):
         with pytest.raises(ParameterError, match="allow: expected some of"):

@@ -21,6 +21,7 @@ from .run import score_classes, score_groups
 from .score import pair_scores, pair_ties
 from .score_table import ScoreTable
 from ..storage.tables import read_table
+from ..suspicions import Suspicion, score_suspicions, settle
 
 # %% ../../nbs/lib/probes/07_own_scores.ipynb #222e3a25
 PAIR_COLUMNS = ("c0_i0", "c0_i1", "c1_i0", "c1_i1")
@@ -61,6 +62,67 @@ def score_pair_table(frame: pd.DataFrame) -> pd.DataFrame:
     labels = {name: frame[name].to_numpy() for name in frame if name not in known}
     return pd.DataFrame({"id": ids, "group": groups, **labels, **found.to_dict("series"), "n_ties": pair_ties(S)})
 
+# %% ../../nbs/lib/probes/07_own_scores.ipynb #17f512ac
+def _of_prompts(frame: pd.DataFrame) -> list[Suspicion]:
+    "Prompts whose scores are one number with every picture, and pictures whose scores add up to 1."
+    rows = frame[["image", "prompt", "score"]].drop_duplicates(["image", "prompt"])
+    rows = rows.assign(score=pd.to_numeric(rows["score"])).dropna(subset="score")
+    found, prompts = [], rows.groupby("prompt")["score"].agg(["nunique", "size"]).query("size >= 5")
+    constant = prompts["nunique"] == 1
+    if constant.any() and constant.mean() <= 0.5:
+        name = str(constant.index[constant.to_numpy().argmax()])
+        found.append(Suspicion("constant prompt", float(constant.mean()), f"{constant.sum()} of {len(prompts)} prompts "
+                               f"have one score with all their pictures, such as {name!r:.60}: was it filled in?"))
+    return found + _of_sums(rows.groupby("image")["score"].agg(["sum", "min", "size"]).query("size >= 2"))
+
+
+def _of_sums(pictures: pd.DataFrame) -> list[Suspicion]:
+    whole = (pictures["sum"] - 1).abs().le(1e-3) & pictures["min"].ge(0)
+    if len(pictures) < 10 or whole.mean() < 0.95:
+        return []
+    return [Suspicion("probabilities", float(whole.mean()), f"the scores of {whole.mean():.0%} of the pictures add up "
+                      "to 1: they are shares, and confidences are the softmax of them. Give logits, or the logarithms")]
+
+
+def _right(found: pd.DataFrame) -> np.ndarray:
+    "The choices that no tie decided: 1, 0; NaN for the others."
+    if "correct" in found:
+        return found["correct"].astype("Float64").mask(found["tie"].fillna(True).astype(bool)).to_numpy(
+            np.float64, na_value=np.nan)
+    if "text_score" in found:
+        return found["text_score"].astype("Float64").mask(found["n_ties"].fillna(1) > 0).to_numpy(
+            np.float64, na_value=np.nan)
+    return np.zeros(0)
+
+
+def _shifted(frame: pd.DataFrame, groups: Sequence[Any], right: np.ndarray, options: dict[str, Any]) -> list[Suspicion]:
+    "Do the choices become right when the column of scores is moved by one row?"
+    share = np.nanmean(right) if (~np.isnan(right)).sum() >= 40 else np.nan
+    for step in (1, -1) if 0.3 < share < 0.7 else ():
+        moved = frame.assign(score=np.roll(frame["score"].to_numpy(), step)).drop_duplicates(["image", "prompt"])
+        there = np.nanmean(_right(score_groups(groups, ScoreTable(moved), **options)))
+        if there > 0.9:
+            return [Suspicion("shifted rows", 1.0, f"{share:.0%} of the choices are right, and {there:.0%} with the "
+                              "column of scores moved by one row: did a heading or a row get lost?")]
+    return []
+
+
+def _suspect(frame: pd.DataFrame, groups: Sequence[Any], found: pd.DataFrame, allow: Sequence[str] | str,
+             options: dict[str, Any]) -> None:
+    "Warn of a table of scores that looks like a known mistake. found: its rows of `score_groups`."
+    right = _right(found)
+    chance = 0.5 if "correct" in found else 0.25
+    seen = score_suspicions(pd.to_numeric(frame["score"]), right, chance)
+    settle(seen or [*_of_prompts(frame), *_shifted(frame, groups, right, options)], allow, stacklevel=3)
+
+
+def _suspect_pairs(frame: pd.DataFrame, found: pd.DataFrame, allow: Sequence[str] | str) -> None:
+    "The same for a table of pairs."
+    values = pair_tables(frame)
+    sums = pd.DataFrame({"sum": values.sum(2).ravel(), "min": values.min(2).ravel()})
+    seen = score_suspicions(values.ravel(), _right(found), 0.25)
+    settle(seen or _of_sums(sums), allow, stacklevel=3)
+
 # %% ../../nbs/lib/probes/07_own_scores.ipynb #934a07b5
 def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.DataFrame:
     "The table with the pictures' names as the groups have them."
@@ -80,13 +142,15 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
 
 def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence[Any] | None = None, *,
                 kind: str | None = None, image_ids: str = "name", by_class: bool = False,
-                **options: Any) -> pd.DataFrame:
+                allow: Sequence[str] | str = (), **options: Any) -> pd.DataFrame:
     """Score a table of scores against a file of groups, or a table of pairs alone; no model is needed.
 
     scores: a file (see `storage.tables`) or a frame, in one of the two forms above. groups: a file of a probe in a
     published form (`data.probes.files.read_groups`) or a list of groups; None for a table of pairs. kind: the form of
     the groups, None tells it from the file. image_ids: "name" or "number". by_class: Probe-B class by class. options:
-    of `score_groups` (average, ties, other_images, missing).
+    of `score_groups` (average, ties, other_images, missing). allow: names of `suspicions.SUSPICIONS` that are right as
+    they are; otherwise scores that look misread are one warning (SuspiciousInput): all equal, one prompt constant,
+    shares of a softmax, reversed, shifted by a row.
     Returns the rows of `score_groups`, `score_classes` or `score_pair_table`.
     Errors: FileNotFoundError; FormatError or ExampleError naming file, group, picture and prompt; ValueError for an
     option out of range.
@@ -97,12 +161,17 @@ def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence
         if groups is None:
             if {"image", "prompt"} <= set(frame):
                 raise ValueError("groups: expected the file of the groups that these scores belong to, got None")
-            return score_pair_table(frame)
+            found = score_pair_table(frame)
+            _suspect_pairs(frame, found, allow)
+            return found
         groups = read_groups(groups, kind) if isinstance(groups, str | Path) else groups
-        table = ScoreTable(_named(frame, groups, image_ids))
+        named = _named(frame, groups, image_ids)
+        table = ScoreTable(named)
         if by_class:
             return score_classes(groups, table, missing=options.get("missing", "raise"))
-        return score_groups(groups, table, **options)
+        found = score_groups(groups, table, **options)
+        _suspect(named, groups, found, allow, options)
+        return found
     except ExampleError as error:
         numbers = image_ids == "name" and "image" in frame and pd.api.types.is_integer_dtype(frame["image"])
         remedy = error.remedy + (". To name pictures by number, pass image_ids='number'" if numbers else "")

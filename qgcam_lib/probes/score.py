@@ -53,7 +53,7 @@ def choice_scores(right: Any, wrong: Any, *, average: str = "logits") -> pd.Data
     a, b = (_finite(name, v, "[N] or [N, K]", dimensions) for name, v in (("right", right), ("wrong", wrong)))
     if a.shape != b.shape or a.ndim == 2 and not a.shape[1]:
         raise ValueError(f"right, wrong: expected one shape with at least one picture, got {a.shape} and {b.shape}")
-    apart = (a - b).reshape(len(a), -1)
+    apart = (a - b).reshape(len(a), a.shape[1] if a.ndim == 2 else 1)
     if average == "logits":
         lead = apart.mean(1)
         confidence = _expit(lead)

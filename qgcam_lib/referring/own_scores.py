@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..data.referring.expressions import Expression, of_split
@@ -18,6 +19,7 @@ from ..data.referring.refcocog import refcocog
 from ..errors import ExampleError, FormatError
 from .score import score_choices
 from ..storage.tables import read_table
+from ..suspicions import Suspicion, score_suspicions, settle
 
 # %% ../../nbs/lib/referring/05_own_scores.ipynb #7a6f0506
 _REFCOCOG = ("train", "val", "test")
@@ -54,13 +56,26 @@ def expression_boxes(expressions: Sequence[Expression]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["id", "candidate", "image", "text", "x0", "y0", "x1", "y1", "split"])
 
 # %% ../../nbs/lib/referring/05_own_scores.ipynb #7a6f0508
+def _suspect(scores: pd.Series, found: pd.DataFrame, allow: Sequence[str] | str) -> None:
+    "Warn of scores that look like a known mistake. found: their rows of `score_choices`."
+    asked = found[found["predicted"].notna() & (found["n_candidates"] > 1) & (found["ties"] == 0)]
+    right, seen = asked["correct"].astype("Float64").to_numpy(np.float64, na_value=np.nan), []
+    if len(asked) >= 30 and (share := asked["predicted"].value_counts(normalize=True)).iloc[0] >= 0.95:
+        if right.mean() < 0.9:  # where the target always stands there, that is no mistake
+            seen = [Suspicion("same candidate", float(share.iloc[0]), f"candidate {share.index[0]} is chosen for "
+                              f"{share.iloc[0]:.0%} of {len(asked)} expressions: is the score one of the expression?")]
+    chance = float(asked["random"].mean()) if len(asked) else 1.0
+    settle(score_suspicions(pd.to_numeric(scores), right, chance) or seen, allow, stacklevel=3)
+
+
 def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequence[Expression], *, split: str = "",
-               **options: Any) -> pd.DataFrame:
+               allow: Sequence[str] | str = (), **options: Any) -> pd.DataFrame:
     """Score a table of scores against expressions; no model is needed.
 
     scores: a file (.parquet, .csv, .tsv or .json) or a frame with id, candidate, score. expressions: see
     `read_expressions`, or records. split: one split of them, "" for all. options: of `score_choices` (threshold,
-    strict, missing).
+    strict, missing). allow: names of `suspicions.SUSPICIONS` that are right as they are; otherwise scores that look
+    misread are one warning (SuspiciousInput): all equal, reversed, the same candidate everywhere.
     Returns the rows of `score_choices`.
     Errors: FileNotFoundError; FormatError and ExampleError naming the file and the expression; ValueError for an option
     out of range.
@@ -76,7 +91,9 @@ def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequ
             known, wanted = ({one.id for one in some} for some in (expressions, part))
             ids = frame["id"].astype(str)
             frame = frame[ids.isin(wanted) | ~ids.isin(known)]  # an id that nobody has is refused below
-        return score_choices(part, frame.reset_index(drop=True), **options)
+        found = score_choices(part, frame.reset_index(drop=True), **options)
+        _suspect(frame["score"], found, allow)
+        return found
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, place or error.file, error.remedy) from error
     except FormatError as error:

@@ -59,7 +59,11 @@ def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.
             raise FormatError("scores: " + text.format(id=one["id"], k=one["candidate"], n=boxes, all=wrong.sum()))
 
     refuse(rows < 0, "no expression has the id {id!r} ({all} rows are of unknown ids); are they of another split?")
-    refuse(places >= n[rows], "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
+    behind = places >= n[rows]
+    if behind.any() and places.min() == 1 and (places <= n[rows]).all():
+        raise FormatError(f"scores: candidates are counted from 0, these begin at 1, and {behind.sum()} of "
+                          f"{len(places)} rows lie one behind the last box: subtract 1 from the column candidate")
+    refuse(behind, "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
     keys = rows.astype(np.int64) * max(matrix.shape[1], 1) + places
     refuse(pd.Series(keys).duplicated().to_numpy(), "expression {id!r} has two scores for candidate {k}")
     matrix[rows, places] = values
