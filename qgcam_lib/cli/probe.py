@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, say, short_path
+from .calls import Commands, refused, say, short_path, suspicions_told
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #cdda58bf
@@ -56,13 +56,15 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     """The groups scored by n-grams of these captions, None without captions."""
     from qgcam_lib.probes.blind import Blind, NGrams, blind_scores, training_captions
     from qgcam_lib.probes.own_scores import score_files
+    from qgcam_lib.suspicions import SUSPICIONS
 
     if captions is None:
         return None
     if groups is None:
         raise typer.BadParameter("`--blind` needs the groups, whose prompts it reads.")
     scores = blind_scores(groups, Blind(NGrams(training_captions(captions))))
-    return score_files(scores, groups, by_class=by_class, **{**options, "missing": "raise"})
+    return score_files(scores, groups, by_class=by_class, allow=tuple(SUSPICIONS),
+                       **{**options, "missing": "raise"})
 
 
 def _groups(path: Path, kind: str | None, images: Sequence[Path] = ()) -> Any:
@@ -98,6 +100,8 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
           level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
           seed: Annotated[int, typer.Option(min=0, help="of the bootstrap")] = 0,
+          allow: Annotated[str | None, typer.Option(help=(
+              "what is right as it is, by its name in the warning: 'reversed scores', ..."))] = None,
           out: Annotated[Path | None, typer.Option(help="write a row a group: .csv, .parquet or .json")] = None,
           as_json: Annotated[bool, typer.Option("--json", help="print the means as JSON")] = False) -> None:
     """Score your own table of scores on a probe: means, intervals, chance, ties and undefined counted. No model needed.
@@ -108,11 +112,12 @@ def score(scores: Annotated[Path, typer.Argument(help=(
     from qgcam_lib.probes.own_scores import score_files
     from qgcam_lib.probes.summary import layout_of, summarize_probe
 
-    with refused():
+    with refused(), suspicions_told():
         out = out and checked_out(out)
         options = {} if groups is None else {"average": average, "ties": ties, "missing": missing}
         records = None if groups is None else _groups(groups, kind)
-        frame = score_files(scores, records, image_ids=image_ids, by_class=classes, **options)
+        frame = score_files(scores, records, image_ids=image_ids, by_class=classes, allow=_words(allow) or (),
+                            **options)
         names = _words(by) or list(layout_of(frame).by)
         table = summarize_probe(frame, names, blind=_blind(records, blind, classes, options), n_bootstrap=bootstrap,
                                 level=level, seed=seed)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .calls import Commands, refused, say, short_path
+from .calls import Commands, refused, say, short_path, suspicions_told
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/06_refer.ipynb #7a6fc104
@@ -68,6 +68,8 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
           bootstrap: Annotated[int, typer.Option(min=0, help="replicates for the intervals; 0: none")] = 1000,
           level: Annotated[float, typer.Option(min=0, max=1, help="of the intervals")] = 0.95,
           seed: Annotated[int, typer.Option(min=0, help="of the bootstrap")] = 0,
+          allow: Annotated[str | None, typer.Option(help=(
+              "what is right as it is, by its name in the warning: 'reversed scores', ..."))] = None,
           out: Annotated[Path | None, typer.Option(help="write a row an expression: .csv, .parquet or .json")] = None,
           as_json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False) -> None:
     """Score your own table of scores: accuracy, interval, random choice, candidates, ties. No model needed.
@@ -78,9 +80,10 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
     from qgcam_lib.referring.own_scores import score_file
     from qgcam_lib.referring.summary import summarize_choices
 
-    with refused():
+    with refused(), suspicions_told():
         out = out and checked_out(out)
-        frame = score_file(scores, expressions, split=split, threshold=threshold, strict=strict, missing=missing)
+        frame = score_file(scores, expressions, split=split, threshold=threshold, strict=strict, missing=missing,
+                           allow=_columns(allow or ""))
         table = summarize_choices(frame, _columns(by), n_bootstrap=bootstrap, level=level, seed=seed)
     if out is not None:
         write_scores(frame, out)

@@ -124,6 +124,8 @@ def _by_id(answers: Any, on: str) -> dict[str, Any]:
     "Answers by the text of their id, from a mapping, a series, or records with the id and `answer`."
     if isinstance(answers, Mapping | pd.Series):
         items = list(answers.items())
+    elif not isinstance(answers, list | tuple):
+        raise ValueError(f"answers: expected a mapping from id to answer, or a list of records, got {answers!r:.60}")
     else:
         items = []
         for number, record in enumerate(answers):
