@@ -7,6 +7,7 @@ from itertools import cycle
 from pathlib import Path
 
 from qgcam_lib import miniworld
+from qgcam_lib.data.catalog import NAMES
 
 NASTY = (
     "<script>window.hit=1;alert(1)</script>", '"><img src=x onerror="window.hit=2;alert(2)">', "$a_b$", "$5 # $6",
@@ -133,10 +134,15 @@ def hostile_refer(root: Path) -> Path:
 
 
 def hostile_world(root: Path) -> dict[str, str]:
-    """All of them in folders whose names are nasty too; name -> folder."""
-    made = {"flickr": hostile_flickr30k, "tricd": hostile_tricd, "coco": hostile_coco, "genome": hostile_genome,
-            "swaps": hostile_swaps, "ref_adv": hostile_ref_adv, "senses": hostile_spatialsense, "refer": hostile_refer}
-    return {name: str(make(root / f"{name} $5 # $6 <img src=x onerror=alert(6)>")) for name, make in made.items()}
+    """All of them below one folder whose name is nasty too; name -> folder."""
+    made = {"flickr30k-entities": hostile_flickr30k, "tricd": hostile_tricd, "coco": hostile_coco,
+            "genome": hostile_genome, "swaps": hostile_swaps, "ref_adv": hostile_ref_adv,
+            "spatialsense": hostile_spatialsense, "refcoco+": hostile_refer}
+    place = root / "data $5 # $6 <img src=x onerror=alert(6)>"
+    return {"": str(place)} | {name: str(make(place / Path(NAMES.get(name, name)).name)) for name, make in made.items()}
+
+
+GATHERS = {"q_groundcam_table1": "q_groundcam", "tricd_analysis": "tricd_detection"}  # need runs of the other
 
 
 def hostile_runs(world: dict[str, str]) -> dict[str, list[dict]]:
@@ -144,10 +150,12 @@ def hostile_runs(world: dict[str, str]) -> dict[str, list[dict]]:
     few, one = {"n_bootstrap": 20}, {"models": ["clip-rn50"], "captions": world["coco"], "n_bootstrap": 20}
     ground = {"model": "blip-base", "limit": 12, "baselines": ["centre"]} | few
     return {
-        "q_groundcam": [ground | {"dataset": world["flickr"]}, ground | {"dataset": world["refer"], "split": "testA"},
-                        ground | {"dataset": world["senses"], "split": "triplets"}],
-        "q_groundcam_audit": [{"dataset": world["flickr"], "models": ["blip-base"], "limit": 8} | few],
-        "amc_recipe": [{"dataset": world["flickr"], "limit": 12} | few],
+        "q_groundcam": [ground | {"dataset": world["flickr30k-entities"]},
+                        ground | {"dataset": world["refcoco+"], "split": "testA"},
+                        ground | {"dataset": world["spatialsense"], "split": "triplets"}],
+        "q_groundcam_table1": [{"data": world[""], "models": ["blip-base"], "limit": 12} | few],
+        "q_groundcam_audit": [{"dataset": world["flickr30k-entities"], "models": ["blip-base"], "limit": 8} | few],
+        "amc_recipe": [{"dataset": world["flickr30k-entities"], "limit": 12} | few],
         "tricd_detection": [{"data": world["tricd"], "models": ["mdetr-like"], "limit": 8, "n_subsets": 5} | few],
         "tricd_analysis": [{"data": world["tricd"], "n_subsets": 5} | few],
         "tricd_vqa": [{"data": world["tricd"], "models": ["clip-rn50x16-as-answerer"], "limit": 8} | few],

@@ -4,19 +4,25 @@ import ast
 import os
 import subprocess
 import sys
+from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
 import pytest
 from hostile import NASTY
 
 from qgcam_lib.page.cards import Card
+from qgcam_lib.page.picture import page_picture
 from qgcam_lib.page.result_box import ResultBox
 from qgcam_lib.page.table import show
 from qgcam_lib.page.text import Notes, visible
+from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import MarkedTable
+from qgcam_lib.runs.current import Run
 from qgcam_lib.runs.gather import html_page, link, run_page, table_page
 from qgcam_lib.runs.provenance import Colophon
+from qgcam_lib.runs.record import update_run
 from qgcam_lib.settings import ROOT
 
 # ---------------------------------------------------------------- the rule
@@ -120,6 +126,26 @@ def test_unseen_signs_are_spelled_out_and_can_be_encoded():
     text = visible(EVERY + "\ud800\r\x00\x9b")
     assert text.encode() and text.isprintable() and "\\ud800\\r\\x00\\x9b" in text and "犬 🐕" in text
     assert visible("a\nb\tc") == "a\nb\tc"
+
+
+# ---------------------------------------------------------------- figures
+
+@pytest.mark.filterwarnings("error")
+def test_any_figure_that_is_saved_or_shown_draws_captions_as_they_are(tmp_path):
+    use_style()
+    figure, axes = plt.subplots()
+    axes.plot([1, 10], [0, 1], label=BAD[-1])
+    axes.set(title=BAD[0], xlabel="$5 # $6", xscale="log", yticks=[0, 1], yticklabels=["$a_b$", "\x1b[31m red"])
+    axes.annotate(r"$\frac{", (1, 0))
+    axes.legend()
+    update_run(tmp_path, run_id="0" * 12, outputs=[])
+    file = Run(tmp_path, "0" * 12).save_figure(figure, "hostile", "A caption.")
+    svg = ElementTree.parse(file.with_suffix(".svg"))
+    said = "\n".join(one.text for one in svg.iter("{http://www.w3.org/2000/svg}text") if one.text)
+    assert {"$5 # $6", "$a_b$", "\\x1b[31m red", r"$\frac{"} <= set(said.split("\n")) and BAD[0] in said
+    assert "mathdefault" not in said  # matplotlib's own powers of ten are still drawn as such
+    assert page_picture(figure, EVERY).alt == visible(EVERY)
+    plt.close(figure)
 
 
 # ---------------------------------------------------------------- the terminal
