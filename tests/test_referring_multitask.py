@@ -18,7 +18,7 @@ from sklearn.metrics import log_loss
 from qgcam_lib.data.gqa import Classes, Question
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.data.referring.refcocog import refcocog
-from qgcam_lib.errors import ExampleError, FileFault, ParameterError
+from qgcam_lib.errors import ExampleError, FileFault, FormatError, ParameterError
 from qgcam_lib.finetune.minis import MINIS, make_mini
 from qgcam_lib.finetune.referring.data import RankerData, RegionTable
 from qgcam_lib.finetune.referring.losses import choice_loss
@@ -339,7 +339,7 @@ def test_boxes_of_a_picture(tmp_path):
     assert graph_boxes(tmp_path, "val") == {"7": ((0, 0, 4, 5), (8, 8, 10, 10))}
     del graphs["7"]["objects"]["1"]["w"]
     write_json(tmp_path / "val_sceneGraphs.json", graphs)
-    with pytest.raises(ExampleError, match="scene graph: expected width, height and objects with x, y, w and h"):
+    with pytest.raises(FormatError, match="image 7: object 1: expected a name and the numbers x, y, w, h"):
         graph_boxes(tmp_path, "val")
     a, b = (0.0, 0.0, 4.0, 5.0), (1.0, 1.0, 3.0, 3.0)
     said = [Expression("1", "p.jpg", "7", "x", a, (a, b)), Expression("2", "p.jpg", "7", "y", b, (b,)),

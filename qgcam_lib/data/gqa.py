@@ -270,7 +270,7 @@ def _graph_fault(graph: Any) -> str:
     except ValueError as error:
         return f"fields 'height', 'width': {error}"
     for id, one in graph["objects"].items():
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not all(
+        if not isinstance(one, dict) or not isinstance(one.get("name", ""), str) or not all(
                 is_number(one.get(side)) for side in "xywh"):
             return f"object {id[:60]}: expected a name and the numbers x, y, w, h, got {one!r:.60}"
         if not isinstance(one.get("attributes", []), list) or not isinstance(one.get("relations", []), list) or not all(

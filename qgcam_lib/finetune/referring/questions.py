@@ -35,14 +35,10 @@ def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
     """
     found = {}
     for image, graph in scene_graphs(root, split):
-        try:
-            size = graph["width"], graph["height"]
-            boxes = [xywh_to_xyxy([float(one[side]) for side in "xywh"]) for one in graph["objects"].values()
-                     if one["w"] > 0 and one["h"] > 0]
-            cut = [tuple(map(float, np.clip(np.ravel(box), 0, [*size, *size]))) for box in boxes]
-        except (KeyError, TypeError) as error:
-            raise ExampleError(f"scene graph: expected width, height and objects with x, y, w and h: {error!r}", image,
-                               root) from error
+        size = graph["width"], graph["height"]
+        boxes = [xywh_to_xyxy([float(one[side]) for side in "xywh"]) for one in graph["objects"].values()
+                 if one["w"] > 0 and one["h"] > 0]
+        cut = [tuple(map(float, np.clip(np.ravel(box), 0, [*size, *size]))) for box in boxes]
         found[image] = tuple(dict.fromkeys(box for box in cut if box[0] < box[2] and box[1] < box[3]))
     return found
 
