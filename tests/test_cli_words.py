@@ -146,7 +146,7 @@ def test_a_run_that_is_not_there_is_a_wrong_call_that_names_what_is_like_it(tmp_
         folder = tmp_path / notebook / run_id
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(f'{{"run_id": "{run_id}", "status": "ok", "notebook": "{notebook}.ipynb", '
-                                         '"parameters": {}, "outputs": [], "started": "2026"}')
+                                         '"parameters": {}, "results": {}, "outputs": [], "started": "2026"}')
     for name, near in (("q_grundcam", "q_groundcam"), ("aaaa00000007", "aaaa00000001"), ("nosuch", "")):
         assert main(["table", name, "--outputs", str(tmp_path)]) == 2
         shown = capsys.readouterr()

@@ -351,3 +351,10 @@ def test_wrong_calls_say_what_to_do(examples, tmp_path):
     with pytest.raises(ValueError, match="ties"):
         score_store(tmp_path / "maps", examples, ties="last")
     assert score_store(tmp_path / "maps", examples, ids=["3/1", "0/2"]).id.tolist() == ["0/2", "3/1"]
+
+
+def test_a_doubled_id_among_many_is_named_in_linear_time(store):
+    ids = [f"m{n}" for n in range(40_000)] + ["x" * 5000] * 2  # a look at all ids for each of them takes 1.6e9 steps
+    with pytest.raises(ValueError, match="expected distinct ids, got 'xxx.*… twice") as found:
+        store.append(ids, [None] * len(ids))
+    assert len(str(found.value)) < 200

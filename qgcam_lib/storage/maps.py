@@ -7,6 +7,7 @@ __all__ = ['DTYPES', 'SHARD', 'MapStore']
 
 # %% ../../nbs/lib/storage/04_maps.ipynb #6ae68dd8
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -182,7 +183,8 @@ def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any], *, again: bo
     if wrong := [id for id in ids if not isinstance(id, str) or not id]:
         raise ValueError(f"ids: expected texts that are not empty, got {wrong[0]!r}")
     if len(set(ids)) != len(ids):
-        raise ValueError(f"ids: expected distinct ids, got {next(i for i in ids if ids.count(i) > 1)!r} twice")
+        twice = next(id for id, count in Counter(ids).items() if count > 1)
+        raise ValueError(f"ids: expected distinct ids, got {shown(twice, 60)} twice")
     if not again and (known := [id for id in ids if id in self._rows()]):
         raise ValueError(f"ids: {len(known)} are in the store already, such as {known[0]!r}; leave out what done() "
                          "names, or pass again=True")
