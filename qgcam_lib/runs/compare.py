@@ -27,7 +27,7 @@ from ..phrase_detection.score import match_predictions
 from ..probes.score import PROBE_SCORES
 from ..referring.summary import compare_choices
 from ..row_checks import ALLOW, KEYS
-from .record import check_outputs, read_run
+from .record import check_outputs, read_run, record_fault
 from ..statistics import METRICS, N_BOOTSTRAP, compare
 from ..storage.files import file_sha256
 from ..storage.rows import RecordStore
@@ -110,13 +110,22 @@ def _answers(folder: Path, record: Mapping[str, Any]) -> Rows:
     return {"answers": {name: part.reset_index(drop=True) for name, part in rows.groupby("model", sort=False)}}
 
 # %% ../../nbs/lib/runs/11_compare.ipynb #4f1dc817
+def _whole_record(folder: Path) -> dict[str, Any]:
+    """The record of a run. Errors: ParameterError where it is not there or lacks what a comparison reads."""
+    record = read_run(folder)
+    fault = record_fault(folder) or ("" if record else "is not there") or ("" if "data" in record else "lacks data")
+    if fault:
+        raise ParameterError(f"run {folder.name}: its run.json {fault}. Run its notebook again")
+    return record
+
+
 def example_rows(folder: str | Path) -> Rows:
     """What a finished run keeps of each example: {table: {model: rows}}; `_Found` instead of rows for detectors.
 
     Errors: ParameterError for a run that keeps none; RunError where files are not as the run recorded them.
     """
     folder = Path(folder)
-    record = read_run(folder)
+    record = _whole_record(folder)
     check_outputs(folder, ("table", "records", "predictions"))
     found: Rows = {}
     for read in (_map_rows, _table_rows, _detections, _answers):
@@ -223,7 +232,7 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
     Errors: ParameterError for runs that differ, that keep no examples, or that have no model or example in common.
     """
     folders = [Path(a), Path(b)]
-    records = [read_run(folder) for folder in folders]
+    records = [_whole_record(folder) for folder in folders]
     differ = why_not_comparable_runs(*records)
     if differ and not allow:
         raise ParameterError(f"runs {folders[0].name} and {folders[1].name} differ in more than their models: "

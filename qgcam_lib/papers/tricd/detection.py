@@ -153,11 +153,19 @@ def hit_curves(matches: Mapping[str, Matches]) -> dict[str, pd.DataFrame]:
     return {name: precision_recall(one, THRESHOLDS[:1]) for name, one in matches.items()}
 
 # %% ../../../nbs/lib/papers/tricd/05_detection.ipynb #bb3a64e1
-def found_counts(found: Mapping[str, Predictions]) -> pd.DataFrame:
-    """What every model gave: model, pairs, boxes, failed (pairs that it failed on)."""
+def found_counts(found: Mapping[str, Predictions], matches: Mapping[str, Matches] | None = None) -> pd.DataFrame:
+    """What every model gave: model, pairs, boxes, failed (pairs that it failed on).
+
+    matches: of the same models; then also what their scores rest on, see `count_input`: pairs and phrases without a
+    box, boxes outside their picture and without area, scores that tie.
+    """
     rows = [(name, len(one), one.n_boxes, len(getattr(one, "attrs", {}).get("problems", ())))
             for name, one in found.items()]
-    return pd.DataFrame(rows, columns=["model", "pairs", "boxes", "failed"])
+    table = pd.DataFrame(rows, columns=["model", "pairs", "boxes", "failed"])
+    names = {"pairs_without": "pairs without a box", "phrases_without": "phrases without a box",
+             "outside": "boxes outside the picture", "no_area": "boxes without area", "tied": "scores that tie"}
+    return table if matches is None else table.assign(**{
+        said: [matches[name].counts[count] for name in table["model"]] for count, said in names.items()})
 
 
 def failures(found: Mapping[str, Predictions]) -> pd.DataFrame:
