@@ -7354,6 +7354,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'qgcam_lib/runs/compare.py'),
                                         'qgcam_lib.runs.compare._table_rows': ( 'lib/runs/compare.html#_table_rows',
                                                                                 'qgcam_lib/runs/compare.py'),
+                                        'qgcam_lib.runs.compare._whole_record': ( 'lib/runs/compare.html#_whole_record',
+                                                                                  'qgcam_lib/runs/compare.py'),
                                         'qgcam_lib.runs.compare.compare_runs': ( 'lib/runs/compare.html#compare_runs',
                                                                                  'qgcam_lib/runs/compare.py'),
                                         'qgcam_lib.runs.compare.example_rows': ( 'lib/runs/compare.html#example_rows',
