@@ -106,7 +106,8 @@ def _rows(ids: Sequence[str], work: Callable, record: bool, seen: Sequence[Suspi
         text = re.sub(r" in example 0\b", "", str(found))
         text = text if isinstance(found, FileFault) else f"record {id!r}: {text}"
         if not record:
-            raise FileFault(". ".join([text, *(one.text for one in seen)])) from found
+            over_all = "".join(f". Seen over the whole file: {one.text}" for one in seen) if "boxes: " in text else ""
+            raise FileFault(text + over_all) from found
         rows.append({**dict.fromkeys(("box_share", *SCORE_COLUMNS), np.nan), "error": text})
     return rows
 
