@@ -14,6 +14,7 @@ from qgcam_lib.cli.main import main
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.errors import ExampleError, FileFault, SuspiciousInput
 from qgcam_lib.grounding import ground
+from qgcam_lib.grounding.box_files import read_boxes
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.maps import MapProtocol
 from qgcam_lib.metrics import score_maps
@@ -215,6 +216,29 @@ def test_ids_that_only_the_shapes_betray(here):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         score_files("maps.npz", "boxes.csv", common=True)
+
+
+COCO = {"images": [{"id": 1, "height": 48, "width": 64}],
+        "annotations": [{"id": 1, "image_id": 1, "bbox": [1, 2, 9, 8]}]}
+
+
+@pytest.mark.parametrize("harm", [
+    {"images": [None]}, {"images": [{"id": 1, "height": 48}]}, {"images": [{"id": [], "height": 4, "width": 4}]},
+    {"annotations": [{"id": 1, "image_id": [], "bbox": [1, 2, 9, 8]}]}, {"annotations": [[]]},
+    {"images": [{"id": 1, "height": float("inf"), "width": 64}]}, {"images": [{"id": 1, "height": [], "width": 64}]},
+    {"annotations": [{"id": 1, "image_id": 1, "bbox": [1, 2, [], 8]}]},
+    {"annotations": [{"id": 1, "image_id": 1, "bbox": {"x": 1}}]},
+    {"annotations": [{"id": 1, "image_id": 1, "bbox": [1, 2, "9", 8]}]},
+])
+def test_a_strange_coco_file_is_one_documented_error(tmp_path, harm):
+    (tmp_path / "b.json").write_text(json.dumps(COCO | harm))
+    for on_error in ("raise", "record"):
+        try:
+            found = read_boxes(tmp_path / "b.json", on_error=on_error)
+        except FileFault as fault:
+            assert str(fault).startswith(str(tmp_path / "b.json"))
+        else:
+            assert all(one.error or one.size is None for one in found.values())
 
 
 # -- a data set, and batches

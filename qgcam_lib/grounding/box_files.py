@@ -167,11 +167,6 @@ def _json_records(data: Any, box_format: str | None, on_error: str) -> Iterator[
         raise FileFault("expected an object by id or a list of objects")
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f670aaf9
-def _short(text: str) -> str:
-    """A message that quotes a file, cut in the middle where the file has names of thousands of letters."""
-    return text if len(text) <= 1200 else f"{text[:700]} [...] {text[-400:]}"
-
-
 def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = "raise") -> dict[str, BoxRecord]:
     """The boxes of a `.csv`, `.parquet` or `.json` file, by record; see the tables above.
 
@@ -201,9 +196,9 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
     except FormatError:
         raise
     except FileFault as fault:
-        raise FileFault(f"{path}: {_short(str(fault))}") from fault
+        raise FileFault(f"{path}: {fault}") from fault
     except (ValueError, OSError) as error:  # what the parsers raise
-        raise FileFault(f"{path}: cannot be read ({_short(str(error))})") from error
+        raise FileFault(f"{path}: cannot be read ({error})") from error
     if not found:
         raise FileFault(f"{path}: there is no record in this file")
     return found
