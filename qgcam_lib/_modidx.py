@@ -2243,8 +2243,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'qgcam_lib/grounding/box_files.py'),
                                                'qgcam_lib.grounding.box_files._record': ( 'lib/grounding/box_files.html#_record',
                                                                                           'qgcam_lib/grounding/box_files.py'),
-                                               'qgcam_lib.grounding.box_files._short': ( 'lib/grounding/box_files.html#_short',
-                                                                                         'qgcam_lib/grounding/box_files.py'),
                                                'qgcam_lib.grounding.box_files._table_records': ( 'lib/grounding/box_files.html#_table_records',
                                                                                                  'qgcam_lib/grounding/box_files.py'),
                                                'qgcam_lib.grounding.box_files._whole_size': ( 'lib/grounding/box_files.html#_whole_size',
