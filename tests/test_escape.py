@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 from hostile import NASTY
 
+from qgcam_lib.errors import FormatError, SuspiciousInput, visible
 from qgcam_lib.page.cards import Card
 from qgcam_lib.page.picture import page_picture
 from qgcam_lib.page.result_box import ResultBox
 from qgcam_lib.page.table import show
-from qgcam_lib.page.text import Notes, visible
+from qgcam_lib.page.text import Notes
 from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import MarkedTable
 from qgcam_lib.runs.current import Run
@@ -157,6 +158,11 @@ def test_a_terminal_is_not_steered_by_what_a_file_says(tmp_path):
     found = subprocess.run([sys.executable, "-c", code, "score", str(name), str(name)], cwd=ROOT, env=environment,
                            capture_output=True, text=True, timeout=120)
     assert found.returncode and "\x1b" not in found.stdout + found.stderr and "\\x1b[2J" in found.stderr
+
+
+def test_messages_are_spelled_out_too():
+    assert str(FormatError("x\x1b[2J\u202e: broken")) == "x\\x1b[2J\\u202e: broken"
+    assert str(SuspiciousInput("x\x1b[2J")) == "x\\x1b[2J"
 
 
 def test_tables_of_the_terminal_show_one_line_a_row():

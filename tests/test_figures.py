@@ -15,8 +15,8 @@ from PIL import Image
 
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.errors import visible
 from qgcam_lib.metrics.score import score_maps
-from qgcam_lib.page.text import visible
 from qgcam_lib.papers.probes.description import CATEGORIES, COMPARISONS, KINDS, PAIRS, context_names
 from qgcam_lib.papers.probes.figures import (
     attention_figure,

@@ -17,12 +17,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import QgcamError, SuspiciousInput, missing_extra
-from ..page.text import visible
+from ..errors import QgcamError, SuspiciousInput, missing_extra, visible
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #7e1c0301
 def say(text: Any, *, err: bool = False) -> None:
-    """Print a text, on stderr with `err`; what would steer the terminal is spelled out (`page.text.visible`)."""
+    """Print a text, on stderr with `err`; what would steer the terminal is spelled out (`errors.visible`)."""
     typer.echo(visible(text), err=err)
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #d15c4001

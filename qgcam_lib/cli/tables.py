@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .calls import say
-from ..page.text import visible
+from ..errors import visible
 
 # %% ../../nbs/lib/cli/02_tables.ipynb #0bc6c9ce
 def terminal_width() -> int | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from .text import no_formula, visible
+from ..errors import visible
+from .text import no_formula
 
 # %% ../../nbs/lib/page/05_cards.ipynb #f13245a1
 def fact_text(value: Any) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .text import visible
+from ..errors import visible
 
 # %% ../../nbs/lib/page/03_picture.ipynb #5850a0b7
 _DPI = 100  # of a figure on a page; the file that is kept has 160

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from .text import no_formula, visible
+from ..errors import visible
+from .text import no_formula
 
 # %% ../../nbs/lib/page/04_result_box.ipynb #391eac0f
 def as_lines(text: str | Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from .text import no_formula, visible
+from ..errors import visible
+from .text import no_formula
 from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/page/02_table.ipynb #7f057ed6

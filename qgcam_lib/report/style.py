@@ -22,8 +22,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from ..data.records import open_image
+from ..errors import visible
 from ..page.picture import plain_texts
-from ..page.text import visible
 
 # %% ../../nbs/lib/report/07_style.ipynb #bd3fc6c0
 PALETTE = ("#0d2b49", "#9b4328", "#29867d", "#b68c15", "#6507ab",  # navy, red, green, gold, violet

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..errors import visible
 from ..page.table import show
-from ..page.text import visible
 from .paper import Column, PaperTable, printed_summary
 
 # %% ../../nbs/lib/report/03_tables.ipynb #b93ec250

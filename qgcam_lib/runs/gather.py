@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..errors import RunError
+from ..errors import RunError, visible
 from ..page.result_box import ResultBox
-from ..page.text import visible
 from .current import lock_run
 from .provenance import Colophon
 from .record import check_outputs, read_run, record_fault, write_run
@@ -45,7 +44,7 @@ figure { margin: 0 0 1rem } .three figure { flex: 1 1 20rem; min-width: 0 } figc
 def html_page(title: str, body: str, source: str = "") -> str:
     """A whole HTML page around `body`, which is HTML. title, source (the line at the foot): plain text.
 
-    What cannot be seen is spelled out (`page.text.visible`), wherever it stands.
+    What cannot be seen is spelled out (`errors.visible`), wherever it stands.
     """
     return visible('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'

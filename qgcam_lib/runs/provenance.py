@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import visible
 from ..page.cards import Card
-from ..page.text import visible
 from ..settings import ROOT
 from ..storage.fingerprints import code_fingerprint
 
