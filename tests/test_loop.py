@@ -97,6 +97,20 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, changed, said):
         train(partial(start, LineRecipe(cooldown=0.9), "other"), tmp_path, progress=False)
 
 
+def test_a_damaged_checkpoint_is_one_documented_error(tmp_path):
+    train(partial(start, LineRecipe()), tmp_path, progress=False)
+    file = tmp_path / "checkpoint.pt"
+    whole = file.read_bytes()
+    for content in (b"", b"<html>", whole[:200], whole[:-9]):
+        file.write_bytes(content)
+        with pytest.raises(FileFault, match="checkpoint.pt is damaged"):
+            train(partial(start, LineRecipe()), tmp_path, progress=False)
+    for value in ([1], {"recipe": 5}, {"a": torch.ones(1)}):
+        torch.save(value, file)
+        with pytest.raises(FileFault, match="no checkpoint of a training"):
+            train(partial(start, LineRecipe()), tmp_path, progress=False)
+
+
 def test_a_checkpoint_in_another_form_is_refused(tmp_path):
     train(partial(start, LineRecipe()), tmp_path, stop_at=2, progress=False)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)

@@ -291,6 +291,7 @@ def test_npz_that_fuzzing_found_are_named(tmp_path):
     file, shares = tmp_path / "7.npz", np.c_[THEIRS / [90, 60, 90, 60], np.ones((2, 2))]
     fields = np.zeros(2, [("f0", "<f4"), ("f1", "<f4")])
     for arrays in ({"features": np.array(["a", "b"]), "norm_bb": shares}, {"features": fields, "norm_bb": shares},
+                   {"features": ROWS.astype(complex), "norm_bb": shares},
                    {"features": ROWS, "norm_bb": shares, "more": np.zeros(2**25 + 1)},
                    {"x": ROWS, "bbox": THEIRS, "image_w": 1e400, "image_h": 5}):
         np.savez_compressed(file, **arrays)

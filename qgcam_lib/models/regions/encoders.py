@@ -196,7 +196,7 @@ def _read_or_make(self: KeptEncoder, key: str, image: Any, boxes: np.ndarray) ->
 def _read_kept(file: Path, count: int) -> np.ndarray:
     try:
         features = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy has no family of errors: a broken header ends in any of Python's
         raise StoreError(f"{file}: kept features that cannot be read ({error}). Delete the file.") from error
     if features.ndim != 2 or len(features) != count or features.dtype.kind != "f":
         raise StoreError(f"{file}: expected {count} rows of features, found {features.dtype} {features.shape}. Delete "

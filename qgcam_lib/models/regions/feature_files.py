@@ -44,6 +44,8 @@ class PictureFeatures:
 
     def __post_init__(self) -> None:
         try:
+            if {np.asarray(self.boxes).dtype.kind, np.asarray(self.features).dtype.kind} & set("cUSmM"):
+                raise TypeError("complex numbers, texts or times")
             boxes, features = np.asarray(self.boxes, np.float64), np.asarray(self.features, np.float32)
         except (TypeError, ValueError) as error:
             raise FormatError(f"{self.source}: boxes or features are no numbers ({error!s:.120}). Fetch the file again."
