@@ -66,7 +66,7 @@ def test_the_table_for_people(qgcam):
                            "--subset all,coco_obj")
     lines = out.splitlines()
     assert code == 0 and err == ""
-    assert lines[0].split() == ["metric", "subset", "value", "95%", "interval", "n"]
+    assert lines[0].split() == ["metric", "subset", "value", "95%", "interval", "n", "groups", "notes"]
     assert [line.split()[0] for line in lines[1:6]] == ["AP", "AP50", "AP75", "group_recall@1", "group_recall@5"]
     assert {line.split()[1] for line in lines[1:11]} == {"all", "coco_obj"} and " to " in lines[1]
     assert "32 pairs in 8 groups of a.json" in out and "from p.json (form tricd)" in out and "20 bootstrap" in out

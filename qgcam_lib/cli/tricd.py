@@ -104,6 +104,8 @@ def _people(table: Any, level: float = 0.95) -> Any:
         "value": texts(table["value"]), f"{level:.0%} interval": [f"{low} to {high}" * bool(low) for low, high in ends],
         "if ties fall badly": texts(table.get("pessimistic", table["value"] * float("nan"))),
         "sd of 90 %": texts(table.get("sd_90", table["value"] * float("nan"))), "n": table["n"],
+        "groups": [f"{n} ({worth:.1f} in effect)" if worth == worth and abs(n - worth) > 0.05 else str(n)
+                   for n, worth in zip(table["n_groups"], table["n_groups_effective"])],
         "notes": ["; ".join(dict.fromkeys(filter(None, parts))) for parts in notes]})
     return shown.loc[:, (shown != "").any()]
 

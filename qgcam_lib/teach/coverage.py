@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIZES', 'SCORES', 'ICC', 'DETECTORS', 'group_sizes', 'World', 'draw_world', 'closed_ends', 'drawn_ends',
            'coverage_of', 'coverage_table', 'draw_differences', 'null_table', 'pairs_table', 'detection_table',
-           'within']
+           'within', 'missed', 'coverage_figure']
 
 # %% ../../nbs/lib/teach/05_coverage.ipynb #0e2c150c
 from collections.abc import Iterable, Iterator, Sequence
@@ -299,3 +299,39 @@ def within(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
                                                    highest=("coverage", "max"))
     found.insert(1, "within", found["cells"] - found["below"] - found["above"])
     return found.sort_values("within", ascending=False, kind="stable")
+
+# %% ../../nbs/lib/teach/05_coverage.ipynb #63e91c03
+def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: int = 10) -> pd.DataFrame:
+    """The cells with at least `least` groups whose default interval is outside low..high.
+
+    Columns: score, n_groups, sizes, cluster, reached_by (ways that are inside, or "none"), nearest (the way closest to
+    .95), its_coverage.
+    """
+    rows = []
+    for key, cell in table[table["n_groups"] >= least].groupby(["score", "n_groups", "sizes"], sort=False):
+        found = cell.set_index("method")["coverage"]
+        if low <= found["cluster"] <= high:
+            continue
+        inside = found[found.between(low, high)]
+        nearest = (found - 0.95).abs().idxmin()
+        rows.append((*key, found["cluster"], ", ".join(inside.index) or "none", nearest, found[nearest]))
+    columns = ["score", "n_groups", "sizes", "cluster", "reached_by", "nearest", "its_coverage"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def coverage_figure(table: pd.DataFrame) -> Any:
+    "A panel a score: each way's coverage of every cell, the number of groups as the mark; 93 to 97 % in grey."
+    import matplotlib.pyplot as plt
+
+    scores, ways = table["score"].unique(), table["method"].unique()
+    figure, axes = plt.subplots(1, len(scores), figsize=(2 + 2.2 * len(scores), 1 + 0.25 * len(ways)), sharey=True,
+                                sharex=True, squeeze=False, layout="constrained")
+    for ax, score in zip(axes[0], scores):
+        ax.axvspan(0.93, 0.97, color="0.85", lw=0)
+        for (n, part), mark in zip(table[table["score"] == score].groupby("n_groups"), "x^so"):
+            ax.plot(part["coverage"], [list(ways).index(name) for name in part["method"]], mark, ms=4, mfc="none",
+                    color="0.2", label=f"{n} groups")
+        ax.set(title=score, xlabel="coverage")
+    axes[0, 0].set(yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.5, -0.5))
+    axes[0, -1].legend(loc="lower left", fontsize="small", frameon=True)
+    return figure
