@@ -12,11 +12,13 @@ import subprocess
 import sys
 import zlib
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from qgcam_lib.data.catalog import dataset_files, load_dataset, verify_dataset
 from qgcam_lib.data.coco.files import read_instances
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
@@ -595,3 +597,29 @@ def test_the_share_of_many_boxes_is_that_of_the_grid():
     for x0, y0, x1, y1 in boxes.astype(int):
         covered[y0:y1, x0:x1] = True
     assert box_share(boxes, (90, 90)) == pytest.approx(covered.mean())
+
+
+# ---------------------------------------------------------------- the door to every data set
+
+HOLDERS = (["annotations.json"], ["relationships.json", "image_data.json"], ["TRICD_grounding_val.json"],
+           ["relation_eval_subject.json"], ["refcocog_adv_annotations.json"], ["annotations/instances_val2014.json"],
+           ["refs(umd).p", "instances.json"], ["data_object_switch.json"])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path), Path.touch],
+                         ids=["pipe", "folder", "loop", "empty"])
+def test_a_data_set_of_pipes_folders_or_loops_is_refused(make, tmp_path):
+    for number, names in enumerate(HOLDERS):
+        for name in names:
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make(path)
+        documented(partial(verify_dataset, tmp_path / str(number)), names)
+        documented(partial(dataset_files, tmp_path / str(number), "triplets"), names)
+        documented(partial(load_dataset, tmp_path / str(number), "triplets"), names)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "/etc/passwd", "/dev/null"])
+def test_a_name_of_a_data_set_that_is_none_is_refused(name):
+    for door in (load_dataset, verify_dataset, dataset_files, tricd_files):
+        assert documented(partial(door, name))

@@ -18,7 +18,7 @@ from .visual_genome.folder import VisualGenome
 from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
 from .probes.files import ProbeFiles
-from .records import Dataset
+from .records import Dataset, given_path
 from .refer import Refer, refs_files
 from .referring.files import LABELLED_FILE, RAW_FILE, RefAdvFiles
 from .spatialsense import SpatialSense
@@ -38,7 +38,7 @@ class Layout:
     splits: Callable[[Path], list[str]]
 
     def fits(self, folder: Path) -> bool:
-        return all(any(path.is_dir() or not part.endswith("/") for path in folder.glob(part.rstrip("/")))
+        return all(any(path.is_dir() if part.endswith("/") else path.is_file() for path in folder.glob(part.rstrip("/")))
                    for part in self.parts)
 
 
@@ -141,8 +141,7 @@ _PICTURES = {  # what has no layout of its own: what is there, and what opens it
 
 def recognise(folder: str | Path) -> str | None:
     """The name of the layout that `folder` has, one of `LAYOUTS`, or None."""
-    folder = Path(folder)
-    return next(iter(_fitting(folder)), None)
+    return next(iter(_fitting(given_path(folder))), None)
 
 
 def _fitting(folder: Path) -> list[str]:
@@ -196,7 +195,7 @@ def _make(name: str, folder: Path, split: str | None) -> None:
 
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:
     """The folder of a data set by its name in `NAMES`, those of the miniworld made if missing, or the path itself."""
-    name = str(name_or_path) or "miniworld"
+    name = str(given_path(name_or_path)) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
     folder = (data_root or settings.data_root) / NAMES[name]
@@ -243,7 +242,7 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
 
     Errors: ExampleError where there is no such file.
     """
-    path = Path(name_or_path).expanduser()
+    path = given_path(name_or_path).expanduser()
     if str(name_or_path) in NAMES or not path.is_file():
         path = dataset_folder(name_or_path, data_root=data_root) / "annotations" / "captions_train2014.json"
     if not path.is_file():
@@ -258,7 +257,7 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
     name_or_path: "" is "miniworld-ref-adv", which is made if missing. Parts such as
     `adv_easy_hard_annotations.part1.json` count. Errors: ExampleError where there is none.
     """
-    path = Path(name_or_path).expanduser()
+    path = given_path(name_or_path).expanduser()
     if str(name_or_path) and str(name_or_path) not in NAMES and path.is_file():
         return [path]
     folder = dataset_folder(name_or_path or "miniworld-ref-adv", data_root=data_root)

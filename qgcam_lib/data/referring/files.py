@@ -19,7 +19,7 @@ import pandas as pd
 
 from ...boxes import xywh_to_xyxy
 from .expressions import Box, Expression, Expressions
-from ..records import Problem, is_id, problem_frame
+from ..records import Problem, is_id, is_number, problem_frame
 from ...errors import ExampleError, FormatError
 from ...storage.files import write_json
 from ...storage.json_reader import parse_json, read_json
@@ -48,10 +48,11 @@ def _candidates(row: Mapping, name: str, id: str) -> dict[str, Box]:
     numbers = [str(place + 1) for place in range(len(found))]
     if sorted(found) != sorted(numbers):
         raise ExampleError(f"{name}: expected the numbers 1 to {len(found)}, got {', '.join(map(str, found))[:60]}", id)
-    try:
-        boxes = xywh_to_xyxy(np.array([found[number] for number in numbers], dtype=np.float64).reshape(len(found), 4))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ExampleError(f"{name}: expected [x, y, width, height] for each number: {error!s:.200}", id) from error
+    given = [found[number] for number in numbers]
+    wrong = [box for box in given if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box))]
+    if wrong:
+        raise ExampleError(f"{name}: expected finite [x, y, width, height] for each number, got {wrong[0]!r:.60}", id)
+    boxes = xywh_to_xyxy(np.array(given, dtype=np.float64))
     return dict(zip(numbers, map(tuple, boxes.tolist())))
 
 

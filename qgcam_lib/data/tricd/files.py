@@ -14,7 +14,7 @@ import pandas as pd
 from ..by_image import MINIWORLD_MARKER, picture_path
 from .pairs import load_tricd, tricd_records
 from ...errors import ExampleError
-from ..records import Problem, image_problems, problem_frame
+from ..records import Problem, given_path, image_problems, problem_frame
 from ...settings import settings
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #7f4319c6
@@ -103,7 +103,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
         from qgcam_lib.miniworld import ensure_tricd
 
         return ensure_tricd(data_root / "miniworld_tricd")
-    folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
+    folder = data_root / "raw" / "tricd" if name == "tricd" else given_path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
         raise ExampleError(state, file=folder, remedy="Give a folder with TRICD's files, or '' for the miniworld")
