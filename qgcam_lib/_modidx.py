@@ -687,6 +687,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'qgcam_lib/data/records.py'),
                                         'qgcam_lib.data.records.checked_boxes': ( 'lib/data/records.html#checked_boxes',
                                                                                   'qgcam_lib/data/records.py'),
+                                        'qgcam_lib.data.records.given_path': ( 'lib/data/records.html#given_path',
+                                                                               'qgcam_lib/data/records.py'),
                                         'qgcam_lib.data.records.image_problems': ( 'lib/data/records.html#image_problems',
                                                                                    'qgcam_lib/data/records.py'),
                                         'qgcam_lib.data.records.is_id': ('lib/data/records.html#is_id', 'qgcam_lib/data/records.py'),
