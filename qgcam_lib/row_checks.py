@@ -40,10 +40,10 @@ def _refuse_doubled(frame: pd.DataFrame, by: Sequence[str]) -> None:
                and frame[name].nunique() > 1]
     remedy = (f"The rows are of several values of {several[0]!r}: pass by={several[0]!r}" if several else
               "Was a file read twice? Drop the copies")
-    one = frame.iloc[int(again.argmax())]
+    one, row = frame.iloc[int(again.argmax())], frame.index[int(again.argmax())]
     raise ParameterError(f"frame: expected each id once{' in a cell of ' + repr(list(by)) if by else ''}, got "
-                         f"{one['id']!r} again in row {frame.index[again][0]!r} ({again.sum()} of {len(frame)} rows "
-                         f"are repeated). {remedy}, or pass allow='doubled'")
+                         f"{one['id']!r} again in row {row!r} ({again.sum()} of {len(frame)} rows are repeated)."
+                         f" {remedy}, or pass allow='doubled'")
 
 # %% ../nbs/lib/06_row_checks.ipynb #10f269f5
 _SHARE, _APART, _COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)

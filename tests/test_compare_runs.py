@@ -196,3 +196,15 @@ def test_the_command_says_what_is_paired_and_refuses_in_options(maps, tmp_path, 
         assert main([*more, "--outputs", str(tmp_path)]) == 2
         shown = capsys.readouterr()
         assert words in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("part, value", [("notebook", None), ("notebook", []), ("results", 1.5), ("data", [[]]),
+                                         ("data", [{"kind": "data", "sha256": [], "path": "a"}])])
+def test_a_run_whose_record_is_not_whole_is_refused_by_its_name(part, value, maps):
+    first, *_ = maps
+    path = first / "run.json"
+    record = json.loads(path.read_text())
+    record.pop(part) if value is None else record.update({part: value})
+    path.write_text(json.dumps(record))
+    with pytest.raises(ParameterError, match=f"{first.name}: its run.json .*Run its notebook again"):
+        compare_runs(first, first)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgcam_lib.cli.main import main
 from qgcam_lib.data.probes.groups import RelationGroup
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import FormatError, SuspiciousInput
@@ -127,3 +128,13 @@ def test_honest_scores_are_never_named(seed, lift):
         score_files(probe_rows(seed, lift), GROUPS)
         score_files(pairs(seed, lift))
         score_file(referring_rows(seed, lift), expressions(seed))
+
+
+def test_the_command_line_warns_once_and_takes_the_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame(np.ones((N, 4)), columns=list(PAIR_COLUMNS)).to_csv("s.csv", index=False)
+    assert main("probe score s.csv --bootstrap 0".split()) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("Warning: equal scores: ") and said.count("\n") == 1 and "--allow 'equal scores'" in said
+    assert main(["probe", "score", "s.csv", "--bootstrap", "0", "--allow", "equal scores"]) == 0
+    assert capsys.readouterr().err == ""
