@@ -100,6 +100,7 @@ def notebook_page(path: str | Path, source: str = "") -> str:
     from nbconvert import HTMLExporter
 
     notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.pop("widgets", None)  # of progress bars; would be a script element
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _mathml(cell.source)
