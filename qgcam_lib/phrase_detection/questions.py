@@ -128,6 +128,8 @@ def _by_id(answers: Any, on: str) -> dict[str, Any]:
         raise ValueError(f"answers: expected a mapping from id to answer, or a list of records, got {answers!r:.60}")
     else:
         items = []
+        if isinstance(answers, str | bytes) or not hasattr(answers, "__iter__"):
+            raise ValueError(f"answers: expected a mapping from id to answer, or records, got {answers!r:.80}")
         for number, record in enumerate(answers):
             if not isinstance(record, Mapping) or not {on, "answer"} <= set(record):
                 raise ValueError(f"answers: expected a mapping from id to answer, or records with {on!r} and "
