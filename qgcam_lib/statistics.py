@@ -194,7 +194,7 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
     missing = [name for name in names if name not in frame]
     if missing or not names:
         raise ValueError(f"metrics: expected columns of the frame, got {missing or 'none of the score columns'}; "
-                         f"it has {list(frame.columns)}")
+                         f"it has {str(list(frame.columns)):.300}")
     return names
 
 # %% ../nbs/lib/04_statistics.ipynb #17340113
