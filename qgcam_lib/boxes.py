@@ -80,7 +80,8 @@ def _fours(boxes: ArrayLike) -> np.ndarray:
 def xywh_to_xyxy(boxes: ArrayLike) -> np.ndarray:
     """Corner and size (x, y, width, height; COCO, RefCOCO) to half-open xyxy. [..., 4] -> [..., 4] float64."""
     b = _fours(boxes)
-    return np.concatenate([b[..., :2], b[..., :2] + b[..., 2:]], axis=-1)
+    with np.errstate(over="ignore"):  # an infinite corner is refused where boxes are checked
+        return np.concatenate([b[..., :2], b[..., :2] + b[..., 2:]], axis=-1)
 
 # %% ../nbs/lib/02_boxes.ipynb #1b2acf9a
 def yyxx_to_xyxy(boxes: ArrayLike) -> np.ndarray:

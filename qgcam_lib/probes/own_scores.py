@@ -65,7 +65,8 @@ def score_pair_table(frame: pd.DataFrame) -> pd.DataFrame:
 # %% ../../nbs/lib/probes/07_own_scores.ipynb #17f512ac
 def _of_prompts(frame: pd.DataFrame) -> list[Suspicion]:
     "Prompts whose scores are one number with every picture, and pictures whose scores add up to 1."
-    rows = frame[["image", "prompt", "score"]].drop_duplicates(["image", "prompt"])
+    rows = frame[["image", "prompt", "score"]].astype({"image": str, "prompt": str})
+    rows = rows.drop_duplicates(["image", "prompt"])
     rows = rows.assign(score=pd.to_numeric(rows["score"])).dropna(subset="score")
     found, prompts = [], rows.groupby("prompt")["score"].agg(["nunique", "size"]).query("size >= 5")
     constant = prompts["nunique"] == 1
