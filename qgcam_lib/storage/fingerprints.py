@@ -65,7 +65,7 @@ class _Known:
         """What `work` gives; None, and a line is said, where the table cannot be used."""
         try:
             return work()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last: damaged text in the table
             self._without(error)
 
     def _without(self, error: Exception) -> None:
