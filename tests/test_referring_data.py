@@ -174,7 +174,7 @@ RAW_ROW = {"most_confused_bbox_GT_desc": "the saucer", "raw_str": "the cup", "re
     ({"bboxes": "{1: [0, 0, 1, 1]}"}, "bboxes"), ({"bboxes": "not JSON"}, "bboxes"), ({"bboxes": {}}, "bboxes"),
     ({"bboxes": '{"1": [0, 0, 4, 4], "1": [9, 9, 1, 1]}'}, "bboxes"), ({"bboxes": {"1": [0, 0, 4]}}, "bboxes"),
     ({"bboxes": {"1": [0, 0, 4, 4], "3": [0, 0, 4, 4]}}, "bboxes"), ({"bboxes": {"1": [9, 9, -4, 4]}}, "box"),
-    ({"bboxes": {"1": [0, 0, float("nan"), 4]}}, "box"), ({"gt_bbox": 3}, "gt_bbox"), ({"gt_bbox": None}, "gt_bbox"),
+    ({"bboxes": {"1": [0, 0, float("nan"), 4]}}, "bboxes"), ({"gt_bbox": 3}, "gt_bbox"), ({"gt_bbox": None}, "gt_bbox"),
     ({"gt_bbox": True}, "gt_bbox"), ({"label": "Hard"}, "label"), ({"expression": " "}, "text"),
     ({"annID": [7]}, "annID"),
     ({"img_file_name": ""}, "image")])
