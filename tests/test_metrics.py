@@ -240,7 +240,7 @@ def test_mass_added_inside_never_lowers_io_ratio(seed, extra, i, j):
 @given(st.integers(0, 999), st.floats(1e-3, 0.99))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_scaling_a_map_moves_neither_io_ratio_nor_wdp_soft_nor_the_hit(seed, factor):
-    a = np.random.default_rng(seed).integers(0, 20, (8, 9)) / 19 + 0.01
+    a = np.random.default_rng(seed).integers(0, 20, (8, 9)) / 20 + 0.01
     one, scaled = (score_maps(x[None], [[2, 3, 6, 6]]).iloc[0] for x in (a, a * factor))
     assert np.isclose(one.io_ratio, scaled.io_ratio) and one.pg_hit == scaled.pg_hit and one.pg_ties == scaled.pg_ties
     assert np.isclose(one.wdp_soft, scaled.wdp_soft, atol=1e-4)  # its epsilon of 1e-6 against a mass of at least 1e-3
