@@ -32,7 +32,7 @@ def _numbers(scores: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     values, places = (pd.to_numeric(scores[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
                       for name in ("score", "candidate"))
     no_score = np.isinf(values) | (np.isnan(values) & scores["score"].notna().to_numpy())
-    no_place = ~((places >= 0) & (places % 1 == 0))
+    no_place = ~((places >= 0) & (places % 1 == 0) & (places < 2**53))
     for wrong, name, expected in ((no_score, "score", "a finite number"),
                                   (no_place, "candidate", "a whole number from 0")):
         if wrong.any():
