@@ -1,0 +1,59 @@
+"""SECURITY.md and docs/reliability.md: each promise names a test that there is, each limit is the one in the code."""
+
+import ast
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("SECURITY.md", "docs/reliability.md")}
+NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+@cache
+def tests_of(file):
+    """The names of the tests of a file; the file has to be there."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def tables(text):
+    """(title, header, rows) of each table under a title, cells as texts."""
+    for part in re.split(r"(?m)^## ", text)[1:]:
+        lines = [line for line in part.splitlines() if line.startswith("|")]
+        if lines:
+            header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
+            yield part.splitlines()[0], header, rows
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_promise_names_a_test_that_there_is(page):
+    promised = [(title, row) for title, header, rows in tables(PAGES[page]) if header[-1] == "test" for row in rows]
+    assert len(promised) >= 8
+    for title, row in promised:
+        named = NAMED.findall(row[-1])
+        assert named, f"{title}: no test for {row[0]!r}"
+        for file, name in named:
+            assert not name or name in tests_of(file), f"{title}: {file} has no test {name}"
+
+
+def value_of(address):
+    """The value of a constant, `module.NAME` inside the package."""
+    module, _, name = address.rpartition(".")
+    return getattr(importlib.import_module(f"qgcam_lib.{module}"), name)
+
+
+def as_number(text):
+    """64 GiB -> bytes, 2,000,000 -> a number."""
+    number, _, unit = text.replace(",", "").partition(" ")
+    return int(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit, 1)
+
+
+def test_the_limits_are_those_of_the_code():
+    limits = [row for title, _, rows in tables(PAGES["SECURITY.md"]) if title == "Limits" for row in rows]
+    assert len(limits) >= 6
+    for what, value, where in limits:
+        assert as_number(value) == value_of(where.strip("`")), what
