@@ -14,7 +14,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
 @cache
-def tests_of(file):
+def names_in(file):
     """The names of the tests of a file; the file has to be there."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -37,7 +37,7 @@ def test_every_promise_names_a_test_that_there_is(page):
         named = NAMED.findall(row[-1])
         assert named, f"{title}: no test for {row[0]!r}"
         for file, name in named:
-            assert not name or name in tests_of(file), f"{title}: {file} has no test {name}"
+            assert not name or name in names_in(file), f"{title}: {file} has no test {name}"
 
 
 def value_of(address):
