@@ -1,7 +1,6 @@
-"""SECURITY.md and docs/reliability.md: each promise names a test that there is, each limit is the one in the code."""
+"""SECURITY.md and docs/reliability.md: each promise names a test that there is (limits: tests/test_limits.py)."""
 
 import ast
-import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -39,21 +38,3 @@ def test_every_promise_names_a_test_that_there_is(page):
         for file, name in named:
             assert not name or name in names_in(file), f"{title}: {file} has no test {name}"
 
-
-def value_of(address):
-    """The value of a constant, `module.NAME` inside the package."""
-    module, _, name = address.rpartition(".")
-    return getattr(importlib.import_module(f"qgcam_lib.{module}"), name)
-
-
-def as_number(text):
-    """64 GiB -> bytes, 2,000,000 -> a number."""
-    number, _, unit = text.replace(",", "").partition(" ")
-    return int(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(unit, 1)
-
-
-def test_the_limits_are_those_of_the_code():
-    limits = [row for title, _, rows in tables(PAGES["SECURITY.md"]) if title == "Limits" for row in rows]
-    assert len(limits) >= 6
-    for what, value, where in limits:
-        assert as_number(value) == value_of(where.strip("`")), what
