@@ -105,6 +105,8 @@ def box_iou(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     Two boxes without area have no union: their IoU is 0. No pixel is added to any side.
     """
     a, b = as_boxes(a, check=False), as_boxes(b, check=False)
+    if 1e100 < (top := max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))) < np.inf:  # areas beyond a double
+        a, b = a / top, b / top
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     inter = np.clip(high - low, 0, None).prod(-1)
     area_a, area_b = (a[:, 2:] - a[:, :2]).prod(-1), (b[:, 2:] - b[:, :2]).prod(-1)

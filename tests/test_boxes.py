@@ -152,3 +152,9 @@ def test_flip_keeps_box_and_map_together(box, axis):
 def test_flip_refuses_another_axis():
     with pytest.raises(ValueError, match="'x' or 'y'"):
         flip_boxes([0, 0, 1, 1], (4, 4), "z")
+
+
+def test_boxes_as_large_as_numbers_go_still_overlap_by_a_share():
+    huge = np.array([[-1e308, -1e308, 1e308, 1e308], [0, 0, 1e308, 1e308]])
+    with np.errstate(all="raise"):
+        np.testing.assert_allclose(box_iou(huge, huge), [[1, 0.25], [0.25, 1]])

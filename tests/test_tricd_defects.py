@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd, TricdPair, TricdPhrase, load_tricd
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.audit import (
     DEFECTS,
@@ -123,6 +125,13 @@ def test_ids_as_strings_are_found_and_missing_pairs_stop_as_there(made, graded):
     without = {key: entry for key, entry in graded.items() if key != made.pairs[1].id}
     with pytest.raises(KeyError):
         after_group_recall(made, without)
+
+
+def test_a_group_that_is_not_whole_is_named(made, graded):
+    true = next(pair for pair in made.pairs if pair.positive)
+    torn = replace(made, pairs=tuple(pair for pair in made.pairs if pair.group != true.group or pair.positive))
+    with pytest.raises(ExampleError, match=f"example {true.id}: expected a false pair with the caption"):
+        after_group_recall(torn, graded)
 
 
 # --- silence ---------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
         raise
     except FileFault as fault:
         raise FileFault(f"{path}: {fault}") from fault
-    except (ValueError, OSError) as error:  # what the parsers raise
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:  # what the parsers raise
         raise FileFault(f"{path}: cannot be read ({error})") from error
     if not found:
         raise FileFault(f"{path}: there is no record in this file")

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import FileFault, StoreError
+from ..storage.arrays import Npz
 from ..storage.maps import MapStore
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #2b9eb2ba
@@ -93,7 +94,8 @@ def _open_safetensors(path: Path) -> MapFile:
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #cb893ec2
 def _loaded(path: Path, what: str, read: Callable[[], np.ndarray]) -> np.ndarray:
     try:
-        return read()
+        with np.errstate(over="ignore"):  # a shape that no memory holds is refused below
+            return read()
     except ValueError as error:
         if "pickled (object) data" in str(error):  # NumPy takes whatever it does not know for a pickle
             raise FileFault(f"{path}: {what} is torn or not written by NumPy; a pickle is never loaded") from error
@@ -109,6 +111,7 @@ def _open_npz(path: Path) -> MapFile:
     archive = _loaded(path, "the file", lambda: np.load(path, allow_pickle=False))
     if not hasattr(archive, "files"):
         raise FileFault(f"{path}: not an npz file but a single array; name it .npy")
+    Npz(path)  # refuses what unfolds to more than is allowed, entries over one another, a name that is there twice
 
     def get(name: str) -> np.ndarray:
         array = _loaded(path, f"array {name!r}", lambda: archive[name])

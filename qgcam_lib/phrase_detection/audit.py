@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import Tricd
+from ..errors import ExampleError
 from ..intervals import spread_of
 from qgcam_lib.phrase_detection.matching import (
     RECALL_POINTS,
@@ -47,14 +48,17 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
 
     Each true pair gets the boxes of the false pair with its caption appended, under its own phrase ids. rename: the
     false pair's ids are overwritten too, as there; False leaves them, which changes no score and lets `evaluate` read
-    the result. Errors: KeyError for a pair without an entry, and, as in the evaluator, when ids are renamed already.
+    the result. Errors: KeyError for a pair without an entry, and, as in the evaluator, when ids are renamed already;
+    ExampleError where the group of a true pair is not whole.
     """
     after = {key: {name: list(values) for name, values in entry.items()} for key, entry in predictions.items()}
     place = {(pair.group, pair.side, pair.positive): pair for pair in data.pairs}
     for pair in data.pairs:
         if not pair.positive:
             continue
-        false = place[pair.group, 1 - pair.side, False]
+        if (false := place.get((pair.group, 1 - pair.side, False))) is None:
+            raise ExampleError("expected a false pair with the caption of this true one, which group recall appends, "
+                               "got none in the group", str(pair.id), remedy="Give whole groups, of one source each")
         by_spans = {phrase.spans: phrase.id for phrase in pair.phrases}
         new_id = {phrase.id: by_spans[phrase.spans] for phrase in false.phrases}
         own, other = _entry(after, pair.id), _entry(after, false.id)

@@ -135,7 +135,8 @@ def run_line(record: dict) -> str:
     git = record.get("git") or {}
     code = (git.get("commit") or "unknown")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
     given = ", ".join(f"{name}={value}" for name, value in record["parameters"].items() if value not in ("", None))
-    return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code}; started {record['started']}."
+    began = record.get("started", "unknown")
+    return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code}; started {began}."
 
 # %% ../../nbs/lib/runs/08_gather.ipynb #7233c921
 def _fields(pairs: Any, caption: str) -> str:

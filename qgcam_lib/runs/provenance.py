@@ -15,16 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import visible
 from ..page.cards import Card
 from ..settings import ROOT
 from ..storage.fingerprints import code_fingerprint
-
-if TYPE_CHECKING:
-
-    pass
 
 # %% ../../nbs/lib/runs/04_provenance.ipynb #c35bbe85
 def git_state(folder: str | Path = ROOT) -> dict[str, Any]:
