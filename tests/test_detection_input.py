@@ -153,6 +153,7 @@ def test_an_annotation_that_nothing_can_hit_is_refused_with_its_id(tmp_path, box
 
 def test_the_command_line_says_it_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     data, predictions = case(0, 0, groups=20)
     first = next(iter(predictions))
     (tmp_path / "a.json").write_text(json.dumps(tricd_content(data)))

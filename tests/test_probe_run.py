@@ -167,9 +167,11 @@ def test_a_part_is_drawn_and_a_store_goes_on(folder, tmp_path):
 
 def test_a_missing_picture_stops_the_run_or_leaves_its_groups_undefined(folder):
     lost = SwapPair("lost", (PICTURES[0], "nowhere.png"), ("a", "b"))
-    outside = SwapPair("outside", (PICTURES[0], "../secret.png"), ("a", "b"))
+    outside = SwapPair("outside", (PICTURES[0], "no/where.png"), ("a", "b"))
     with pytest.raises(ExampleError, match="nowhere.png"):
         probe(Drawn(), [lost], folder, progress=False)
+    with pytest.raises(ExampleError, match="below its folder"):  # no picture of a data set lies outside
+        probe(Drawn(), [SwapPair("out", (PICTURES[0], "../secret.png"), ("a", "b"))], folder, progress=False)
     frame = probe(Drawn(), [*GROUPS["pairs"], lost, outside], folder, on_error="record", progress=False)
     assert frame["group_score"].isna().tolist() == [False] * 5 + [True] * 2
     assert frame["n_ties"].isna().sum() == 2 and len(frame.attrs["problems"]) == 2

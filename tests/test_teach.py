@@ -72,7 +72,7 @@ MAPS = {
     "nothing above one half": np.full((5, 5), 0.25),
     "constant": np.ones((5, 6)),
     "values equal to a threshold": np.where(np.eye(6) > 0, 0.6, 0.1),
-    "large values": 40 * np.random.default_rng(2).random((4, 6)),
+    "values of all sizes": np.random.default_rng(2).random((4, 6)) ** 4,
 }
 
 

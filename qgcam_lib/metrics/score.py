@@ -82,10 +82,11 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
             f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one a map, got shape {given.shape}"
         )
     sizes = np.broadcast_to(given, map_sizes.shape)
-    wrong = ~((sizes >= 1) & (sizes == np.floor(sizes)) & np.isfinite(sizes)).all(1)
+    wrong = ~((sizes >= 1) & (sizes < 2**31) & (sizes == np.floor(sizes))).all(1)
     if wrong.any():
         n = int(np.flatnonzero(wrong)[0])
-        raise ValueError(f"image_sizes: expected whole numbers >= 1, got {sizes[n].tolist()} in example {n}")
+        raise ValueError(f"image_sizes: expected whole numbers from 1 to 2**31 - 1, got {sizes[n].tolist()} in "
+                         f"example {n}")
     return sizes.astype(np.int64)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #959ab6c6
