@@ -116,7 +116,8 @@ lock: env  ## resolve requirements.in again (needs the network), keep what still
 zoo: env  ## train the mini models that data/zoo lacks (4 to 35 minutes each on two quiet cores)
 	@qgcam zoo --missing
 
-bench: env  ## measure the fast paths against the published ways, and store the page
+bench: env  ## measure the fast paths against the published ways, and what intervals hold; store both pages
 	@qgcam run nbs/papers/benchmarks.ipynb --force
-	@qgcam papers benchmarks
+	@qgcam run nbs/papers/interval_coverage.ipynb
+	@qgcam papers benchmarks interval_coverage
 	@nbdev-clean
