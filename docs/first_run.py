@@ -48,7 +48,7 @@ def block(facts: dict, table: pd.DataFrame) -> str:
         "",
         *lines,
         "",
-        "Means over phrases with 95 % intervals, resampled by image.",
+        "Means over phrases with 95 % intervals, clustered by image.",
         "</details>",
         MARKERS[1],
     ])

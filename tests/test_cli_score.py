@@ -320,7 +320,7 @@ def test_other_files_are_refused_unread(tmp_path, name):
 def test_the_command_prints_means_intervals_and_counts(files, capsys):
     assert main(["score", "maps.npz", "boxes.csv", "--by", "kind", "--out", "scores.parquet"]) == 0
     shown = capsys.readouterr().out
-    assert "95% interval" in shown and "9 records, resampled by 3 groups; protocol paper" in shown
+    assert "95% interval" in shown and "9 records, in 3 groups; protocol paper" in shown
     frame = pd.read_parquet("scores.parquet")
     assert_expected(frame)
     row = next(line for line in shown.splitlines() if line.split()[:2] == ["b", "io_ratio"]).split()

@@ -168,7 +168,7 @@ def _echo_summary(frame, summary, by: Sequence[str], level: float) -> None:
     echo_table(shown)
     kept, options, failed = frame.attrs, frame.attrs["scores"], int(frame["error"].notna().sum())
     negative = kept["negatives"]
-    by_group = f"resampled by {frame['group'].nunique()} groups" if kept["grouped"] else "every record its own group"
+    by_group = f"in {frame['group'].nunique()} groups" if kept["grouped"] else "every record its own group"
     say(f"\n{len(frame)} records, {by_group}; protocol {kept['protocol']['name']}, ties {options['ties']}, "
                f"tau {options['tau']:g}, delta {options['delta']:g}, negatives {options['negatives']}")
     for count, what in ((negative["n_maps"], f"have maps with negative values, {negative['n_cells']} cells in all"),
