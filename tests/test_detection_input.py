@@ -124,6 +124,10 @@ def test_boxes_that_look_misread_are_named():
         warnings.simplefilter("error", SuspiciousInput)
         evaluate(data, records, allow="boxes outside")
         evaluate(data, predictions)
+        for out, entry in enumerate(predictions.values()):  # a detector whose boxes stick out here and there
+            if out % 3 == 0:
+                entry["boxes"] = [[x0, y0, x1 + 640, y1] for x0, y0, x1, y1 in entry["boxes"]]
+        evaluate(data, predictions)
 
 
 @given(st.integers(0, 99), st.sampled_from([0, 1, 6]))

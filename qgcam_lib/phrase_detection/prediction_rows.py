@@ -39,6 +39,8 @@ def _fits(value: Any, whole: bool) -> bool:
 
 def whole_number(value: Any, what: str) -> int:
     "A whole number, or digits that stand for one, as JSON's keys do. Errors: ExampleError for anything else."
+    if type(value) is int:  # nearly always
+        return value
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | np.integer):

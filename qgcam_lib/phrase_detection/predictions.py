@@ -18,7 +18,7 @@ from ..data.tricd.pairs import Tricd
 from ..errors import ExampleError
 from .matching import find_phrases
 from .prediction_rows import Rows, rows_of, whole_number
-from ..suspicions import box_suspicions, checked_allow, settle
+from ..suspicions import READINGS, box_suspicions, checked_allow, settle
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #24dffa11
 def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -154,15 +154,19 @@ _LOOKED_AT = 20_000  # boxes that are held against their pictures, evenly over t
 
 
 def _suspect(data: Tricd, pair: np.ndarray, boxes: np.ndarray, known: bool, allow: Sequence[str] | str) -> None:
-    "Warn of boxes that look misread, see `suspicions`; those without area say nothing. known: it was said before."
+    """Warn of boxes that look misread, see `suspicions`; those without area say nothing. known: it was said before.
+
+    Many detectors give boxes that stick out: they are counted, and named only where most do or another reading fits."""
     allow = checked_allow(allow)
     if known or not len(pair):
         return
     some = slice(None, None, max(1, len(pair) // _LOOKED_AT))
     pair, boxes = pair[some], boxes[some]
     area = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    found = [one for one in box_suspicions(boxes[area], data.sizes[pair[area]])
+             if one.name != "boxes outside" or one.share > 0.5 or any(said in one.text for said in READINGS)]
     try:
-        settle(box_suspicions(boxes[area], data.sizes[pair[area]]), allow, stacklevel=4)
+        settle(found, allow, stacklevel=4)
     except ValueError as error:
         raise ExampleError(str(error)) from error
 
