@@ -1,7 +1,9 @@
 """Records: what they refuse, and pictures that cannot be opened whole."""
 
+import gc
 import pickle
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -277,3 +279,16 @@ def test_real_photographs_open_whole():
     pictures = sorted((REAL / "images").glob("*.jpg"))
     assert len(pictures) == 6
     assert [problem for path in pictures for problem in image_problems(path)] == []
+
+
+def test_a_picture_leaves_no_file_open(tmp_path):
+    Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        open_image(tmp_path / "a.png")
+        for name in ("b.png", "c.png"):
+            with pytest.raises(ExampleError):
+                open_image(tmp_path / name)
+        gc.collect()
+    assert not seen

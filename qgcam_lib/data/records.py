@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -224,7 +225,9 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     again = "Fetch the file again"
     try:
         there = path.is_file()
-        length, begin = (path.stat().st_size, path.open("rb").read(16)) if there else (-1, b"")
+        length = path.stat().st_size if there else -1
+        with path.open("rb") if there else BytesIO() as file:
+            begin = file.read(16)
     except OSError as error:  # a name of 300 letters, a folder without permission
         raise ExampleError(f"the picture cannot be opened: {error.strerror}", example, str(path)[-200:]) from error
     if not there:
