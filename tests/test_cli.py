@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import typer
+from compendium import lay_compendium
 from nbformat.v4 import new_code_cell, new_notebook
 
 from qgcam_lib import errors
@@ -160,11 +161,7 @@ def test_verify_names_each_fault_of_a_data_set(tmp_path, capsys):
 def compendium(tmp_path_factory):
     """The package, the Snakefile and one small notebook in a folder of their own, where nobody edits meanwhile."""
     folder = tmp_path_factory.mktemp("compendium")
-    shutil.copytree(ROOT / "qgcam_lib", folder / "qgcam_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("profiles", "data/words", "data/published"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("Snakefile", "settings.ini", "data/sources.toml"):
-        shutil.copyfile(ROOT / name, folder / name)
+    lay_compendium(folder)
     write_notebook(folder / "nbs" / "papers" / "q_groundcam.ipynb", *(f"{name}: str = ''" for name in (
         "dataset", "split", "model", "weights")), "verify: bool = True", "baselines: list[str] = []")
     return folder

@@ -1,7 +1,6 @@
 """The engine after a hard stop: what a killed one left does not refuse the next, and no path is a command."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from compendium import lay_compendium
 from nbformat.v4 import new_code_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError
@@ -37,11 +37,7 @@ run.save_figure(plt.figure(figsize=(1, 1)), "blank", "An empty figure.")"""
 def folder(tmp_path_factory):
     """The package, the Snakefile and one small notebook that keeps rows."""
     folder = tmp_path_factory.mktemp("compendium")
-    shutil.copytree(ROOT / "qgcam_lib", folder / "qgcam_lib", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("profiles", "data/words", "data/published"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("Snakefile", "settings.ini", "data/sources.toml"):
-        shutil.copyfile(ROOT / name, folder / name)
+    lay_compendium(folder)
     (folder / "nbs" / "papers").mkdir(parents=True)
     cells = [new_code_cell("seed: int = 0", metadata={"tags": ["parameters"]}), new_code_cell(CELLS)]
     nbformat.write(new_notebook(cells=cells), folder / "nbs" / "papers" / "ref_adv_audit.ipynb")
