@@ -158,13 +158,14 @@ def _expressions(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #a1d80001
 def _study(parameters: Mapping[str, Any], place: _Place) -> Iterator[Input]:
-    """The stored study of trainings, where no folder is given; one that is given is a path like any other."""
-    if not parameters["study"]:
-        folder = ROOT / "data" / "studies" / "ref_adv"
-        if not folder.is_dir():
-            raise FileNotFoundError("data/studies/ref_adv is not there. Make it with python -m "
-                                    "qgcam_lib.finetune.referring --missing")
-        yield Input("data", "study", "data/studies/ref_adv", folder)
+    """What trainings left: a study by its name in data/studies, or its folder."""
+    from qgcam_lib.data.catalog import study_folder
+
+    if name := parameters["study"]:
+        folder = study_folder(name) if study_folder(name).is_dir() else place.path(name)
+        if folder is None:
+            raise FileNotFoundError(f"expected the name of a study in data/studies or a folder, got {name!r}")
+        yield Input("data", "study", name, folder)
 
 # %% ../../nbs/lib/runs/03_inputs.ipynb #d0e60002
 def own_modules(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -317,7 +318,7 @@ FINDERS: dict[tuple[str, ...], Callable[[Mapping[str, Any], _Place], Iterator[In
 _NO_PATHS = {  # what the finder has read is not looked at again as a path
     ("dataset",): {"dataset", "split"}, ("data", "split"): {"data", "split"}, ("data", "images"): {"data", "subset"},
     ("scenes",): {"scenes"}, ("swaps",): {"swaps"}, ("captions",): {"captions"}, ("zoo",): {"zoo"}, ("runs",): {"runs"},
-    ("expressions",): {"expressions"}, ("gqa",): {"gqa"},
+    ("expressions",): {"expressions"}, ("gqa",): {"gqa"}, ("study",): {"study"},
     ("coco", "genome", "classes"): {"coco", "genome", "classes"}}
 
 
