@@ -279,24 +279,24 @@ def kept_model(study: RelCompStudy, before: Any, alpha: float) -> Any:
 
 
 def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -> pd.DataFrame:
-    """The stored answers of the kept training beside those of `ask_kept`: alpha, metric, stored, now, allowed (a tenth
-    of the interval's half width), records, changed (by more than 1e-4).
+    """The stored answers of the kept training beside those of `ask_kept`: alpha, metric, stored, now, moved (share of
+    the records that differ by more than 1e-4), ci_low, ci_high (of the study's mean), n (records), same (whether the
+    means agree to a tenth of the interval's half width).
 
     summary: of `sweep_summary`, for the intervals.
     """
     stream, seed = study.kept
-    widths = summary[summary["stream"] == stream].set_index(["alpha", "metric"])
-    rows = []
+    known, rows = summary[summary["stream"] == stream].set_index(["alpha", "metric"]), []
     for part, frame in again.items():
         stored = study.records[part].query("stream == @stream and seed == @seed")
         both = stored.merge(frame, on=["alpha", "id"], suffixes=("", "_now"), validate="one_to_one")
         for metric in (name for name in SWEPT if name in frame):
             for alpha, cell in both.groupby("alpha"):
                 old, new = cell[metric], cell[f"{metric}_now"]
-                width = widths.loc[(alpha, metric), "ci_high"] - widths.loc[(alpha, metric), "ci_low"]
-                rows.append((alpha, metric, old.mean(), new.mean(), width / 20, len(cell),
-                             int(((old - new).abs() > 1e-4).sum())))
-    return pd.DataFrame(rows, columns=["alpha", "metric", "stored", "now", "allowed", "records", "changed"])
+                low, high = known.loc[(alpha, metric), ["ci_low", "ci_high"]]
+                rows.append((alpha, metric, old.mean(), new.mean(), ((old - new).abs() > 1e-4).mean(), low, high,
+                             len(cell), abs(new.mean() - old.mean()) <= 0.1 * (high - low) / 2))
+    return pd.DataFrame(rows, columns=["alpha", "metric", "stored", "now", "moved", "ci_low", "ci_high", "n", "same"])
 
 # %% ../../../nbs/lib/papers/probes/14_study.ipynb #8114b83a
 def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, seed: int, *, work: Path | None = None,
