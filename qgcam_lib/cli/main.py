@@ -313,6 +313,16 @@ def zoo(context: typer.Context) -> None:
     runpy.run_module("qgcam_lib.finetune", run_name="__main__")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9f
+def _shown(outputs: Path | None) -> list[str]:
+    """The runs that the stored pages show, as NOTEBOOK/RUN_ID: what the engine has written last."""
+    from qgcam_lib.settings import settings
+
+    path = Path(outputs or settings.outputs) / "gathered" / "shown.txt"
+    if not path.is_file():
+        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or: make reproduce")
+    return path.read_text(encoding="utf-8").split()
+
+
 def _run_folder(one: str, outputs: Path | None) -> Path:
     """The folder of a run given as NOTEBOOK/RUN_ID, or as NOTEBOOK for its newest finished one."""
     from qgcam_lib.runs import find_runs
@@ -341,7 +351,7 @@ def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path
 # %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9d
 @app.command(example="qgcam papers q_groundcam/a9ce852358ae", part=_RUNS)
 def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-               "notebooks of nbs/papers, each with the id of its run; without one, its newest"))] = None,
+               "paper notebooks, each with its run; without one, its newest; default: those of make papers"))] = None,
            outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
            check: Annotated[bool, typer.Option("--check", help="only see that all that decides results is committed")
                             ] = False) -> None:
@@ -356,10 +366,10 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
 
     changed, failed = uncommitted(), 0
     if changed is None or changed:
-        why = f"{', '.join(changed[:5])}{', ...' * (len(changed) > 5)}: not committed" if changed else "no git repository"
-        say(f"qgcam: {why}. A page names the commit that made it: commit (or undo) the changes first.", err=True)
+        names = ", ".join(changed[:5]) + ", ..." * (len(changed) > 5) if changed else "what is not in a repository"
+        say(f"qgcam: not committed: {names}. A page names the commit that made it; commit the changes first.", err=True)
         raise typer.Exit(1)
-    for one in [] if check else runs or []:
+    for one in [] if check else runs or _shown(outputs):
         path = _notebook_path(one.partition("/")[0])
         try:
             folder = _committed_again(_run_folder(one, outputs), path, outputs)
@@ -372,8 +382,8 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9e
 @app.command(example="qgcam reference q_groundcam/a9ce852358ae", part=_RUNS)
-def reference(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-                  "runs of paper notebooks; without an id, the newest"))],
+def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
+                  "runs of paper notebooks (without an id: the newest); default: those of make reproduce"))] = None,
               strict: Annotated[bool, typer.Option("--strict", help="on another processor too, each number must hold")
                                 ] = False,
               outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None) -> None:
@@ -382,7 +392,7 @@ def reference(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN].
     from qgcam_lib.runs.reference import MEANT, REFERENCES, report
 
     held = []
-    for one in runs:
+    for one in runs or _shown(outputs):
         try:
             holds, lines = report(_run_folder(one, outputs), REFERENCES / one.partition("/")[0], strict=strict)
         except (QgcamError, FileNotFoundError) as error:
@@ -393,7 +403,7 @@ def reference(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN].
     if not all(held):
         say(MEANT, err=True)
         raise typer.Exit(1)
-    say(f"{len(held)} runs hold the numbers of their pages." if len(held) > 1 else "The run holds the numbers of its page.")
+    say(f"The numbers of {len(held)} stored pages hold.")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #5c4e0102
 @app.command(example="qgcam schema tricd evaluate", part=_HERE)

@@ -76,7 +76,7 @@ class Run:
     def tolerance(self, why: str, *, interval: float, relative: float) -> None:
         """Say how far this run's numbers may be from the stored page's: for a run that trains (see `runs.reference`).
 
-        interval: share of the half width of a number's interval; relative: of its size where it has none; why: in words.
+        interval: share of the half width of a number's interval; relative: of its size where it has none.
         """
         update_run(self.folder, tolerance={"interval": interval, "relative": relative, "why": why})
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -45,7 +45,11 @@ class Tolerance:
         own = self.relative * abs(value) if math.isnan(half_width) else self.interval * half_width
         return max(own, SMALLEST)
 
-# %% ../../nbs/lib/runs/09_reference.ipynb #62bb7f10
+# %% ../../nbs/lib/runs/09_reference.ipynb #677973d3
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
 @dataclass(frozen=True)
 class Difference:
     """A value that differs from the reference by more than the rule allows.
@@ -68,7 +72,8 @@ class Difference:
         return numbers[0] != numbers[1] or not numbers[0]
 
     def __str__(self) -> str:
-        before, after = (f"{one:.6g}" if isinstance(one, float) else str(one) for one in (self.before, self.after))
+        before, after = ("missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
+                         for one in (self.before, self.after))
         far = "" if math.isnan(self.size) else f" ({self.size:.3g} times what it may move)"
         return f"{self.table}: {self.place}: from {before[:200]} to {after[:200]}{far}"
 
@@ -97,11 +102,7 @@ def _text_moved(before: str, after: str, rule: Tolerance) -> float | None:
              for (a, unit, half), (b, _, _) in zip(_printed(before), _printed(after))]
     return max(steps, default=0.0)
 
-# %% ../../nbs/lib/runs/09_reference.ipynb #eb5cf9a5
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #5a8cc63d
 def _as_z(p: float) -> float:
     """The z-value of a two-sided p-value."""
     return NormalDist().inv_cdf(1 - min(max(p, 1e-15), 1.0) / 2)
@@ -129,7 +130,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row_names(frame: pd.DataFrame) -> list[str]:
-    """The first columns that tell the rows of a table apart, of those without a decimal number; all of them if none do."""
+    """The first columns that tell the rows of a table apart, of those without decimal numbers; else all of these."""
     exact = [name for name in frame if not frame[name].map(lambda one: isinstance(one, float)).any()]
     for count in range(1, len(exact) + 1):
         if not frame.duplicated(exact[:count]).any():
@@ -157,12 +158,18 @@ def _half_width(row: Mapping[str, Any]) -> float:
     return math.nan
 
 
+def _lost_and_new(table: str, what: str, before: Iterable[str], after: Iterable[str]) -> list[Difference]:
+    """The names of rows, columns or tables that only one of both has."""
+    before, after = list(before), list(after)
+    return [Difference(table, f"{what} {name}".strip(), "there", "gone") for name in before if name not in after] + [
+        Difference(table, f"{what} {name}".strip(), "not there", "there") for name in after if name not in before]
+
+
 def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Mapping[str, Any], rule: Tolerance
                      ) -> Iterator[Difference]:
+    """What differs in the columns that both have."""
     half_width = _half_width(before)
-    for column in [*before, *(one for one in after if one not in before)]:
-        if column not in before or column not in after:
-            continue  # said once, for the table
+    for column in [name for name in before if name in after]:
         half = math.nan if str(column) in _STATED else half_width
         size = _moved(before[column], after[column], rule, half, is_p=column == "p_value")
         if size is not None and not size <= 1:
@@ -173,16 +180,12 @@ def table_differences(table: str, before: pd.DataFrame, after: pd.DataFrame, rul
                       ) -> list[Difference]:
     """Where a table differs from the reference by more than `rule` allows, in the order of the reference's rows."""
     before, after = _typed(before), _typed(after)
-    found = [Difference(table, f"column {name}", *(("there", "gone") if name in before else ("not there", "there")))
-             for name in [*before, *after] if (name in before) != (name in after)]
+    found = _lost_and_new(table, "column", before, after)
     names = _row_names(before)
     old, new = _named(before, names), _named(after, names)
-    for name in [*old, *(one for one in new if one not in old)]:
-        if name in old and name in new:
-            found += _row_differences(table, name, old[name], new[name], rule)
-        else:
-            found.append(Difference(table, f"row {name}", *(("there", "gone") if name in old else ("not there", "there"))))
-    return found
+    for name in [name for name in old if name in new]:
+        found += _row_differences(table, name, old[name], new[name], rule)
+    return found + _lost_and_new(table, "row", old, new)
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #4e8ab96c
 REFERENCES = ROOT / "outputs" / "reference"  # one folder a notebook
@@ -262,7 +265,7 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     for path in sorted((folder / "tables").glob("*.csv")):
         kept = kept_table(pd.read_csv(path))
         write_whole(part / "tables" / path.name, kept.to_csv(index=False, float_format=_DIGITS))
-    machine = {name: value for name, value in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
+    machine = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
     about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git")} | {"machine": machine}
     about |= {"tolerance": record.get("tolerance"), "results": record["results"]}
     write_json(part / REFERENCE_FILE, about, indent=1)
@@ -278,14 +281,13 @@ def read_reference(folder: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
 
-# %% ../../nbs/lib/runs/09_reference.ipynb #0cfe2cf3
-def _single(name: str, before: Any, after: Any, rule: Tolerance) -> list[Difference]:
-    """Differences of nested values."""
+# %% ../../nbs/lib/runs/09_reference.ipynb #83131efe
+def _result_differences(before: Any, after: Any, rule: Tolerance) -> list[Difference]:
+    """Differences of the results, which are nested."""
     old, new = _flat(before), _flat(after)
-    found = [(place, old.get(place, "not there"), new.get(place, "gone")) for place in {**old, **new}]
-    moved = [(Difference(name, place, one, other, size)) for place, one, other in found
-             if (size := _moved(one, other, rule)) is not None and not size <= 1]
-    return moved
+    sizes = {place: _moved(old[place], new[place], rule) for place in old if place in new}
+    return [Difference("results", place, old[place], new[place], size) for place, size in sizes.items()
+            if size is not None and not size <= 1] + _lost_and_new("results", "", old, new)
 
 
 def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
@@ -300,21 +302,21 @@ def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
         raise RunError(f"run {folder.name}: {reference} holds no reference. Store its page: make papers", folder)
     own = record.get("tolerance") or {}
     rule = Tolerance(own.get("interval", INTERVAL_SHARE), own.get("relative", RELATIVE))
-    given = [{name: repr(one) for name, one in each["parameters"].items() if name != "runs"} for each in (about, record)]
-    results = [json.loads(_same_ids(json.dumps(each["results"]), each)) for each in (about, record)]
-    found = _single("parameters", *given, Tolerance(0, 0)) + _single("results", *results, rule)
+    both = about, record
+    given = [{name: value for name, value in each["parameters"].items() if name != "runs"} for each in both]
+    found = [Difference("parameters", name, given[0].get(name, "not there"), given[1].get(name, "gone"))
+             for name in {**given[0], **given[1]} if given[0].get(name) != given[1].get(name)]
+    results = [json.loads(_same_ids(json.dumps(each["results"]), each)) for each in both]
+    found += _result_differences(*results, rule)
     old, new = _tables(reference, about), _tables(folder, record)
-    for name in [*old, *(one for one in new if one not in old)]:
-        if name in old and name in new:
-            found += table_differences(name, old[name], new[name], rule)
-        else:
-            found.append(Difference(name, "table", *(("there", "gone") if name in old else ("not there", "there"))))
-    return found
+    for name in [name for name in old if name in new]:
+        found += table_differences(name, old[name], new[name], rule)
+    return found + _lost_and_new("tables", "", old, new)
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #5c74fd18
 _MOST = 40  # lines a run
-MEANT = ("If the change is meant, commit it and store the pages and their references anew: make papers. If not, it is a "
-         "defect of what was changed.")
+MEANT = ("If the change is meant, commit it and store the pages and their references anew: make papers. "
+         "If not, it is a defect of what was changed.")
 
 
 def _processor(about: Mapping[str, Any]) -> str:

@@ -106,9 +106,9 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
     """Store the outputs of the finished run in `folder` in its notebook, and its numbers in references/NOTEBOOK.
 
     The notebook's sources stay; its metadata get "qgcam": run_id, parameters that differ from the parameters cell,
-    started, commit, code_cells_sha256. Returns the notebook's path. RunError, and nothing written, for a run that is not
-    finished, whose files have changed, that no commit names (it was computed with uncommitted changes), that ran other
-    cells, or whose outputs should not be stored.
+    started, commit, code_cells_sha256. Returns the notebook's path. RunError, and nothing written, for a run that is
+    not finished, whose files have changed, that no commit names (it was computed with uncommitted changes), that ran
+    other cells, or whose outputs should not be stored.
     """
     folder, notebook = Path(folder), Path(notebook)
     record = read_run(folder)
@@ -143,14 +143,14 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
 def stored_problems(notebook: str | Path, references: str | Path = REFERENCES) -> list[str]:
     """Why the outputs that a paper notebook stores cannot be shown, a line each; empty when they can.
 
-    Its code cells must be those that ran, the numbers of that run must be in references/NOTEBOOK, and the page must be fit
-    to show (`unfit_outputs`) and not larger than `MAX_BYTES`. If not: make papers.
+    Its code cells must be those that ran, the numbers of that run must be in references/NOTEBOOK, and the page must be
+    fit to show (`unfit_outputs`) and not larger than `MAX_BYTES`. If not: make papers.
     """
     notebook, found = Path(notebook), []
     about = read_notebook(notebook).metadata.get("qgcam")
     if about is None:
         return [f"{notebook.name} stores no run"]
-    if about["code_cells_sha256"] != sha256_of(notebook_source(notebook)):
+    if about.get("code_cells_sha256") != sha256_of(notebook_source(notebook)):
         found.append(f"{notebook.name}: its code cells are not those of run {about['run_id']}, whose outputs it stores")
     kept = read_reference(Path(references) / notebook.stem).get("run_id", "none")
     if kept != about["run_id"]:
