@@ -235,6 +235,10 @@ def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 # %% ../../../nbs/lib/papers/probes/14_study.ipynb #2f4e7ec2
+_RECIPE = ("epochs", "batch", "learning_rate", "minimum_rate", "momentum", "weight_decay", "clip", "precision", "second",
+           "margin", "second_margin", "distance", "minimise", "matching", "contrast")
+
+
 def study_facts(study: RelCompStudy) -> pd.DataFrame:
     """What was trained when, on what and how: what, value."""
     about, recipe = study.about, study.about["recipe"]
@@ -242,7 +246,7 @@ def study_facts(study: RelCompStudy) -> pd.DataFrame:
     rows = {"model before": f"{study.setup.model}, {study.setup.weights} (sha256 {about['before'][:12]})",
             "trainings": f"{len(about['trainings'])}, parameters that learn: {sizes}",
             "groups learned from": f"{about['groups']:,} of RelComp's train side",
-            "recipe": ", ".join(f"{name} {value}" for name, value in recipe.items() if value not in ("", 0)),
+            "recipe": ", ".join(f"{name} {recipe[name]}" for name in _RECIPE),
             "made": f"{about['made']}, {about['processor']}, threads {about['threads']}, torch "
                     f"{about['versions']['torch']}",
             "weights kept": f"{about['kept'].get('training', 'none')}, float16"}
