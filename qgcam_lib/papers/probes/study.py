@@ -235,8 +235,8 @@ def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 # %% ../../../nbs/lib/papers/probes/14_study.ipynb #2f4e7ec2
-_RECIPE = ("epochs", "batch", "learning_rate", "minimum_rate", "momentum", "weight_decay", "clip", "precision", "second",
-           "margin", "second_margin", "distance", "minimise", "matching", "contrast")
+_RECIPE = ("epochs", "batch", "learning_rate", "minimum_rate", "momentum", "weight_decay", "clip", "precision",
+           "second", "margin", "second_margin", "distance", "minimise", "matching", "contrast")
 
 
 def study_facts(study: RelCompStudy) -> pd.DataFrame:
