@@ -147,6 +147,7 @@ def test_what_papermill_injects_is_checked_in_the_first_cell(place, given, words
     assert str(strict.value) in said, "the runner says the same"
 
 
+@pytest.mark.nightly
 def test_jupyter_execute_takes_the_defaults_and_resumes_what_papermill_began(place):
     code, said = start(place, "jupyter", "execute", "little_paper.ipynb")
     assert code == 0, said
@@ -221,6 +222,7 @@ def run_all(page, changes):
     usable.first.click()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"no browser: {CHROMIUM} is not there (Debian's package chromium)")
 def test_jupyterlab_edit_the_parameters_and_run_all(place, lab):
     from playwright.sync_api import sync_playwright

@@ -74,6 +74,7 @@ def test_no_letter_of_an_outputs_folder_is_a_command(folder):
     assert (folder / ODD / "gathered" / "index.html").is_file() and not list(folder.rglob("PWNED"))
 
 
+@pytest.mark.nightly
 def test_what_the_engine_cannot_write_is_refused(folder):
     for name in ("a{b}", "new\nline", "bell\a"):
         with pytest.raises(ParameterError, match="outputs: expected a folder without braces"):
@@ -83,6 +84,7 @@ def test_what_the_engine_cannot_write_is_refused(folder):
     assert "Job stats" not in text
 
 
+@pytest.mark.nightly
 def test_a_killed_engine_stops_nobody_and_two_do_not_run_at_once(folder):
     outputs = folder / "killed"
     (folder / "slow").touch()
@@ -104,6 +106,7 @@ def test_a_killed_engine_stops_nobody_and_two_do_not_run_at_once(folder):
     assert (outputs / "gathered" / "index.html").is_file()
 
 
+@pytest.mark.nightly
 def test_a_job_that_died_with_its_engine_goes_on(folder):
     outputs = folder / "died"
     (folder / "slow").touch()
