@@ -66,7 +66,7 @@ papers: env  ## run the paper notebooks and store in each of them what its run s
 	@snakemake papers --cores $(CORES) --quiet rules progress host
 	@nbdev-clean
 
-check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=60)
+check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=30)
 	@$(CLEANLY) $(ONE_THREAD) SINCE=$(SINCE) SECONDS=$(SECONDS) CORES=$(CORES) python .ci/check.py
 
 test: env lint exported notebooks pytest committed  ## on every push: style, who imports whom, library notebooks, pytest, exports
