@@ -16,6 +16,7 @@ from qgcam_lib.errors import ParameterError
 from qgcam_lib.runs import read_run
 from qgcam_lib.runs.engine import engine_path
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
 ODD = "out put;touch PWNED $(touch PWNED) `touch PWNED` $HOME 'q\" #&|<>*?[x]%d:ü~"
 CELLS = """import os, time, pandas as pd
@@ -74,7 +75,6 @@ def test_no_letter_of_an_outputs_folder_is_a_command(folder):
     assert (folder / ODD / "gathered" / "index.html").is_file() and not list(folder.rglob("PWNED"))
 
 
-@pytest.mark.nightly
 def test_what_the_engine_cannot_write_is_refused(folder):
     for name in ("a{b}", "new\nline", "bell\a"):
         with pytest.raises(ParameterError, match="outputs: expected a folder without braces"):
@@ -84,7 +84,6 @@ def test_what_the_engine_cannot_write_is_refused(folder):
     assert "Job stats" not in text
 
 
-@pytest.mark.nightly
 def test_a_killed_engine_stops_nobody_and_two_do_not_run_at_once(folder):
     outputs = folder / "killed"
     (folder / "slow").touch()
@@ -106,7 +105,6 @@ def test_a_killed_engine_stops_nobody_and_two_do_not_run_at_once(folder):
     assert (outputs / "gathered" / "index.html").is_file()
 
 
-@pytest.mark.nightly
 def test_a_job_that_died_with_its_engine_goes_on(folder):
     outputs = folder / "died"
     (folder / "slow").touch()
