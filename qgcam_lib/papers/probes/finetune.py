@@ -127,7 +127,7 @@ def _with_seeds(rows: pd.DataFrame, trainings: pd.DataFrame, value: str) -> pd.D
         rows[end] = rows[value] + side * np.hypot(rows[end] - rows[value], half)
     return rows
 
-
+# %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #3862ec5c
 def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: Any) -> pd.DataFrame:
     """Every mean with its interval: stream, alpha, metric (of SWEPT), the columns of `summarize`, seeds (how many),
     lowest and highest (the means of single trainings).
@@ -307,7 +307,7 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
     return scores, chosen.assign(change=change[chosen["id"]].to_numpy()).drop(columns="strength")
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #6dd3ee01
-_HALVES = {"V": "the visual half", "T": "the text half", "VT": "both halves"}
+_HALVES = {"V": "the visual half learns", "T": "the text half learns", "VT": "both halves learn"}
 
 
 def _read(reading: pd.DataFrame, agrees: pd.Series) -> str:
@@ -348,7 +348,7 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
         spared = " Without a clear gain and a clear loss there are no shares of them to keep."
     gain, loss = (with_interval(rows[best], PERCENT, "difference") for rows in (learned, cost))
     answer = (f"On the {where}, fine-tuning {direction(learned[best])} the text score of RelComp most where "
-              f"{_HALVES.get(best, best)} learns, by {gain}, and {direction(cost[best])} zero-shot accuracy, by {loss}."
+              f"{_HALVES[best]}, by {gain}, and {direction(cost[best])} zero-shot accuracy, by {loss}."
               f" {_seeds(seeds, best)}{spared}{_read(reading, row(best, 'rival_agrees'))}")
     effect = []
     for stream in alphas:

@@ -143,7 +143,7 @@ def run_study(out: str | Path, setup: Setup = Setup(), recipe: RelCompRecipe = R
     _write(out, records, pd.concat(logs, ignore_index=True))
     return _write_study(out, setup, recipe, keep, trained, sets, before)
 
-
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #ad951c31
 def _told(one: RelCompTraining, half: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """What `study.json` says of a training."""
     return {"stream": one.recipe.stream, "seed": one.recipe.seed, "steps": one.step, "seconds": round(one.seconds, 1),
@@ -176,7 +176,7 @@ def _write_study(out: Path, setup: Setup, recipe: RelCompRecipe, keep: str, trai
         "versions": {"python": platform.python_version(), "torch": torch.__version__}}, indent=1)
     return out
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #fd14f776
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #9dc8d10e
 @dataclass(frozen=True)
 class RelCompStudy:
     """A study that was run. folder; about: of `study.json`; records: part -> stream, seed, alpha, id, groups and the
@@ -216,7 +216,7 @@ def read_study(study: str | Path = "relcomp") -> RelCompStudy:
     records = {file.stem: pd.read_parquet(file) for file in sorted(folder.glob("*.parquet"))}
     return RelCompStudy(folder, about, records, pd.read_csv(folder / "losses.csv"))
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #9dc8d10e
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #d4530c5b
 def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
     """FileFault where a study was made on other groups, or began with other weights, than these."""
     for what, here in (("content", sets.content), ("before", weights_fingerprint(before.model))):
@@ -234,7 +234,7 @@ def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
                         "another file. Run the study anew with --keep.")
     return load_file(file)
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #2f4e7ec2
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #33f9ea68
 _RECIPE = ("epochs", "batch", "learning_rate", "minimum_rate", "momentum", "weight_decay", "clip", "precision",
            "second", "margin", "second_margin", "distance", "minimise", "matching", "contrast")
 
@@ -271,7 +271,7 @@ def mean_losses(study: RelCompStudy) -> dict[str, pd.DataFrame]:
     return {stream: log.drop(columns=["stream", "seed"]).groupby("step", as_index=False).mean()
             for stream, log in study.losses.groupby("stream", sort=False)}
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #ab0a8f3a
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #a7ffa8bf
 def ask_kept(study: RelCompStudy, sets: StudySets, before: Any, alphas: Sequence[float]) -> dict[str, pd.DataFrame]:
     """The answers of the stored weights, computed now: the frames of `ask_alphas`."""
     return ask_alphas(before, kept_half(study), sets, [alpha for alpha in study.setup.alphas if alpha in alphas])
@@ -302,7 +302,7 @@ def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summa
                              len(cell), abs(new.mean() - old.mean()) <= 0.1 * (high - low) / 2))
     return pd.DataFrame(rows, columns=["alpha", "metric", "stored", "now", "moved", "ci_low", "ci_high", "n", "same"])
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #8114b83a
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #d3e56c2a
 def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, seed: int, *, work: Path | None = None,
                progress: bool = False) -> dict[str, pd.DataFrame]:
     """Train one stream with the study's recipe and ask every alpha: the records, with the columns seed and alpha."""
@@ -311,7 +311,7 @@ def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, s
     found = ask_alphas(before, learned_half(before.model, done.model), sets, study.setup.alphas)
     return {part: frame.assign(seed=seed) for part, frame in found.items()}
 
-# %% ../../../nbs/lib/papers/probes/14_study.ipynb #a935d038
+# %% ../../../nbs/lib/papers/probes/14_study.ipynb #4dd19c89
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run a study; the command line of `python -m qgcam_lib.papers.probes.study`. Returns its folder."""
     parser = argparse.ArgumentParser(prog="python -m qgcam_lib.papers.probes.study",
