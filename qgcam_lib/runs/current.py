@@ -37,7 +37,7 @@ from qgcam_lib.runs.record import (
 )
 from ..settings import ROOT, load_settings, settings
 from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
-from ..storage.fingerprints import code_fingerprint
+from ..storage.closure import code_fingerprint
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import visible
 from ..page.cards import Card
 from ..settings import ROOT
-from ..storage.fingerprints import code_fingerprint
+from ..storage.closure import code_fingerprint
 
 # %% ../../nbs/lib/runs/04_provenance.ipynb #c35bbe85
 def git_state(folder: str | Path = ROOT) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from qgcam_lib.runs.record import (
 )
 from ..settings import ROOT, Settings, load_settings
 from ..storage.files import check_writable, full_disk, is_full, sha256_of, write_whole
-from ..storage.fingerprints import code_fingerprint
+from ..storage.closure import code_fingerprint
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #d4b9029d
 def notebook_sha256(notebook: str | Path | Any) -> str:
