@@ -36,8 +36,8 @@ from qgcam_lib.runs.record import (
     write_run,
 )
 from ..settings import ROOT, load_settings, settings
-from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
 from ..storage.closure import code_fingerprint
+from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..errors import DiskError, RunError
 from .current import lock_run
-from .inputs import fetch_weights, find_inputs, own_modules
+from .inputs import fetch_weights, find_inputs, input_entries, recipes
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from .provenance import git_state, machine, versions
 from qgcam_lib.runs.record import (
@@ -38,8 +38,9 @@ from qgcam_lib.runs.record import (
     write_run,
 )
 from ..settings import ROOT, Settings, load_settings
-from ..storage.files import check_writable, full_disk, is_full, sha256_of, write_whole
 from ..storage.closure import code_fingerprint
+from ..storage.files import check_writable, full_disk, is_full, sha256_of, write_whole
+from ..storage.inputs import Input
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #d4b9029d
 def notebook_sha256(notebook: str | Path | Any) -> str:
@@ -54,9 +55,12 @@ def notebook_source(notebook: str | Path | Any) -> str:
     return "\n".join(cell.source for cell in read_notebook(notebook).cells if cell.cell_type == "code")
 
 
-def notebook_code(notebook: str | Path | Any) -> str:
-    """SHA-256 of the library's files that the code cells of a notebook reach; see `code_fingerprint`."""
-    return code_fingerprint(source=notebook_source(notebook), without=["qgcam_lib.runs.inputs"])
+def notebook_code(notebook: str | Path | Any, *modules: str) -> str:
+    """SHA-256 of the library's files that the code cells of a notebook reach; see `code_fingerprint`.
+
+    modules: of the library that run besides, such as the loaders of the models that the parameters name.
+    """
+    return code_fingerprint(*modules, source=notebook_source(notebook))
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #a52deb4b
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Plan:
     cwd: Path
     seed: int
     settings: Settings
+    reads: list[Input]
     inputs: dict[str, list[dict[str, str]]]
     sha256: str
     code: str
@@ -98,7 +103,7 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     that they reach, the content of all that the run reads (see `find_inputs`), the seed and the setting `precision`.
     Not covered, but recorded: versions of packages, the machine, the other settings; `threads` and `batch_size` move
     sums in their last digits at most, and the folders of the settings say where things lie and not what is in them.
-    Written are the cache of checksums, and what of the miniworld is missing.
+    Nothing is drawn or fetched; the cache of checksums is written.
     """
     options, notebook = load_settings(), Path(notebook).resolve()
     known = read_parameters(notebook)
@@ -106,14 +111,14 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     resolved = resolve_parameters(known, parameters or {})
     resolved |= {name: _from_caller(resolved[name], cwd) for name in parameters or {}}
     seed = resolved["seed"] if isinstance(resolved.get("seed"), int) else options.seed
-    sha256, code = notebook_sha256(notebook), notebook_code(notebook)
-    inputs = find_inputs(resolved, cwd, options.cache / "fingerprints.sqlite", source=notebook_source(notebook),
-                         options=options)
+    reads = find_inputs(known, resolved, cwd, options=options)
+    sha256, code = notebook_sha256(notebook), notebook_code(notebook, *sorted({m for one in reads for m in one.code}))
+    inputs = input_entries(reads, options.cache / "fingerprints.sqlite")
     decides = {"notebook": sha256, "parameters": resolved, "code": code, "inputs": inputs,
                "precision": options.precision, "seed": seed}
     run_id = sha256_of(json.dumps(decides, sort_keys=True))[:12]
     folder = Path(outputs or options.outputs).resolve() / notebook.stem / run_id
-    return Plan(notebook, resolved, run_id, folder, cwd, seed, options, inputs, sha256, code)
+    return Plan(notebook, resolved, run_id, folder, cwd, seed, options, reads, inputs, sha256, code)
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #f25baad6
 def _kernel_environment(plan: Plan, ipython: Path) -> dict[str, str]:
@@ -122,7 +127,7 @@ def _kernel_environment(plan: Plan, ipython: Path) -> dict[str, str]:
 
     library = str(Path(qgcam_lib.__file__).resolve().parents[1])
     path = [library, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    path += [os.getcwd()] * bool(own_modules(plan.parameters))
+    path += [os.getcwd()] * any(one.kind == "own model" for one in plan.reads)
     own = {"IPYTHONDIR": str(ipython), "PYTHONSTARTUP": "", "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
            "PYTHONHASHSEED": str(plan.seed % 2**32), "QGCAM_RUN_DIR": str(plan.folder), "QGCAM_RUN_ID": plan.run_id,
            "QGCAM_RUN_SEED": str(plan.seed)}
@@ -261,7 +266,7 @@ def _is_finished(plan: Plan, say: Callable[[str], object]) -> bool:
     return not found
 
 # %% ../../nbs/lib/runs/07_runner.ipynb #d15c2002
-_READ_AT_START = ("runs", "own model", "plug-in", "published", "words")  # or that others may add to
+_READ_AT_START = ("runs", "own model", "plug-in")  # or that others may add to
 
 
 class _Changed(RunError):
@@ -277,8 +282,8 @@ def _moved(before: Mapping[str, list], after: Mapping[str, list]) -> list[str]:
 
 def _same_inputs(plan: Plan) -> None:
     """Refuse the result of a run while which something that it reads was changed; its folder is put aside."""
-    now = find_inputs(plan.parameters, plan.cwd, plan.settings.cache / "fingerprints.sqlite",
-                      source=notebook_source(plan.notebook), options=plan.settings)
+    reads = find_inputs(read_parameters(plan.notebook), plan.parameters, plan.cwd, options=plan.settings)
+    now = input_entries(reads, plan.settings.cache / "fingerprints.sqlite")
     if moved := _moved(plan.inputs, now):
         raise _Changed(f"{', '.join(moved)} changed while the run was computing, so its rows may be of both. No row of "
                        "it is used again; run it once more while the files stay as they are", plan.folder)
@@ -341,7 +346,7 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
     """
     check_writable(Path(outputs or load_settings().outputs), "outputs")
     plan = plan_run(notebook, parameters, outputs=outputs)
-    if fetch_weights(plan.parameters, plan.cwd):
+    if fetch_weights(plan.reads):
         plan = plan_run(notebook, parameters, outputs=outputs)
     if wait and is_held(plan.folder):
         say(f"run {plan.run_id}: another process is computing it; waiting until it has ended.")
@@ -354,6 +359,8 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
             plan.folder.rename(aside)
         if not read_run(plan.folder) and (line := _stopped_before(plan)):
             say(line)
+        for recipe in recipes(plan.reads):
+            recipe.bring()
         plan.folder.mkdir(parents=True, exist_ok=True)
         seconds = _compute(plan, lock, timeout, progress)
         shutil.rmtree(aside, ignore_errors=True)
