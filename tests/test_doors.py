@@ -35,7 +35,7 @@ import torch
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.grounding import ground
 from qgcam_lib.models.registry import ExplainerName
-from qgcam_lib.runs import current_run""", """class Hill:
+from qgcam_lib.runs import open_run""", """class Hill:
     card, protocol = {"name": "hill"}, "pixel"
 
     def maps(self, image, phrases):
@@ -48,7 +48,7 @@ from qgcam_lib.runs import current_run""", """class Hill:
          """limit: int = 3  # phrases
 model: ExplainerName = "blip-base"  # only its name is used here
 share: float = 0.5  # not used""",
-         "run = current_run()",
+         "run = open_run('little_paper', globals())",
          """box = np.array([[0, 0, 9, 9]])
 examples = [GroundingExample(f"{k}", Path(f"{k % 3}.png"), f"thing {k}", box, f"{k % 3}", (24, 32)) for k in range(9)]
 frame = ground(Hill(), examples, limit=limit, store=run.store("model"), progress=False)
@@ -140,7 +140,7 @@ def test_what_papermill_injects_is_checked_in_the_first_cell(place, given, words
     light.cells = [new_code_cell("\n".join(CELLS[0].splitlines()[-2:])), *light.cells[2:4]]
     nbformat.write(light, place / "light.ipynb")
     code, said = papermill(place, "o.ipynb", *given, notebook="light.ipynb")
-    assert code == 1 and words in said and "current_run()" in said
+    assert code == 1 and words in said and "open_run(" in said
     assert not (place / "out").exists()
     with pytest.raises(ParameterError) as strict:
         plan_run(place / "light.ipynb", dict([given[1:]]))

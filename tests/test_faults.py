@@ -30,8 +30,8 @@ from qgcam_lib.storage.rows import RecordStore
 ROOT = Path(__file__).resolve().parents[1]
 LOOP = """import os, time, numpy as np, pandas as pd
 from pathlib import Path
-from qgcam_lib.runs import current_run
-run = current_run()
+from qgcam_lib.runs import open_run
+run = open_run("loop", globals())
 store = run.store("rows")
 for n in range(rows):
     if f"e{n:03d}" not in store.done():

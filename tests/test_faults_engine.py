@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ODD = "out put;touch PWNED $(touch PWNED) `touch PWNED` $HOME 'q\" #&|<>*?[x]%d:ü~"
 CELLS = """import os, time, pandas as pd
 from pathlib import Path
-from qgcam_lib.runs import current_run
-run = current_run()
+from qgcam_lib.runs import open_run
+run = open_run("n", globals())
 run.folder.joinpath("pid").write_text(str(os.getpid()))
 store = run.store("rows")
 for n in range(6):

@@ -24,8 +24,8 @@ from qgcam_lib.storage.rows import MARKER, RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
 START = """import time, numpy as np, pandas as pd
-from qgcam_lib.runs import current_run
-run = current_run()
+from qgcam_lib.runs import open_run
+run = open_run("n", globals())
 """
 ROWS = START + """store = run.store("rows")
 for start in range(0, 40, 4):

@@ -12,7 +12,6 @@ import pandas as pd
 
 from ..models.named import factory_source, file_source
 from ..models.registry import MODELS, zoo_folder
-from ..phrase_detection.prediction_files import predictions_source
 from .paper import Paper
 
 # %% ../../nbs/lib/report/04_cautions.ipynb #5c89ab06
@@ -66,7 +65,7 @@ def why_not_runnable(source: str, weights: str = "mini") -> str:
 
     source: a name of the registry, package.module:factory, maps:PATH or predictions:PATH; weights: as for `load_model`.
     """
-    path = predictions_source(source) or file_source(source, "maps")
+    path = file_source(source, "predictions") or file_source(source, "maps")
     if factory_source(source):
         return ""
     if path is not None:
@@ -83,7 +82,7 @@ def why_not_runnable(source: str, weights: str = "mini") -> str:
 
 def source_name(source: str) -> str:
     """How a source is called in tables: the model's name, or the file's stem for predictions:PATH and maps:PATH."""
-    path = predictions_source(source) or file_source(source, "maps")
+    path = file_source(source, "predictions") or file_source(source, "maps")
     return source if path is None else path.stem
 
 # %% ../../nbs/lib/report/04_cautions.ipynb #12b9a778
@@ -97,7 +96,7 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
     if (twice := plan["model"].duplicated()).any():
         raise ValueError(f"models: expected different names, got {plan['model'][twice].iloc[0]!r} twice; "
                          "rename one of the files")
-    if unknown := [one for one in sources if predictions_source(one) is None and one not in MODELS]:
+    if unknown := [one for one in sources if file_source(one, "predictions") is None and one not in MODELS]:
         known = sorted(entry.name for entry in MODELS.values() if entry.role in ("detector", "answerer"))
         raise ValueError(f"models: expected predictions:PATH or one of {known}, got {unknown[0]!r}")
     return plan

@@ -46,25 +46,31 @@ def named_modules(source: str | ast.Module, package: str = "") -> set[str]:
             above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
             base = ".".join(filter(None, [above, statement.module]))
             found |= {base, *(f"{base}.{alias.name}" for alias in statement.names)}
-    return found if package.startswith("qgcam_lib") else found | _behind_face(tree)
+    return found if package.startswith("qgcam_lib") else found | _attributes(tree)
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #69bf2df7
-def _behind_face(tree: ast.Module) -> set[str]:
-    """The rooms whose verbs a source may take from the face of the library, as dotted names."""
-    from qgcam_lib import ROOMS
+def _attributes(tree: ast.Module) -> set[str]:
+    """`qgcam_lib.NAME` for each attribute that a source names, if it imports the library's face."""
+    nodes = [*ast.walk(tree)]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names = {f"qgcam_lib.{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
+    return names if "qgcam_lib" in imported else set()
 
-    nodes, used = [*ast.walk(tree)], set()
-    if any(isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "qgcam_lib" for alias in node.names)
-           for node in nodes):
-        used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "qgcam_lib":
-            used |= {alias.name for alias in node.names}
-    return {f"qgcam_lib.{room}" for room, verbs in ROOMS.items() if used & {*verbs, "*"}}
+
+@lru_cache(maxsize=64)
+def _rooms(face: Path, _changed: int) -> dict[str, str]:
+    """name -> module, from the table `ROOMS` of a face; {} for one without."""
+    for statement in ast.parse(face.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "ROOMS":
+            return {name: room for room, names in ast.literal_eval(statement.value).items() for name in names}
+    return {}
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #457fa9c2
 def _files_of(name: str, package: Path) -> Iterator[Path]:
-    """The files that an import of the dotted `name` runs: each parent's `__init__.py`, then the module's own."""
+    """The files that an import of the dotted `name` runs: each parent's `__init__.py`, then the module's own.
+
+    For a name of a face these are the face and the module that has it.
+    """
     first, *parts = name.split(".")
     for count in range(len(parts) + 1 if first == package.name else 0):
         place = package.joinpath(*parts[:count])
@@ -73,6 +79,9 @@ def _files_of(name: str, package: Path) -> Iterator[Path]:
             yield inside
         elif count and beside.is_file():
             yield beside
+        elif count and (face := place.with_name("__init__.py")).is_file():
+            room = _rooms(face, face.stat().st_mtime_ns).get(parts[count - 1])
+            yield from _files_of(".".join([first, *parts[:count - 1], room]), package) if room else ()
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #bbc71767
 def meaning(source: str) -> str:
