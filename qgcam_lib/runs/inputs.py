@@ -69,7 +69,8 @@ def input_entries(inputs: Iterable[Input], cache: Path | None = None) -> dict[st
     cache: folder of the table of known checksums; None knows none.
     """
     inputs, cache = [*inputs], cache and cache / "fingerprints.sqlite"
-    return {group: [one.entry(cache) for one in inputs if one.group == group] for group in ("data", "weights")}
+    return {group: [one.entry(cache) for one in inputs if one.group == group and one.fetch is None]
+            for group in ("data", "weights")}
 
 
 def reached_code(source: str, inputs: Iterable[Input] = ()) -> str:

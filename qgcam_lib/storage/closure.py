@@ -84,9 +84,12 @@ def _files_of(name: str, package: Path) -> Iterator[Path]:
             yield from _files_of(".".join([first, *parts[:count - 1], room]), package) if room else ()
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #bbc71767
-def meaning(source: str) -> str:
-    """SHA-256 of the syntax tree of Python code, without docstrings, comments and positions."""
-    tree = ast.parse(source)
+def meaning(source: str | ast.Module) -> str:
+    """SHA-256 of the syntax tree of Python code, without docstrings, comments and positions.
+
+    source: text, or its tree, which loses its docstrings.
+    """
+    tree = ast.parse(source) if isinstance(source, str) else source
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = getattr(node.body[0], "value", None) if node.body and isinstance(node.body[0], ast.Expr) else None
@@ -107,10 +110,10 @@ def _named_files(tree: ast.Module) -> set[Path]:
 @lru_cache(maxsize=4096)
 def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[frozenset[Path], frozenset[Path], str]:
     """The files of the package that one of its files imports, the project's files that it names, and its meaning."""
-    source = file.read_text(encoding="utf-8")
-    tree, inside = ast.parse(source), ".".join([package.name, *file.parent.relative_to(package).parts])
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    inside = ".".join([package.name, *file.parent.relative_to(package).parts])
     imported = frozenset(found for name in named_modules(tree, inside) for found in _files_of(name, package))
-    return imported, frozenset(_named_files(tree)), meaning(source)
+    return imported, frozenset(_named_files(tree)), meaning(tree)
 
 
 def _read(file: Path, package: Path) -> tuple[frozenset[Path], frozenset[Path], str]:
