@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..settings import Settings
+from ..settings import Settings, project_file
 from .fingerprints import files_fingerprint, fingerprint
 
 # %% ../../nbs/lib/storage/12_inputs.ipynb #8f1f467c
@@ -115,12 +115,15 @@ class AnyText(Source):
 
 
 class FilePath(Source):
-    """The path of a file or folder, "" for none, also behind a word as in predictions:PATH."""
+    """The path of a file or folder, also behind a word as in predictions:PATH; "" for none, or for the file or folder
+    of the project that a subclass names as the usual one."""
 
-    group = "data"
+    group, usual = "data", ""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
+        if cls.usual and "" in texts:
+            yield Input(cls.group, "project", cls.usual, project_file(cls.usual))
         for text in filter(None, texts):
             path = reading.path(text) or reading.path(re.sub(r"^[a-z]+:\s*", "", text))
             if path is None:
