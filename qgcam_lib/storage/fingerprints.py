@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from .closure import named_modules, own_file
+from .closure import named_modules, own_file, own_module
 from .files import file_sha256, sha256_of
-from .modules import module_files
+
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #4018aff1
 class _Known:
@@ -171,13 +171,23 @@ def _classes(thing: Any) -> set[Any]:
     return own | {kind for one in network for kind in type(one).__mro__}
 
 
+def _with_imported(file: str, package: str, found: set[str]) -> None:
+    """Add a user's file and those of theirs that it imports to `found`."""
+    found.add(file)
+    text = Path(file).read_text(encoding="utf-8") if file.endswith(".py") else ""
+    for name in named_modules(text, package):
+        other = own_module(name) if name in sys.modules else None
+        if other and other not in found:
+            _with_imported(other, sys.modules[name].__package__ or "", found)
+
+
 def own_code(*roots: Any) -> str:
     """SHA-256 over the users' files whose classes and functions some objects are of; "" for none.
 
     roots: a model (with what it holds) or a function (also within a `partial`). Where a class has no file,
     it is the text "no file of NAME" with a random number, which equals no other.
     """
-    files, names = {}, set()
+    files, names = set(), set()
     todo = [part for root in roots for part in ((root.func, *root.args) if isinstance(root, partial) else (root,))]
     for kind in {kind for root in todo for _, thing, _ in parts_of(root) for kind in _classes(thing)}:
         file = own_file(kind)
@@ -185,8 +195,6 @@ def own_code(*roots: Any) -> str:
             return f"no file of {kind.__qualname__}: {uuid.uuid4().hex}"
         if file is not None:
             names.add(f"class {kind.__qualname__}")
-            text = Path(file).read_text(encoding="utf-8") if file.endswith(".py") else ""
-            imported = [module_files(name) for name in named_modules(text, kind.__module__.rpartition(".")[0])]
-            files |= {file: Path(file)} | {one.as_posix(): one for found in imported for one in found.values()}
-    lines = sorted(f"{file.name} {file_sha256(file)}" for file in files.values())
+            _with_imported(file, kind.__module__.rpartition(".")[0], files)
+    lines = sorted(f"{Path(file).name} {file_sha256(file)}" for file in files)
     return sha256_of(*sorted(names), *lines) if names else ""
