@@ -163,9 +163,8 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
     seen = {base, run_id(limit=4), run_id(root="photos"), run_id(weights="w.bin"), run_id(weights="random")}
     assert len(seen) == 5
     plan = plan_run(path, {"root": "photos", "weights": "w.bin"})
-    assert plan.inputs["weights"] == [{"kind": "file", "path": "w.bin",
-                                       "sha256": fingerprints.file_sha256(tmp_path / "w.bin")}]
-    assert [item["path"] for item in plan.inputs["data"]] == ["photos"]
+    assert [item["path"] for item in plan.inputs["data"]] == ["photos", "w.bin"]
+    assert plan.inputs["data"][1]["sha256"] == fingerprints.file_sha256(tmp_path / "w.bin")
 
     (tmp_path / "photos" / "a.jpg").write_bytes(b"two")
     seen |= {run_id(root="photos")}
