@@ -28,10 +28,16 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-.PHONY: help env reproduce papers test lint exported committed notebooks pytest fuzz lessons hostile lab docs lock zoo bench faults
+# Another processor: the code that each library takes where there is neither AVX nor a second core.
+OTHER := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
+  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" NUMBA_CPU_NAME=generic \
+  NUMBA_CACHE_DIR=$(abspath $(VENV))/user/numba-generic OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+  NUMBA_NUM_THREADS=1
+
+.PHONY: help env reproduce papers test lint exported committed notebooks pytest other-processor fuzz lessons hostile lab docs lock zoo bench faults
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 env: $(SELF_STAMP) | $(VENV)/user/ipython  ## make or update the environment in .venv
 
@@ -85,6 +91,10 @@ notebooks: env  ## run the library notebooks and the lessons top to bottom
 
 pytest: env  ## oracles, properties, bad input, the strict runner
 	@$(CLEANLY) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest --numprocesses $(CORES) --dist loadfile
+
+other-processor: env  ## stored numbers, the README's and the lessons' outputs, computed as on another processor
+	@$(CLEANLY) $(OTHER) pytest tests/test_golden.py tests/test_readme.py -k "golden or numbers" --numprocesses $(CORES)
+	@$(CLEANLY) $(OTHER) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider --numprocesses $(CORES) --dist loadfile
 
 fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= words of their names, SEED=, OUT= where failing ones go
 	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(N) SEED=$(SEED) TARGETS="$(TARGETS)" OUT="$(OUT)" python tests/fuzz

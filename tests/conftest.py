@@ -12,6 +12,15 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARAL
 os.environ.pop("PYTHONSTARTUP", None)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What moved without failing: tests/test_golden.py records it."""
+    moved = [text for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())
+             for name, text in report.user_properties if name == "moved" and report.when == "call"]
+    if moved:
+        terminalreporter.section("moved against the stored numbers")
+        terminalreporter.write_line("\n".join(moved))
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Chromium through Playwright; tests that ask for it are skipped where one of the two is missing."""
