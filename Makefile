@@ -27,14 +27,17 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 
 # Checks must not see settings from the environment, nor reach for a model hub.
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 # Another processor: the code that each library takes where there is neither AVX nor a second core.
-OTHER := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
-  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" NUMBA_CPU_NAME=generic \
-  NUMBA_CACHE_DIR=$(abspath $(VENV))/user/numba-generic OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-  NUMBA_NUM_THREADS=1
+OTHER_HOME := $(abspath $(VENV))/user/other-processor
+OTHER := $(CLEANLY) ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
+  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" NUMBA_CPU_NAME=generic OMP_NUM_THREADS=1 \
+  MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 NUMBA_CACHE_DIR=$(OTHER_HOME)/numba \
+  QGCAM_OUTPUTS=$(OTHER_HOME)/outputs
 
-.PHONY: help env reproduce papers test lint exported committed notebooks pytest other-processor fuzz lessons hostile lab docs lock zoo bench faults
+.PHONY: help env reproduce papers check test nightly lint exported committed notebooks pytest fuzz lessons other-processor lab docs lock \
+  zoo bench
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -63,50 +66,56 @@ $(VENV)/bin/python:
 	echo "Python 3.11 or 3.12 with venv is needed, tried: $${python:-$(CANDIDATES)}. On Debian: apt-get install python3.11-venv;" \
 	     "or name one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
-reproduce: env  ## run the paper notebooks, print the score table and where the report lies
+reproduce: env  ## run the paper notebooks, print the score table, compare all with the stored pages (STRICT=1: as in CI)
 	@snakemake --cores $(CORES) --quiet rules progress host
 	@qgcam table q_groundcam_table1
+	@qgcam reference $(if $(STRICT),--strict)
 
-papers: env  ## run the paper notebooks and store in each of them what its run shows
-	@snakemake papers --cores $(CORES) --quiet rules progress host
-	@nbdev-clean
+papers: env  ## run the paper notebooks; store in each of them what its run shows, and its numbers in outputs/reference
+	@qgcam papers --check
+	@snakemake --cores $(CORES) --quiet rules progress host || echo "Runs failed; the pages of the others are stored." >&2
+	@status=0; qgcam papers || status=$$?; python docs/first_run.py; nbdev-clean; exit $$status
 
-test: env lint exported notebooks pytest committed  ## every check: style, who imports whom, library notebooks, pytest, exports
+check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=30)
+	@$(CLEANLY) $(ONE_THREAD) SINCE=$(SINCE) SECONDS=$(SECONDS) CORES=$(CORES) python .ci/check.py
 
-lint: env  ## ruff, and who imports whom
+test: env lint exported notebooks pytest committed  ## on every push: style, who imports whom, library notebooks, pytest, exports
+
+nightly: env  ## the rest: hostile notebooks, kills, every door, browsers, trainings at length, fuzz (hours)
+	@$(CLEANLY) $(ONE_THREAD) EVERY_MUTANT=1 pytest -m nightly --numprocesses $(CORES) --dist loadfile
+	@$(MAKE) fuzz
+
+lint: env
 	@ruff check .
 	@lint-imports --no-logo
 
-exported: env  ## write the package from the notebooks, and clean them: what is tested is what stands in the notebooks
-	@nbdev-export && nbdev-clean
+exported: env  # what is tested is what stands in the notebooks
+	@python .ci/export.py
 
-committed: exported  ## is all that in git? The last check, so that uncommitted work is tested too
+committed: exported  # is all that in git? The last check, so that uncommitted work is tested too
 	@git diff --exit-code --stat -- nbs qgcam_lib || \
 	  { echo "All checks above passed. The files above are not committed as nbdev writes them: commit (or undo) your changes." >&2; exit 1; }
 	@new="$$(git ls-files --others --exclude-standard -- nbs qgcam_lib)"; \
 	if [ -n "$$new" ]; then echo "Not in git, though the package needs them: $$new" >&2; exit 1; fi
 
-notebooks: env  ## run the library notebooks and the lessons top to bottom
+notebooks: env
 	@$(CLEANLY) OMP_NUM_THREADS=1 nbdev-test --n-workers $(CORES)
 
-pytest: env  ## oracles, properties, bad input, the strict runner
-	@$(CLEANLY) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest --numprocesses $(CORES) --dist loadfile
-
-other-processor: env  ## stored numbers, the README's and the lessons' outputs, computed as on another processor
-	@$(CLEANLY) $(OTHER) pytest tests/test_golden.py tests/test_readme.py -k "golden or numbers" --numprocesses $(CORES)
-	@$(CLEANLY) $(OTHER) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider --numprocesses $(CORES) --dist loadfile
+pytest: env
+	@$(CLEANLY) $(ONE_THREAD) pytest --numprocesses $(CORES) --dist loadfile --junitxml=.pytest_cache/durations.xml
 
 fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= words of their names, SEED=, OUT= where failing ones go
 	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(N) SEED=$(SEED) TARGETS="$(TARGETS)" OUT="$(OUT)" python tests/fuzz
 
-faults: env  ## kill three paper notebooks thirty times at random moments, and compare what they kept
-	@$(CLEANLY) OMP_NUM_THREADS=1 FAULT_KILLS=30 pytest tests/test_faults_kills.py -p no:cacheprovider
-
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
 
-hostile: env  ## run every paper notebook on hostile data, and open all their pages in a browser (a quarter of an hour)
-	@$(CLEANLY) HOSTILE=all OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive pytest tests/test_hostile.py
+other-processor: env  ## stored numbers, the README's run and the lessons' outputs, computed as on another processor
+	@rm -rf $(OTHER_HOME)/outputs
+	@$(OTHER) pytest tests/test_golden.py --numprocesses $(CORES)
+	@$(OTHER) qgcam run nbs/papers/q_groundcam.ipynb
+	@$(OTHER) qgcam reference q_groundcam --strict
+	@$(OTHER) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider --numprocesses $(CORES) --dist loadfile
 
 lab: env  ## open JupyterLab on the notebooks
 	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR jupyter lab --notebook-dir nbs
@@ -127,6 +136,7 @@ zoo: env  ## train the mini models that data/zoo lacks (4 to 35 minutes each on 
 	@qgcam zoo --missing
 
 bench: env  ## measure the fast paths against the published ways, and what intervals hold; store both pages
+	@qgcam papers --check
 	@qgcam run nbs/papers/benchmarks.ipynb --force
 	@qgcam run nbs/papers/interval_coverage.ipynb
 	@qgcam papers benchmarks interval_coverage

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -19,6 +20,22 @@ def pytest_terminal_summary(terminalreporter):
     if moved:
         terminalreporter.section("moved against the stored numbers")
         terminalreporter.write_line("\n".join(moved))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:  # one that opens pages in a browser runs at night, but for those marked every_push
+        if "browser" in item.fixturenames and not item.get_closest_marker("every_push"):
+            item.add_marker("nightly")
+
+
+def pytest_collection_finish(session):
+    session.config.end = time.monotonic() + float(os.environ.get("CHECK_SECONDS") or "inf")
+
+
+def pytest_runtest_setup(item):
+    if time.monotonic() > item.config.end:
+        pytest.skip("the time of make check is over; make test runs it")
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,11 @@ from qgcam_lib.phrase_detection.synthetic import synthetic_tricd
 from qgcam_lib.runs.record import register_output, write_run
 from qgcam_lib.storage.rows import RecordStore
 
-CELL = """from qgcam_lib.runs import current_run
+CELL = """from qgcam_lib.runs import open_run
 import pandas as pd
-current_run().save_table(pd.DataFrame({"metric": ["io_ratio"], "value": [limit / 10]}), "score_table", "A score.")
-current_run().record(n=limit)"""
+run = open_run("n", globals())
+run.save_table(pd.DataFrame({"metric": ["io_ratio"], "value": [limit / 10]}), "score_table", "A score.")
+run.record(n=limit)"""
 
 
 class _Left:

@@ -35,7 +35,7 @@ import torch
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.grounding import ground
 from qgcam_lib.models.registry import ExplainerName
-from qgcam_lib.runs import current_run""", """class Hill:
+from qgcam_lib.runs import open_run""", """class Hill:
     card, protocol = {"name": "hill"}, "pixel"
 
     def maps(self, image, phrases):
@@ -48,7 +48,7 @@ from qgcam_lib.runs import current_run""", """class Hill:
          """limit: int = 3  # phrases
 model: ExplainerName = "blip-base"  # only its name is used here
 share: float = 0.5  # not used""",
-         "run = current_run()",
+         "run = open_run('little_paper', globals())",
          """box = np.array([[0, 0, 9, 9]])
 examples = [GroundingExample(f"{k}", Path(f"{k % 3}.png"), f"thing {k}", box, f"{k % 3}", (24, 32)) for k in range(9)]
 frame = ground(Hill(), examples, limit=limit, store=run.store("model"), progress=False)
@@ -108,6 +108,7 @@ def interactive(place, name="little_paper"):
             for folder, record in find_runs(place / "out", notebook=name, status="interactive")}
 
 
+@pytest.mark.nightly
 def test_plain_papermill_three_times_and_the_first_again(place):
     for limit, asked_for in ((4, 4), (6, 6), (2, 2)):
         assert papermill(place, f"o{limit}.ipynb", "-p", "limit", str(limit))[0] == 0
@@ -134,13 +135,14 @@ REFUSED = [(["-p", "limti", "6"], "parameter `limti`: the notebook has no such p
            (["-p", "model", "mdetr-like"], "'mdetr-like' is a detector. Give the name of an explainer: blip-base")]
 
 
-@pytest.mark.parametrize("given, words", REFUSED)
+@pytest.mark.parametrize("given, words", [
+    pytest.param(*one, marks=pytest.mark.nightly if one is not REFUSED[0] else ()) for one in REFUSED])
 def test_what_papermill_injects_is_checked_in_the_first_cell(place, given, words):
     light = nbformat.read(place / "little_paper.ipynb", 4)
     light.cells = [new_code_cell("\n".join(CELLS[0].splitlines()[-2:])), *light.cells[2:4]]
     nbformat.write(light, place / "light.ipynb")
     code, said = papermill(place, "o.ipynb", *given, notebook="light.ipynb")
-    assert code == 1 and words in said and "current_run()" in said
+    assert code == 1 and words in said and "open_run(" in said
     assert not (place / "out").exists()
     with pytest.raises(ParameterError) as strict:
         plan_run(place / "light.ipynb", dict([given[1:]]))
@@ -221,6 +223,7 @@ def run_all(page, changes):
     usable.first.click()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"no browser: {CHROMIUM} is not there (Debian's package chromium)")
 def test_jupyterlab_edit_the_parameters_and_run_all(place, lab):
     from playwright.sync_api import sync_playwright

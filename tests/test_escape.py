@@ -32,8 +32,8 @@ OWNERS = ("qgcam_lib/page/", "nbs/lib/page/")
 STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb",  # LaTeX, escaped as LaTeX
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb", "qgcam_lib/teach/explorer.py",
-         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/04_provenance.ipynb")
-MARKUP = ("nbs/lib/runs/08_gather.ipynb", "nbs/lib/runs/12_report.ipynb")  # show pages that the room itself made
+         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb")
+MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/12_report.ipynb")  # show pages that the room itself made
 
 
 def sources():

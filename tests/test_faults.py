@@ -14,6 +14,7 @@ import nbformat
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from speeds import some
 
 from qgcam_lib.cli.main import main
 from qgcam_lib.data.catalog import load_dataset
@@ -30,8 +31,8 @@ from qgcam_lib.storage.rows import RecordStore
 ROOT = Path(__file__).resolve().parents[1]
 LOOP = """import os, time, numpy as np, pandas as pd
 from pathlib import Path
-from qgcam_lib.runs import current_run
-run = current_run()
+from qgcam_lib.runs import open_run
+run = open_run("loop", globals())
 store = run.store("rows")
 for n in range(rows):
     if f"e{n:03d}" not in store.done():
@@ -131,7 +132,7 @@ def test_a_broken_record_is_left_out_of_the_report(tmp_path, capsys):
     assert main(["gather", records[1], "--to", str(tmp_path / "index.html")]) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"attempts": "x", "status": "ok"}'], ids=str)
+@pytest.mark.parametrize("content", some([b"", b"[1]", b'{"attempts": "x", "status": "ok"}'], b"[1]"))
 def test_a_run_with_a_broken_record_is_computed_again(content, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", last="pass")
     plan = plan_run(path, outputs=tmp_path / "out")
@@ -310,6 +311,7 @@ def small_disk(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_a_full_disk_is_said_and_ends_the_run(small_disk):
     assert (small_disk / "full.code").read_text() == "1\n"
     text, record = (small_disk / "full.txt").read_text(), json.loads((small_disk / "full.json").read_text())
@@ -317,6 +319,7 @@ def test_a_full_disk_is_said_and_ends_the_run(small_disk):
     assert (record["status"], record["error"]["type"]) == ("failed", "DiskError")
 
 
+@pytest.mark.nightly
 def test_after_room_is_made_the_same_command_goes_on(small_disk):
     computed = (small_disk / "computed.txt").read_text().split()
     assert sorted(set(computed)) == [f"e{n:03d}" for n in range(40)]
@@ -326,6 +329,7 @@ def test_after_room_is_made_the_same_command_goes_on(small_disk):
     assert (record["status"], record["attempts"]) == ("ok", 2)
 
 
+@pytest.mark.nightly
 def test_a_closed_folder_is_found_before_anything_is_computed(small_disk):
     lines = (small_disk / "closed.txt").read_text().splitlines()
     assert (small_disk / "closed.code").read_text() == "1\n" * 5
@@ -366,6 +370,7 @@ def test_data_that_changed_between_two_parts_is_another_run_and_is_said(tmp_path
     assert again.folder == old and values(old) == ["old"] * 3 and read_run(old)["attempts"] == 2
 
 
+@pytest.mark.nightly
 def test_data_that_changes_while_a_run_computes_makes_no_result(tmp_path, monkeypatch):
     path, data = write_notebook(tmp_path / "n.ipynb"), write_whole(tmp_path / "data.txt", "old")
     given = {"data": str(data), "rows": 3}
@@ -379,6 +384,7 @@ def test_data_that_changes_while_a_run_computes_makes_no_result(tmp_path, monkey
     assert values(run_notebook(path, given, outputs=tmp_path / "out", progress=False).folder) == ["old"] * 3
 
 
+@pytest.mark.nightly
 def test_a_corrupt_part_of_an_unfinished_run_is_named_and_not_read(tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "n.ipynb")
     monkeypatch.setenv("DIE_AT", "2")
@@ -399,7 +405,7 @@ def test_a_corrupt_part_of_an_unfinished_run_is_named_and_not_read(tmp_path, mon
 
 # ---- several processes ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", some([2, 4], 2))
 def test_processes_on_one_run_compute_it_once(number, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

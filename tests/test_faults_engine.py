@@ -16,12 +16,13 @@ from qgcam_lib.errors import ParameterError
 from qgcam_lib.runs import read_run
 from qgcam_lib.runs.engine import engine_path
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
 ODD = "out put;touch PWNED $(touch PWNED) `touch PWNED` $HOME 'q\" #&|<>*?[x]%d:ü~"
 CELLS = """import os, time, pandas as pd
 from pathlib import Path
-from qgcam_lib.runs import current_run
-run = current_run()
+from qgcam_lib.runs import open_run
+run = open_run("n", globals())
 run.folder.joinpath("pid").write_text(str(os.getpid()))
 store = run.store("rows")
 for n in range(6):

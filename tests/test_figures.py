@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
+from speeds import some
 
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from qgcam_lib.data.records import GroundingExample
@@ -101,6 +102,7 @@ LONG = ["albef-amc, fine-tuned with $a_b$, $5 # $6, $\\frac{, \x1b[31m and check
         "an_extraordinarily_long_name_without_any_blank_that_nobody_would_break_by_hand_0123456789"]
 MANY = [f"{name}-{kind}" for name in ("blip", "albef", "clip", "owl") for kind in ("base", "large", "mini")]
 SETS = {"one": ["blip-base"], "few": ["blip-base", "centre guess", "random"], "many": MANY, "long": LONG, "none": []}
+each_set = pytest.mark.parametrize("names", some(SETS, "long", "none"))
 WHERE = "Flickr30K Entities, test, official weights, n = 14,481 phrases of 1,000 pictures, protocol paper, run 01234567"
 
 
@@ -231,7 +233,7 @@ def summary_of(models, metrics=("iou_soft", "wdp_soft", "pg_hit")):
     return pd.DataFrame(rows, columns=["model", "metric", "value", "ci_low", "ci_high"])
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_intervals(names):
     figure = interval_figure(summary_of(SETS[names], tuple(METRICS)[:9]), chance=0.5, title=f"Scores ({WHERE})")
     assert problems_of(figure) == []
@@ -268,7 +270,7 @@ def test_labels_of_close_points_do_not_cover_each_other(seed):
     assert not any(one.overlaps(other) for k, one in enumerate(boxes) for other in boxes[:k])
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_values_beside(names):
     rng = np.random.default_rng(0)
     rows = pd.DataFrame([{"model": m, "subset": s, "theirs": rng.uniform(0, 1), "ours": rng.uniform(0, 1)}
@@ -281,7 +283,7 @@ def test_values_beside(names):
     assert len(labels) == len(rows) and not any("coco_obj" in label for label in labels)
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_curves(names):
     x = np.linspace(0, 1, 30)
     curves = {name: pd.DataFrame({"r": x, "p": 1 - x ** (k + 1)}) for k, name in enumerate(SETS[names])}
@@ -290,7 +292,7 @@ def test_curves(names):
     assert problems_of(figure) == [] and "recall" in figure.qgcam_alt
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_histograms(names):
     rng = np.random.default_rng(0)
     sets = {name: pd.DataFrame({"iou": rng.beta(2, 5, 90), "ratio": [*rng.beta(5, 2, 80), *[np.nan] * 10]})
@@ -500,7 +502,7 @@ def replace_pairs(made, n_groups):
     return dataclasses.replace(made, pairs=tuple(pair for pair in made.pairs if pair.group in groups))
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_deviations_calibration_and_ties(names):
     rng = np.random.default_rng(0)
     subsets = ("all", "coco_obj", "coco_rel", "winoground")
@@ -557,7 +559,7 @@ def test_a_long_caption_with_many_phrases(made):
     assert problems_of(figure) == []
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_question_panels(made, names):
     asked = pd.DataFrame([(p.id, p.file_name, f"is there {p.caption} and {LONG[0]}", p.positive, p.group)
                           for p in made.pairs], columns=["image_id", "file_name", "question", "answer", "group"])
@@ -605,7 +607,7 @@ def probe_summary(models, **columns):
     return rows.assign(value=value, ci_low=value - 0.05, ci_high=value + 0.05, n_groups=20)
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_choices_and_pairs(names):
     choices = probe_summary(SETS[names], comparison=[*COMPARISONS], metric=["correct", "confidence"])
     pairs = probe_summary(SETS[names], kind=[*KINDS], metric=[*PAIRS])
@@ -614,7 +616,7 @@ def test_choices_and_pairs(names):
         assert not SETS[names] or "Highest" in figure.qgcam_alt and WHERE in figure.qgcam_alt
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_categories_of_attributes(names):
     rows = probe_summary(SETS[names][:5], category=CATEGORIES, metric=["image_score"])
     assert problems_of(category_figure(rows, title=WHERE)) == []
@@ -625,7 +627,7 @@ def test_categories_of_attributes(names):
     assert len(cells) == rows["value"].notna().sum()
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_robustness_and_steps(names):
     rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("robustness")])
     assert problems_of(robustness_figure(rows, title=WHERE)) == []
@@ -635,7 +637,7 @@ def test_robustness_and_steps(names):
         assert problems_of(step_figure(steps, metric, title=WHERE)) == []
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_feature_spaces(names):
     rng = np.random.default_rng(0)
     found = feature_map({kind: rng.normal(size=(6, 5)) for kind in ("image", "positive", "swapped")})
@@ -647,7 +649,7 @@ def test_feature_spaces(names):
         feature_map({"image": np.zeros((3, 4))})
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_maps_of_two_prompts(names):
     rng, shape = np.random.default_rng(0), (5, 7)
     picture = Image.fromarray(rng.integers(60, 220, (60, 90, 3), dtype=np.uint8))
@@ -657,7 +659,7 @@ def test_maps_of_two_prompts(names):
     assert problems_of(figure) == [] and "constant, a map is constant" in figure.qgcam_alt
 
 
-@pytest.mark.parametrize("names", SETS)
+@each_set
 def test_twins(names):
     rng = np.random.default_rng(0)
     picture = Image.fromarray(rng.integers(60, 220, (60, 90, 3), dtype=np.uint8))

@@ -254,7 +254,7 @@ def house(tmp_path):
     return make
 
 
-def test_make_installs_once_and_only_from_the_lock(house):
+def test_make_installs_once_only_from_the_lock_and_again_when_it_changes(house):
     done, installs = house("env")
     assert done.returncode == 0, done.stderr
     assert len(installs) == 2
@@ -262,22 +262,9 @@ def test_make_installs_once_and_only_from_the_lock(house):
     assert "--no-deps --no-build-isolation --no-index --editable ." in installs[1]
     done, installs = house("env")
     assert done.returncode == 0 and installs == [], "a second run installs something"
-
-
-def test_make_reproduce_and_test_ask_for_nothing_once_installed(house):
-    house("env")
-    for target in ("reproduce", "test"):
-        done, _ = house("-n", target)
-        assert done.returncode == 0, done.stderr
-        assert "pip" not in done.stdout, f"make {target} would install something the second time"
-
-
-def test_make_installs_again_when_the_lock_changes(house):
-    house("env")
     with open(house.folder / "requirements.lock", "a") as lock:
         lock.write("# changed\n")
-    _, installs = house("env")
-    assert any("-r requirements.lock" in line for line in installs)
+    assert any("-r requirements.lock" in line for line in house("env")[1])
     (house.folder / "pyproject.toml").write_text(read("pyproject.toml") + "\n# changed\n")
     _, installs = house("env")
     assert len(installs) == 1 and "--editable" in installs[0]
@@ -312,26 +299,8 @@ def test_make_keeps_a_users_python_and_ipython_out(house):
     assert f"IPYTHONDIR={house.folder}/.venv/user/ipython" in done.stdout
 
 
-def test_make_test_has_the_steps_in_order(house):
-    house("env")
-    plan = house("-n", "test")[0].stdout
-    steps = ["ruff check", "lint-imports", "nbdev-export && nbdev-clean", "nbdev-test", "pytest",
-             "git diff --exit-code"]
-    places = [plan.index(step) for step in steps]
-    assert places == sorted(places)
-
-
-def test_ci_calls_the_readmes_commands():
-    script = read(".ci/run")
-    assert os.access(ROOT / ".ci/run", os.X_OK)
-    assert "set -euo pipefail" in script
-    assert script.index("\nstep test") < script.index("\nstep reproduce") < script.index("\nstep lessons")
-    assert "make test" in read("README.md") and "make reproduce" in read("README.md")
-    subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True, timeout=60)
-
-
 FAKE_MAKE = """#!/bin/bash
-echo "making $1"; echo "7 passed in 1.2s"
+echo "making $1"
 sleep 300 & echo $! >> "$PIDS"           # holds our output open
 setsid sleep 300 & echo $! >> "$PIDS"    # and so does this one, in a session of its own
 if [[ "$1" == "$HANGS" ]]; then sleep 300; fi
@@ -354,13 +323,18 @@ def script(tmp_path):
         return subprocess.Popen([str(tmp_path / ".ci/run")], env=environ | variables, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True)
 
-    def alive():
-        states = [Path(f"/proc/{pid}/stat") for pid in pids.read_text().split()]
-        return [file for file in states if file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"]
+    def alive(wait=10):
+        """Those that are no zombies; a killed one may need a moment to go."""
+        end, states = time.monotonic() + wait, [Path(f"/proc/{pid}/stat") for pid in pids.read_text().split()]
+        while True:
+            left = [file for file in states if file.exists() and file.read_text().rpartition(")")[2].split()[0] != "Z"]
+            if not left or time.monotonic() > end:
+                return left
+            time.sleep(0.05)
 
     start.pids, start.alive = pids, alive
     yield start
-    for file in alive() if pids.exists() else ():
+    for file in alive(0) if pids.exists() else ():
         os.kill(int(file.parent.name), signal.SIGKILL)
 
 
@@ -372,7 +346,6 @@ def test_ci_waits_for_nothing_that_a_step_leaves_behind(script):
     said, _ = script().communicate(timeout=60)
     steps = ("test", "reproduce", "lessons", "docs")
     assert [line for line in said.splitlines() if line.startswith("making")] == [f"making {step}" for step in steps]
-    assert said.splitlines()[-1] == "pytest: 7 passed in 1.2s"
     assert len(script.pids.read_text().split()) == 8 and not script.alive()
 
 
@@ -401,21 +374,6 @@ def test_no_import_star_in_the_package():
     for path in (ROOT / "qgcam_lib").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.names[0].name == "*"), f"{path}:{node.lineno}"
-
-
-def test_no_test_waits_for_a_process_without_a_limit():
-    """`communicate` reads to the end of the output, which a grandchild may hold; `with Popen` waits for the child."""
-    endless, waits = [], {"run", "check_call", "check_output", "call", "wait", "communicate"}
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in waits:
-                by = ast.unparse(node.func.value)
-                ends = node.func.attr == "wait" and node.args or any(word.arg == "timeout" for word in node.keywords)
-                if (by == "subprocess" or node.func.attr in ("wait", "communicate")) and not ends:
-                    endless.append(f"{path.name}:{node.lineno}")
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.fork", "multiprocessing.Process"):
-                endless.append(f"{path.name}:{node.lineno}: a fork copies no threads, so their locks stay closed")
-    assert not endless, endless
 
 
 def test_nbdev_keeps_papermills_tags_and_the_users_profile_out():
@@ -456,8 +414,9 @@ def test_tracked_files_are_small_and_no_results():
     index = ROOT / "qgcam_lib/_modidx.py"  # which nbdev writes: a line a name
     heavy = [path for path in tracked() if path.stat().st_size > 1_000_000 and path != index]
     assert all(path.is_relative_to(ROOT / "data/zoo") for path in heavy), heavy
-    made = [path for path in tracked() if path.relative_to(ROOT).parts[0] == "outputs"]
-    assert not made, "results are made, not committed"
+    made = [path for path in tracked() if path.is_relative_to(ROOT / "outputs")]
+    assert all(path.is_relative_to(ROOT / "outputs/reference") for path in made if path.name != "README.md"), made
+    assert sum(path.stat().st_size for path in made) < 2_000_000
 
 
 def test_licence_and_citation():

@@ -1,9 +1,5 @@
-"""Paper notebooks run on hostile data; a browser opens every page made of the runs and must find text alone.
+"""Paper notebooks run on hostile data; a browser opens every page made of the runs and must find text alone."""
 
-In CI two notebooks are run; `make hostile` runs all of them.
-"""
-
-import os
 import re
 import subprocess
 import sys
@@ -31,8 +27,6 @@ from qgcam_lib.teach.word_order import explore_word_order, said_scene
 sys.path.insert(0, str(ROOT / "docs"))
 import pages
 
-ALL = os.environ.get("HOSTILE") == "all"
-CHOSEN = ("tricd_vqa", "ref_adv_audit")
 THEME = re.compile(r': (<(script|input|form|a )|<button [^>]*onclick="toggle|console Got invalid theme)|cut off')
 FOREIGN = """() => ({
   hit: window.hit ?? null, foot: !!document.querySelector("footer"),
@@ -85,7 +79,7 @@ def broken_links(browser, file: Path) -> list[str]:
     return [one for one in links if not Path(unquote(one.removeprefix("file://"))).exists()]
 
 
-NOTEBOOKS = [name for name in hostile_runs(defaultdict(str)) if ALL or name in CHOSEN]
+NOTEBOOKS = list(hostile_runs(defaultdict(str)))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
@@ -111,7 +105,7 @@ def test_pages_of_the_documentation_hold_text_alone(browser, runs_of, tmp_path):
         path = ROOT / "nbs" / "papers" / f"{name}.ipynb"
         made = with_outputs(path, runs_of(name)[0] / "run.ipynb")
         parameters = {one: f"{bad} ` | <b>" for one, bad in zip(read_parameters(path), NASTY)}
-        made.metadata["qgcam"] = {"run_id": "0" * 12, "parameters": parameters, "code_sha256": "0" * 64}
+        made.metadata["qgcam"] = {"run_id": "0" * 12, "parameters": parameters, "commit": "0" * 40}
         nbformat.write(pages.page(made, path), source / "generated" / f"{name}.ipynb")
     tree = pages.toctree("All", [f"generated/{name}" for name in NOTEBOOKS])
     (source / "index.md").write_text(f"# Hostile\n\n{tree}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from speeds import some
 
 from qgcam_lib.data.catalog import dataset_files, load_dataset, verify_dataset
 from qgcam_lib.data.coco.files import read_instances
@@ -42,7 +43,7 @@ HOSTILE = [None, True, False, 0, -1, 7, 2**63, 10**30, 10**400, 1.5, 1e308, math
 GONE = object()
 
 
-EVERY = 1 if os.environ.get("EVERY_MUTANT") else 9  # all of them take minutes: EVERY_MUTANT=1
+EVERY = int(os.environ.get("EVERY_MUTANT") or 9)  # all of them take minutes: make nightly sets 1
 
 
 def mutants(content):
@@ -307,7 +308,7 @@ CASES = {  # name: (what builds the folder, the file that is changed, its conten
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, "coco instances", "tricd questions"))
 def test_a_hostile_value_in_any_field_gives_a_documented_error_or_none(name, tmp_path):
     build, file, content, look = CASES[name]
     build(tmp_path)
@@ -401,6 +402,7 @@ def look_entities(folder, **changed):
     return look
 
 
+@pytest.mark.nightly
 def test_hostile_annotations_cost_one_picture(tmp_path):
     texts = ["", "nan", "1e400", "-5", "0", "9" * 5000, "1e30", "²"]
     parts = re.findall(r">([^<>\n]+)<", XML)
@@ -474,6 +476,7 @@ def test_hostile_pictures_give_the_documented_error(tmp_path):
     assert "the limit is" in documented(lambda: open_image(tmp_path / "bomb.png"))
 
 
+@pytest.mark.nightly
 def test_paths_that_are_no_files_give_an_error_and_never_wait(tmp_path):
     """Folders, pipes, devices, loops of links, names that no disk has: in a process of its own, since it could hang."""
     program = f"""
@@ -523,6 +526,7 @@ print("read")
 # ---------------------------------------------------------------- linear time
 
 
+@pytest.mark.nightly
 def test_hostile_sizes_are_read_in_linear_time_or_refused(tmp_path):
     """Inputs that took a minute or more, each some seconds now; all in one process with a wide limit."""
     program = f"""

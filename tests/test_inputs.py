@@ -79,8 +79,8 @@ SMALL = ('dataset: str = "worlds/flickr"\nsplit: str = "test"\nmodel: str = "bli
 def write_small(folder):
     """A notebook that reads a data set and names a file of predictions; it writes a table, records and its colophon."""
     cells = [new_code_cell(SMALL, metadata={"tags": ["parameters"]}), new_code_cell(
-        "import pandas as pd\nfrom qgcam_lib.data.catalog import load_dataset\nfrom qgcam_lib.runs import current_run\n"
-        "run, examples = current_run(), load_dataset(dataset, split=split)"), new_code_cell(
+        "import pandas as pd\nfrom qgcam_lib.data.catalog import load_dataset\nfrom qgcam_lib.runs import open_run\n"
+        "run, examples = open_run(\"small\", globals()), load_dataset(dataset, split=split)"), new_code_cell(
         'frame = pd.DataFrame({"id": [e.id for e in examples], "x0": [e.boxes[0, 0] for e in examples]})\n'
         'run.save_table(frame, "scores", "Left edges.")\nstore = run.store("model")\n'
         'store.done() or store.append(frame)\nrun.colophon()')]

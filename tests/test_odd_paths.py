@@ -73,7 +73,7 @@ def test_what_is_read_may_have_any_name(here, capsys):
 
 def test_runs_lie_in_folders_of_any_name(here, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    source = "from qgcam_lib.runs import current_run\nrun = current_run()\nrun.folder.joinpath('there').touch()"
+    source = "from qgcam_lib.runs import open_run\nrun = open_run('n', globals())\nrun.folder.joinpath('there').touch()"
     cells = [new_code_cell("data: str = ''", metadata={"tags": ["parameters"]}), new_code_cell(source)]
     odd = "ünï 100%d -p a:b it's $HOME;#{name}"
     notebook, outputs, data = Path(f"{odd}.ipynb"), Path(f"out {odd}"), Path(f"data {odd}")

@@ -295,15 +295,3 @@ def test_tables_can_be_read_in_the_dark(site, report, browser):
         e => getComputedStyle(e).backgroundColor + getComputedStyle(e).filter)""")
     assert set(ground) == {"rgb(255, 255, 255)none"}  # figures are drawn on white
     page.context.close()
-
-
-def test_make_test_asks_last_whether_all_is_committed():
-    done = subprocess.run(["make", "-n", "test", "VENV=none"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    named = ("ruff check", "nbdev-export", "nbdev-test", "pytest --num", "git diff")
-    steps = [done.stdout.index(words) for words in named]
-    assert steps == sorted(steps), done.stderr
-
-
-def test_the_report_of_the_engine_is_in_the_makefile_and_the_snakefile():
-    assert "--report" not in (ROOT / "Makefile").read_text() + (ROOT / "Snakefile").read_text()
-    assert "/gathered/index.html" in (ROOT / "Snakefile").read_text()

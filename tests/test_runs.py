@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -21,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
 from qgcam_lib.runs import current as run_current
-from qgcam_lib.runs import current_run, find_runs, open_notebook, read_run
+from qgcam_lib.runs import find_runs, open_run, read_run
 from qgcam_lib.runs import runner as runs
 from qgcam_lib.runs.current import Run, lock_run
 from qgcam_lib.runs.gather import table_page
@@ -32,7 +31,7 @@ from qgcam_lib.storage import fingerprints
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
-START = "from qgcam_lib.runs import current_run\nrun = current_run()"
+START = "from qgcam_lib.runs import open_run\nrun = open_run('n', globals())"
 
 
 def write_notebook(path, *sources, parameters="limit: int = 3", tags=("parameters",)):
@@ -574,17 +573,21 @@ def test_the_face_of_runs_is_light():
     assert shown == "set()\n"
 
 
-def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path):
-    run = current_run(notebook="my notebook", outputs=tmp_path)
+def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my notebook", "another"):
+        write_notebook(tmp_path / f"{name}.ipynb", START)
+    space = {"limit": 3}
+    run = open_run("my notebook", space, outputs=tmp_path)
     assert run.folder.parent == tmp_path / "interactive" / "my_notebook" and run.folder.name == run.id
     run.record(n=1)
     with pytest.raises(RunError, match="another process"), lock_run(run.folder, wait=0.1):
         pass
-    other = current_run(notebook="another", outputs=tmp_path)
+    other = open_run("another.ipynb", space, outputs=tmp_path)
     with lock_run(run.folder, wait=0.1):
         pass
     assert other.folder.parent.name == "another" and read_run(run.folder)["results"] == {"n": 1}
-    again = current_run(notebook="my notebook", outputs=tmp_path)
+    again = open_run(tmp_path / "my notebook.ipynb", space, outputs=tmp_path)
     assert again.folder == run.folder and read_run(run.folder)["results"] == {}
     assert read_run(run.folder)["attempts"] == 2
     assert run.id in repr(run.colophon()) and read_run(run.folder)["finished"]
@@ -594,71 +597,24 @@ def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path):
     assert find_runs(tmp_path, "another", status="interactive") == [(other.folder, read_run(other.folder))]
 
 
-# ---- a notebook found by the cells that ran in its kernel
-
-MINE = ["import math", "limit: int = 3  # phrases\nshare: float = 0.5", "run = current_run()", "total = limit"]
-
-
-@pytest.fixture
-def kernel(tmp_path, monkeypatch):
-    """Gives a function that plays a kernel: the cells that ran, as sources, with the values that they leave."""
-    write_notebook(tmp_path / "mine.ipynb", MINE[0], *MINE[2:], parameters=MINE[1])
-    nb = nbformat.read(tmp_path / "mine.ipynb", 4)
-    nb.cells = [nb.cells[1], nb.cells[0], *nb.cells[2:]]
-    nbformat.write(nb, tmp_path / "mine.ipynb")
-    write_notebook(tmp_path / "another.ipynb", "import json", *MINE[2:], parameters=MINE[1])
+def test_a_run_takes_the_values_of_the_kernel_and_refuses_what_the_notebook_does_not_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    write_notebook(tmp_path / "mine.ipynb", START, "scratch = 1", parameters="limit: int = 3\nshare: float = 0.5")
+    (tmp_path / "mine.py").touch()
 
-    def ran(*cells, **space):
-        values = {}
-        for cell in cells:
-            if "current_run" not in cell:
-                exec(cell, values)
-        shell = SimpleNamespace(history_manager=SimpleNamespace(input_hist_raw=["", *cells]), user_ns=values | space)
-        monkeypatch.setattr(open_notebook, "_shell", lambda: shell)
-        return open_notebook.open_notebook()
+    def parameters(**space):
+        return read_run(open_run("mine", space, outputs=tmp_path / "out").folder)["parameters"]
 
-    return ran
-
-
-def test_a_notebook_is_found_by_its_cells(kernel, tmp_path, monkeypatch):
-    found = kernel(*MINE[:3])
-    assert (found.name, found.path, found.parameters) == ("mine", tmp_path / "mine.ipynb", {"limit": 3, "share": 0.5})
-    injected = kernel(*MINE[:2], "# Parameters\nlimit = 7", MINE[2])
-    assert (injected.name, injected.parameters["limit"]) == ("mine", 7)
-    again = kernel(*MINE[:2], "# Parameters\nmodle = 7", MINE[2], *MINE[:3])
-    assert again.parameters["limit"] == 3, "an injected cell of an earlier pass does not count"
-    late = kernel(*MINE[:2], "limit = 9", MINE[2])
-    assert late.parameters["limit"] == 9, "the value is the one in the kernel"
-    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "another.ipynb"))
-    assert kernel(*MINE[:3]).name == "mine", "a name that was inherited is not believed against the cells"
-    unsaved = kernel("import json", "limit: int = 4\nshare: float = 0.5\nmore: bool = True", "run = current_run( )")
-    assert (unsaved.name, list(unsaved.parameters)) == ("another", ["limit", "share", "more"])
-    monkeypatch.delenv("JPY_SESSION_NAME")
-    code = kernel("x = 1", "run = current_run( )", __vsc_ipynb_file__=str(tmp_path / "mine.ipynb"))
-    assert code.path is None, "no cell of that file ran here"
-    code = kernel(MINE[0], "run = current_run( )", __vsc_ipynb_file__=str(tmp_path / "mine.ipynb"))
-    assert (code.name, code.parameters["limit"]) == ("mine", 3)
-
-
-def test_an_unknown_notebook_is_named_by_its_cells_and_checked_by_their_form(kernel):
-    first, second = kernel("y = 1", MINE[1], MINE[2]), kernel("y = 1", "limit: int = 8\nshare: float = 0.5", MINE[2])
-    assert first.path is None and first.name == second.name and first.name.startswith("cells-")
-    assert (first.parameters["limit"], second.parameters["limit"]) == (3, 8)
-    assert kernel("y = 2", MINE[1], MINE[2]).name != first.name
-    with pytest.raises(ParameterError, match="`limti`: the notebook has no such parameter. Did you mean `limit`"):
-        kernel("y = 1", MINE[1], "# Parameters\nlimti = 9", MINE[2])
-    for value, words in (("'many'", "expected int, given 'many'"), ("True", "expected int, given True")):
+    assert parameters() == parameters(limit=3) == {"limit": 3, "share": 0.5}
+    changed = parameters(more=1, limit=np.int64(7), _i3="limit = 7", share=1.0, np=np, late=5)
+    assert changed == {"limit": 7, "share": 1.0}
+    assert parameters(limit=3, share=0.5, scratch=1, limti=9)["limit"] == 3, "what a later cell left does not count"
+    for space, words in (({"limit": "many"}, "expected int, given 'many'"), ({"limit": True}, "given True"),
+                         ({"share": 0.5, "limit": 3, "_": 1, "limti": 9, "shrae": 1}, "`limti`.* Did you mean `limit`"),
+                         ({"limit": 3, "share": 0.5, "zzz": None}, "`zzz`: .* It has: limit, share")):
         with pytest.raises(ParameterError, match=words):
-            kernel(*MINE[:2], f"# Parameters\nlimit = {value}", MINE[2])
-
-
-def test_a_copy_that_papermill_wrote_stands_for_its_source(kernel, tmp_path):
-    for name in ("a_copy.ipynb", "z_copy.ipynb"):
-        nb = nbformat.read(tmp_path / "mine.ipynb", 4)
-        nb.metadata["papermill"] = {"input_path": "folder/mine.ipynb"}
-        nbformat.write(nb, tmp_path / name)
-    assert kernel(*MINE[:3]).path == tmp_path / "mine.ipynb"
-    (tmp_path / "mine.ipynb").unlink()
-    assert kernel(*MINE[:3]).path == tmp_path / "mine.ipynb"
+            parameters(**space)
+    assert (tmp_path / "mine.ipynb").unlink() is None
+    for name in ("mine", "mine.py", "nowhere/mine.ipynb"):
+        with pytest.raises(RunError, match=f"argument `name`: expected .*, given '{name}'; .* Save the notebook"):
+            open_run(name, {}, outputs=tmp_path / "out")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'data_app', 'join_pairs', 'main', 'run', 'gather', 'score', 'models', 'data_list', 'data_verify', 'data_fetch',
-           'zoo', 'papers', 'schema']
+           'zoo', 'papers', 'reference', 'schema']
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d2754361
 import sys
@@ -313,22 +313,97 @@ def zoo(context: typer.Context) -> None:
     runpy.run_module("qgcam_lib.finetune", run_name="__main__")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9f
-@app.command(example="qgcam papers q_groundcam/a9ce852358ae", part=_RUNS)
-def papers(runs: Annotated[list[str], typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-               "notebooks of nbs/papers, each with the id of its run; without one, its newest"))],
-           outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None) -> None:
-    """Store the outputs of finished runs in their paper notebooks, sources untouched."""
-    from qgcam_lib.runs import find_runs
-    from qgcam_lib.runs.stored import store_run
+def _shown(outputs: Path | None) -> list[str]:
+    """The runs that the stored pages show, as NOTEBOOK/RUN_ID: what the engine has written last."""
     from qgcam_lib.settings import settings
 
-    for one in runs:
-        name, _, run_id = one.partition("/")
-        found = [folder for folder, _ in find_runs(outputs or settings.outputs, name, say=left_out)
-                 if run_id in ("", folder.name)]
-        if not found:
-            raise FileNotFoundError(f"no finished run {one}. Make it: make papers")
-        say(f"{short_path(store_run(found[0], _notebook_path(name)))}: run {found[0].name}")
+    path = Path(outputs or settings.outputs) / "gathered" / "shown.txt"
+    if not path.is_file():
+        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or: make reproduce")
+    return path.read_text(encoding="utf-8").split()
+
+
+def _run_folder(one: str, outputs: Path | None) -> Path:
+    """The folder of a run given as NOTEBOOK/RUN_ID, or as NOTEBOOK for its newest finished one."""
+    from qgcam_lib.runs import find_runs
+    from qgcam_lib.settings import settings
+
+    name, _, run_id = one.partition("/")
+    if run_id:
+        return Path(outputs or settings.outputs) / name / run_id
+    found = find_runs(outputs or settings.outputs, name, say=left_out)
+    if not found:
+        raise FileNotFoundError(f"no finished run of {one}. Make one: qgcam run {one}")
+    return found[0][0]
+
+
+def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path:
+    """The folder of a run that a commit names: computed again where there were uncommitted changes."""
+    from qgcam_lib.runs import read_run
+    from qgcam_lib.runs.runner import run_notebook
+
+    record = read_run(folder)
+    if record.get("status") != "ok" or not (record.get("git") or {}).get("dirty"):
+        return folder
+    say(f"run {folder.name} of {notebook.name} was computed with uncommitted changes; it is computed again.", err=True)
+    return run_notebook(notebook, record["parameters"], outputs=outputs, force=True, wait=True, progress=False).folder
+
+# %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9d
+@app.command(example="qgcam papers q_groundcam/a9ce852358ae", part=_RUNS)
+def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
+               "paper notebooks, each with its run; without one, its newest; default: those of make papers"))] = None,
+           outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None,
+           check: Annotated[bool, typer.Option("--check", help="only see that all that decides results is committed")
+                            ] = False) -> None:
+    """Store the outputs of finished runs in their paper notebooks, and their numbers in outputs/reference.
+
+    Refused with uncommitted changes, so that a page names the commit that made it. A page that cannot be stored does
+    not keep the others back.
+    """
+    from qgcam_lib.errors import RunError
+    from qgcam_lib.runs.provenance import uncommitted
+    from qgcam_lib.runs.stored import store_run
+
+    changed, failed = uncommitted(), 0
+    if changed is None or changed:
+        names = ", ".join(changed[:5]) + ", ..." * (len(changed) > 5) if changed else "what is not in a repository"
+        say(f"qgcam: not committed: {names}. A page names the commit that made it; commit the changes first.", err=True)
+        raise typer.Exit(1)
+    for one in [] if check else runs or _shown(outputs):
+        path = _notebook_path(one.partition("/")[0])
+        try:
+            folder = _committed_again(_run_folder(one, outputs), path, outputs)
+            say(f"{short_path(store_run(folder, path))}: run {folder.name}")
+        except (RunError, FileNotFoundError) as error:
+            failed += 1
+            say(f"qgcam: {one} is not stored: {' '.join(str(error).split())}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+# %% ../../nbs/lib/cli/09_main.ipynb #d3e7fe9e
+@app.command(example="qgcam reference q_groundcam/a9ce852358ae", part=_RUNS)
+def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
+                  "runs of paper notebooks (without an id: the newest); default: those of make reproduce"))] = None,
+              strict: Annotated[bool, typer.Option("--strict", help="on another processor too, each number must hold")
+                                ] = False,
+              outputs: Annotated[Path | None, typer.Option(help="folder of the results")] = None) -> None:
+    """Compare the numbers of finished runs with those of the stored pages, in outputs/reference."""
+    from qgcam_lib.errors import QgcamError
+    from qgcam_lib.runs.reference import MEANT, REFERENCES, report
+
+    held = []
+    for one in runs or _shown(outputs):
+        try:
+            holds, lines = report(_run_folder(one, outputs), REFERENCES / one.partition("/")[0], strict=strict)
+        except (QgcamError, FileNotFoundError) as error:
+            holds, lines = False, [f"{one}: {' '.join(str(error).split())}"]
+        held.append(holds)
+        for line in lines:
+            say(line, err=not holds)
+    if not all(held):
+        say(MEANT, err=True)
+        raise typer.Exit(1)
+    say(f"The numbers of {len(held)} stored pages hold.")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #5c4e0102
 @app.command(example="qgcam schema tricd evaluate", part=_HERE)

@@ -15,8 +15,9 @@ from typing import Any
 from ..errors import RunError
 from .parameters import read_notebook, read_parameters
 from .record import check_outputs, read_run
-from .runner import plan_run
-from ..storage.files import write_whole
+from .reference import REFERENCES, read_reference, write_reference
+from .runner import notebook_source
+from ..storage.files import sha256_of, write_whole
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #2297f387
 MAX_BYTES = 1_500_000  # of a stored notebook
@@ -85,43 +86,47 @@ def _kept_outputs(cell: Any) -> list[Any]:
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #3ec59c54
 def with_outputs(source: Any, executed: Any) -> Any:
-    """A copy of the notebook `source` with the outputs of `executed`, the same cells run; ValueError when they differ.
+    """A copy of the notebook `source` with the outputs of `executed`, the same code run; ValueError when it differs.
 
     Cells that a runner injected are left out. Sources, ids and metadata stay those of `source`.
     """
     made, ran = deepcopy(read_notebook(source)), read_notebook(executed)
-    cells = [cell for cell in ran.cells if "injected-parameters" not in cell.get("metadata", {}).get("tags", [])]
-    if [(c.cell_type, c.source) for c in cells] != [(c.cell_type, c.source) for c in made.cells]:
-        raise ValueError("executed: expected the cells of the source, got others: the notebook has changed since.")
-    for cell, done in zip(made.cells, cells):
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = _kept_outputs(done), None
+    mine = [cell for cell in made.cells if cell.cell_type == "code"]
+    done = [cell for cell in ran.cells if cell.cell_type == "code"
+            and "injected-parameters" not in cell.get("metadata", {}).get("tags", [])]
+    if [cell.source for cell in done] != [cell.source for cell in mine]:
+        raise ValueError("executed: expected the code cells of the source, got others: the notebook has changed since. "
+                         "Run it again")
+    for cell, other in zip(mine, done):
+        cell.outputs, cell.execution_count = _kept_outputs(other), None
     return made
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #1a16dad3
-def store_run(folder: str | Path, notebook: str | Path) -> Path:
-    """Store the outputs of the finished run in `folder` in its notebook; returns the notebook's path.
+def store_run(folder: str | Path, notebook: str | Path, references: str | Path = REFERENCES) -> Path:
+    """Store the outputs of the finished run in `folder` in its notebook, and its numbers in references/NOTEBOOK.
 
     The notebook's sources stay; its metadata get "qgcam": run_id, parameters that differ from the parameters cell,
-    started, commit, code_sha256, notebook_sha256. RunError, and nothing written, for a run that is not finished, whose
-    files have
-    changed, that is not what today's notebook and library would compute, or whose outputs should not be stored.
+    started, commit, code_cells_sha256. Returns the notebook's path. RunError, and nothing written, for a run that is
+    not finished, whose files have changed, that no commit names (it was computed with uncommitted changes), that ran
+    other cells, or whose outputs should not be stored.
     """
     folder, notebook = Path(folder), Path(notebook)
     record = read_run(folder)
     if record.get("status") != "ok":
         raise RunError(f"run {folder.name}: expected a finished run, its status is {record.get('status')!r}.", folder)
-    check_outputs(folder, ("notebook",))
+    check_outputs(folder, ("notebook", "table"))
+    git = record.get("git") or {}
+    if not git.get("commit") or git.get("dirty"):
+        raise RunError(f"run {folder.name} of {notebook.name} was computed with uncommitted changes, so its page could "
+                       "not name the code that made it. Commit them and run it again: make papers", folder)
+    try:
+        made = with_outputs(notebook, folder / "run.ipynb")
+    except ValueError as error:
+        raise RunError(f"run {folder.name} of {notebook.name}: {error}", folder) from None
     known = {name: one.default for name, one in read_parameters(notebook).items()}
-    given = {name: value for name, value in record["parameters"].items() if name not in known or known[name] != value}
-    today = plan_run(notebook, given).run_id if set(given) <= set(known) else ""
-    if today != record["run_id"]:
-        raise RunError(f"run {folder.name} is not of today's {notebook.name} and library (that would be {today}). "
-                       "Run it anew: make papers.", folder)
-    made = with_outputs(notebook, folder / "run.ipynb")
+    given = {name: value for name, value in record["parameters"].items() if known[name] != value}
     made.metadata["qgcam"] = {"run_id": record["run_id"], "parameters": given, "started": record.get("started"),
-                              "commit": (record.get("git") or {}).get("commit"), "code_sha256": record["code_sha256"],
-                              "notebook_sha256": record["notebook_sha256"]}
+                              "commit": git["commit"], "code_cells_sha256": sha256_of(notebook_source(notebook))}
     import nbformat
 
     text = nbformat.writes(made) + "\n"
@@ -130,29 +135,26 @@ def store_run(folder: str | Path, notebook: str | Path) -> Path:
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise RunError(f"run {folder.name} of {notebook.name} cannot be stored. {'; '.join(faults[:5])}{more}.", folder)
+    write_reference(folder, Path(references) / notebook.stem)
     write_whole(notebook, text)
     return notebook
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #168aa56b
-def stored_problems(notebook: str | Path) -> list[str]:
+def stored_problems(notebook: str | Path, references: str | Path = REFERENCES) -> list[str]:
     """Why the outputs that a paper notebook stores cannot be shown, a line each; empty when they can.
 
-    They must be those of the run that today's notebook and library would make with the stored parameters, fit for a
-    page (`unfit_outputs`) and not larger than `MAX_BYTES`. The remedy is `make papers`.
+    Its code cells must be those that ran, the numbers of that run must be in references/NOTEBOOK, and the page must be
+    fit to show (`unfit_outputs`) and not larger than `MAX_BYTES`. If not: make papers.
     """
     notebook, found = Path(notebook), []
     about = read_notebook(notebook).metadata.get("qgcam")
     if about is None:
         return [f"{notebook.name} stores no run"]
-    try:
-        today = plan_run(notebook, about["parameters"])
-        if today.run_id != about["run_id"]:
-            parts = {"notebook": (today.sha256, "notebook_sha256"), "library": (today.code, "code_sha256")}
-            changed = [name for name, (now, then) in parts.items() if now != about[then]] or ["what it reads"]
-            found.append(f"{notebook.name} shows run {about['run_id']}, today's is {today.run_id}: changed since: "
-                         + ", ".join(changed))
-    except ValueError as error:
-        found.append(f"{notebook.name} shows a run that today's notebook does not take: {error}")
+    if about.get("code_cells_sha256") != sha256_of(notebook_source(notebook)):
+        found.append(f"{notebook.name}: its code cells are not those of run {about['run_id']}, whose outputs it stores")
+    kept = read_reference(Path(references) / notebook.stem).get("run_id", "none")
+    if kept != about["run_id"]:
+        found.append(f"{notebook.name} stores run {about['run_id']}, its reference is of run {kept}")
     if (size := notebook.stat().st_size) > MAX_BYTES:
         found.append(f"{notebook.name} has {size:,} bytes, allowed are {MAX_BYTES:,}")
     return found + [f"{notebook.name}: {fault}" for fault in unfit_outputs(notebook)]

@@ -64,8 +64,8 @@ def notebook(folder: Path) -> None:
     import nbformat
     from nbformat.v4 import new_code_cell, new_notebook
 
-    cells = ["from qgcam_lib.runs import current_run", "limit: int = 4  # phrases", "run = current_run()",
-             "run.record(n=limit)", "run.colophon()"]
+    cells = ["from qgcam_lib.runs import open_run", "limit: int = 4  # phrases",
+             "run = open_run('q_groundcam', globals())\nrun.record(n=limit)", "run.colophon()"]
     made = new_notebook(cells=[new_code_cell(cell, id=f"cell{k}") for k, cell in enumerate(cells)], metadata={
         "kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}})
     made.cells[1].metadata["tags"] = ["parameters"]
