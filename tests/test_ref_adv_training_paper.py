@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from qgcam_lib.data.inputs import RefAdvStudy
 from qgcam_lib.errors import FileFault
-from qgcam_lib.finetune.referring.study import ARMS, RefAdvStudy
+from qgcam_lib.finetune.referring.study import ARMS
 from qgcam_lib.papers.ref_adv.training import (
     TABLE9,
     TABLE10,

@@ -90,11 +90,10 @@ def meaning(source: str | ast.Module) -> str:
     source: text, or its tree, which loses its docstrings.
     """
     tree = ast.parse(source) if isinstance(source, str) else source
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = getattr(node.body[0], "value", None) if node.body and isinstance(node.body[0], ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                node.body = node.body[1:]
+    for node in [tree, *_statements(tree.body)]:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+                node, clean=False) is not None:
+            node.body = node.body[1:]
     return sha256_of(ast.dump(tree))
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #e4636381
@@ -110,10 +109,13 @@ def _named_files(tree: ast.Module) -> set[Path]:
 @lru_cache(maxsize=4096)
 def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[frozenset[Path], frozenset[Path], str]:
     """The files of the package that one of its files imports, the project's files that it names, and its meaning."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    source = file.read_text(encoding="utf-8")
+    tree, named = ast.parse(source), frozenset()
     inside = ".".join([package.name, *file.parent.relative_to(package).parts])
     imported = frozenset(found for name in named_modules(tree, inside) for found in _files_of(name, package))
-    return imported, frozenset(_named_files(tree)), meaning(tree)
+    if "project_file(" in source:
+        named = frozenset(_named_files(tree))
+    return imported, named, meaning(tree)
 
 
 def _read(file: Path, package: Path) -> tuple[frozenset[Path], frozenset[Path], str]:
