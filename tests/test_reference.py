@@ -159,7 +159,7 @@ def test_the_command_compares_what_the_engine_ran_last(make, reference, tmp_path
     assert cli.main(["reference", "--outputs", str(outputs)]) == 2 and "make reproduce" in capsys.readouterr().err
     (outputs / "gathered").mkdir()
     (outputs / "gathered" / "shown.txt").write_text(f"demo/{'b' * 12}\n")
-    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored pages hold" in capsys.readouterr().out
+    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored page hold" in capsys.readouterr().out
     make("b" * 12, claims=moved(CLAIMS, 0, "verdict", "open"))
     assert cli.main(["reference", "--outputs", str(outputs)]) == 1
     said = capsys.readouterr().err

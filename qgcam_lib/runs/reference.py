@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['INTERVAL_SHARE', 'RELATIVE', 'SMALLEST', 'REFERENCES', 'REFERENCE_FILE', 'MAX_ROWS', 'MEANT', 'Tolerance',
-           'Difference', 'table_differences', 'kept_table', 'write_reference', 'read_reference', 'compare', 'report']
+           'Difference', 'table_differences', 'kept_table', 'processor_of', 'write_reference', 'read_reference',
+           'compare', 'report']
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #789b9b21
 import json
@@ -125,8 +126,8 @@ def _moved(before: Any, after: Any, rule: Tolerance, half_width: float = math.na
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #0b4d6bff
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as it is compared: columns of whole numbers as such, without columns of seconds."""
-    return frame[[name for name in frame if "seconds" not in str(name)]].convert_dtypes().astype(object)
+    """A table with its cells as Python's own values, whole numbers as such, also in columns with missing ones."""
+    return frame.convert_dtypes().astype(object)
 
 
 def _row_names(frame: pd.DataFrame) -> list[str]:
@@ -210,7 +211,8 @@ def _described(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def kept_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as the reference keeps it: itself, or for one of more than `MAX_ROWS` rows its columns described."""
+    """A table as it is kept: without seconds; of one with more than `MAX_ROWS` rows, its columns described."""
+    frame = frame[[name for name in frame if "seconds" not in str(name)]]
     return _described(frame) if len(frame) > MAX_ROWS else frame
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #c70f85a6
@@ -252,10 +254,16 @@ def _finished(folder: Path) -> dict[str, Any]:
     return record
 
 
+def processor_of(record: Mapping[str, Any]) -> str:
+    """The processor that computed a run: what its record says of the machine, without system and number of cores."""
+    about = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
+    return ", ".join(str(one) for one in about.values() if one)
+
+
 def write_reference(folder: str | Path, target: str | Path) -> Path:
     """Keep the numbers of the finished run in `folder` as the reference in the folder `target`, replaced as a whole.
 
-    Written are tables/*.csv and reference.json: run_id, notebook, parameters, git, machine, tolerance, results.
+    Written are tables/*.csv and reference.json: run_id, notebook, parameters, git, tolerance, results, processor.
     Raises RunError for a run that is not finished or whose tables are not as recorded.
     """
     folder, target = Path(folder), Path(target)
@@ -265,9 +273,8 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     for path in sorted((folder / "tables").glob("*.csv")):
         kept = kept_table(pd.read_csv(path))
         write_whole(part / "tables" / path.name, kept.to_csv(index=False, float_format=_DIGITS))
-    machine = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
-    about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git")} | {"machine": machine}
-    about |= {"tolerance": record.get("tolerance"), "results": record["results"]}
+    about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git", "tolerance", "results")}
+    about |= {"processor": processor_of(record)}
     write_json(part / REFERENCE_FILE, about, indent=1)
     shutil.rmtree(target, ignore_errors=True)
     part.rename(target)
@@ -319,11 +326,6 @@ MEANT = ("If the change is meant, commit it and store the pages and their refere
          "If not, it is a defect of what was changed.")
 
 
-def _processor(about: Mapping[str, Any]) -> str:
-    machine = about.get("machine") or {}
-    return ", ".join(str(machine[name]) for name in ("cpu", "instructions", "gpu") if machine.get(name))
-
-
 def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -> tuple[bool, list[str]]:
     """Does the run in `folder` hold its reference, and what a reader should know, a line each.
 
@@ -331,7 +333,7 @@ def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -
     that differs never holds. Errors: as of `compare`.
     """
     found = compare(folder, reference)
-    here, there = (_processor(one) for one in (read_run(folder), read_reference(reference)))
+    here, there = processor_of(read_run(folder)), read_reference(reference).get("processor", "")
     name = f"{Path(reference).name}/{Path(folder).name}"
     if not found:
         return True, []
