@@ -112,6 +112,13 @@ def test_what_an_interval_is_not_about_has_no_part_in_it():
     assert len(table_differences("t", table, table.assign(paper=0.61))) == 1
 
 
+def test_counts_of_exact_ties_are_not_compared():
+    table = pd.DataFrame({"model": ["a"], "scores that tie": [4], "pg_ties": [3], "ties broken by": ["order"],
+                          "tied": [1]})
+    assert not table_differences("t", table, table.assign(**{"scores that tie": 6, "pg_ties": 1}))
+    assert len(table_differences("t", table, table.assign(**{"ties broken by": "luck", "tied": 2}))) == 2
+
+
 def test_a_training_declares_its_own_rule(make, reference):
     changed = {"summary": moved(SUMMARY, 1, "value", 0.64)}
     folder = make("b" * 12, **changed)

@@ -31,6 +31,7 @@ INTERVAL_SHARE = 0.1  # of the half width of its interval a number may move,
 RELATIVE = 1e-3  # and of its size where it has no interval,
 SMALLEST = 1e-6  # and this far in any case: what is left of differences between equal numbers
 _INTERVALS = (("ci_low", "ci_high"), ("low", "high"))  # the columns of an interval
+_TIES = re.compile(r"(\b|_)ties?\b")  # in the name of a column: a whole number there counts exact ties
 _STATED = ("paper", "tolerance", "chance", "random", "n_groups_effective")  # what an interval in the row is not about
 
 
@@ -171,6 +172,8 @@ def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Ma
     """What differs in the columns that both have."""
     half_width = _half_width(before)
     for column in [name for name in before if name in after]:
+        if _TIES.search(str(column)) and isinstance(before[column], int) and isinstance(after[column], int):
+            continue
         half = math.nan if str(column) in _STATED else half_width
         size = _moved(before[column], after[column], rule, half, is_p=column == "p_value")
         if size is not None and not size <= 1:
