@@ -10,6 +10,7 @@ __all__ = ['INTERVAL_SHARE', 'RELATIVE', 'SMALLEST', 'REFERENCES', 'REFERENCE_FI
 # %% ../../nbs/lib/runs/09_reference.ipynb #789b9b21
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,10 +75,12 @@ class Difference:
         return numbers[0] != numbers[1] or not numbers[0]
 
     def __str__(self) -> str:
-        before, after = ("missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
-                         for one in (self.before, self.after))
+        both = ["missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
+                for one in (self.before, self.after)]
+        start = max(len(os.path.commonprefix(both)) - 40, 0)  # of long texts, where they part
+        before, after = both if len(max(both, key=len)) <= 100 else (f"...{one[start : start + 80]}..." for one in both)
         far = "" if math.isnan(self.size) else f" ({self.size:.3g} times what it may move)"
-        return f"{self.table}: {self.place}: from {before[:200]} to {after[:200]}{far}"
+        return f"{self.table}: {self.place}: from {before} to {after}{far}"
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #75521b28
 _DECIMAL = r"[-+]?\d*\.\d+(?:e[-+]?\d+)?"
