@@ -68,7 +68,7 @@ papers: env  ## run the paper notebooks; store in each of them what its run show
 	@snakemake --cores $(CORES) --quiet rules progress host || echo "Runs failed; the pages of the others are stored." >&2
 	@status=0; qgcam papers || status=$$?; python docs/first_run.py; nbdev-clean; exit $$status
 
-check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=60)
+check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=30)
 	@$(CLEANLY) $(ONE_THREAD) SINCE=$(SINCE) SECONDS=$(SECONDS) CORES=$(CORES) python .ci/check.py
 
 test: env lint exported notebooks pytest committed  ## on every push: style, who imports whom, library notebooks, pytest, exports

@@ -377,6 +377,7 @@ def test_the_notebooks_define_nothing(notebook):
             assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     run = run_notebook(NOTEBOOK, {"expressions": str(world), "n_bootstrap": 20}, outputs=tmp_path, progress=False)
     assert run.status == "ok"
@@ -388,6 +389,7 @@ def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"random_choice", "implied_shares_figure"}
 
 
+@pytest.mark.nightly
 def test_the_evaluation_runs_with_rows_that_say_why_others_did_not(world, tmp_path):
     given = {"expressions": str(world), "models": ["map-mass", "vilbert"], "limit": 25, "n_bootstrap": 20}
     run = run_notebook(EVALUATE, given, outputs=tmp_path, progress=False)
