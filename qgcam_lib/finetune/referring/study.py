@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TINY', 'STEPS', 'PICTURES', 'RECIPE', 'QUESTION_RATE', 'ARMS', 'KINDS', 'CHOICES', 'STUDY', 'Arm', 'arm_recipe',
-           'StudyData', 'first_pictures', 'load_study', 'train_arm', 'arm_choices', 'arm_answers', 'content',
-           'write_arm', 'run_arm', 'first_rows', 'main']
+           'StudyData', 'first_pictures', 'RefAdvStudy', 'load_study', 'train_arm', 'arm_choices', 'arm_answers',
+           'content', 'write_arm', 'run_arm', 'first_rows', 'main']
 
 # %% ../../../nbs/lib/finetune/referring/07_study.ipynb #a1d70003
 import argparse
@@ -45,6 +45,7 @@ from ...referring.score import score_choices
 from ...settings import ROOT, settings
 from ...storage.files import sha256_of, whole_file, write_json, write_whole
 from ...storage.fingerprints import weights_fingerprint
+from ...storage.inputs import FilePath
 
 # %% ../../../nbs/lib/finetune/referring/07_study.ipynb #a1d70006
 TINY = replace(vilbert.MINI, hidden=64, layers=3, inner=128, region_hidden=64, region_layers=2, region_inner=128,
@@ -127,6 +128,12 @@ def first_pictures(expressions: Sequence[Expression], count: int) -> list[Expres
     """The expressions of the first `count` pictures, in order."""
     kept = set(list(dict.fromkeys(one.group for one in expressions))[:count])
     return [one for one in expressions if one.group in kept]
+
+# %% ../../../nbs/lib/finetune/referring/07_study.ipynb #51853b58
+class RefAdvStudy(FilePath):
+    """The type of a notebook's parameter that names a study; "" is the stored one."""
+
+    usual = "data/studies/ref_adv"
 
 # %% ../../../nbs/lib/finetune/referring/07_study.ipynb #a1d70010
 def load_study(root: str | Path, cache: str | Path | None = None, *, images: int = 1600, pictures: int = PICTURES,
