@@ -415,7 +415,7 @@ def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK
     if not all(held):
         say(MEANT, err=True)
         raise typer.Exit(1)
-    say(f"The numbers of {len(held)} stored pages hold.")
+    say(f"The numbers of {len(held)} stored page{'s' * (len(held) > 1)} hold.")
 
 # %% ../../nbs/lib/cli/09_main.ipynb #5c4e0102
 @app.command(example="qgcam schema tricd evaluate", part=_HERE)
