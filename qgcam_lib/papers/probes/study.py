@@ -211,7 +211,7 @@ def read_study(study: str | Path = "relcomp") -> RelCompStudy:
     folder = study_folder(study)
     if not (folder / "study.json").is_file():
         raise FileFault(f"study: expected study.json in {folder}, it is not there. Make it with python -m "
-                        f"qgcam_lib.papers.probes.study --out {folder}")
+                        f"qgcam_lib.papers.probes --out {folder}")
     about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     records = {file.stem: pd.read_parquet(file) for file in sorted(folder.glob("*.parquet"))}
     return RelCompStudy(folder, about, records, pd.read_csv(folder / "losses.csv"))
@@ -313,8 +313,8 @@ def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, s
 
 # %% ../../../nbs/lib/papers/probes/14_study.ipynb #4dd19c89
 def main(argv: Sequence[str] | None = None) -> Path:
-    """Run a study; the command line of `python -m qgcam_lib.papers.probes.study`. Returns its folder."""
-    parser = argparse.ArgumentParser(prog="python -m qgcam_lib.papers.probes.study",
+    """Run a study; the command line of `python -m qgcam_lib.papers.probes`. Returns its folder."""
+    parser = argparse.ArgumentParser(prog="python -m qgcam_lib.papers.probes",
                                      description="Fine-tune the halves of a dual encoder on RelComp, seed by seed.")
     parser.add_argument("--out", type=Path, default=study_folder("relcomp"),
                         help="folder of the study (default: data/studies/relcomp)")
@@ -334,7 +334,3 @@ def main(argv: Sequence[str] | None = None) -> Path:
                                         if field.name in told}) for values in given.values())
     return run_study(told.out, setup, recipe, streams=told.streams, seeds=told.seeds, keep=told.keep, work=told.work,
                      device=told.device)
-
-
-if __name__ == "__main__":
-    main()
