@@ -283,9 +283,9 @@ def kept_model(study: RelCompStudy, before: Any, alpha: float) -> Any:
 
 
 def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -> pd.DataFrame:
-    """The stored answers of the kept training beside those of `ask_kept`: alpha, metric, stored, now, moved (share of
-    the records that differ by more than 1e-4), ci_low, ci_high (of the study's mean), n (records), same (whether the
-    means agree to a tenth of the interval's half width).
+    """The stored answers of the kept training beside those of `ask_kept`: model (its alpha), metric, stored, now,
+    ci_low, ci_high (of the study's mean), n (records), same (whether both agree to a tenth of the interval's half
+    width).
 
     summary: of `sweep_summary`, for the intervals.
     """
@@ -296,11 +296,11 @@ def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summa
         both = stored.merge(frame, on=["alpha", "id"], suffixes=("", "_now"), validate="one_to_one")
         for metric in (name for name in SWEPT if name in frame):
             for alpha, cell in both.groupby("alpha"):
-                old, new = cell[metric], cell[f"{metric}_now"]
+                old, new = cell[metric].mean(), cell[f"{metric}_now"].mean()
                 low, high = known.loc[(alpha, metric), ["ci_low", "ci_high"]]
-                rows.append((alpha, metric, old.mean(), new.mean(), ((old - new).abs() > 1e-4).mean(), low, high,
-                             len(cell), abs(new.mean() - old.mean()) <= 0.1 * (high - low) / 2))
-    return pd.DataFrame(rows, columns=["alpha", "metric", "stored", "now", "moved", "ci_low", "ci_high", "n", "same"])
+                rows.append((f"alpha {alpha:g}", metric, old, new, low, high, len(cell),
+                             abs(new - old) <= 0.1 * (high - low) / 2))
+    return pd.DataFrame(rows, columns=["model", "metric", "stored", "now", "ci_low", "ci_high", "n", "same"])
 
 # %% ../../../nbs/lib/papers/probes/14_study.ipynb #d3e56c2a
 def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, seed: int, *, work: Path | None = None,
