@@ -29,10 +29,18 @@ QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -
 CLEANLY := env $(foreach name,$(filter QGCAM_%,$(.VARIABLES)),-u $(name)) HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: help env reproduce papers check test nightly lint exported committed notebooks pytest fuzz lessons lab docs lock zoo bench
+# Another processor: the code that each library takes where there is neither AVX nor a second core.
+OTHER_HOME := $(abspath $(VENV))/user/other-processor
+OTHER := $(CLEANLY) ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Nehalem \
+  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" NUMBA_CPU_NAME=generic OMP_NUM_THREADS=1 \
+  MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 NUMBA_CACHE_DIR=$(OTHER_HOME)/numba \
+  QGCAM_OUTPUTS=$(OTHER_HOME)/outputs
+
+.PHONY: help env reproduce papers check test nightly lint exported committed notebooks pytest fuzz lessons other-processor lab docs lock \
+  zoo bench
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 env: $(SELF_STAMP) | $(VENV)/user/ipython  ## make or update the environment in .venv
 
@@ -101,6 +109,13 @@ fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= wo
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider
+
+other-processor: env  ## stored numbers, the README's run and the lessons' outputs, computed as on another processor
+	@rm -rf $(OTHER_HOME)/outputs
+	@$(OTHER) pytest tests/test_golden.py --numprocesses $(CORES)
+	@$(OTHER) qgcam run nbs/papers/q_groundcam.ipynb
+	@$(OTHER) qgcam reference q_groundcam --strict
+	@$(OTHER) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider --numprocesses $(CORES) --dist loadfile
 
 lab: env  ## open JupyterLab on the notebooks
 	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR jupyter lab --notebook-dir nbs
