@@ -11,7 +11,7 @@
 #
 # A run's folder is named after a hash of all that decides its result. The hash is known before the run, so it is part of
 # the paths below: a changed notebook, parameter, module, annotation or weight asks for other files, and Snakemake makes
-# just those. Reading this file therefore draws what of the miniworld is missing, for its files are part of the hashes.
+# just those. The miniworld is part of a hash by its recipe, so nothing is drawn to plan: drawing is a job like any other.
 import json
 import os
 import sys
@@ -25,6 +25,7 @@ from qgcam_lib.errors import DiskError, ParameterError, RunError
 from qgcam_lib.papers.probes.data import probe_runs
 from qgcam_lib.runs.config import check_config
 from qgcam_lib.runs.engine import computes, engine_path, hold_engine
+from qgcam_lib.runs.inputs import recipes
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
@@ -108,6 +109,8 @@ for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
             given["runs"] = [PLANS[key].run_id for key in gathered(notebook, name)]
         PARAMETERS[notebook, name] = given
         PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given)
+DRAWN = {key: {f"{one.key}-{one.fingerprint()[:12]}": one for one in recipes(plan.reads)} for key, plan in PLANS.items()}
+RECIPES = {name: one for drawn in DRAWN.values() for name, one in drawn.items()}
 FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=plan.run_id) for key, plan in PLANS.items()}
 
 # The first run's scores are on the screen as soon as they are there, and Table 1 before the runs that it does not need.
@@ -134,15 +137,19 @@ def changed(wildcards):
     return "; ".join(changed_outputs(PLANS[wildcards.notebook, wildcards.name].folder))
 
 
-def urgency(wildcards):
-    """Who runs first: the first run, the runs behind Table 1, Table 1, the rest."""
-    ranks = {TABLE1: 1, GATHERS[TABLE1]: 2}
-    return 3 if (wildcards.notebook, wildcards.name) == FIRST else ranks.get(wildcards.notebook, 0)
+def rank(notebook, name):
+    """How urgent a run is: the first run, the runs behind Table 1, Table 1, the rest."""
+    return 3 if (notebook, name) == FIRST else {TABLE1: 1, GATHERS[TABLE1]: 2}.get(notebook, 0)
 
 
 def needed(wildcards):
     """The records of the runs that a notebook gathers."""
     return [FOLDERS[key] + "/run.json" for key in gathered(wildcards.notebook, wildcards.name)]
+
+
+def drawn(wildcards):
+    """The notes of the generated data sets that a run reads."""
+    return [f".snakemake/drawn/{name}" for name in DRAWN[wildcards.notebook, wildcards.name]]
 
 
 wildcard_constraints:
@@ -174,11 +181,24 @@ rule shown:
         "printf '%s\\n' {params.runs} > {output:q}"
 
 
+rule draw:
+    """One data set of the miniworld, or what is missing of it."""
+    output:
+        touch(".snakemake/drawn/{recipe}"),
+    params:
+        name=lambda wildcards: RECIPES[wildcards.recipe].name,
+        split=lambda wildcards: RECIPES[wildcards.recipe].split or "test",
+    priority: lambda wildcards: max(rank(*key) for key, drawn in DRAWN.items() if wildcards.recipe in drawn)
+    shell:
+        "qgcam data draw {params.name:q} --split {params.split:q}"
+
+
 rule run:
     """One notebook with one set of parameters, through the strict runner, and what a reader wants to see of it."""
     input:
         notebook=ancient("nbs/papers/{notebook}.ipynb"),  # its sources are in the id; what it stores does not count
         runs=needed,
+        drawn=ancient(drawn),
     output:
         record=FOLDER + "/run.json",
         page=FOLDER + "/run.html",
@@ -188,7 +208,7 @@ rule run:
         options=options,
         folder=FOLDER,
         changed=changed,
-    priority: urgency
+    priority: lambda wildcards: rank(wildcards.notebook, wildcards.name)
     threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else TOLD.threads
     resources:
         mem_mb=6000,

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.grounding import ground
-from qgcam_lib.models.registry import ExplainerName
+from qgcam_lib.models.inputs import ExplainerName
 from qgcam_lib.runs import open_run""", """class Hill:
     card, protocol = {"name": "hill"}, "pixel"
 

@@ -112,6 +112,13 @@ def test_what_an_interval_is_not_about_has_no_part_in_it():
     assert len(table_differences("t", table, table.assign(paper=0.61))) == 1
 
 
+def test_counts_of_exact_ties_are_not_compared():
+    table = pd.DataFrame({"model": ["a"], "scores that tie": [4], "pg_ties": [3], "ties broken by": ["order"],
+                          "tied": [1]})
+    assert not table_differences("t", table, table.assign(**{"scores that tie": 6, "pg_ties": 1}))
+    assert len(table_differences("t", table, table.assign(**{"ties broken by": "luck", "tied": 2}))) == 2
+
+
 def test_a_training_declares_its_own_rule(make, reference):
     changed = {"summary": moved(SUMMARY, 1, "value", 0.64)}
     folder = make("b" * 12, **changed)
@@ -159,7 +166,7 @@ def test_the_command_compares_what_the_engine_ran_last(make, reference, tmp_path
     assert cli.main(["reference", "--outputs", str(outputs)]) == 2 and "make reproduce" in capsys.readouterr().err
     (outputs / "gathered").mkdir()
     (outputs / "gathered" / "shown.txt").write_text(f"demo/{'b' * 12}\n")
-    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored pages hold" in capsys.readouterr().out
+    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored page hold" in capsys.readouterr().out
     make("b" * 12, claims=moved(CLAIMS, 0, "verdict", "open"))
     assert cli.main(["reference", "--outputs", str(outputs)]) == 1
     said = capsys.readouterr().err

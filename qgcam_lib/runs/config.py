@@ -17,7 +17,7 @@ from ..errors import ParameterError
 from .parameters import Parameter, coerce
 
 # %% ../../nbs/lib/runs/13_config.ipynb #d0e70006
-_SOURCE = {"ExplainerSource": "qgcam_lib.models.named.ExplainerSource"}
+_SOURCE = {"ExplainerSource": "qgcam_lib.models.inputs.ExplainerSource"}
 ENGINE = {one.name: one for one in (
     Parameter("data", "str", "", "folder that holds a folder for each data set; empty: the miniworld"),
     Parameter("models", "list[ExplainerSource]", None, "lines of Table 1", _SOURCE),

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import visible
 from ..page.cards import Card
 from ..settings import ROOT
-from ..storage.fingerprints import code_fingerprint
+from ..storage.closure import code_fingerprint
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #c35bbe84
 _DECIDES = ("qgcam_lib", "nbs", "data")  # the folders whose files decide what a run shows

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['INTERVAL_SHARE', 'RELATIVE', 'SMALLEST', 'REFERENCES', 'REFERENCE_FILE', 'MAX_ROWS', 'MEANT', 'Tolerance',
-           'Difference', 'table_differences', 'kept_table', 'write_reference', 'read_reference', 'compare', 'report']
+           'Difference', 'table_differences', 'kept_table', 'processor_of', 'write_reference', 'read_reference',
+           'compare', 'report']
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #789b9b21
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,7 @@ INTERVAL_SHARE = 0.1  # of the half width of its interval a number may move,
 RELATIVE = 1e-3  # and of its size where it has no interval,
 SMALLEST = 1e-6  # and this far in any case: what is left of differences between equal numbers
 _INTERVALS = (("ci_low", "ci_high"), ("low", "high"))  # the columns of an interval
+_TIES = re.compile(r"(\b|_)ties?\b")  # in the name of a column: a whole number there counts exact ties
 _STATED = ("paper", "tolerance", "chance", "random", "n_groups_effective")  # what an interval in the row is not about
 
 
@@ -72,10 +75,12 @@ class Difference:
         return numbers[0] != numbers[1] or not numbers[0]
 
     def __str__(self) -> str:
-        before, after = ("missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
-                         for one in (self.before, self.after))
+        both = ["missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
+                for one in (self.before, self.after)]
+        start = max(len(os.path.commonprefix(both)) - 40, 0)  # of long texts, where they part
+        before, after = both if len(max(both, key=len)) <= 100 else (f"...{one[start : start + 80]}..." for one in both)
         far = "" if math.isnan(self.size) else f" ({self.size:.3g} times what it may move)"
-        return f"{self.table}: {self.place}: from {before[:200]} to {after[:200]}{far}"
+        return f"{self.table}: {self.place}: from {before} to {after}{far}"
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #75521b28
 _DECIMAL = r"[-+]?\d*\.\d+(?:e[-+]?\d+)?"
@@ -125,8 +130,8 @@ def _moved(before: Any, after: Any, rule: Tolerance, half_width: float = math.na
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #0b4d6bff
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as it is compared: columns of whole numbers as such, without columns of seconds."""
-    return frame[[name for name in frame if "seconds" not in str(name)]].convert_dtypes().astype(object)
+    """A table with its cells as Python's own values, whole numbers as such, also in columns with missing ones."""
+    return frame.convert_dtypes().astype(object)
 
 
 def _row_names(frame: pd.DataFrame) -> list[str]:
@@ -170,6 +175,8 @@ def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Ma
     """What differs in the columns that both have."""
     half_width = _half_width(before)
     for column in [name for name in before if name in after]:
+        if _TIES.search(str(column)) and isinstance(before[column], int) and isinstance(after[column], int):
+            continue
         half = math.nan if str(column) in _STATED else half_width
         size = _moved(before[column], after[column], rule, half, is_p=column == "p_value")
         if size is not None and not size <= 1:
@@ -210,7 +217,8 @@ def _described(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def kept_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as the reference keeps it: itself, or for one of more than `MAX_ROWS` rows its columns described."""
+    """A table as it is kept: without seconds; of one with more than `MAX_ROWS` rows, its columns described."""
+    frame = frame[[name for name in frame if "seconds" not in str(name)]]
     return _described(frame) if len(frame) > MAX_ROWS else frame
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #c70f85a6
@@ -252,10 +260,16 @@ def _finished(folder: Path) -> dict[str, Any]:
     return record
 
 
+def processor_of(record: Mapping[str, Any]) -> str:
+    """The processor that computed a run: what its record says of the machine, without system and number of cores."""
+    about = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
+    return ", ".join(str(one) for one in about.values() if one)
+
+
 def write_reference(folder: str | Path, target: str | Path) -> Path:
     """Keep the numbers of the finished run in `folder` as the reference in the folder `target`, replaced as a whole.
 
-    Written are tables/*.csv and reference.json: run_id, notebook, parameters, git, machine, tolerance, results.
+    Written are tables/*.csv and reference.json: run_id, notebook, parameters, git, tolerance, results, processor.
     Raises RunError for a run that is not finished or whose tables are not as recorded.
     """
     folder, target = Path(folder), Path(target)
@@ -265,9 +279,8 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     for path in sorted((folder / "tables").glob("*.csv")):
         kept = kept_table(pd.read_csv(path))
         write_whole(part / "tables" / path.name, kept.to_csv(index=False, float_format=_DIGITS))
-    machine = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
-    about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git")} | {"machine": machine}
-    about |= {"tolerance": record.get("tolerance"), "results": record["results"]}
+    about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git", "tolerance", "results")}
+    about |= {"processor": processor_of(record)}
     write_json(part / REFERENCE_FILE, about, indent=1)
     shutil.rmtree(target, ignore_errors=True)
     part.rename(target)
@@ -319,11 +332,6 @@ MEANT = ("If the change is meant, commit it and store the pages and their refere
          "If not, it is a defect of what was changed.")
 
 
-def _processor(about: Mapping[str, Any]) -> str:
-    machine = about.get("machine") or {}
-    return ", ".join(str(machine[name]) for name in ("cpu", "instructions", "gpu") if machine.get(name))
-
-
 def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -> tuple[bool, list[str]]:
     """Does the run in `folder` hold its reference, and what a reader should know, a line each.
 
@@ -331,7 +339,7 @@ def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -
     that differs never holds. Errors: as of `compare`.
     """
     found = compare(folder, reference)
-    here, there = (_processor(one) for one in (read_run(folder), read_reference(reference)))
+    here, there = processor_of(read_run(folder)), read_reference(reference).get("processor", "")
     name = f"{Path(reference).name}/{Path(folder).name}"
     if not found:
         return True, []

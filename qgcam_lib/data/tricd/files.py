@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..by_image import MINIWORLD_MARKER, picture_path
+from ..generated import recipe_of
 from .pairs import load_tricd, tricd_records
 from ...errors import ExampleError
 from ..records import Problem, given_path, image_problems, problem_frame
@@ -100,9 +101,9 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
     """
     name, data_root = str(data), data_root or settings.data_root
     if name in ("", "miniworld-tricd"):
-        from qgcam_lib.miniworld import ensure_tricd
-
-        return ensure_tricd(data_root / "miniworld_tricd")
+        recipe = recipe_of("miniworld-tricd", root=data_root)
+        recipe.draw()
+        return recipe.folder
     folder = data_root / "raw" / "tricd" if name == "tricd" else given_path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
