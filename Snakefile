@@ -11,7 +11,7 @@
 #
 # A run's folder is named after a hash of all that decides its result. The hash is known before the run, so it is part of
 # the paths below: a changed notebook, parameter, module, annotation or weight asks for other files, and Snakemake makes
-# just those. Reading this file therefore draws what of the miniworld is missing, for its files are part of the hashes.
+# just those. The miniworld is part of a hash by its recipe, so nothing is drawn to plan: drawing is a job like any other.
 import json
 import os
 import sys
@@ -25,6 +25,7 @@ from qgcam_lib.errors import DiskError, ParameterError, RunError
 from qgcam_lib.papers.probes.data import probe_runs
 from qgcam_lib.runs.config import check_config
 from qgcam_lib.runs.engine import computes, engine_path, hold_engine
+from qgcam_lib.runs.inputs import recipes
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
 from qgcam_lib.report.cautions import why_not_runnable
@@ -108,6 +109,8 @@ for notebook in sorted(RUNS, key=lambda one: one in GATHERS):
             given["runs"] = [PLANS[key].run_id for key in gathered(notebook, name)]
         PARAMETERS[notebook, name] = given
         PLANS[notebook, name] = plan_run(f"nbs/papers/{notebook}.ipynb", given)
+DRAWN = {key: {f"{one.key}-{one.fingerprint()[:12]}": one for one in recipes(plan.reads)} for key, plan in PLANS.items()}
+RECIPES = {name: one for drawn in DRAWN.values() for name, one in drawn.items()}
 FOLDERS = {key: FOLDER.format(notebook=key[0], name=key[1], run_id=plan.run_id) for key, plan in PLANS.items()}
 
 # The first run's scores are on the screen as soon as they are there, and Table 1 before the runs that it does not need.
@@ -145,6 +148,11 @@ def needed(wildcards):
     return [FOLDERS[key] + "/run.json" for key in gathered(wildcards.notebook, wildcards.name)]
 
 
+def drawn(wildcards):
+    """The notes of the generated data sets that a run reads."""
+    return [f".snakemake/drawn/{name}" for name in DRAWN[wildcards.notebook, wildcards.name]]
+
+
 wildcard_constraints:
     notebook="[a-z0-9_]+",
     name="[a-z0-9_]+",
@@ -154,23 +162,36 @@ wildcard_constraints:
 rule gather:
     """The report: a front page, a page a notebook; the pages of the runs lie beside their results."""
     input:
-        expand("{folder}/run.json", folder=FOLDERS.values()),
+        OUTPUTS + "/gathered/shown.txt",
+        records=expand("{folder}/run.json", folder=FOLDERS.values()),
     output:
         OUTPUTS + "/gathered/index.html",
     localrule: True
     shell:
-        "qgcam gather {input:q} --to {output:q}"
+        "qgcam gather {input.records:q} --to {output:q}"
 
 
-rule papers:
-    """Store the first run of each notebook in the notebook, for readers who run nothing (`make papers`)."""
-    input:
-        [FOLDERS[key] + "/run.json" for key in STORED],
+rule shown:
+    """The runs that the notebooks show, for `qgcam reference` (`make reproduce`) and `qgcam papers` (`make papers`)."""
+    output:
+        OUTPUTS + "/gathered/shown.txt",
     params:
-        runs=" ".join(f"{notebook}/{PLANS[notebook, name].run_id}" for notebook, name in STORED),
+        runs=[f"{notebook}/{PLANS[notebook, name].run_id}" for notebook, name in STORED],
     localrule: True
     shell:
-        "qgcam papers {params.runs}"
+        "printf '%s\\n' {params.runs} > {output:q}"
+
+
+rule draw:
+    """One data set of the miniworld, or what is missing of it."""
+    output:
+        touch(".snakemake/drawn/{recipe}"),
+    params:
+        name=lambda wildcards: RECIPES[wildcards.recipe].name,
+        split=lambda wildcards: RECIPES[wildcards.recipe].split or "test",
+    priority: 4
+    shell:
+        "qgcam data draw {params.name:q} --split {params.split:q}"
 
 
 rule run:
@@ -178,6 +199,7 @@ rule run:
     input:
         notebook=ancient("nbs/papers/{notebook}.ipynb"),  # its sources are in the id; what it stores does not count
         runs=needed,
+        drawn=ancient(drawn),
     output:
         record=FOLDER + "/run.json",
         page=FOLDER + "/run.html",

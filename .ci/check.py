@@ -1,4 +1,4 @@
-"""`make check`: the changed notebooks and the tests that the edit reaches, nearest first, for SECONDS (default 40).
+"""`make check`: the changed notebooks and the tests that the edit reaches, nearest first, for SECONDS (default 30).
 
 Changed is what differs from the commit SINCE; without it from the last commit, or from the one before where nothing is
 uncommitted. A test file reaches a module over so many imports, its own and the library's; a changed file of another
@@ -7,6 +7,7 @@ kind (a table, the Snakefile) reaches the test files that name it. What did not 
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import grimp
 
-SECONDS, CORES = float(os.environ.get("SECONDS") or 40), int(os.environ.get("CORES") or 2)
+SECONDS, CORES = float(os.environ.get("SECONDS") or 30), int(os.environ.get("CORES") or 2)
 DURATIONS = Path(".pytest_cache/durations.xml")  # that `make test` leaves
 
 
@@ -46,10 +47,9 @@ def changed(since):
 
 def distances(modules):
     """Module -> over how many imports it reaches one of `modules`; what the registry loads by name is an import too."""
-    from qgcam_lib.models.registry import MODELS
-
     graph = grimp.build_graph("qgcam_lib", cache_dir=".import_linter_cache")
-    for name in {entry.loader.split(":")[0] for entry in MODELS.values()} & graph.modules:
+    loaders = re.findall(r"([\w.]+):load\w*\"", text(Path("qgcam_lib/models/registry.py")))
+    for name in {f"qgcam_lib.models.{name.removeprefix('qgcam_lib.models.')}" for name in loaders} & graph.modules:
         graph.add_import(importer="qgcam_lib.models.registry", imported=name)
     found, ring = {}, set(modules) & graph.modules
     for far in range(len(graph.modules)):
@@ -59,7 +59,8 @@ def distances(modules):
 
 
 def reached(paths):
-    """(distance, test file) of the files that changed paths reach, nearest first."""
+    """Test files that changed paths reach: those named like a changed module or its folder, then the nearest first."""
+    paths = [path for path in paths if path.parts[:2] != ("nbs", "lib")]  # of these the module counts
     near = distances({".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths})
     others, found = [path for path in paths if path.parts[0] not in ("qgcam_lib", ".ci")], []
     for file in Path("tests").rglob("test_*.py"):
@@ -69,8 +70,9 @@ def reached(paths):
         far = [near[name] for name in names & near.keys()]
         far += [0 for path in others if path == file or path.stem in names
                 or (path.stem if path.suffix == ".ipynb" else path.name) in source]
-        found += [(min(far), file)] if far else []
-    return sorted(found)
+        alike = any(word in file.stem for path in paths for word in path.with_suffix("").parts[-2:])
+        found += [(not alike, min(far), file)] if far else []
+    return [file for *_, file in sorted(found)]
 
 
 def main():
@@ -78,7 +80,7 @@ def main():
     paths, known, spent, now, left = changed(since), defaultdict(float), 0.0, [], []
     for case in xml.parse(DURATIONS).iter("testcase") if DURATIONS.is_file() else ():
         known[case.get("classname")] += float(case.get("time"))
-    for _, file in reached(paths):
+    for file in reached(paths):
         (now if spent < SECONDS * CORES else left).append(str(file))
         name = ".".join(file.with_suffix("").parts)
         spent += known.get(name, text(file).count("\n") / 50)  # an unknown file counts by its length

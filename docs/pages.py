@@ -61,13 +61,15 @@ def pinned_run(notebook: nbformat.NotebookNode, source: Path) -> str:
     outputs = str([cell.get("outputs") for cell in notebook.cells])
     where = ", on the miniworld" if "miniworld" in outputs else ""
     day = str(about.get("started", "")).partition("T")[0]
-    code = str(about.get("commit") or about["code_sha256"])[:10]
+    held = "" if source.stem == "benchmarks" else (  # seconds, of one machine
+        " `make reproduce` holds its numbers: it compares every run anew with those in `outputs/reference`.")
     given = about["parameters"]
     rows = [f"| `{name}` | <code>{literal(json.dumps(given.get(name, one.default)))}</code> | "
             f"{'given' if name in given else 'default'} |" for name, one in read_parameters(source).items()]
     return "\n".join([
         "````{note}",
-        f"The outputs below are those of run `{about['run_id']}`{f' of {day}' * bool(day)}{where}, code `{code}`.", "",
+        f"The outputs below are those of run `{about['run_id']}`{f' of {day}' * bool(day)}{where}, computed at commit "
+        f"`{str(about.get('commit'))[:10]}`.{held}", "",
         "<details><summary>Its parameters</summary>", "", "| parameter | value | |", "|---|---|---|", *rows, "",
         "</details>", "````", "", ""])
 

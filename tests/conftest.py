@@ -13,6 +13,15 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARAL
 os.environ.pop("PYTHONSTARTUP", None)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What moved without failing: tests/test_golden.py records it."""
+    moved = [text for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())
+             for name, text in report.user_properties if name == "moved" and report.when == "call"]
+    if moved:
+        terminalreporter.section("moved against the stored numbers")
+        terminalreporter.write_line("\n".join(moved))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:  # one that opens pages in a browser runs at night, but for those marked every_push

@@ -5,4 +5,5 @@ import pytest
 
 def some(cases, *names):
     """The cases for parametrize, all but the named ones marked as nightly."""
+    assert set(names) <= set(cases)
     return [pytest.param(case, marks=() if case in names else pytest.mark.nightly, id=str(case)) for case in cases]

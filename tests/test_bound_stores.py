@@ -107,7 +107,7 @@ def test_a_class_without_a_source_is_never_continued(examples, tmp_path):
     exec(MINE.format(row=0).replace("from my_helper import corner", "corner = int"), space)
     kept = partial(ground, space["Mine"](), examples, store=tmp_path / "rows", progress=False)
     assert kept().error.isna().all()
-    with pytest.raises(StoreError, match="own_code is 'no source of Mine") as caught:
+    with pytest.raises(StoreError, match="own_code is 'no file of Mine") as caught:
         kept()
     assert len(str(caught.value)) < 300
 

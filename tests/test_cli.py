@@ -198,6 +198,7 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
         assert tag not in text
 
 
+@pytest.mark.nightly
 def test_snakemake_asks_for_a_run_whose_files_were_changed_and_for_no_other(compendium):
     assert snakemake(compendium, "--cores", "1").returncode == 0
     assert "Nothing to be done" in snakemake(compendium, "--cores", "1").stderr
@@ -211,6 +212,7 @@ def test_snakemake_asks_for_a_run_whose_files_were_changed_and_for_no_other(comp
     assert "Nothing to be done" in snakemake(compendium, "--cores", "1").stderr
 
 
+@pytest.mark.nightly
 def test_the_slurm_profile_knows_the_resources_of_a_run(compendium):
     done = snakemake(compendium, "--dry-run", "--workflow-profile", "profiles/slurm", "--forcerun", "run")
     shown = done.stdout + done.stderr

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.grounding import ground
-from qgcam_lib.models.registry import ExplainerName
+from qgcam_lib.models.inputs import ExplainerName
 from qgcam_lib.runs import open_run""", """class Hill:
     card, protocol = {"name": "hill"}, "pixel"
 
@@ -108,6 +108,7 @@ def interactive(place, name="little_paper"):
             for folder, record in find_runs(place / "out", notebook=name, status="interactive")}
 
 
+@pytest.mark.nightly
 def test_plain_papermill_three_times_and_the_first_again(place):
     for limit, asked_for in ((4, 4), (6, 6), (2, 2)):
         assert papermill(place, f"o{limit}.ipynb", "-p", "limit", str(limit))[0] == 0
@@ -134,7 +135,8 @@ REFUSED = [(["-p", "limti", "6"], "parameter `limti`: the notebook has no such p
            (["-p", "model", "mdetr-like"], "'mdetr-like' is a detector. Give the name of an explainer: blip-base")]
 
 
-@pytest.mark.parametrize("given, words", REFUSED)
+@pytest.mark.parametrize("given, words", [
+    pytest.param(*one, marks=pytest.mark.nightly if one is not REFUSED[0] else ()) for one in REFUSED])
 def test_what_papermill_injects_is_checked_in_the_first_cell(place, given, words):
     light = nbformat.read(place / "little_paper.ipynb", 4)
     light.cells = [new_code_cell("\n".join(CELLS[0].splitlines()[-2:])), *light.cells[2:4]]
@@ -221,6 +223,7 @@ def run_all(page, changes):
     usable.first.click()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not CHROMIUM.is_file(), reason=f"no browser: {CHROMIUM} is not there (Debian's package chromium)")
 def test_jupyterlab_edit_the_parameters_and_run_all(place, lab):
     from playwright.sync_api import sync_playwright

@@ -82,8 +82,9 @@ def test_what_is_right_comes_back_in_its_type(notebooks, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given, said", [
-    (["weigts=official"], "Did you mean 'weights'"), (["models=blip-bas"], "Did you mean 'blip-base'"),
-    (["data=/nosuch"], "expected a folder")])  # fmt: skip
+    (["weigts=official"], "Did you mean 'weights'"),
+    pytest.param(["models=blip-bas"], "Did you mean 'blip-base'", marks=pytest.mark.nightly),
+    pytest.param(["data=/nosuch"], "expected a folder", marks=pytest.mark.nightly)])
 def test_a_dry_run_refuses_too(given, said, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "QGCAM_OUTPUTS": str(tmp_path),
                                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -33,7 +33,7 @@ STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb"
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb", "qgcam_lib/teach/explorer.py",
          "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb")
-MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb")  # show pages that the room itself made
+MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/12_report.ipynb")  # show pages that the room itself made
 
 
 def sources():

@@ -16,6 +16,7 @@ from qgcam_lib.errors import ParameterError
 from qgcam_lib.runs import read_run
 from qgcam_lib.runs.engine import engine_path
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]
 ODD = "out put;touch PWNED $(touch PWNED) `touch PWNED` $HOME 'q\" #&|<>*?[x]%d:ü~"
 CELLS = """import os, time, pandas as pd

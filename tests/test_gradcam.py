@@ -92,6 +92,7 @@ def full(tokenizer):
     return build_blip_itm(CONFIGS["blip-base"], tokenizer)
 
 
+@pytest.mark.nightly
 def test_equal_to_lavis_at_full_size(full, tokenizer):
     """The published function, whose 12 heads and 24 x 24 grid are fixed, on three blocks; scores equal its forward."""
     from lavis.models.blip_models.blip_image_text_matching import compute_gradcam

@@ -20,7 +20,7 @@ from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models.baselines import CentreGuess, RandomMap, UniformMap
-from qgcam_lib.storage.fingerprints import code_files
+from qgcam_lib.storage.closure import code_files
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]

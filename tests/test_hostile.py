@@ -105,7 +105,7 @@ def test_pages_of_the_documentation_hold_text_alone(browser, runs_of, tmp_path):
         path = ROOT / "nbs" / "papers" / f"{name}.ipynb"
         made = with_outputs(path, runs_of(name)[0] / "run.ipynb")
         parameters = {one: f"{bad} ` | <b>" for one, bad in zip(read_parameters(path), NASTY)}
-        made.metadata["qgcam"] = {"run_id": "0" * 12, "parameters": parameters, "code_sha256": "0" * 64}
+        made.metadata["qgcam"] = {"run_id": "0" * 12, "parameters": parameters, "commit": "0" * 40}
         nbformat.write(pages.page(made, path), source / "generated" / f"{name}.ipynb")
     tree = pages.toctree("All", [f"generated/{name}" for name in NOTEBOOKS])
     (source / "index.md").write_text(f"# Hostile\n\n{tree}")

@@ -16,14 +16,19 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from qgcam_lib import miniworld
-from qgcam_lib.errors import ParameterError, RunError
-from qgcam_lib.models import registry
+from qgcam_lib.data import generated
+from qgcam_lib.errors import FileFault, ParameterError, RunError
+from qgcam_lib.miniworld.writers import flickr30k
+from qgcam_lib.models import inputs as model_inputs
 from qgcam_lib.papers.q_groundcam.splits import run_records
-from qgcam_lib.runs import find_runs, inputs, read_run
+from qgcam_lib.runs import find_runs, read_run
 from qgcam_lib.runs.gather import gather_run
-from qgcam_lib.runs.inputs import fetch_weights, find_inputs
+from qgcam_lib.runs.inputs import fetch_weights, find_inputs, input_entries, recipes
+from qgcam_lib.runs.parameters import read_cell
 from qgcam_lib.runs.record import changed_outputs
 from qgcam_lib.runs.runner import plan_run, run_notebook
+from qgcam_lib.storage import closure
+from qgcam_lib.storage.closure import code_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
 CALL = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
@@ -55,6 +60,22 @@ def world(worlds, tmp_path):
     return shutil.copytree(worlds, tmp_path / "worlds")
 
 
+TYPES = """from qgcam_lib.data.inputs import DatasetSource, ExpressionsSource, TricdSource
+from qgcam_lib.models.inputs import DetectorSource, ExplainerName, ExplainerSource, MatcherName, WeightsSource
+from qgcam_lib.runs.inputs import RunId
+from qgcam_lib.storage.inputs import FilePath, WeightsFile"""
+
+
+def reads(folder, **parameters):
+    """The inputs of a run in a folder; parameters: name="Type = default", as in a parameters cell."""
+    known = read_cell("\n".join(f"{name}: {text}" for name, text in parameters.items()), "demo", [TYPES])
+    return find_inputs(known, {name: one.default for name, one in known.items()}, folder)
+
+
+def entries(folder, **parameters):
+    return input_entries(reads(folder, **parameters))
+
+
 def swap(path, old, new):
     """Replace the first `old` in a file; the same length keeps the file's size."""
     text = path.read_text()
@@ -72,13 +93,14 @@ def qgcam(*arguments, folder, expected=0):
 
 # ---- another content, another run ------------------------------------------------------------------------------------
 
-SMALL = ('dataset: str = "worlds/flickr"\nsplit: str = "test"\nmodel: str = "blip-base"\nweights: str = "mini"\n'
+SMALL = ('dataset: DatasetSource = "worlds/flickr"\nsplit: str = "test"\nmodel: ExplainerName = "blip-base"\n'
+         'weights: WeightsSource = "mini"\n'
          'models: list[str] = ["predictions:mine.json"]')
 
 
 def write_small(folder):
     """A notebook that reads a data set and names a file of predictions; it writes a table, records and its colophon."""
-    cells = [new_code_cell(SMALL, metadata={"tags": ["parameters"]}), new_code_cell(
+    cells = [new_code_cell(TYPES), new_code_cell(SMALL, metadata={"tags": ["parameters"]}), new_code_cell(
         "import pandas as pd\nfrom qgcam_lib.data.catalog import load_dataset\nfrom qgcam_lib.runs import open_run\n"
         "run, examples = open_run(\"small\", globals()), load_dataset(dataset, split=split)"), new_code_cell(
         'frame = pd.DataFrame({"id": [e.id for e in examples], "x0": [e.boxes[0, 0] for e in examples]})\n'
@@ -203,23 +225,29 @@ def test_a_run_without_thresholds_from_val_does_not_read_val(world):
 
 def test_exactly_the_minis_that_a_run_names_count(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "data" / "zoo", tmp_path / "zoo")
-    monkeypatch.setattr(registry, "zoo_folder", lambda: tmp_path / "zoo")
-    asked = {"models": ["blip-base", "albef-amc", "blip2-itm", "predictions:none.json"], "weights": "mini"}
-    before = find_inputs(asked, tmp_path)
-    assert [one["path"] for one in before["weights"]] == ["data/zoo/blip-mini", "data/zoo/albef-amc-mini"]
-    assert find_inputs(asked | {"weights": "random"}, tmp_path)["weights"] == []
+    monkeypatch.setattr(model_inputs, "zoo_folder", lambda: tmp_path / "zoo")
+
+    def weights(which="mini"):
+        found = entries(tmp_path, a='ExplainerSource = "blip-base"',
+                        b='list[ExplainerName] = ["albef-amc", "blip2-itm"]',
+                        c='list[DetectorSource] = ["predictions:none.json"]', weights=f'WeightsSource = "{which}"')
+        return found["weights"]
+
+    before = weights()
+    assert [one["path"] for one in before] == ["data/zoo/blip-mini", "data/zoo/albef-amc-mini"]
+    assert weights("random") == []
     for name in ("model.safetensors", "config.json", "vocab.txt", "card.json"):
         change(tmp_path / "zoo" / "blip-mini" / name)
-        now = find_inputs(asked, tmp_path)
-        assert now["weights"][0] != before["weights"][0] and now["weights"][1] == before["weights"][1]
+        now = weights()
+        assert now[0] != before[0] and now[1] == before[1]
         before = now
     for name in ("clip-rn-mini/model.safetensors", "blip-mini/README.md", "zoo.json"):
         change(tmp_path / "zoo" / name)
-    assert find_inputs(asked, tmp_path) == before
+    assert weights() == before
 
     recipe = ROOT / "nbs" / "papers" / "amc_recipe.ipynb"
     plan = plan_run(recipe, {"zoo": str(tmp_path / "zoo"), "dataset": str(_tiny(tmp_path))})
-    assert [Path(one["path"]).name for one in plan.inputs["weights"]] == ["albef-mini", "albef-amc-mini"]
+    assert {"albef-mini", "albef-amc-mini"} <= {Path(one["path"]).name for one in plan.inputs["weights"]}
     change(tmp_path / "zoo" / "albef-mini" / "log.csv")
     assert plan_run(recipe, {"zoo": str(tmp_path / "zoo"), "dataset": str(_tiny(tmp_path))}).run_id != plan.run_id
 
@@ -228,82 +256,94 @@ def _tiny(folder):
     return miniworld.make_flickr30k(folder / "tiny", n_test=1, n_train=0, n_val=0, progress=False)
 
 
-def test_published_checkpoints_count_where_they_lie_and_are_brought_before_the_run(tmp_path, monkeypatch):
+def test_published_checkpoints_count_where_they_are_and_are_fetched_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "face"))
     place = tmp_path / "torch" / "hub" / "checkpoints"
     place.mkdir(parents=True)
-    asked = {"model": "albef-amc", "weights": "official", "checkpoint": ""}
     fetched = []
 
     def load(name, weights, **options):
         fetched.append((name, weights, options))
         (place / "model_base_retrieval_coco.pth").write_bytes(b"fetched")
 
-    monkeypatch.setattr(registry, "load_model", load)
+    def amc(checkpoint=""):
+        return reads(tmp_path, model='ExplainerSource = "albef-amc"', weights='WeightsSource = "official"',
+                     checkpoint=f'str = "{checkpoint}"')
+
+    def several():
+        return reads(tmp_path, models='list[MatcherName] = ["blip-base", "vilt"]', weights='WeightsSource = "official"')
+
+    monkeypatch.setattr(model_inputs, "load_model", load)
     (place / "best_flickr.pth").write_bytes(b"one")
-    flickr = find_inputs(asked, tmp_path)["weights"]
-    assert [one["path"] for one in flickr] == ["albef-amc"] and fetch_weights(asked) == []
-    assert find_inputs(asked | {"checkpoint": "best-refcoco"}, tmp_path)["weights"] == []
+    flickr = input_entries(amc())["weights"]
+    assert [one["path"] for one in flickr] == ["albef-amc"] and fetch_weights(amc()) == []
+    assert input_entries(amc("best-refcoco"))["weights"] == []
     (place / "best_flickr.pth").write_bytes(b"two")
-    assert find_inputs(asked, tmp_path)["weights"] != flickr
+    assert input_entries(amc())["weights"] != flickr
     snapshot = tmp_path / "face" / "hub" / "models--dandelin--vilt-b32-finetuned-coco" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
-    several = {"models": ["blip-base", "vilt"], "weights": "official"}
-    assert find_inputs(several, tmp_path)["weights"] == []
+    assert input_entries(several())["weights"] == []
     (snapshot / "model.safetensors").write_bytes(b"one")
-    assert fetch_weights(several) == ["blip-base"] and fetched == [("blip-base", "official", {})]
-    assert [one["path"] for one in find_inputs(several, tmp_path)["weights"]] == ["blip-base", "vilt"]
+    assert fetch_weights(several()) == ["blip-base"] and fetched == [("blip-base", "official", {})]
+    assert [one["path"] for one in input_entries(several())["weights"]] == ["blip-base", "vilt"]
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
     with pytest.raises(ParameterError, match="parameter `weights`: .*best_refcoco.pth"):
-        monkeypatch.undo()
-        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
-        fetch_weights(asked | {"checkpoint": "best-refcoco"})
+        fetch_weights(amc("best-refcoco"))
 
 
-def test_a_published_table_counts_for_the_notebooks_of_its_paper(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "data" / "published", tmp_path / "data" / "published")
-    monkeypatch.setattr(inputs, "project_file", lambda name: (
-        tmp_path / name if (tmp_path / name).exists() else ROOT / name))
-    notebooks = {name: ROOT / "nbs" / "papers" / f"{name}.ipynb" for name in ("tricd_audit", "benchmarks")}
-    before = {name: plan_run(path).run_id for name, path in notebooks.items()}
-    change(tmp_path / "data" / "published" / "tricd_table3.csv")
-    now = {name: plan_run(path).run_id for name, path in notebooks.items()}
-    assert now["tricd_audit"] != before["tricd_audit"] and now["benchmarks"] == before["benchmarks"]
-    change(tmp_path / "data" / "published" / "q_groundcam_table1.csv")
-    assert plan_run(notebooks["tricd_audit"]).run_id == now["tricd_audit"]
-
-
-def test_a_list_of_words_counts_for_code_that_reads_it(tmp_path, monkeypatch):
-    sources = {name: f"from qgcam_lib.{name} import {what}" for name, what in (
-        ("probes.build.composition", "swap_objects"), ("probes.score", "pair_scores"))}
+def test_a_file_that_the_code_names_counts_for_the_notebooks_that_reach_it(tmp_path, monkeypatch):
     mine = shutil.copytree(ROOT / "data" / "words", tmp_path / "data" / "words") / "attributes.toml"
-    monkeypatch.setattr(inputs, "project_file", lambda name: (
+    monkeypatch.setattr(closure, "project_file", lambda name: (
         tmp_path / name if (tmp_path / name).exists() else ROOT / name))
-    before = {name: find_inputs({}, tmp_path, source=source)["data"] for name, source in sources.items()}
-    assert [one["path"] for one in before["probes.build.composition"]] == ["data/words/attributes.toml"]
-    assert not before["probes.score"]
+    sources = [f"from qgcam_lib.{name}" for name in ("probes.build.words import x", "probes.score import pair_scores")]
+    closure._module.cache_clear()
+    before = [code_fingerprint(source=source) for source in sources]
     change(mine)
-    assert find_inputs({}, tmp_path, source=sources["probes.build.composition"])["data"] != before[
-        "probes.build.composition"]
-    counting = find_inputs({}, tmp_path, source="from qgcam_lib.data.referring.counts import words_of")["data"]
-    assert [one["path"] for one in counting] == ["data/words/relations.toml"]
+    assert [code_fingerprint(source=source) == old for source, old in zip(sources, before)] == [False, True]
+    closure._module.cache_clear()
 
 
-def test_the_miniworld_is_drawn_when_a_run_is_planned_and_grows_without_a_new_id(tmp_path, monkeypatch):
-    monkeypatch.setenv("QGCAM_DATA_ROOT", str(tmp_path / "data"))
-    asked = {"dataset": "miniworld-spatialsense", "split": "subjects"}
-    before = find_inputs(asked, tmp_path)
-    assert (tmp_path / "data" / "miniworld_spatialsense" / "annotations.json").is_file()
-    assert find_inputs(asked, tmp_path) == before
-    shutil.rmtree(tmp_path / "data")
-    assert find_inputs(asked, tmp_path) == before
-    monkeypatch.setattr(miniworld, "ensure", lambda root, splits, natural: miniworld.make_flickr30k(
-        root, n_test=2 * (splits == "test"), n_val=2 * (splits == "val"), n_train=0, progress=False))
-    test = find_inputs({"dataset": "", "split": "test"}, tmp_path)
-    assert find_inputs({"dataset": "miniworld", "split": "val"}, tmp_path) != test
-    again = find_inputs({"dataset": "miniworld", "split": "test"}, tmp_path)
-    assert again["data"][0]["sha256"] == test["data"][0]["sha256"]
+def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_checked(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+
+    def spatial():
+        [found] = reads(tmp_path, dataset='DatasetSource = "miniworld-spatialsense"', split='str = "subjects"')
+        return found
+
+    monkeypatch.setenv("QGCAM_DATA_ROOT", str(root))
+    before = spatial().entry()
+    assert not root.exists(), "nothing is drawn to plan"
+    [recipe] = recipes([spatial()])
+    folder = recipe.bring()
+    assert (folder / "annotations.json").is_file() and spatial().entry() == before and recipe.bring() == folder
+    picture = sorted(folder.rglob("*.jpg"))[0]
+    kept = picture.read_bytes()
+    picture.unlink()
+    assert recipe.bring() == folder and picture.read_bytes() == kept, "what is missing is drawn again"
+    picture.write_bytes(kept + b" ")
+    with pytest.raises(FileFault, match="since this data set was drawn"):
+        recipe.bring()
+    monkeypatch.setattr(generated, "_code", lambda module: "edited")
+    assert spatial().entry() != before
+    recipe.bring()
+    assert picture.read_bytes() == kept, "another recipe draws anew"
+
+
+def test_splits_that_are_drawn_one_by_one_are_checked_one_by_one(tmp_path, monkeypatch):
+    def few(root, splits, natural, anew):
+        counts = {f"n_{name}": 2 * (name == splits) for name in ("test", "val", "train")}
+        return miniworld.make_flickr30k(root, **counts, natural=natural, anew=anew, progress=False)
+
+    monkeypatch.setattr(flickr30k, "ensure", few)
+    test, val = (generated.recipe_of("miniworld", split, tmp_path) for split in ("test", "val"))
+    assert test.fingerprint() != val.fingerprint()
+    test.bring()
+    assert len(test.files()) == 7 and val.bring() == test.bring() and len(val.files()) == 7
+    monkeypatch.setattr(generated, "_code", lambda module: "edited")
+    assert val.bring() and test.bring() and len(test.files()) == 7
 
 
 @pytest.mark.parametrize("given", [{"dataset": "nowhere"}, {"dataset": "flickr30k-entities"}, {"split": "testA"},
@@ -316,11 +356,14 @@ def test_what_is_not_there_stops_a_run_before_it_starts(given, world, tmp_path, 
     assert said.startswith("qgcam: parameter `") and said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_parameters_of_other_kinds_are_not_taken_for_names(tmp_path):
-    odd = {"dataset": 3, "models": 5, "model": None, "runs": 7, "data": {"a": 1}, "split": "test", "zoo": 0.5}
-    assert find_inputs(odd, tmp_path) == {"data": [], "weights": []}
+def test_a_plain_text_counts_where_it_names_a_file_and_a_file_path_must(tmp_path):
+    (tmp_path / "words.txt").write_text("a")
+    assert entries(tmp_path, split='str = "test"', n="int = 3", more='dict = {"a": 1}') == {"data": [], "weights": []}
+    assert [one["kind"] for one in entries(tmp_path, mine='str = "words.txt"')["data"]] == ["file"]
+    assert [one["kind"] for one in entries(tmp_path, vocab='WeightsFile = "words.txt"')["weights"]] == ["file"]
+    assert entries(tmp_path, given='FilePath = ""') == {"data": [], "weights": []}
     with pytest.raises(ParameterError, match="parameter `vocab`: expected an existing file"):
-        find_inputs({"vocab": "words.txt"}, tmp_path)
+        reads(tmp_path, vocab='WeightsFile = "other.txt"')
 
 
 def test_a_gathering_run_without_ids_depends_on_every_finished_run(tmp_path, monkeypatch):
@@ -332,18 +375,18 @@ def test_a_gathering_run_without_ids_depends_on_every_finished_run(tmp_path, mon
         record = {"run_id": name, "status": "ok", "parameters": parameters, "outputs": []}
         (folder / "run.json").write_text(json.dumps(record))
 
-    seen = [find_inputs({"runs": []}, tmp_path)["data"]]
+    seen = [entries(tmp_path, runs="list[RunId] = []")["data"]]
     for name in ("a", "b"):
         finished(name)
-        seen.append(find_inputs({"runs": []}, tmp_path)["data"])
+        seen.append(entries(tmp_path, runs="list[RunId] = []")["data"])
     assert len({json.dumps(one) for one in seen}) == 3
     finished("c", runs=[])
     (tmp_path / "out" / "one" / "d").mkdir()
     (tmp_path / "out" / "one" / "d" / "run.json").write_text("{")
     (tmp_path / "out" / "one" / "e").mkdir()
     (tmp_path / "out" / "one" / "e" / "run.json").write_text("{}")
-    assert find_inputs({"runs": []}, tmp_path)["data"] == seen[-1]
-    assert find_inputs({"runs": ["a"]}, tmp_path)["data"] == []
+    assert entries(tmp_path, runs="list[RunId] = []")["data"] == seen[-1]
+    assert entries(tmp_path, runs='list[RunId] = ["a"]')["data"] == []
 
 
 # ---- a finished run is compared with its record ----------------------------------------------------------------------

@@ -202,6 +202,7 @@ def fresh(tmp_path_factory):
     return programs, folder / "environment", tools
 
 
+@pytest.mark.nightly
 def test_the_core_installs_alone(fresh, tmp_path):
     """README's own maps, detections, expressions and probes run without any extra, and the environment is small."""
     programs, environment, tools = fresh
@@ -234,6 +235,7 @@ def test_the_core_installs_alone(fresh, tmp_path):
     assert run(tmp_path, "python", "-c", face).stdout == "True\n"
 
 
+@pytest.mark.nightly
 def test_without_a_checkout_the_small_files_are_there_and_the_minis_are_said_to_be_missing(fresh, tmp_path):
     programs, _, _ = fresh
     code = """if True:

@@ -201,6 +201,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_two_workers_take_the_steps_of_one(root, tmp_path):
     """Without sentence steps, whose contrast loss looks at a worker's own pictures, only rounding can differ."""
     sizes = {k: v for k, v in TINY.to_dict().items() if v != MINI.to_dict()[k]}

@@ -568,6 +568,7 @@ def test_the_import_is_light():
     )  # about one second of processor time on a quiet machine; the bar of two is measured, not tested
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_ten_thousand_maps_need_little_memory():
     code = """

@@ -287,5 +287,6 @@ print("fine")
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_digits_of_one(tmp_path):
     both_end_well(WORKER, tmp_path / "meet")

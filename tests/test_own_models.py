@@ -328,10 +328,11 @@ def test_an_own_model_has_no_untrained_twin_and_no_weights_of_ours(module):
     assert source_name("maps:folder/heat.npz") == "heat"
 
 
+@pytest.mark.nightly
 def test_the_runner_and_plain_papermill_find_a_module_beside_the_caller(tmp_path, monkeypatch):
     """The notebook lies elsewhere, so the kernel starts in another folder than the caller."""
     cells = ["from qgcam_lib.grounding.explainers import load_explainer\n"
-             "from qgcam_lib.models.named import ExplainerSource\nfrom qgcam_lib.runs import open_run",
+             "from qgcam_lib.models.inputs import ExplainerSource\nfrom qgcam_lib.runs import open_run",
              'model: ExplainerSource = "blip-base"\nseed: int = 0',
              "run = open_run('../paper/tiny.ipynb', globals())\n"
              "run.record(name=load_explainer(model, seed=seed).card)", "run.colophon()"]

@@ -165,6 +165,7 @@ def test_the_score_table_shows_what_the_records_say(scene_run):
 # ---------------------------------------------------------------- on photographs, full size
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="the six photographs (../shared/realdata/photos) are not here")
 def test_it_runs_on_photographs_at_full_size(tmp_path):
     parameters = {"dataset": str(PHOTOS.resolve()), "weights": "random", "limit": 4, "n_bootstrap": 50}

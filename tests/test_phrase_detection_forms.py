@@ -207,6 +207,7 @@ def test_missing_keys(example, key):
 
 # --- many boxes ------------------------------------------------------------------------------------------------------
 
+@pytest.mark.nightly
 def test_a_million_boxes_in_one_pair(example):
     data, _ = example
     pair = next(pair for pair in data.pairs if pair.positive)

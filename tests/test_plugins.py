@@ -62,11 +62,17 @@ def test_the_example_package_is_listed_loaded_scored_and_known_to_a_run(installe
         from qgcam_lib.grounding import ground
         from qgcam_lib.models import load_model
         from qgcam_lib.models.registry import name_in_role
-        from qgcam_lib.runs.inputs import find_inputs
+        from qgcam_lib.runs.inputs import find_inputs, input_entries
+        from qgcam_lib.runs.parameters import read_cell
         assert "qgcam_bright" not in sys.modules
         model = load_model("bright", "random")
         frame = ground(model, load_dataset("bright-spots"), progress=False)
-        inputs = find_inputs({"dataset": "bright-spots", "split": "test", "model": "bright", "weights": "random"})
+        types = ("from qgcam_lib.data.inputs import DatasetSource\\n"
+                 "from qgcam_lib.models.inputs import ExplainerSource")
+        cell = 'dataset: DatasetSource = "bright-spots"\\nmodel: ExplainerSource = "bright"'
+        known = read_cell(cell, "demo", [types])
+        values = {"dataset": "bright-spots", "split": "test", "model": "bright", "weights": "random"}
+        inputs = input_entries(find_inputs(known, values))
         assert name_in_role("explainer", "bright") == "bright"
         print(json.dumps({"hit": frame["pg_hit"].tolist(), "card": model.card, "inputs": inputs}))
         assert main(["models"]) == main(["data", "list"]) == 0""")

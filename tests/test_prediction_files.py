@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions, write_predictions
+from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
 from qgcam_lib.phrase_detection.prediction_rows import FORMS
 from qgcam_lib.phrase_detection.predictions import pack
 
@@ -316,11 +316,3 @@ def test_writing_refuses_and_leaves_the_old_file(tmp_path, wrong):
     with pytest.raises(ExampleError, match="image 11"):
         write_predictions(path, {11: {**ENTRY, **wrong}})
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
-
-
-def test_the_spelling_predictions_path():
-    assert predictions_source("predictions:a/b.json").parts == ("a", "b.json")
-    assert predictions_source("predictions:C:\\x.json").name.endswith("x.json")
-    assert predictions_source("owlvit-mini") is None and predictions_source(3) is None
-    with pytest.raises(ValueError, match="predictions:PATH"):
-        predictions_source("predictions: ")

@@ -69,6 +69,7 @@ def common(world):
     return {"captions": str(world / "coco"), "models": [*ASKED, "otter-rn50"], "n_bootstrap": 20}
 
 
+@pytest.mark.nightly
 def test_relations_through_the_strict_runner(world, tmp_path):
     given = common(world) | {"data": str(world / "vg"), "limit": 12, "features": 6}
     run = run_notebook(FOLDER / "probe_relation.ipynb", given, outputs=tmp_path, progress=False)
@@ -93,6 +94,7 @@ def test_relations_through_the_strict_runner(world, tmp_path):
     assert silent == {"models", "available", "failed"}  # nothing of these comes from the drawn scenes
 
 
+@pytest.mark.nightly
 def test_compositions_with_plain_papermill(world, tmp_path):
     given = common(world) | {"data": [str(world / "coco")], "swaps": [str(world / "swaps")], "limit": 6}
     texts = [part for name, value in given.items() for part in ("-y", f"{name}: {json.dumps(value)}")]
@@ -115,6 +117,7 @@ def _environment(tmp_path):
                    "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.nightly
 def test_backgrounds_through_the_strict_runner_and_again(world, tmp_path):
     given = common(world) | {"data": str(world / "coco"), "scenes": [str(world / "fillers")], "limit": 3,
                              "twin_limit": 2, "fillers": ["black", "scene"]}
@@ -130,6 +133,7 @@ def test_backgrounds_through_the_strict_runner_and_again(world, tmp_path):
     assert again.folder == run.folder
 
 
+@pytest.mark.nightly
 def test_the_audit_counts_the_claims_on_three_evaluations(world, tmp_path):
     given = {"data": [str(world / "vg"), str(world / "coco")], "scenes": [str(world / "fillers")], "limit": 3,
              "models": ["clip-rn50"], "fillers": ["black"], "steps": 2, "n_bootstrap": 20}

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from qgcam_lib.boxes import box_iou
 from qgcam_lib.data.catalog import expression_files
+from qgcam_lib.data.inputs import ExpressionsSource
 from qgcam_lib.data.referring.expressions import Expression
-from qgcam_lib.errors import ExampleError, ParameterError
+from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import ensure_refcocog
 from qgcam_lib.miniworld.words.grammar import NOUNS as WORDS_FOR_THINGS
 from qgcam_lib.papers.ref_adv.audit import (
@@ -62,9 +63,9 @@ from qgcam_lib.papers.ref_adv.runs import (
 )
 from qgcam_lib.report.claims import assign_roles, check_claims
 from qgcam_lib.report.paper import printed_summary
-from qgcam_lib.runs.inputs import find_inputs
 from qgcam_lib.runs.runner import run_notebook
-from qgcam_lib.settings import ROOT
+from qgcam_lib.settings import ROOT, load_settings
+from qgcam_lib.storage.inputs import Reading
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "ref_adv_audit.ipynb"
 EVALUATE = NOTEBOOK.with_name("ref_adv_evaluate.ipynb")
@@ -127,10 +128,10 @@ def test_the_data_are_found_by_name_folder_and_file(world, data, tmp_path):
     assert {one.split for one in alone.expressions} == {"hard", "adv"} and len(alone.raw) == len(data.raw)
     with pytest.raises(ExampleError, match="no file of Ref-Adv"):
         open_ref_adv(tmp_path)
-    found = find_inputs({"expressions": str(world)})["data"]
-    assert [one["kind"] for one in found] == ["expressions"]
-    with pytest.raises(ParameterError, match="`expressions`.*no file of Ref-Adv"):
-        find_inputs({"expressions": str(tmp_path)})
+    reading = Reading({}, ROOT, load_settings())
+    assert [one.kind for one in ExpressionsSource.inputs([str(world)], reading)] == ["expressions"]
+    with pytest.raises(ExampleError, match="no file of Ref-Adv"):
+        list(ExpressionsSource.inputs([str(tmp_path)], reading))
 
 
 def test_candidates_are_the_objects_of_the_picture_each_once(data):
@@ -377,6 +378,7 @@ def test_the_notebooks_define_nothing(notebook):
             assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     run = run_notebook(NOTEBOOK, {"expressions": str(world), "n_bootstrap": 20}, outputs=tmp_path, progress=False)
     assert run.status == "ok"
@@ -388,6 +390,7 @@ def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"random_choice", "implied_shares_figure"}
 
 
+@pytest.mark.nightly
 def test_the_evaluation_runs_with_rows_that_say_why_others_did_not(world, tmp_path):
     given = {"expressions": str(world), "models": ["map-mass", "vilbert"], "limit": 25, "n_bootstrap": 20}
     run = run_notebook(EVALUATE, given, outputs=tmp_path, progress=False)

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qgcam_lib.errors import FileFault, ParameterError
+from qgcam_lib.data.inputs import RefAdvStudy
+from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.referring.study import ARMS
 from qgcam_lib.papers.ref_adv.training import (
     TABLE9,
@@ -25,8 +26,8 @@ from qgcam_lib.papers.ref_adv.training import (
     training_result,
 )
 from qgcam_lib.report.published import published
-from qgcam_lib.runs.inputs import find_inputs
-from qgcam_lib.settings import ROOT
+from qgcam_lib.settings import ROOT, load_settings
+from qgcam_lib.storage.inputs import Reading
 
 SPLITS = ("dev", "easy", "hard", "adv")
 
@@ -166,8 +167,5 @@ def test_a_folder_that_is_no_study_is_named(tmp_path, study):
 
 
 def test_a_run_depends_on_the_stored_study():
-    if (ROOT / "data" / "studies" / "ref_adv").is_dir():
-        assert any(one["kind"] == "study" for one in find_inputs({"study": ""})["data"])
-    else:
-        with pytest.raises(ParameterError, match="study"):
-            find_inputs({"study": ""})
+    [found] = RefAdvStudy.inputs([""], Reading({}, ROOT, load_settings()))
+    assert found.content == ROOT / "data" / "studies" / "ref_adv"

@@ -409,6 +409,7 @@ def train_in_a_group(out):
     torch.save(kept, out / f"{torch.distributed.get_rank()}.pt")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("launch", [["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"],
                                     ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
                                      "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",

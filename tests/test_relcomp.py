@@ -278,6 +278,7 @@ def train_and_die(folder, work):
     train(start, work, save_every=1, progress=False)
 
 
+@pytest.mark.nightly
 def test_a_killed_training_ends_at_the_same_bits(tmp_path, one_thread):
     folder, work = tmp_path / "pictures", tmp_path / "work"
     given = tiny_clip(), colour_groups(folder), folder
@@ -300,6 +301,7 @@ def train_in_a_group(folder, out):
     torch.save(found, out / f"{torch.distributed.get_rank()}.pt")
 
 
+@pytest.mark.nightly
 def test_two_launched_processes_do_what_one_does(tmp_path):
     folder = tmp_path / "pictures"
     one = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, recipe=LONGER, progress=False)

@@ -45,6 +45,7 @@ def world(tmp_path_factory):
     return root
 
 
+@pytest.mark.nightly
 def test_a_small_run_has_every_table_and_figure(world, tmp_path):
     given = {"coco": str(world / "coco"), "genome": str(world / "vg"), "classes": str(world / "mininet"),
              "model": "clip-rn50", "streams": ["T"], "train": 20, "test": 12, "probe_limit": 6, "class_limit": 1,

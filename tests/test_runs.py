@@ -24,10 +24,11 @@ from qgcam_lib.runs import find_runs, open_run, read_run
 from qgcam_lib.runs import runner as runs
 from qgcam_lib.runs.current import Run, lock_run
 from qgcam_lib.runs.gather import table_page
+from qgcam_lib.runs.inputs import reached_code
 from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
 from qgcam_lib.runs.record import update_run
 from qgcam_lib.runs.runner import notebook_sha256, plan_run, run_notebook
-from qgcam_lib.storage import fingerprints
+from qgcam_lib.storage import closure, fingerprints
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,9 +163,8 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
     seen = {base, run_id(limit=4), run_id(root="photos"), run_id(weights="w.bin"), run_id(weights="random")}
     assert len(seen) == 5
     plan = plan_run(path, {"root": "photos", "weights": "w.bin"})
-    assert plan.inputs["weights"] == [{"kind": "file", "path": "w.bin",
-                                       "sha256": fingerprints.file_sha256(tmp_path / "w.bin")}]
-    assert [item["path"] for item in plan.inputs["data"]] == ["photos"]
+    assert [item["path"] for item in plan.inputs["data"]] == ["photos", "w.bin"]
+    assert plan.inputs["data"][1]["sha256"] == fingerprints.file_sha256(tmp_path / "w.bin")
 
     (tmp_path / "photos" / "a.jpg").write_bytes(b"two")
     seen |= {run_id(root="photos")}
@@ -172,7 +172,7 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
     seen |= {run_id()}
     monkeypatch.setenv("QGCAM_PRECISION", "bfloat16")
     seen |= {run_id()}
-    monkeypatch.setattr(runs, "notebook_code", lambda notebook: "edited")
+    monkeypatch.setattr(runs, "reached_code", lambda *given: "edited")
     seen |= {run_id()}
     write_notebook(path, "2", parameters='limit: int = 3\nroot: str = ""\nweights: str = "mini"')
     seen |= {run_id()}
@@ -180,10 +180,11 @@ def test_the_id_depends_on_everything_that_decides_the_result(tmp_path, monkeypa
 
 
 def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
-    for name in ("qgcam_lib", "nbs/papers", "data/published", "data/zoo"):
+    for name in ("qgcam_lib", "nbs/papers", "data/published", "data/words", "data/checks", "data/zoo"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(ROOT / "settings.ini", tmp_path / "settings.ini")
-    names = ["tricd_audit", "q_groundcam", "q_groundcam_audit"]
+    for name in ("settings.ini", "data/sources.toml"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    names = ["tricd_audit", "tricd_vqa", "q_groundcam", "q_groundcam_audit"]
     code = ("import sys; from qgcam_lib.runs.runner import plan_run;"
             f"print(*(plan_run(f'nbs/papers/{{name}}.ipynb').run_id for name in {names}))")
 
@@ -198,13 +199,18 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
         return dict(zip(names, found.split()))
 
     before = ids()
-    words = ids("miniworld/scenes/sampler.py", '"""', '"""In other words: ')
-    assert words["tricd_audit"] == before["tricd_audit"]  # the audit draws no scenes
-    assert words["q_groundcam"] != before["q_groundcam"]
-    assert ids("runs/inputs.py", '"""', '"""In other words: ') == words  # it lists what is read, and computes nothing
+    assert ids("runs/inputs.py", '"""', '"""In other words: ') == before, "a docstring is no code"
+    assert ids("storage/files.py", "import ", "# a comment\n\nimport ") == before
+    words = ids("miniworld/scenes/sampler.py", "return ", "return 1 and ")
+    assert words["tricd_audit"] == before["tricd_audit"], "the audit draws no scenes"
+    assert words["q_groundcam"] != before["q_groundcam"], "its data set is drawn"
     formula = ids("metrics/formulas.py", "return ", "return 2 * ")
     assert all(formula[name] != words[name] for name in ("q_groundcam", "q_groundcam_audit"))
-    assert ids("metrics/reference.py", "return ", "return 2 * ")["q_groundcam"] != formula["q_groundcam"]
+    assert formula["tricd_vqa"] == words["tricd_vqa"]
+    blip = ids("models/blip/explainer.py", "return ", "return 1 and ")
+    assert blip["q_groundcam"] != formula["q_groundcam"] and blip["tricd_audit"] == formula["tricd_audit"]
+    assert ids("models/mdetr/loading.py", "return ", "return 1 and ") == blip, "no notebook names MDETR"
+    assert ids("metrics/reference.py", "return ", "return 2 * ")["q_groundcam"] != blip["q_groundcam"]
 
 
 def test_imports_are_found_wherever_they_stand_and_what_only_a_type_checker_reads_is_not():
@@ -231,12 +237,11 @@ async def one():
                         import house.g as seven
     class Eight:
         from .h import x
-NINE = importlib.import_module("house.i")
+NINE = "a text such as house.never"
 """
-    found = {name for name in fingerprints.named_modules(source, "house.room") if "never" not in name}
-    assert {"house.a", "house.b", "house.c", "house.room.d", "house.e", "house.f", "house.g", "house.room.h",
-            "house.i"} <= found
-    assert found == fingerprints.named_modules(source, "house.room")
+    found = closure.named_modules(source, "house.room")
+    assert {"house.a", "house.b", "house.c", "house.room.d", "house.e", "house.f", "house.g", "house.room.h"} <= found
+    assert not any("never" in name for name in found)
 
 
 def test_objects_stand_for_the_modules_of_their_classes():
@@ -247,21 +252,22 @@ def test_objects_stand_for_the_modules_of_their_classes():
     class Own(CentreGuess):
         pass
 
-    known = fingerprints.code_fingerprint("qgcam_lib.models.baselines")
+    known = closure.code_fingerprint("qgcam_lib.models.baselines")
     for root in (CentreGuess, CentreGuess(), Own(), partial(partial(CentreGuess))):
-        assert fingerprints.code_fingerprint(root) == known
-    nothing = fingerprints.code_files(Own().card, None, len, lambda: 1)
-    assert nothing == [] and len(fingerprints.code_files()) > 100
+        assert closure.code_fingerprint(root) == known
+    nothing = closure.code_files(Own().card, None, len, lambda: 1)
+    assert nothing == [] and len(closure.code_files()) > 100
     for wrong in ("qgcam_lib.no", "qgcam_lib.models.baselines.CentreGuess", "numpy"):
         with pytest.raises(ValueError, match="expected a module of qgcam_lib"):
-            fingerprints.code_fingerprint(wrong)
+            closure.code_fingerprint(wrong)
 
 
 def test_the_closure_holds_every_module_that_is_imported():
     """What each paper notebook imports, and what every loader of the registry does, is among the files that count."""
     code = """if True:
         import ast, importlib, json, sys
-        from qgcam_lib.storage.fingerprints import code_files
+        from qgcam_lib.models.inputs import loader_modules
+        from qgcam_lib.storage.closure import code_files
         from pathlib import Path
         def loaded():
             return {Path(module.__file__) for name, module in sys.modules.items() if name.split(".")[0] == "qgcam_lib"}
@@ -274,11 +280,15 @@ def test_the_closure_holds_every_module_that_is_imported():
             exec("\\n".join(line for line in lines if line.split()[1].startswith("qgcam_lib")), {})
             assert loaded() - before <= set(code_files(source=source)), notebook
         from qgcam_lib.models.registry import MODELS
-        known = set(code_files("qgcam_lib.models.registry"))
         for entry in MODELS.values():
-            before = loaded()
-            module = importlib.import_module(entry.loader.split(":")[0])
-            assert Path(module.__file__) in known and loaded() - before <= known, entry.name"""
+            before, known = loaded(), set(code_files(*loader_modules(entry.name)))
+            importlib.import_module(entry.loader.split(":")[0])
+            assert loaded() - before <= known, entry.name
+        from qgcam_lib.models import load_model
+        for name in ("blip-base-as-answerer", "reclip", "itm-crops", "map-mass", "detector-boxes", "vilbert"):
+            before, known = loaded(), set(code_files(*loader_modules(name)))
+            load_model(name)
+            assert loaded() - before <= known, name"""
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300,
                    env=os.environ | {"PYTHONPATH": str(ROOT)})
 
@@ -359,7 +369,7 @@ def test_the_record_says_what_made_the_result(finished):
     assert record["notebook_sha256"] == notebook_sha256(path)
     assert record["git"]["commit"] is None or len(record["git"]["commit"]) == 40
     assert record["versions"]["python"] == sys.version.split()[0] and len(record["versions"]["qgcam_lib_sha256"]) == 64
-    assert record["code_sha256"] == runs.notebook_code(path) != record["versions"]["qgcam_lib_sha256"]
+    assert record["code_sha256"] == reached_code(runs.notebook_source(path)) != record["versions"]["qgcam_lib_sha256"]
     assert {"torch", "transformers", "lavis", "numpy"} <= set(record["versions"])
     assert record["error"] is None and record["seconds"] > 0 and record["attempts"] == 1 and record["device"] == "cpu"
     kinds = {item["path"]: item["kind"] for item in record["outputs"]}
@@ -482,10 +492,10 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("victims", ["runner", "runner and kernel"])
 def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.25")
-    monkeypatch.setattr(runs, "notebook_code", lambda notebook: "same")  # so that an edit meanwhile does not matter
+    monkeypatch.setattr(runs, "reached_code", lambda *given: "same")  # so that an edit meanwhile does not matter
     plan = plan_run(path, outputs=tmp_path / "out")
     code = ("import sys, qgcam_lib.runs.runner as runs, qgcam_lib.cli.main as cli; "
-            "runs.notebook_code = lambda notebook: 'same';"
+            "runs.reached_code = lambda *given: 'same';"
             f"sys.exit(cli.main(['run', {str(path)!r}, '--quiet', '--outputs', 'out']))")
     env = dict(os.environ, PYTHONPATH=str(ROOT))
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as runner:

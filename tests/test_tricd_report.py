@@ -340,6 +340,7 @@ def audit(tmp_path_factory):
                         outputs=tmp_path_factory.mktemp("outputs"))
 
 
+@pytest.mark.nightly
 def test_the_audit_runs_and_leaves_its_tables(audit):
     assert audit.status == "ok"
     names = {path.stem for path in (audit.folder / "tables").glob("*.parquet")}
@@ -350,6 +351,7 @@ def test_the_audit_runs_and_leaves_its_tables(audit):
     assert all(item["caption"] for item in record["outputs"] if item["kind"] in ("table", "figure"))
 
 
+@pytest.mark.nightly
 def test_the_audit_finds_what_must_be_found(audit):
     ranks = table(audit, "order_who_gains").set_index("model")
     assert ranks.loc["credulous", "difference"] < ranks.loc["cautious", "difference"] <= 0
@@ -379,6 +381,7 @@ def detection(small_world, tmp_path_factory):
                         outputs=tmp_path_factory.mktemp("outputs"))
 
 
+@pytest.mark.nightly
 def test_detection_runs_and_says_what_did_not(detection):
     assert detection.status == "ok" and MARKED in texts(detection)
     names = {path.stem for path in (detection.folder / "tables").glob("*.parquet")}
@@ -394,6 +397,7 @@ def test_detection_runs_and_says_what_did_not(detection):
     assert captions and all("miniworld" in caption for caption in captions)
 
 
+@pytest.mark.nightly
 def test_the_numbers_of_the_page_are_the_evaluators(detection, small_world):
     data = load_tricd(small_world / "TRICD_grounding_test.json")
     summary = table(detection, "summary").set_index(["model", "metric", "subset"])["value"]
@@ -412,6 +416,7 @@ def analysis(small_world, detection):
         return run_notebook(ROOT / "nbs" / "papers" / "tricd_analysis.ipynb", parameters, outputs=outputs)
 
 
+@pytest.mark.nightly
 def test_analysis_reads_what_detection_kept(analysis, detection):
     assert analysis.status == "ok" and MARKED in texts(analysis)
     assert table(analysis, "runs")["run_id"].tolist() == [detection.run_id]
@@ -431,12 +436,14 @@ def test_analysis_reads_what_detection_kept(analysis, detection):
     assert silence.loc["mine", "note"] == "" and np.isfinite(silence.loc["mine", "price"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["detection", "analysis"])
 def test_a_page_opens_with_its_answer_and_an_effect_with_an_interval(kind, request):
     box = json.loads((request.getfixturevalue(kind).folder / "run.json").read_text())["results"]["result_box"]
     assert "mine" in json.dumps(box) and "miniworld" in json.dumps(box) and "of 8 groups" in json.dumps(box)
 
 
+@pytest.mark.nightly
 def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path):
     with pytest.raises(ParameterError, match="Run it first.*tricd_detection.ipynb -p data"):
         find_detections(str(small_world), outputs=tmp_path)
@@ -444,6 +451,7 @@ def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path)
         find_detections(str(small_world), runs=["abc"], outputs=tmp_path)
 
 
+@pytest.mark.nightly
 def test_an_interactive_detection_counts_when_it_is_finished(small_world, detection, tmp_path):
     record = read_run(detection.folder) | {"status": "interactive", "finished": "2030"}
     folder = tmp_path / "interactive" / "tricd_detection" / detection.run_id
@@ -456,6 +464,7 @@ def test_an_interactive_detection_counts_when_it_is_finished(small_world, detect
         gather_detections(str(small_world), outputs=tmp_path)
 
 
+@pytest.mark.nightly
 def test_changed_predictions_or_annotations_are_not_read(small_world, detection, tmp_path):
     outputs, world = tmp_path / "outputs", tmp_path / "world"
     folder = outputs / "tricd_detection" / detection.run_id
@@ -472,6 +481,7 @@ def test_changed_predictions_or_annotations_are_not_read(small_world, detection,
         gather_detections(str(world), outputs=outputs)
 
 
+@pytest.mark.nightly
 def test_questions_run_and_count_what_cannot_be_read(small_world, tmp_path_factory):
     parameters = {"data": str(small_world), "models": [f"predictions:{small_world.parent / 'said.json'}"],
                   "n_bootstrap": 20}

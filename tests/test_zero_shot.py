@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from qgcam_lib.models import load_model
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 from qgcam_lib.models.dual.matcher import DualMatcher
-from qgcam_lib.models.registry import MODELS, RankerName
+from qgcam_lib.models.inputs import RankerName
+from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Detections, RegionRanker
 from qgcam_lib.models.zero_shot.crops import CropRanker
 from qgcam_lib.models.zero_shot.detector_boxes import DetectorRanker, matched_scores

@@ -91,6 +91,7 @@ def test_the_card_for_readers_says_what_the_json_says(mini, copy):
     ]
 
 
+@pytest.mark.nightly
 def test_fresh_scenes_score_as_the_card_says(mini, tmp_path):
     """Sixty test scenes, scored here: the share of hits lies in a wide interval around the card's."""
     from qgcam_lib.data.flickr30k.entities import Flickr30kEntities

@@ -173,10 +173,11 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     """
     from qgcam_lib.data.tricd.pairs import FAULTS, load_tricd
     from qgcam_lib.grounding.own_maps import checked_out, write_scores
+    from qgcam_lib.models.named import file_source
     from qgcam_lib.phrase_detection import score as phrase_detection
-    from qgcam_lib.phrase_detection.prediction_files import predictions_source, read_predictions
+    from qgcam_lib.phrase_detection.prediction_files import read_predictions
 
-    predictions = predictions_source(str(predictions)) or predictions  # that spelling is fine here too
+    predictions = file_source(str(predictions), "predictions") or predictions  # that spelling is fine here too
     ranks, names = _ranks(recall_at), _words(metrics)
     how = {"images": _mapping(images, "--images", ("pair", "file")),
            "phrases": _mapping(phrases, "--phrases", ("id", "0", "1"))}

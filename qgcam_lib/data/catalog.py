@@ -17,6 +17,7 @@ from .visual_genome.folder import VisualGenome
 
 from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
+from .generated import WRITERS, recipe_of
 from .probes.files import ProbeFiles
 from .records import Dataset, given_path
 from .refer import Refer, refs_files
@@ -104,20 +105,7 @@ LAYOUTS = Open({
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
 NAMES = Open({  # under settings.data_root
-    "miniworld": "miniworld",
-    "miniworld-unbiased": "miniworld_unbiased",
-    "miniworld-refcoco": "miniworld_refer/refcoco",
-    "miniworld-refcoco+": "miniworld_refer/refcoco+",
-    "miniworld-refcocog": "miniworld_refer/refcocog",
-    "miniworld-spatialsense": "miniworld_spatialsense",
-    "miniworld-tricd": "miniworld_tricd",
-    "miniworld-coco": "miniworld_coco",
-    "miniworld-visual-genome": "miniworld_vg",
-    "miniworld-fillers": "miniworld_fillers",
-    "miniworld-mininet": "miniworld_mininet",
-    "miniworld-swaps": "miniworld_swaps",
-    "miniworld-ref-adv": "miniworld_refcocog",
-    "miniworld-gqa": "miniworld_gqa",
+    **{name: folder for name, (folder, _) in WRITERS.items()},
     "flickr30k-entities": "raw/flickr30k_entities",
     "refcoco": "raw/refcoco",
     "refcoco+": "raw/refcoco+",
@@ -168,40 +156,14 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
-_MAKERS = {
-    "miniworld-spatialsense": "ensure_spatialsense",
-    "miniworld-tricd": "ensure_tricd",
-    "miniworld-coco": "ensure_coco",
-    "miniworld-visual-genome": "ensure_visual_genome",
-    "miniworld-fillers": "ensure_fillers",
-    "miniworld-mininet": "ensure_mininet",
-    "miniworld-swaps": "ensure_swaps",
-    "miniworld-ref-adv": "ensure_refcocog",
-    "miniworld-gqa": "ensure_gqa",
-}
-
-
-def _make(name: str, folder: Path, split: str | None) -> None:
-    """Draw the miniworld data set of this name, unless it is there."""
-    from qgcam_lib import miniworld
-
-    if name in ("miniworld", "miniworld-unbiased"):
-        miniworld.ensure(folder, split if split in ("train", "val") else "test", natural=name == "miniworld")
-    elif name in _MAKERS:
-        getattr(miniworld, _MAKERS[name])(folder)
-    else:
-        miniworld.ensure_refer(folder.parent)
-
-
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:
     """The folder of a data set by its name in `NAMES`, those of the miniworld made if missing, or the path itself."""
     name = str(given_path(name_or_path)) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
-    folder = (data_root or settings.data_root) / NAMES[name]
-    if name.startswith("miniworld"):
-        _make(name, folder, split)
-    return folder
+    if recipe := recipe_of(name, split, data_root):
+        recipe.draw()
+    return (data_root or settings.data_root) / NAMES[name]
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #5ba1e21d
 _DOORS = {  # layouts without grounding examples: why, and what opens them

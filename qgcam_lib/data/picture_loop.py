@@ -20,8 +20,10 @@ from tqdm import tqdm
 from .by_image import picture_path
 from .records import open_image
 from ..errors import ExampleError, StoreError
+from ..storage.closure import code_fingerprint
+from ..storage.closure import code_fingerprint
 from ..storage.files import check_writable
-from ..storage.fingerprints import code_fingerprint, own_code, weights_fingerprint
+from ..storage.fingerprints import own_code, weights_fingerprint
 from ..storage.maps import MapStore
 from ..storage.progress import Work, under
 from ..storage.rows import RecordStore, place_of, shown

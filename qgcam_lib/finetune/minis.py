@@ -38,8 +38,8 @@ from .referring.minis import RECIPES, judge_ranker, train_mini_ranker
 from .relcomp.zero_shot import read_classes, zero_shot
 from .towers import TowersRecipe, train_towers
 from ..grounding.run import ground
-from ..miniworld import CHECKSUM, ensure
 from ..miniworld.writers.coco import COCO_CHECKSUM, ensure_coco
+from ..miniworld.writers.flickr30k import CHECKSUM, ensure
 from ..miniworld.writers.mininet import ensure_mininet
 from ..miniworld.writers.swaps import ensure_swaps
 from ..miniworld.writers.tricd import TRICD_CHECKSUM, ensure_tricd

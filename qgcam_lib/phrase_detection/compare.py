@@ -20,6 +20,7 @@ from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
 from ..intervals import cluster_interval, cluster_p, effective_groups, of_replicates, spread_of
 from ..models.matching import choose_threshold
+from ..models.named import file_source
 from qgcam_lib.phrase_detection.analysis import (
     calibration,
     false_alarm_rates,
@@ -27,7 +28,6 @@ from qgcam_lib.phrase_detection.analysis import (
     price_of_false_captions,
 )
 from .parts import Part, parts
-from .prediction_files import predictions_source
 from .presence import presence
 from .question_run import answers_for, take_question_groups
 from .questions import evaluate_answers, load_tricd_vqa
@@ -39,7 +39,7 @@ from ..statistics import N_BOOTSTRAP, compare, group_weights
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #e7b295c3
 def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
     "Where a model keeps finished pictures; a file of predictions keeps none."
-    return {"store": Path(folder) / name} if folder and not predictions_source(source) else {}
+    return {"store": Path(folder) / name} if folder and not file_source(source, "predictions") else {}
 
 
 def detect_all(sources: Mapping[str, str], data: Tricd, images: Any, *, folder: str | Path | None = None,

@@ -18,9 +18,9 @@ from PIL import Image
 from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of, together
 from ..errors import ExampleError, FormatError
 from ..models.matching import BASELINES, BaselineAnswerer
+from ..models.named import file_source
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Answerer
-from .prediction_files import predictions_source
 from ..storage.files import sha256_of
 from ..storage.json_reader import read_json
 
@@ -168,7 +168,7 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
     `answer_questions`; a file needs none of them.
     Errors: those of the two; ValueError for a model that is no answerer, or one without `images`.
     """
-    path = predictions_source(source)
+    path = file_source(source, "predictions")
     if path is not None:
         frame = read_answers(path, questions)
         frame = frame[frame["image_id"].isin(take_question_groups(questions, limit, seed)["image_id"])]

@@ -17,10 +17,11 @@ from PIL import Image
 
 from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, together
 from ..data.tricd.pairs import Tricd, TricdPair
+from ..models.named import file_source
 from ..models.registry import MODELS, find_model, load_model
 from ..models.roles import Detections, Detector
 from .matching import best_of_each, descending
-from .prediction_files import Predictions, predictions_source, read_predictions
+from .prediction_files import Predictions, read_predictions
 from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #084ea1f3
@@ -128,7 +129,7 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
     `detect_phrases` (store, on_error, batch_images, max_boxes, progress); of these a file heeds on_error.
     Errors: those of the two; ValueError for a model that is no detector, or one without `images`.
     """
-    path = predictions_source(source)
+    path = file_source(source, "predictions")
     if path is not None:
         how = {"on_error": run_options.get("on_error", "raise"), **(file_options or {})}
         found = read_predictions(path, data, **how)

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from fastcore.basics import patch
 
 from ..errors import RunError
-from .parameters import read_notebook, read_parameters, resolve_parameters
+from .inputs import find_inputs, input_entries, reached_code, recipes
+from .parameters import Parameter, read_notebook, read_parameters, resolve_parameters
 from .provenance import Colophon, git_state, machine, versions
 from qgcam_lib.runs.record import (
     lock_path,
@@ -38,7 +39,6 @@ from qgcam_lib.runs.record import (
 )
 from ..settings import ROOT, load_settings, settings
 from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
-from ..storage.fingerprints import code_fingerprint
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -72,6 +72,13 @@ class Run:
     def record(self, **results: Any) -> None:
         """Enter results (numbers, texts, lists, dicts, frames) under "results" in run.json; NaN is kept as null."""
         update_run(self.folder, results=read_run(self.folder).get("results", {}) | to_json(results))
+
+    def tolerance(self, why: str, *, interval: float, relative: float) -> None:
+        """Say how far this run's numbers may be from the stored page's: for a run that trains (see `runs.reference`).
+
+        interval: share of the half width of a number's interval; relative: of its size where it has none.
+        """
+        update_run(self.folder, tolerance={"interval": interval, "relative": relative, "why": why})
 
 # %% ../../nbs/lib/runs/05_current.ipynb #24816b69
 @patch
@@ -207,12 +214,15 @@ def _injected(namespace: Mapping[str, Any], parameters: Mapping[str, Any], sourc
     return list(takewhile(lambda name: name not in mentioned and isinstance(namespace[name], plain), names[last + 1:]))
 
 # %% ../../nbs/lib/runs/05_current.ipynb #d0031001
-def _reads(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """The checksums of the code and of the files that a notebook reads with these values, as a record has them."""
-    from qgcam_lib.runs.inputs import find_inputs
+def _reads(known: Mapping[str, Parameter], values: dict[str, Any], source: str) -> dict[str, Any]:
+    """The checksums of the code and of the inputs of a notebook with these values, as a record has them.
 
-    return {"code_sha256": code_fingerprint(source=source, without=["qgcam_lib.runs.inputs"]),
-            **find_inputs(values, Path.cwd(), load_settings().cache / "fingerprints.sqlite", source=source)}
+    Generated data sets are drawn where they are missing.
+    """
+    inputs = find_inputs(known, values, Path.cwd())
+    for recipe in recipes(inputs):
+        recipe.bring()
+    return {"code_sha256": reached_code(source, inputs), **input_entries(inputs, load_settings().cache)}
 
 
 def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +232,7 @@ def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, A
     given = [name for name in known if name in namespace] + _injected(namespace, known, source)
     values = resolve_parameters(known, {name: namespace[name] for name in given}, text=False)
     seed = values["seed"] if isinstance(values.get("seed"), int) else options.seed
-    inside, reads = ROOT in path.parents, _reads(values, source)
+    inside, reads = ROOT in path.parents, _reads(known, values, source)
     where = path.relative_to(ROOT).as_posix() if inside else str(path)
     decides = {"notebook": where, "parameters": values, "reads": reads, "precision": options.precision, "seed": seed}
     return dict(run_id=sha256_of(json.dumps(decides, sort_keys=True))[:12], notebook=where if inside else path.name,

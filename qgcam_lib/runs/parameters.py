@@ -25,6 +25,7 @@ from typing import Annotated, Any, Union
 from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
 from ..errors import FormatError, ParameterError
+from ..storage.inputs import AnyText, Source
 from ..storage.json_reader import parse_json
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #a862ff68
@@ -164,6 +165,16 @@ class Parameter:
     def type(self) -> str:
         """The annotation, or the type of the default when the line has none ("Any" for None)."""
         return self.annotation or ("Any" if self.default is None else type(self.default).__name__)
+
+    @property
+    def source(self) -> "type[Source]":
+        """The class in the annotation that says what a run reads; `AnyText` where there is none."""
+        names = [node.id for node in ast.walk(ast.parse(self.type, mode="eval")) if isinstance(node, ast.Name)]
+        for module, _, name in (self.origins[name].rpartition(".") for name in names if name in self.origins):
+            kind = getattr(importlib.import_module(module), name)
+            if isinstance(kind, type) and issubclass(kind, Source):
+                return kind
+        return AnyText
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #ad8ccc70
 _REMEDY = {"int": "Give a whole number such as 500.", "float": "Give a number such as 0.7.",

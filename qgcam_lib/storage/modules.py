@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from .fingerprints import named_modules
+from .closure import named_modules
 
 # %% ../../nbs/lib/storage/06_modules.ipynb #d0e40006
 def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:

@@ -343,7 +343,7 @@ def all_targets() -> dict[str, Target]:
 
     found = [
         one
-        for path in sorted(Path(__file__).parent.glob("test_fuzz_*.py"))
+        for path in sorted(Path(__file__).parent.glob("targets_*.py"))
         for one in importlib.import_module(path.stem).TARGETS
     ]
     assert len({one.name for one in found}) == len(found)

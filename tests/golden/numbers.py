@@ -1,96 +1,192 @@
-"""The numbers that a rebuilding of the library must leave alone: `python -m tests.golden.numbers` writes them again.
+"""What the library computed when these files were written; `python -m tests.golden.numbers` writes them again.
 
-Scores of some phrases of each split for each mini, the summary and answers of some groups of TRICD, an audit of some
-phrases, and checksums of drawn scenes. All on the miniworld. tests/test_golden.py takes them again and compares.
+arrays.safetensors: float32 heat maps of every mini explainer, and the best boxes of every mini detector, on the
+miniworld. numbers.json: the scores of these stored arrays, exact on any processor, and means of some splits with the
+half widths of their 95 % intervals. tests/test_golden.py computes all of it again and compares, each kind by its rule.
 """
 
 import hashlib
 import json
 import math
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 FILE = Path(__file__).with_name("numbers.json")
-PHRASES, GROUPS, AUDITED, BOOTSTRAP = 60, 40, 40, 200
-MINIS = ("blip-base", "blip-large", "albef-amc", "clip-rn50x16-gscorecam")
+ARRAYS = Path(__file__).with_name("arrays.safetensors")
+PICTURES, CLOSE, GROUPS, MAX_BOXES, PHRASES = 20, 6, 40, 5, 60  # CLOSE: maps that are compared value by value
+EXPLAINERS = {"blip-base": 40, "blip-large": 40, "albef-amc": 40, "vilt": 40, "bridgetower": 40,
+              "clip-rn50x16-gscorecam": 12}  # and of how many phrases each explains; gScoreCAM is slow
+READINGS = ({"block": 1}, {"tokens": "lavis"}, {"tokens": 0})  # of blip-base, beside its own
+DETECTORS = ("mdetr-like", "glip-like", "owl-vit-b32")
+ANSWERER = "blip-base-as-answerer"
 SPLITS = (("miniworld", "test"), ("miniworld-refcoco+", "testA"), ("miniworld-refcoco+", "testB"),
           ("miniworld-spatialsense", "triplets"), ("miniworld-spatialsense", "subjects"),
           ("miniworld-spatialsense", "objects"))
-DETECTORS = ("mdetr-like", "glip-like", "owl-vit-b32")
-ANSWERERS = ("blip-base-as-answerer", "clip-rn50x16-as-answerer")
 
 
-def number(value) -> float | None:
-    """A number as it is kept: twelve digits, None for an undefined one."""
+@cache
+def stored() -> dict[str, np.ndarray]:
+    return load_file(ARRAYS)
+
+
+def number(value: float) -> float | None:
+    """A number as it is stored: twelve digits, None for an undefined one."""
     return None if value is None or math.isnan(value) else float(f"{float(value):.12g}")
 
 
+def digest(examples) -> str:
+    """A checksum of what is asked and of the right answers: ids, phrases, sizes and boxes."""
+    return hashlib.sha256(repr([(e.id, e.prompt, tuple(map(int, e.size)), np.asarray(e.boxes, float).tolist())
+                                for e in examples]).encode()).hexdigest()[:16]
+
+
+# --- maps of models ---------------------------------------------------------------------------------------------------
+
+@cache
+def examples() -> list:
+    """Two phrases of twenty test pictures of the miniworld."""
+    from qgcam_lib.data.catalog import load_dataset
+
+    data = load_dataset("miniworld", split="test")
+    names = data.images()
+    return [e for name in names[::len(names) // PICTURES][:PICTURES] for e in data.read_image(name)[0][:2]]
+
+
+def maps_of(model, asked) -> np.ndarray:
+    """The raw maps of some examples, float32 [n, h, w], as `ground` stores them."""
+    import tempfile
+
+    from qgcam_lib.grounding import ground
+    from qgcam_lib.storage.maps import MapStore
+
+    with tempfile.TemporaryDirectory() as folder:
+        ground(model, list(asked), save_maps=folder, progress=False)
+        return np.stack(MapStore(folder).maps([e.id for e in asked]))
+
+
+def scored(maps, asked, protocol="paper", **options):
+    """One row of scores a map."""
+    from qgcam_lib.metrics import score_maps
+
+    return score_maps(list(maps), [e.boxes for e in asked], image_sizes=[e.size for e in asked], protocol=protocol,
+                      ids=[f"{k} {e.id}" for k, e in enumerate(asked)], groups=[e.group for e in asked], **options)
+
+
+def intervals(frame) -> dict:
+    """Mean and half width of the 95 % interval of every score, by name. frame: of `summarize` or an evaluator."""
+    subsets = frame["subset"] + " " if "subset" in frame else ""
+    return {name: [number(row.value), number((row.ci_high - row.ci_low) / 2)]
+            for name, row in zip(subsets + frame["metric"], frame.itertuples())}
+
+
 def means(frame) -> dict:
-    """The mean of every score of a frame of `ground`, its n undefined, and a checksum of the texts asked."""
+    from qgcam_lib.statistics import summarize
+
+    return intervals(summarize(frame, [name for name in frame if name not in ("id", "group")]))
+
+
+# --- scores of stored arrays ------------------------------------------------------------------------------------------
+
+def stored_scores() -> dict:
+    """Under every protocol: means and undefined scores of all stored maps, and the verdict on each map."""
+    from qgcam_lib.maps import PROTOCOLS, MapProtocol
     from qgcam_lib.metrics import SCORE_COLUMNS
 
-    found = {name: number(frame[name].mean()) for name in SCORE_COLUMNS}
-    texts = hashlib.sha256("\n".join(frame["id"] + " " + frame["prompt"]).encode()).hexdigest()
-    return {"n": len(frame), "undefined": int(frame[list(SCORE_COLUMNS)].isna().sum().sum()), "texts": texts, **found}
+    maps = [a for name in EXPLAINERS for a in stored()[name]]
+    asked = [e for n in EXPLAINERS.values() for e in examples()[:n]]
+    found = {"examples": digest(examples())}
+    for rule in [*PROTOCOLS.values(), MapProtocol("share of the maximum", before="max", grid="native")]:
+        if rule.name != "native":  # which takes no map above 1, as gScoreCAM's are
+            frame = scored(maps, asked, rule)
+            found[rule.name] = {name: number(frame[name].mean()) for name in SCORE_COLUMNS} | {
+                "undefined": int(frame.isna().sum().sum()), "ties": frame.pg_ties.tolist(),
+                "ties inside": (frame.pg_hit * frame.pg_ties).round().astype(int).tolist(),
+                "uncertain": np.flatnonzero(frame.pg_uncertain).tolist()}
+    return found | {f"ties {rule}": number(scored(maps, asked, ties=rule).pg_hit.mean())
+                    for rule in ("first", "any", "all")}
 
 
-def map_scores(model: str, dataset: str, split: str) -> dict:
-    """Sixty phrases of one split, scored for one mini."""
+def stored_audit() -> dict:
+    """Every score of blip-base's stored maps under every open choice that needs no model."""
     from qgcam_lib.data.catalog import load_dataset
-    from qgcam_lib.grounding import ground
-    from qgcam_lib.models import load_model
+    from qgcam_lib.grounding.audit import MapSet, open_choices, sensitivity
 
-    frame = ground(load_model(model), load_dataset(dataset, split=split), limit=PHRASES, progress=False)
-    return means(frame)
-
-
-def cells(summary) -> dict:
-    """The values of a summary by subset and metric."""
-    return {f"{row.subset} {row.metric}": [number(row.value), number(row.ci_low), number(row.ci_high)]
-            for row in summary.itertuples()}
+    asked = examples()
+    maps = MapSet([e.id for e in asked], [e.group for e in asked], list(stored()["blip-base"]),
+                  [e.boxes for e in asked], np.array([e.size for e in asked]))
+    found = sensitivity(maps, open_choices(boxes="list"), n_bootstrap=20,
+                        other_boxes=maps.with_boxes(load_dataset("miniworld", split="test", boxes="list")))
+    return {f"{r.question} | {r.answer} | {r.metric}": number(r.value) for r in found.itertuples()}
 
 
-def detection(model: str) -> dict:
-    """TRICD's scores of one mini detector on forty groups, with intervals."""
+@cache
+def pairs():
+    """The pairs of forty groups of TRICD, and where their pictures are."""
     from qgcam_lib.data.tricd.files import tricd_files
     from qgcam_lib.data.tricd.pairs import load_tricd
+    from qgcam_lib.phrase_detection.run import take_groups
+
+    files = tricd_files("", "test")
+    return take_groups(load_tricd(files.grounding), GROUPS, 0), files
+
+
+def detections(model: str) -> dict[str, np.ndarray]:
+    """The best boxes of every phrase of these pairs, one row a box."""
+    from qgcam_lib.phrase_detection.run import predictions_for
+
+    part, files = pairs()
+    found = predictions_for(model, part, files.images, max_boxes=MAX_BOXES, progress=False)
+    columns = {"scores": np.float32, "boxes": np.float32, "phrase_ids": np.int32}
+    return {"pairs": np.repeat(np.array(list(found), np.int32), [len(one["scores"]) for one in found.values()])} | {
+        name: np.concatenate([one[name] for one in found.values()]).astype(kind) for name, kind in columns.items()}
+
+
+def stored_detections(model: str) -> dict[str, np.ndarray]:
+    return {name: stored()[f"{model} {name}"] for name in ("pairs", "scores", "boxes", "phrase_ids")}
+
+
+def evaluated(rows: dict[str, np.ndarray], n_bootstrap: int = 200):
+    """TRICD's scores of such boxes, with intervals."""
     from qgcam_lib.phrase_detection import evaluate
-    from qgcam_lib.phrase_detection.run import predictions_for, take_groups
 
-    files = tricd_files("", "test")
-    part = take_groups(load_tricd(files.grounding), GROUPS, 0)
-    found = predictions_for(model, part, files.images, progress=False)
-    return cells(evaluate(part, found, n_bootstrap=BOOTSTRAP))
+    part, _ = pairs()
+    return evaluate(part, {id: {name: rows[name][rows["pairs"] == id] for name in ("scores", "boxes", "phrase_ids")}
+                           for id in part.pair_ids.tolist()}, n_bootstrap=n_bootstrap)
 
 
-def answers(model: str) -> dict:
-    """Macro-F1 and its kin of one answering mini on the questions of forty groups, and a checksum of what it said."""
-    from qgcam_lib.data.tricd.files import tricd_files
-    from qgcam_lib.phrase_detection.question_run import answers_for, answers_of, take_question_groups
-    from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
-
-    files = tricd_files("", "test")
-    part = take_question_groups(load_tricd_vqa(files.questions, files.grounding), GROUPS, 0)
-    said = answers_of(answers_for(model, part, files.images, weights="mini", progress=False))
-    texts = hashlib.sha256(json.dumps({str(key): str(value) for key, value in said.items()}).encode()).hexdigest()
-    return {"said": texts, **cells(evaluate_answers(part, said, n_bootstrap=BOOTSTRAP))}
+def stored_evaluation() -> dict:
+    """TRICD's scores of one detector's stored boxes, with the ends of their intervals."""
+    return {f"{r.subset} {r.metric}": [number(r.value), number(r.ci_low), number(r.ci_high)]
+            for r in evaluated(stored_detections("glip-like")).itertuples()}
 
 
-def audit(folder: Path) -> dict:
-    """How far every open choice moves every score of forty phrases; maps are kept in `folder`."""
-    from functools import partial
+@cache
+def questions():
+    from qgcam_lib.phrase_detection.question_run import take_question_groups
+    from qgcam_lib.phrase_detection.questions import load_tricd_vqa
 
-    from qgcam_lib.data.catalog import load_dataset
-    from qgcam_lib.grounding.audit import make_maps, open_choices, other_readings, remaker, sensitivity
-    from qgcam_lib.models import load_model
+    _, files = pairs()
+    return take_question_groups(load_tricd_vqa(files.questions, files.grounding), GROUPS, 0)
 
-    data, explainer = load_dataset("miniworld", split="test"), load_model("blip-base")
-    maps = make_maps(explainer, data, folder / "base", limit=AUDITED, seed=0)
-    choices = open_choices(explainer.card, boxes="list", **other_readings(explainer))
-    swapped = maps.with_boxes(load_dataset("miniworld", split="test", boxes="list"))
-    remake = remaker(partial(load_model, "blip-base"), data, folder, limit=AUDITED, seed=0)
-    found = sensitivity(maps, choices, other_boxes=swapped, explain=remake, n_bootstrap=BOOTSTRAP)
-    return {f"{r.question} | {r.answer} | {r.metric}": [number(r.value), number(r.ci_low), number(r.ci_high)]
-            for r in found.itertuples()}
+
+def answers() -> str:
+    """The answer to every question, y for yes and n for no."""
+    from qgcam_lib.phrase_detection.question_run import answers_for
+
+    found = answers_for(ANSWERER, questions(), pairs()[1].images, weights="mini", progress=False)
+    return "".join(found["answer"].str[0])
+
+
+def judged(said: str):
+    """Macro-F1 and the other scores of such answers, with intervals."""
+    from qgcam_lib.phrase_detection.questions import evaluate_answers
+
+    words = {"y": "yes", "n": "no"}
+    return evaluate_answers(questions(), dict(zip(questions()["image_id"].tolist(), (words[c] for c in said))),
+                            n_bootstrap=200)
 
 
 def scenes() -> dict:
@@ -101,26 +197,49 @@ def scenes() -> dict:
             "spatialsense": miniworld.spatialsense_checksum(), "tricd": miniworld.tricd_checksum()}
 
 
-def parts(folder: Path) -> dict:
-    """Name of every part and what makes it."""
-    found = {f"scores {model} {dataset} {split}": (map_scores, model, dataset, split)
-             for model in MINIS for dataset, split in SPLITS}
-    found |= {f"detection {model}": (detection, model) for model in DETECTORS}
-    found |= {f"answers {model}": (answers, model) for model in ANSWERERS}
-    return found | {"audit blip-base": (audit, folder), "scenes": (scenes,)}
+EXACT = {"scores": stored_scores, "audit": stored_audit, "evaluation": stored_evaluation, "scenes": scenes}
+
+
+# --- from the picture to the score ------------------------------------------------------------------------------------
+
+def split_scores(dataset: str, split: str) -> dict:
+    """Sixty phrases of one split scored for one mini: which they are, and the means with their half widths."""
+    from qgcam_lib.data.catalog import load_dataset
+    from qgcam_lib.grounding import ground
+    from qgcam_lib.metrics import SCORE_COLUMNS
+    from qgcam_lib.models import load_model
+
+    data = load_dataset(dataset, split=split)
+    frame = ground(load_model("blip-base"), data, limit=PHRASES, progress=False)
+    return {"examples": digest(data.example(id) for id in frame["id"]), **means(frame[[*SCORE_COLUMNS, "id", "group"]])}
+
+
+def load_reading(reading: dict):
+    from qgcam_lib.models import load_model
+
+    return load_model("blip-base", **reading)
+
+
+def title(reading: dict) -> str:
+    return "blip-base " + " ".join(f"{name} {value}" for name, value in reading.items())
 
 
 def main() -> None:
-    import tempfile
-    import time
+    from qgcam_lib.models import load_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        made = {}
-        for name, (make, *given) in parts(Path(folder)).items():
-            began = time.perf_counter()
-            made[name] = make(*given)
-            print(f"{time.perf_counter() - began:6.1f} s  {name}", flush=True)
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    arrays = {name: maps_of(load_model(name), examples()[:n]) for name, n in EXPLAINERS.items()}
+    arrays |= {title(one): maps_of(load_reading(one), examples()[:CLOSE]) for one in READINGS}
+    for name in DETECTORS:
+        arrays |= {f"{name} {column}": values for column, values in detections(name).items()}
+    save_file(arrays, ARRAYS)
+    made = {name: make() for name, make in EXACT.items()}
+    said = answers()
+    made |= {"answers": {"said": said, **intervals(judged(said))}}
+    made |= {f"split {dataset} {split}": split_scores(dataset, split) for dataset, split in SPLITS}
+    lines = (f" {json.dumps(part)}: {{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}"
+                                                      for name, value in values.items()) + "\n }"
+             for part, values in made.items())
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,9 +100,9 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
     """
     name, data_root = str(data), data_root or settings.data_root
     if name in ("", "miniworld-tricd"):
-        from qgcam_lib.miniworld import ensure_tricd
-
-        return ensure_tricd(data_root / "miniworld_tricd")
+        recipe = recipe_of("miniworld-tricd", root=data_root)
+        recipe.draw()
+        return recipe.folder
     folder = data_root / "raw" / "tricd" if name == "tricd" else given_path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"

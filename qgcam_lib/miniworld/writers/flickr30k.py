@@ -109,12 +109,14 @@ LAYOUTS = {True: "flickr30k_entities", False: "flickr30k_entities, unbiased"}
 
 
 def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n_val: int = 500, *, seed: int = SEED,
-                   size: int = 96, natural: bool = True, workers: int = 0, progress: bool = True) -> Path:
+                   size: int = 96, natural: bool = True, workers: int = 0, progress: bool = True,
+                   anew: bool = False) -> Path:
     """Writes the miniworld in the layout of Flickr30k Entities and returns the folder.
 
     root: a new or empty folder, or an earlier miniworld with the same seed, size and `natural`. A split that is there
     with at least as many scenes is left alone; a count of 0 leaves a split out. natural: train and val have the planted
     biases; False draws all combinations equally often there, as in test. workers: processes (0 and 1: this one).
+    anew: draw the asked splits again.
     Written: `Sentences/<id>.txt`, `Annotations/<id>.xml`, `images/<id>.png`, `train.txt`, `val.txt`, `test.txt` and
     `miniworld.json` (seed, size, counts and the generator's checksum).
     Errors: ValueError when the folder holds something else, or a miniworld with another seed, size or generator.
@@ -127,7 +129,9 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
         for split, count in (("test", n_test), ("val", n_val), ("train", n_train)):
             if count < 0:
                 raise ValueError(f"n_{split}: expected a number of scenes >= 0, got {count}")
-            if count and card["splits"].get(split, 0) < count:
+            if count and (anew or card["splits"].get(split, 0) < count):
+                for old in root.glob(f"Annotations/{str(_OFFSET[split])[0]}*.xml") if anew else ():
+                    old.unlink()
                 write_json(root / CARD, card, indent=1)
                 look = {"seed": seed, "size": size, "natural": natural and split != "test"}
                 _make_split(root, split, count, workers, progress, **look)

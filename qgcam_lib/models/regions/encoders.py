@@ -25,8 +25,9 @@ from ..common.images import as_picture, cut_box, imagenet_pixels
 from .geometry import candidate_boxes
 from ..registry import MODELS, WEIGHTS, load_model
 from ..roles import RegionEncoder
+from ...storage.closure import code_fingerprint
 from ...storage.files import file_sha256, sha256_of, whole_file
-from ...storage.fingerprints import code_fingerprint, own_code, weights_fingerprint
+from ...storage.fingerprints import own_code, weights_fingerprint
 
 # %% ../../../nbs/lib/models/regions/03_encoders.ipynb #d0c40006
 class ImageEncoder(Protocol):

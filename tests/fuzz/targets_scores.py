@@ -5,12 +5,11 @@ import json
 
 import numpy as np
 import pandas as pd
-import pytest
-from harness import Target, run_some
+from harness import Target
 from hypothesis import strategies as st
 from inputs import any_bytes, built, json_bytes, near, one_edited, zip_bytes, zipped
 from safetensors.numpy import save
-from test_fuzz_data import LABELLED_ADV, RELATION, TRICD, VQA, js
+from targets_data import LABELLED_ADV, RELATION, TRICD, VQA, js
 
 from qgcam_lib.boxes import as_boxes, box_iou, clip_boxes, voc_to_xyxy, xywh_to_xyxy, yyxx_to_xyxy
 from qgcam_lib.data.tricd.pairs import load_tricd
@@ -330,8 +329,3 @@ TARGETS = [
         near({"e.json": js(LABELLED_ADV), "s.json": js(CHOICES)}),
     ),
 ]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_only_documented_errors(target):
-    run_some(target)

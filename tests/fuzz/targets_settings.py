@@ -3,11 +3,10 @@
 import json
 
 import nbformat
-import pytest
-from harness import Target, run_some
+from harness import Target
 from hypothesis import strategies as st
 from inputs import near, words
-from test_fuzz_data import js
+from targets_data import js
 
 from qgcam_lib.cli.schemas import schema_of
 from qgcam_lib.data.sources import manual_steps, read_fetched, read_sources
@@ -231,8 +230,3 @@ TARGETS = [
     ),
     Target("schema", {"s.txt": b"tricd evaluate"}, _schema, near({"s.txt": b"tricd evaluate"})),
 ]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_only_documented_errors(target):
-    run_some(target)

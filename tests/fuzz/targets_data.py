@@ -5,8 +5,7 @@ import json
 import pickle
 
 import numpy as np
-import pytest
-from harness import Target, run_some
+from harness import Target
 from inputs import any_bytes, built, near
 from PIL import Image
 
@@ -456,8 +455,3 @@ TARGETS = [
         "picture jpeg", {"a.png": picture("JPEG")}, _open, any_bytes(picture("JPEG")).map(lambda data: {"a.png": data})
     ),
 ]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_only_documented_errors(target):
-    run_some(target)

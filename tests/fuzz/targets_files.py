@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
-from harness import Target, run_some
+from harness import Target
 from hypothesis import strategies as st
 from inputs import any_bytes, built, near, zip_bytes, zipped
 from safetensors.numpy import save
-from test_fuzz_data import js
-from test_fuzz_scores import FRAME, MAPS, arrays, npy
+from targets_data import js
+from targets_scores import FRAME, MAPS, arrays, npy
 
 from qgcam_lib.data.sources import unpack
 from qgcam_lib.grounding.map_files import open_maps
@@ -347,8 +346,3 @@ TARGETS = [
     ),
     Target("features tsv", {"f.tsv": _tsv()}, _tsv_features, near({"f.tsv": _tsv()})),
 ]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_only_documented_errors(target):
-    run_some(target)

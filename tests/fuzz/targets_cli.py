@@ -5,13 +5,12 @@ import io
 import json
 from pathlib import Path
 
-import pytest
-from harness import Target, run_some
+from harness import Target
 from hypothesis import strategies as st
 from inputs import WORDS, near, zip_bytes
-from test_fuzz_data import LABELLED_ADV, RELATION, SPATIAL, TRICD, VQA, js, picture
-from test_fuzz_scores import _NPZ, ANSWERS, BOXES, BY_IMAGE, CHOICES, PAIRS, PROBE, TABLE, csv
-from test_fuzz_settings import RUN, notebook
+from targets_data import LABELLED_ADV, RELATION, SPATIAL, TRICD, VQA, js, picture
+from targets_scores import _NPZ, ANSWERS, BOXES, BY_IMAGE, CHOICES, PAIRS, PROBE, TABLE, csv
+from targets_settings import RUN, notebook
 
 from qgcam_lib.cli.main import main
 
@@ -122,8 +121,3 @@ def _target(name: str) -> Target:
 
 
 TARGETS = [_target(name) for name in COMMANDS]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_only_documented_errors(target):
-    run_some(target)
