@@ -70,7 +70,7 @@ def any_letters() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
-
+# %% ../../nbs/lib/page/03_picture.ipynb #d0033001
 def as_figure(what: Any) -> Any:
     """The figure itself, or that of axes or of a seaborn grid; TypeError for anything else."""
     figure = what if hasattr(what, "savefig") else getattr(what, "figure", None)
@@ -81,10 +81,7 @@ def as_figure(what: Any) -> Any:
 
 @contextmanager
 def laid_out(figure: Any, dpi: int = 160) -> Iterator[Any]:
-    """A figure with plain texts, laid out once for all that save it in the block; yields its box in inches.
-
-    matplotlib alone lays a figure out and measures it anew for each file, which takes as long as drawing it.
-    """
+    """A figure with plain texts, laid out once for all that save it in the block; yields its box in inches."""
     from matplotlib import rcParams
 
     if hasattr(figure, "qgcam_box"):
