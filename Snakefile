@@ -137,10 +137,9 @@ def changed(wildcards):
     return "; ".join(changed_outputs(PLANS[wildcards.notebook, wildcards.name].folder))
 
 
-def urgency(wildcards):
-    """Who runs first: the first run, the runs behind Table 1, Table 1, the rest."""
-    ranks = {TABLE1: 1, GATHERS[TABLE1]: 2}
-    return 3 if (wildcards.notebook, wildcards.name) == FIRST else ranks.get(wildcards.notebook, 0)
+def rank(notebook, name):
+    """How urgent a run is: the first run, the runs behind Table 1, Table 1, the rest."""
+    return 3 if (notebook, name) == FIRST else {TABLE1: 1, GATHERS[TABLE1]: 2}.get(notebook, 0)
 
 
 def needed(wildcards):
@@ -189,7 +188,7 @@ rule draw:
     params:
         name=lambda wildcards: RECIPES[wildcards.recipe].name,
         split=lambda wildcards: RECIPES[wildcards.recipe].split or "test",
-    priority: 4
+    priority: lambda wildcards: max(rank(*key) for key, drawn in DRAWN.items() if wildcards.recipe in drawn)
     shell:
         "qgcam data draw {params.name:q} --split {params.split:q}"
 
@@ -209,7 +208,7 @@ rule run:
         options=options,
         folder=FOLDER,
         changed=changed,
-    priority: urgency
+    priority: lambda wildcards: rank(wildcards.notebook, wildcards.name)
     threads: lambda wildcards: workflow.cores if str(GIVEN.get("device", "cpu")) != "cpu" else TOLD.threads
     resources:
         mem_mb=6000,

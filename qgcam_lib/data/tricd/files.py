@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..by_image import MINIWORLD_MARKER, picture_path
+from ..generated import recipe_of
 from .pairs import load_tricd, tricd_records
 from ...errors import ExampleError
 from ..records import Problem, given_path, image_problems, problem_frame
