@@ -136,7 +136,7 @@ def test_backgrounds_through_the_strict_runner_and_again(world, tmp_path):
 @pytest.mark.nightly
 def test_the_audit_counts_the_claims_on_three_evaluations(world, tmp_path):
     given = {"data": [str(world / "vg"), str(world / "coco")], "scenes": [str(world / "fillers")], "limit": 3,
-             "models": ["clip-rn50"], "fillers": ["black"], "steps": 2, "n_bootstrap": 20}
+             "models": ["clip-rn50"], "fillers": ["black"], "n_bootstrap": 20}
     run = run_notebook(FOLDER / "probes_audit.ipynb", given, outputs=tmp_path, progress=False)
     moved = table(run.folder, "moved")
     assert (moved["here"] == moved["published code"]).all()  # CLIP meets none of the exchanges
@@ -144,7 +144,7 @@ def test_the_audit_counts_the_claims_on_three_evaluations(world, tmp_path):
     exchange = table(run.folder, "exchange").set_index(["kind", "metric"])
     patch, edited = (exchange.loc[("background", f"robustness_reference_{name}")] for name in ("patch", "edited"))
     assert patch["theirs"] == edited["ours"] and edited["theirs"] == patch["ours"]
-    assert set(table(run.folder, "alpha")["alpha"]) == {0.0, 0.2, 0.5, 1.0}
+    assert set(table(run.folder, "alpha")["alpha"]) == {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}
     assert "counted claims of the paper come out differently" in record(run.folder)["results"]["result_box"]["answer"]
 
 

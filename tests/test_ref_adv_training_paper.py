@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qgcam_lib.data.inputs import RefAdvStudy
+from qgcam_lib.data.inputs import StudySource
 from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.referring.study import ARMS
 from qgcam_lib.papers.ref_adv.training import (
@@ -167,5 +167,8 @@ def test_a_folder_that_is_no_study_is_named(tmp_path, study):
 
 
 def test_a_run_depends_on_the_stored_study():
-    [found] = RefAdvStudy.inputs([""], Reading({}, ROOT, load_settings()))
-    assert found.content == ROOT / "data" / "studies" / "ref_adv"
+    reading = Reading({}, ROOT, load_settings())
+    [found] = StudySource.inputs(["ref_adv"], reading)
+    assert found.content == ROOT / "data" / "studies" / "ref_adv" and not [*StudySource.inputs([""], reading)]
+    with pytest.raises(FileNotFoundError, match="'ref_adw'"):
+        [*StudySource.inputs(["ref_adw"], reading)]

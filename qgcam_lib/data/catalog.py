@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LAYOUTS', 'NAMES', 'Layout', 'recognise', 'dataset_folder', 'load_dataset', 'captions_file', 'expression_files',
-           'dataset_files', 'verify_dataset']
+           'study_folder', 'dataset_files', 'verify_dataset']
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #0f8dc281
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from .referring.files import LABELLED_FILE, RAW_FILE, RefAdvFiles
 from .spatialsense import SpatialSense
 from .tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..errors import ExampleError
-from ..settings import settings
+from ..settings import ROOT, settings
 from ..storage.plugins import Open
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2
@@ -228,6 +228,12 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
         raise ExampleError("no file of Ref-Adv", file=folder, remedy=f"Give a folder with {LABELLED_FILE} or {RAW_FILE}, "
                            "or one of these files; `qgcam data fetch ref-adv` gets them or says how")
     return found
+
+# %% ../../nbs/lib/data/07_catalog.ipynb #5a7d1e02
+def study_folder(name_or_path: str | Path) -> Path:
+    """The folder of a study by its name in data/studies, or the path itself."""
+    stored = ROOT / "data" / "studies" / str(name_or_path)
+    return stored if str(name_or_path) and stored.is_dir() else given_path(name_or_path).expanduser()
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #f280318c
 def dataset_files(name_or_path: str | Path = "", split: str = "test", *,

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXCHANGED', 'TRANSPOSED', 'PROBABILITIES', 'Tables', 'PATCH_CLAIM', 'Evaluated', 'evaluate_here',
-           'evaluate_published', 'counted', 'moved_claims', 'unseen_relcomp', 'alpha_steps', 'probe_c_column',
-           'probe_c_values', 'audit_result']
+           'evaluate_published', 'counted', 'moved_claims', 'probe_c_column', 'probe_c_values', 'audit_result']
 
 # %% ../../../nbs/lib/papers/probes/10_audit.ipynb #aaeb3a95
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...data.probes.groups import RelationGroup, RelCompGroup, shown
-from ...finetune.relcomp.sweep import alpha_sweep
-from ...finetune.relcomp.training import RelCompRecipe, finetune_relcomp
-from ...models.registry import load_model
 from qgcam_lib.papers.probes.claims import (
     COMPOSITION_CLAIMS,
     CONTEXT_CLAIMS,
@@ -31,8 +26,7 @@ from .data import ProbeData
 from .runs import score_all
 from .tables import backbones, of_kind, summarize_all
 from ...probes.audit import exchanged, stale, transposed
-from ...probes.run import probe, score_groups
-from ...probes.summary import summarize_probe
+from ...probes.run import score_groups
 from ...report.claims import Claim, assign_roles, check_claims
 from ...report.published import published
 from ...report.sentences import PERCENT, Unit, with_interval
@@ -117,34 +111,6 @@ def moved_claims(ours: Evaluated, theirs: Evaluated, everywhere: Evaluated) -> p
     moved = np.where(a["of"].eq(0), a["result"], np.where(here == code, "no", "yes"))
     return pd.DataFrame({"the paper says": a["quote"], "counted as": a["claim"], "where": a["where"], "here": here,
                          "published code": code, "all models so": all_so, "moved": moved})
-
-# %% ../../../nbs/lib/papers/probes/10_audit.ipynb #a9c444ee
-def unseen_relcomp(data: ProbeData) -> list[RelCompGroup]:
-    """Training groups from the groups of Probe-R that share no picture and no prompt with those of this run."""
-    pictures = {name for group in data.part for name in shown(group)}
-    prompts = {text for group in data.part for text in (group.positive_prompt, group.predicate_prompt)}
-    return [RelCompGroup(group.id, group.image, group.positive_prompt, group.positive_prompt, group.predicate_prompt,
-                         "predicate") for group in data.groups
-            if isinstance(group, RelationGroup) and group.image not in pictures
-            and not prompts & {group.positive_prompt, group.predicate_prompt}]
-
-
-def alpha_steps(name: str, data: ProbeData, *, weights: str = "mini", device: str = "cpu", steps: int = 60,
-                alphas: Sequence[float] = (0.0, 0.2, 0.5, 1.0), seed: int = 0, n_bootstrap: int = 1000) -> pd.DataFrame:
-    """Probe-R of a dual encoder between its weights and briefly fine-tuned ones: alpha, comparison, metric, value,
-    ci_low, ci_high, n, n_groups.
-
-    steps: of the text tower's training; data: the run's Probe-R; its other groups are what is trained on.
-    """
-    model, groups = load_model(name, weights, device=device, seed=seed, score="logit"), unseen_relcomp(data)
-    recipe = RelCompRecipe(stream="T", steps=steps, batch=min(64, len(groups)), seed=seed)
-    after = finetune_relcomp(model, groups, data.folders, recipe=recipe, progress=False)
-    found = alpha_sweep(model, after.model, lambda one: {"relation": probe(one, data.part, data.folders,
-                                                                             progress=False)}, alphas)["relation"]
-    parts = [summarize_probe(rows.drop(columns="alpha"), metrics=["correct", "confidence"], n_bootstrap=n_bootstrap,
-                             seed=seed).assign(alpha=alpha) for alpha, rows in found.groupby("alpha", sort=True)]
-    table = pd.concat(parts, ignore_index=True)
-    return table[["alpha", "comparison", "metric", "value", "ci_low", "ci_high", "n", "n_groups"]]
 
 # %% ../../../nbs/lib/papers/probes/10_audit.ipynb #267df7e2
 def probe_c_column() -> pd.DataFrame:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SWEPT', 'open_relcomp', 'relcomp_view', 'questions', 'sweep_summary', 'sweep_differences', 'shares', 'patched_alphas',
-           'as_table11', 'as_table3', 'tradeoff_figure', 'text_alone_scores', 'reading_table', 'before_and_after',
-           'finetune_result']
+           'by_seed', 'as_table11', 'as_table3', 'tradeoff_figure', 'text_alone_scores', 'reading_table',
+           'before_and_after', 'finetune_result']
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #b016e739
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
 from ...data.by_image import MINIWORLD_MARKER
 from ...data.catalog import dataset_folder
@@ -98,36 +99,71 @@ def _predicates(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
             for one in groups]
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #3862ec5b
-def _group(frame: pd.DataFrame) -> str | tuple[str, str]:
-    return ("image_1", "image_2") if "image_1" in frame else "group"
+def _groups(frame: pd.DataFrame) -> list[str]:
+    return ["image_1", "image_2"] if "image_1" in frame else ["group"]
 
 
-def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: Any) -> pd.DataFrame:
-    """Every mean with its interval: stream, alpha, metric (of SWEPT) and the columns of `summarize`.
+def _of_records(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The mean over seeds of every record: alpha, id, the groups, names."""
+    return frame.groupby(["alpha", "id", *_groups(frame)], sort=False, as_index=False)[[*names]].mean()
 
-    swept: stream -> the frames of `alpha_sweep`; options: n_bootstrap, seed.
+
+def _of_seeds(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The mean over records of every training: seed, alpha, metric, value."""
+    means = frame.groupby(["seed", "alpha"])[[*names]].mean()
+    return means.rename_axis(columns="metric").stack().rename("value").reset_index()
+
+
+def _with_seeds(rows: pd.DataFrame, trainings: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Rows with their intervals widened by the spread over seeds, and the columns seeds, lowest and highest.
+
+    trainings: of `_of_seeds`; value: the column that the interval is of.
     """
-    parts = [summarize(frame, [name for name in SWEPT if name in frame], by="alpha", group=_group(frame),
-                       **options).assign(stream=stream)
-             for stream, frames in swept.items() for frame in frames.values()]
+    spread = trainings.groupby(["alpha", "metric"])["value"].agg(seeds="count", lowest="min", highest="max",
+                                                                 error="sem").reset_index()
+    rows = rows.merge(spread, on=["alpha", "metric"], validate="one_to_one")
+    half = student.ppf(0.975, (rows["seeds"] - 1).clip(lower=1)) * rows.pop("error").fillna(0)
+    for end, side in (("ci_low", -1), ("ci_high", 1)):
+        rows[end] = rows[value] + side * np.hypot(rows[end] - rows[value], half)
+    return rows
+
+# %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #3862ec5c
+def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: Any) -> pd.DataFrame:
+    """Every mean with its interval: stream, alpha, metric (of SWEPT), the columns of `summarize`, seeds (how many),
+    lowest and highest (the means of single trainings).
+
+    swept: stream -> name -> records with the columns seed, alpha, id, group (or image_1, image_2) and those of SWEPT;
+    options: n_bootstrap, seed.
+    """
+    parts = []
+    for stream, frames in swept.items():
+        for frame in frames.values():
+            names = [name for name in SWEPT if name in frame]
+            rows = summarize(_of_records(frame, names), names, by="alpha", group=_groups(frame), **options)
+            parts.append(_with_seeds(rows, _of_seeds(frame, names), "value").assign(stream=stream))
     table = pd.concat(parts, ignore_index=True)
+    table[["ci_low", "ci_high"]] = table[["ci_low", "ci_high"]].clip(0, 1)  # all are shares
     return table[["stream", *table.columns.drop("stream")]]
 
 
 def sweep_differences(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, Sequence[float]],
                       **options: Any) -> pd.DataFrame:
-    """Each of some alphas minus alpha 0, row by row: stream, alpha, metric and the columns of `compare`.
+    """Each of some alphas minus alpha 0, record by record: stream, alpha, metric, the columns of `compare` without
+    p_value, which knows the pictures alone, and seeds, lowest, highest.
 
-    alphas: of each stream; options: n_bootstrap, seed.
+    swept, options: as for `sweep_summary`; alphas: of each stream.
     """
     parts = []
     for stream, frames in swept.items():
         for frame in frames.values():
-            by_alpha = dict(list(frame.groupby("alpha")))
             names = [name for name in SWEPT if name in frame]
-            parts += [compare(by_alpha[alpha], by_alpha[0.0], names, group=_group(frame), **options).assign(
-                stream=stream, alpha=alpha) for alpha in dict.fromkeys(alphas[stream])]
-    table = pd.concat(parts, ignore_index=True)
+            records = dict(list(_of_records(frame, names).groupby("alpha")))
+            rows = [compare(records[alpha], records[0.0], names, group=_groups(frame), **options).assign(alpha=alpha)
+                    for alpha in dict.fromkeys(alphas[stream])]
+            seeds = _of_seeds(frame, names).set_index(["seed", "metric"])
+            seeds["value"] -= seeds.loc[seeds["alpha"] == 0, "value"].reindex(seeds.index)
+            parts.append(_with_seeds(pd.concat(rows), seeds.reset_index(), "difference").assign(stream=stream))
+    table = pd.concat(parts, ignore_index=True).drop(columns="p_value")
     return table[["stream", "alpha", *table.columns.drop(["stream", "alpha"])]]
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #f1227f59
@@ -139,13 +175,29 @@ def shares(summary: pd.DataFrame, gained: str = "relcomp_text", lost: str = "ima
 
 
 def patched_alphas(kept: pd.DataFrame) -> dict[str, float]:
-    """The alpha of each stream, see above; where nothing was gained or lost, the middle one. kept: of `shares`."""
+    """The alpha of each stream, see above. kept: of `shares`."""
     found = {}
     for stream, rows in kept[(kept["alpha"] > 0) & (kept["alpha"] < 1)].groupby("stream", sort=False):
-        worst = rows[["gain_kept", "loss_spared"]].min(axis=1, skipna=False)
-        middle = rows["alpha"].iloc[len(rows) // 2]
+        worst = rows[["gain_kept", "loss_spared"]].min(axis=1, skipna=False).round(9)  # equal shares are a tie
+        middle = rows["alpha"].iloc[(len(rows) - 1) // 2]
         found[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
     return found
+
+
+def by_seed(swept: Mapping[str, Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
+    """What each training gives by itself: stream, seed, gain (RelComp's text score at alpha 1 less before), change (of
+    zero-shot accuracy), alpha (the one that its own shares choose), gain_there and change_there (at this alpha)."""
+    rows = []
+    for stream, frames in swept.items():
+        for seed in frames["relcomp"]["seed"].unique():
+            one = {stream: {name: frame[frame["seed"] == seed] for name, frame in frames.items()}}
+            summary = sweep_summary(one, n_bootstrap=0)
+            alpha = patched_alphas(shares(summary))[stream]
+            values = summary.set_index(["metric", "alpha"])["value"]
+            less = values - values.xs(0.0, level="alpha").reindex(values.index, level="metric")
+            rows.append((stream, seed, less["relcomp_text", 1.0], less["imagenet_top1", 1.0], alpha,
+                         less["relcomp_text", alpha], less["imagenet_top1", alpha]))
+    return pd.DataFrame(rows, columns=["stream", "seed", "gain", "change", "alpha", "gain_there", "change_there"])
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #81cf22a4
 def as_table11(summary: pd.DataFrame) -> pd.DataFrame:
@@ -255,7 +307,7 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
     return scores, chosen.assign(change=change[chosen["id"]].to_numpy()).drop(columns="strength")
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #6dd3ee01
-_HALVES = {"V": "the visual half", "T": "the text half", "VT": "both halves"}
+_HALVES = {"V": "the visual half learns", "T": "the text half learns", "VT": "both halves learn"}
 
 
 def _read(reading: pd.DataFrame, agrees: pd.Series) -> str:
@@ -266,10 +318,20 @@ def _read(reading: pd.DataFrame, agrees: pd.Series) -> str:
             f"is nearly true prefer the positive {more}.")
 
 
+def _seeds(seeds: pd.DataFrame, best: str) -> str:
+    """How many seeds there are, in how many a stream gains most, and which alphas they choose."""
+    gains = seeds.pivot(index="seed", columns="stream", values="gain").round(9)
+    most = int((gains[best] >= gains.max(axis=1)).sum())
+    alphas = sorted(seeds.loc[seeds["stream"] == best, "alpha"].unique())
+    chosen = f"alpha {alphas[0]:g}" + (f" to {alphas[-1]:g}" if len(alphas) > 1 else "")
+    return (f"Means of {len(gains)} trainings a half, intervals over pictures and seeds; {most} of {len(gains)} seeds "
+            f"gain most there, and by themselves they choose {chosen}.")
+
+
 def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mapping[str, float], reading: pd.DataFrame,
-                    where: str) -> dict[str, Any]:
+                    seeds: pd.DataFrame, where: str) -> dict[str, Any]:
     """answer and effect of `relcomp_finetune`. differences: of `sweep_differences` at alpha 1 and the patched alphas;
-    kept: of `shares`; alphas: of `patched_alphas`; reading: of `reading_table`.
+    kept: of `shares`; alphas: of `patched_alphas`; reading: of `reading_table`; seeds: of `by_seed`.
     """
     def row(stream: str, metric: str, alpha: float = 1.0) -> pd.Series:
         rows = differences[(differences["stream"] == stream) & (differences["metric"] == metric)]
@@ -286,8 +348,8 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
         spared = " Without a clear gain and a clear loss there are no shares of them to keep."
     gain, loss = (with_interval(rows[best], PERCENT, "difference") for rows in (learned, cost))
     answer = (f"On the {where}, fine-tuning {direction(learned[best])} the text score of RelComp most where "
-              f"{_HALVES.get(best, best)} learns, by {gain}, and {direction(cost[best])} zero-shot accuracy, by {loss}."
-              f"{spared}{_read(reading, row(best, 'rival_agrees'))}")
+              f"{_HALVES[best]}, by {gain}, and {direction(cost[best])} zero-shot accuracy, by {loss}."
+              f" {_seeds(seeds, best)}{spared}{_read(reading, row(best, 'rival_agrees'))}")
     effect = []
     for stream in alphas:
         for alpha in dict.fromkeys((alphas[stream], 1.0)):

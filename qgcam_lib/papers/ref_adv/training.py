@@ -17,8 +17,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ...data.catalog import study_folder
 from ...errors import FileFault
-from ...finetune.referring.study import ARMS, STUDY
+from ...finetune.referring.study import ARMS
 from ...models.common.zoo import load_zoo
 from ...models.registry import zoo_folder
 from .claims import CLAIMS, printed_tables
@@ -50,9 +51,9 @@ class StoredStudy:
         return [name for name in ARMS if name not in self.about]
 
 
-def read_study(folder: str | Path = "") -> StoredStudy:
-    """The arms of a study. folder: "" for the stored one. FileFault where it lacks the plain arm."""
-    folder = Path(folder or STUDY)
+def read_study(study: str | Path = "ref_adv") -> StoredStudy:
+    """The arms of a study by its name in data/studies, or its folder. FileFault where it lacks the plain arm."""
+    folder = study_folder(study)
     names = [name for name in ARMS if (folder / name / "arm.json").is_file()]
     if "plain" not in names:
         raise FileFault(f"study: expected arms of a study in {folder}, with plain/arm.json among them. Make it with "
