@@ -73,13 +73,6 @@ class Run:
         """Enter results (numbers, texts, lists, dicts, frames) under "results" in run.json; NaN is kept as null."""
         update_run(self.folder, results=read_run(self.folder).get("results", {}) | to_json(results))
 
-    def tolerance(self, why: str, *, interval: float, relative: float) -> None:
-        """Say how far this run's numbers may be from the stored page's: for a run that trains (see `runs.reference`).
-
-        interval: share of the half width of a number's interval; relative: of its size where it has none.
-        """
-        update_run(self.folder, tolerance={"interval": interval, "relative": relative, "why": why})
-
 # %% ../../nbs/lib/runs/05_current.ipynb #24816b69
 @patch
 def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -> Path:
