@@ -114,7 +114,7 @@ def test_every_colour_reaches_three_to_one_on_white_and_they_differ_in_grey():
     assert contrast(to_rgb(GUIDE), np.ones(3)) >= 3
     light = 116 * np.cbrt(1.05 / contrast(colours, np.ones(3)) - 0.05) - 16  # L* of CIE Lab
     assert min(np.diff(sorted(light[:5]))) > 9.5 and min(np.diff(sorted(light))) > 4
-    assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == [to_rgb(name) for name in PALETTE]
+    assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == list(PALETTE)
 
 
 def test_contrast_is_the_one_of_wcag():
