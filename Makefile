@@ -81,7 +81,8 @@ check: exported lint  ## after an edit: exports, style, changed notebooks, the t
 
 test: env lint exported notebooks pytest committed  ## on every push: style, who imports whom, library notebooks, pytest, exports
 
-nightly: env  ## the rest: hostile notebooks, kills, every door, browsers, trainings at length, fuzz (hours)
+nightly: env  ## all notebooks and the tests marked nightly (kills, doors, browsers, hostile data, trainings), fuzz (hours)
+	@$(CLEANLY) $(ONE_THREAD) nbdev-test --n-workers $(CORES)
 	@$(CLEANLY) $(ONE_THREAD) EVERY_MUTANT=1 pytest -m nightly --numprocesses $(CORES) --dist loadfile
 	@$(MAKE) fuzz
 
@@ -98,8 +99,8 @@ committed: exported  # is all that in git? The last check, so that uncommitted w
 	@new="$$(git ls-files --others --exclude-standard -- nbs qgcam_lib)"; \
 	if [ -n "$$new" ]; then echo "Not in git, though the package needs them: $$new" >&2; exit 1; fi
 
-notebooks: env
-	@$(CLEANLY) OMP_NUM_THREADS=1 nbdev-test --n-workers $(CORES)
+notebooks: env  # but for trainings and solutions, which make nightly runs too
+	@$(CLEANLY) $(ONE_THREAD) nbdev-test --n-workers $(CORES) --skip-folder-re '^([_.]|finetune$$|solutions$$)'
 
 pytest: env
 	@$(CLEANLY) $(ONE_THREAD) pytest --numprocesses $(CORES) --dist loadfile --junitxml=.pytest_cache/durations.xml

@@ -376,6 +376,18 @@ def test_no_import_star_in_the_package():
             assert not (isinstance(node, ast.ImportFrom) and node.names[0].name == "*"), f"{path}:{node.lineno}"
 
 
+def test_make_check_finds_the_tests_of_a_module_and_passes_over_comments(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    import check
+
+    found = [path.name for path in check.reached([Path("qgcam_lib/metrics/kernels.py")])]
+    assert found[0] == "test_metrics.py" and "test_cli_score.py" in found and "test_boxes.py" not in found
+    found = check.reached([Path("qgcam_lib/models/bridgetower.py")])  # the registry loads it by its name
+    assert Path("tests/test_bridgetower.py") in found
+    assert check.code('"Old."\nx = 1  # one') == check.code('"New."\n\nx = 1') != check.code("x = 2")
+
+
 def test_nbdev_keeps_papermills_tags_and_the_users_profile_out():
     nbdev = tomllib.loads(read("pyproject.toml"))["tool"]["nbdev"]
     assert nbdev["allowed_cell_metadata_keys"] == ["tags"] and nbdev["exec_profile"] is False

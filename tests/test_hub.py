@@ -53,6 +53,7 @@ def run_online(script, *args, **environment):
                           timeout=300)
 
 
+@pytest.mark.nightly
 def test_every_official_model_says_where_its_files_have_to_lie_and_soon(tmp_path):
     done = run_online(ASK, *OFFICIAL, "mdetr-enb5", HF_HOME=str(tmp_path), TORCH_HOME=str(tmp_path))
     said = {row[0]: row[1:] for row in (line.split("\t") for line in done.stdout.splitlines())}
@@ -67,6 +68,7 @@ def test_every_official_model_says_where_its_files_have_to_lie_and_soon(tmp_path
         assert f"huggingface-cli download {OFFICIAL[name]}" in message
 
 
+@pytest.mark.nightly
 def test_a_cache_that_was_carried_here_is_read_without_a_hub(tmp_path, monkeypatch):
     small = {"text_config": {"vocab_size": 1200, "hidden_size": 32, "num_hidden_layers": 1},
              "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "image_size": 64}}

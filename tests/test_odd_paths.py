@@ -8,6 +8,7 @@ import nbformat
 import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from speeds import some
 
 from qgcam_lib.cli.main import main
 
@@ -40,7 +41,7 @@ WRITERS = {  # the command, and the ending of what it writes
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize("command", some(WRITERS, "score"))
 def test_every_letter_of_a_name_is_kept(command, here, capsys):
     line, ending = WRITERS[command]
     for name in NAMES.values():
@@ -71,6 +72,7 @@ def test_what_is_read_may_have_any_name(here, capsys):
         json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.nightly
 def test_runs_lie_in_folders_of_any_name(here, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     source = "from qgcam_lib.runs import open_run\nrun = open_run('n', globals())\nrun.folder.joinpath('there').touch()"

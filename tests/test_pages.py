@@ -68,6 +68,7 @@ def test_a_paper_page_pins_its_run():
     assert "| `weights` | <code>&#34;mini&#34;</code> | default |" in text
 
 
+@pytest.mark.nightly
 def test_the_reference_has_each_public_name_once_under_the_name_that_users_write(tmp_path):
     reference.write_reference(tmp_path)
     text = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md")}
@@ -123,6 +124,7 @@ print("pages", "| `toy` | how much of it all |" in pages.scores_page())
 """
 
 
+@pytest.mark.nightly
 def test_a_new_score_shows_in_every_table_that_is_not_laid_out_by_hand(tmp_path):
     code = TOY.replace("DOCS", repr(str(ROOT / "docs")))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)

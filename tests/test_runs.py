@@ -262,6 +262,7 @@ def test_objects_stand_for_the_modules_of_their_classes():
             closure.code_fingerprint(wrong)
 
 
+@pytest.mark.nightly
 def test_the_closure_holds_every_module_that_is_imported():
     """What each paper notebook imports, and what every loader of the registry does, is among the files that count."""
     code = """if True:

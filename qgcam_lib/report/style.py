@@ -11,8 +11,8 @@ __all__ = ['PALETTE', 'BETTER', 'WORSE', 'GUIDE', 'DASHES', 'MARKERS', 'HEAT', '
 import textwrap
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,12 +35,23 @@ MARKERS = "os^DvPX*"
 HEAT = "inferno"
 
 
+_INK = ".15"
+_TICKS = {"color": _INK, "labelsize": 9.35, "major.size": 6, "major.width": 1.25, "minor.size": 4, "minor.width": 1}
+_STYLE = {
+    "font.sans-serif": ["Arial", "DejaVu Sans", "Liberation Sans", "Bitstream Vera Sans", "sans-serif"],
+    "font.size": 10.2, "text.color": _INK, "axes.axisbelow": True, "axes.edgecolor": _INK, "axes.labelcolor": _INK,
+    "axes.labelsize": 10.2, "axes.linewidth": 1.25, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlesize": 10.2, "axes.titleweight": "bold",
+    "figure.constrained_layout.use": True, "figure.dpi": 84,
+    "grid.color": ".8", "grid.linewidth": 1, "image.cmap": HEAT, "legend.fontsize": 9.35, "legend.frameon": False,
+    "legend.title_fontsize": 10.2, "lines.solid_capstyle": "round", "patch.edgecolor": "w",
+    "patch.force_edgecolor": True, "savefig.bbox": "tight", "savefig.dpi": 200, "svg.fonttype": "none",
+    "svg.hashsalt": "qgcam", **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()}}
+
+
 def use_style() -> None:
-    """Set the compendium's figure style for seaborn and matplotlib in this session."""
-    sns.set_theme(context="notebook", style="ticks", palette=list(PALETTE), font_scale=0.85, rc={
-        "figure.dpi": 84, "savefig.dpi": 200, "savefig.bbox": "tight", "figure.constrained_layout.use": True,
-        "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
-        "image.cmap": HEAT, "legend.frameon": False, "svg.hashsalt": "qgcam", "svg.fonttype": "none"})
+    """Set the compendium's figure style for matplotlib in this session."""
+    mpl.rcParams.update(_STYLE | {"axes.prop_cycle": mpl.cycler(color=PALETTE)})
 
 
 def line_look(k: int) -> dict[str, object]:
@@ -102,7 +113,7 @@ def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **opt
 def bare(ax: Axes) -> None:
     """Take ticks and frame from an axis that shows a picture."""
     ax.set(xticks=[], yticks=[])
-    sns.despine(ax=ax, left=True, bottom=True)
+    ax.spines[:].set_visible(False)
 
 
 def wrapped(text: object, width: int = 27, most: int = 3) -> str:

@@ -73,13 +73,6 @@ class Run:
         """Enter results (numbers, texts, lists, dicts, frames) under "results" in run.json; NaN is kept as null."""
         update_run(self.folder, results=read_run(self.folder).get("results", {}) | to_json(results))
 
-    def tolerance(self, why: str, *, interval: float, relative: float) -> None:
-        """Say how far this run's numbers may be from the stored page's: for a run that trains (see `runs.reference`).
-
-        interval: share of the half width of a number's interval; relative: of its size where it has none.
-        """
-        update_run(self.folder, tolerance={"interval": interval, "relative": relative, "why": why})
-
 # %% ../../nbs/lib/runs/05_current.ipynb #24816b69
 @patch
 def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -> Path:
@@ -118,23 +111,20 @@ def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, captio
                 formats: tuple[str, ...] = ("png", "svg")) -> Path:
     """Save a matplotlib figure as figures/<name>.png and .svg (or `formats`). Returns the first one's path.
 
-    Its texts become plain (`page.picture.plain_texts`).
+    Its texts become plain (`page.picture.laid_out`).
     """
     import matplotlib
 
-    from qgcam_lib.page.picture import any_letters, plain_texts
+    from qgcam_lib.page.picture import any_letters, as_figure, laid_out
 
-    if not hasattr(figure, "savefig") and hasattr(figure, "figure"):
-        figure = figure.figure
-    if not hasattr(figure, "savefig"):
-        raise TypeError(f"argument `figure`: expected a matplotlib figure or axes, given {type(figure).__name__}.")
+    figure = as_figure(figure)
     paths = [self.folder / "figures" / f"{_checked_name(name)}.{kind}" for kind in formats]
-    plain_texts(figure)
-    for path in paths:
-        fixed = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-        with matplotlib.rc_context({"svg.hashsalt": "qgcam"}), any_letters(), whole_file(path) as part:
-            figure.savefig(part, bbox_inches="tight", dpi=160, **fixed)
-        register_output(self.folder, path, "figure", caption)
+    with laid_out(figure) as box:
+        for path in paths:
+            fixed = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
+            with matplotlib.rc_context({"svg.hashsalt": "qgcam"}), any_letters(), whole_file(path) as part:
+                figure.savefig(part, bbox_inches=box, dpi=160, **fixed)
+            register_output(self.folder, path, "figure", caption)
     return paths[0]
 
 # %% ../../nbs/lib/runs/05_current.ipynb #22cd664b

@@ -88,14 +88,19 @@ def versions() -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #3c23a86e
 def machine() -> dict[str, Any]:
-    """Operating system, processor, number of cores, and the graphics card if torch is loaded and sees one."""
+    """Operating system, processor, number of cores; of a loaded torch: the instructions it uses, and the graphics card.
+
+    The last digits of a network's numbers depend on the instructions ("AVX512", "AVX2", "DEFAULT" for neither).
+    """
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
-    return {"platform": platform.platform(), "cpu": cpu, "cores": os.cpu_count(), "gpu": gpu}
+    instructions = torch.backends.cpu.get_cpu_capability() if torch is not None else None
+    return {"platform": platform.platform(), "cpu": cpu, "instructions": instructions, "cores": os.cpu_count(),
+            "gpu": gpu}
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #da9f775e
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class Colophon:
         record, git, computer = self.record, self.record.get("git") or {}, self.record.get("machine") or {}
         packages = [f"{name} {v}" for name, v in (record.get("versions") or {}).items() if "sha256" not in name]
         commit = (git.get("commit") or "")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
-        where = [v for v in (record.get("device"), computer.get("gpu"), computer.get("cpu")) if v]
+        where = [v for v in (record.get("device"), *map(computer.get, ("gpu", "cpu", "instructions"))) if v]
         data = [f"{d['path']} ({d['sha256'][:12]})" for kind in ("data", "weights") for d in record.get(kind, [])]
         run = (record.get("run_id") or "") + " (interactive)" * (record.get("status") == "interactive")
         pairs = [("run", run), ("notebook", record.get("notebook")), ("code", commit),

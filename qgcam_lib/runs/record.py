@@ -45,7 +45,7 @@ _FORM = {"run_id": _TEXT, "notebook": _TEXT, "status": _TEXT, "parameters": _TAB
          "machine": (dict, type(None))}
 _ITEMS = {"outputs": ("path", "sha256", "kind", "caption"), "data": ("kind", "path", "sha256"),
           "weights": ("kind", "path", "sha256")}
-_WITHIN = {"git": ("commit",), "machine": ("cpu", "gpu")}
+_WITHIN = {"git": ("commit",), "machine": ("cpu", "instructions", "gpu")}
 _LISTED = ("run_id", "notebook", "status", "parameters", "results", "outputs")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastcore.basics import patch
 
 from ..page.cards import Card, fact_text
-from ..page.picture import Picture, page_picture
+from ..page.picture import Picture, as_figure, laid_out, page_picture
 from ..page.result_box import ResultBox, as_lines
 from .current import Run
 
@@ -25,10 +25,11 @@ def _show_figure(run: Run, figure: Any, name: str, caption: str, alt: str) -> Pi
     """Save a figure (or the figure of axes or of a seaborn grid), close it, and return its picture."""
     from matplotlib import pyplot
 
-    run.save_figure(figure, name, caption or alt)
-    figure = figure if hasattr(figure, "savefig") else figure.figure
+    figure = as_figure(figure)
     try:
-        return page_picture(figure, alt or caption)
+        with laid_out(figure):
+            run.save_figure(figure, name, caption or alt)
+            return page_picture(figure, alt or caption)
     finally:
         pyplot.close(getattr(figure, "figure", figure))
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..blip.network import BlipConfig, lavis_image_encoder, quiet_imports, with_own_words
+from ..blip.network import BlipConfig, lavis_image_encoder, with_own_words
+from ..common.imports import light_lavis
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,7 @@ def build_albef(config: AlbefConfig, tokenizer, pretraining: bool = False) -> "t
     Momentum copies and queues are removed, so LAVIS's own `forward` does not run. The weights are drawn from torch's
     global random generator. Raises ValueError where the tokenizer has more tokens than the word embedding has rows.
     """
-    with quiet_imports():
+    with light_lavis():
         from lavis.models.albef_models.albef_pretrain import AlbefPretrain
         from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
         from lavis.models.med import BertForMaskedLM, XBertEncoder

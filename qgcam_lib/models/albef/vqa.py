@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from .network import AlbefConfig, bert_sizes, inference_state
-from ..blip.network import lavis_image_encoder, quiet_imports, with_own_words
+from ..blip.network import lavis_image_encoder, with_own_words
 from ..blip.vqa import LavisAnswerer, load_vqa_state, speaking
 from ..common.checkpoints import read_state
 from ..common.device import drawn_from
+from ..common.imports import light_lavis
 from ..common.sources import find_weights
 from ..common.vocabulary import make_tokenizer
 from ..registry import ModelEntry, find_model
@@ -30,7 +31,7 @@ def build_albef_vqa(config: AlbefConfig, tokenizer) -> torch.nn.Module:
     config: the sizes; tokenizer: BERT's, without LAVIS's own tokens, at most `config.vocab_size` tokens. The weights
     are drawn from torch's global random generator. Raises ValueError where the tokenizer has too many tokens.
     """
-    with quiet_imports():
+    with light_lavis():
         from lavis.models.albef_models.albef_vqa import AlbefVQA
         from lavis.models.med import BertLMHeadModel, XBertEncoder
     sizes = bert_sizes(config)

@@ -21,13 +21,13 @@ from qgcam_lib.models.blip.network import (
     BlipConfig,
     lavis_image_encoder,
     lavis_text_encoder,
-    quiet_imports,
     with_own_words,
 )
 from ..common.adapter import Adapter
 from ..common.checkpoints import load_state, read_state, resize_positions
 from ..common.device import drawn_from
 from ..common.images import prepare_image
+from ..common.imports import light_lavis
 from ..common.sources import find_weights
 from ..common.vocabulary import make_tokenizer
 from ..common.words import MAX_WORDS, SIGNS
@@ -68,7 +68,7 @@ def build_blip_vqa(config: BlipConfig, tokenizer) -> torch.nn.Module:
     config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn from
     torch's global random generator. Raises ValueError where the tokenizer has more tokens than there are embeddings.
     """
-    with quiet_imports():
+    with light_lavis():
         from lavis.models.blip_models.blip_vqa import BlipVQA
         from lavis.models.med import XBertLMHeadDecoder
     vision, text = lavis_image_encoder(config), lavis_text_encoder(config)
