@@ -25,9 +25,9 @@ from ..storage.inputs import Generated
 WRITERS = {  # name -> its folder below `settings.data_root`, and module and function of `miniworld.writers` that draw it
     "miniworld": ("miniworld", "flickr30k:ensure"),
     "miniworld-unbiased": ("miniworld_unbiased", "flickr30k:ensure"),
-    "miniworld-refcoco": ("miniworld_refer", "refer:ensure_refer"),
-    "miniworld-refcoco+": ("miniworld_refer", "refer:ensure_refer"),
-    "miniworld-refcocog": ("miniworld_refer", "refer:ensure_refer"),
+    "miniworld-refcoco": ("miniworld_refer/refcoco", "refer:ensure_refer"),
+    "miniworld-refcoco+": ("miniworld_refer/refcoco+", "refer:ensure_refer"),
+    "miniworld-refcocog": ("miniworld_refer/refcocog", "refer:ensure_refer"),
     "miniworld-spatialsense": ("miniworld_spatialsense", "spatialsense:ensure_spatialsense"),
     "miniworld-tricd": ("miniworld_tricd", "tricd:ensure_tricd"),
     "miniworld-coco": ("miniworld_coco", "coco:ensure_coco"),
@@ -58,8 +58,8 @@ class Recipe(Generated):
 
     @property
     def folder(self) -> Path:
-        """Where it is drawn."""
-        return self.root / WRITERS[self.name][0]
+        """Where it is drawn, alone or with others of its kind."""
+        return self.root / WRITERS[self.name][0].split("/")[0]
 
     @property
     def note(self) -> Path:
@@ -69,7 +69,7 @@ class Recipe(Generated):
     @property
     def key(self) -> str:
         """A name for it that can be a file's: data sets of one folder and split are drawn together."""
-        return WRITERS[self.name][0] + f"-{self.split}" * bool(self.split)
+        return self.folder.name + f"-{self.split}" * bool(self.split)
 
     def fingerprint(self) -> str:
         """SHA-256 of the code that draws it, of its name and split; nothing is drawn."""
