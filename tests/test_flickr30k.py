@@ -594,10 +594,10 @@ def test_the_empty_name_is_the_miniworld(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
     small = miniworld.make_flickr30k
 
-    def ensure(root, splits, *, natural):
+    def ensure(root, splits, *, natural, anew):
         return small(root, n_test=5, n_train=0, n_val=0, natural=natural, progress=False)
 
-    monkeypatch.setattr(miniworld, "ensure", ensure)
+    monkeypatch.setattr("qgcam_lib.miniworld.writers.flickr30k.ensure", ensure)
     dataset = load_dataset("", boxes="union")
     assert dataset.is_miniworld and dataset.name == "miniworld" and dataset.root == tmp_path / "miniworld"
     assert len(dataset.images()) == 5 and len(dataset.verify()) == 0

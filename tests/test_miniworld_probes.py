@@ -280,7 +280,8 @@ def test_a_name_makes_its_folder_and_says_what_opens_it(tmp_path, monkeypatch):
     for name, maker in makers.items():
         make = getattr(miniworld, maker)
         few = {"n_train": 1, "n_val": 1} if name == "coco" else {"n": 1}
-        monkeypatch.setattr(miniworld, maker, lambda root, make=make, few=few: make(root, **few))
+        monkeypatch.setattr(f"qgcam_lib.miniworld.writers.{name}.{maker}",
+                            lambda root, anew, make=make, few=few: make(root, **few))
         with pytest.raises(ExampleError, match="no grounding examples") as error:
             catalog.load_dataset(f"miniworld-{name}")
         assert error.value.remedy and (tmp_path / f"miniworld_{name}" / "miniworld.json").is_file()

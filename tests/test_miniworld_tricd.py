@@ -549,7 +549,8 @@ def test_the_empty_name_is_the_miniworld(tmp_path, monkeypatch):
     from qgcam_lib.data.tricd import files as module
 
     few = miniworld.ensure_tricd
-    monkeypatch.setattr(miniworld, "ensure_tricd", lambda folder: few(folder, n_test=1, n_val=1, progress=False))
+    monkeypatch.setattr("qgcam_lib.miniworld.writers.tricd.ensure_tricd",
+                        lambda folder, anew: few(folder, n_test=1, n_val=1, progress=False))
     for one in (module, catalog):
         monkeypatch.setattr(one, "settings", one.settings.model_copy(update={"data_root": tmp_path}))
     assert tricd_folder("") == tricd_folder("miniworld-tricd") == tmp_path / "miniworld_tricd"

@@ -329,7 +329,7 @@ def test_miniworld_names_make_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
     small = miniworld.ensure_refer
     few = dict(n_test=3, n_train=0, n_val=0, progress=False)
-    monkeypatch.setattr(miniworld, "ensure_refer", lambda root: small(root, **few))
+    monkeypatch.setattr("qgcam_lib.miniworld.writers.refer.ensure_refer", lambda root, anew: small(root, **few))
     for name, split in (("refcoco", "testA"), ("refcoco+", "testB"), ("refcocog", "test")):
         data = load_dataset(f"miniworld-{name}", split)
         assert data.is_miniworld and data.name == f"miniworld-{name}" and len(data) > 0 and len(data.verify()) == 0

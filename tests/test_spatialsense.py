@@ -208,7 +208,8 @@ def test_the_miniworld_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(catalog, "settings", catalog.settings.model_copy(update={"data_root": tmp_path}))
     small, few = miniworld.ensure_spatialsense, dict(n_test=4, n_train=0, n_valid=0, progress=False)
-    monkeypatch.setattr(miniworld, "ensure_spatialsense", lambda root: small(root, **few))
+    monkeypatch.setattr("qgcam_lib.miniworld.writers.spatialsense.ensure_spatialsense",
+                        lambda root, anew: small(root, **few))
     for split in SPLITS:
         data = load_dataset("miniworld-spatialsense", split)
         assert data.is_miniworld and data.name == "miniworld-spatialsense"

@@ -161,9 +161,10 @@ def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root
     name = str(given_path(name_or_path)) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
-    if recipe := recipe_of(name, split, data_root):
+    root = data_root or settings.data_root
+    if recipe := recipe_of(name, split, root):
         recipe.draw()
-    return (data_root or settings.data_root) / NAMES[name]
+    return root / NAMES[name]
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #5ba1e21d
 _DOORS = {  # layouts without grounding examples: why, and what opens them

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..settings import Settings, project_file
 from .fingerprints import files_fingerprint, fingerprint
@@ -98,9 +98,9 @@ class Source(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import AfterValidator, Strict
 
-        return core_schema.no_info_after_validator_function(cls.check, core_schema.str_schema(strict=True))
+        return handler.generate_schema(Annotated[str, Strict(), AfterValidator(cls.check)])
 
 # %% ../../nbs/lib/storage/12_inputs.ipynb #12161899
 class AnyText(Source):
