@@ -344,7 +344,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 @needs_proc
 def test_ci_waits_for_nothing_that_a_step_leaves_behind(script):
     said, _ = script().communicate(timeout=60)
-    steps = ("test", "reproduce", "lessons", "other-processor", "docs")
+    steps = ("test", "reproduce", "other-processor", "docs")
     assert [line for line in said.splitlines() if line.startswith("making")] == [f"making {step}" for step in steps]
     assert len(script.pids.read_text().split()) == 2 * len(steps) and not script.alive()
 
@@ -353,7 +353,7 @@ def test_ci_waits_for_nothing_that_a_step_leaves_behind(script):
 def test_ci_ends_a_step_that_hangs(script):
     process = script(hangs="reproduce", LIMIT="2s")
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 124 and "make reproduce did not end within 2s" in said and "making lessons" not in said
+    assert process.returncode == 124 and "make reproduce did not end within 2s" in said and "making docs" not in said
     assert not script.alive()
 
 
