@@ -7,12 +7,13 @@ __all__ = ['named_modules', 'meaning', 'code_files', 'code_fingerprint', 'own_mo
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #c3736ee8
 import ast
+import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from ..settings import project_file
@@ -189,7 +190,10 @@ def _is_installed(file: str) -> bool:
 
 def own_module(name: str) -> str | None:
     """The file of a loaded module of a user's; "" where it has none, None for the library's and for packages'."""
-    first, file = name.split(".")[0], getattr(sys.modules.get(name), "__file__", None)
+    first, module = name.split(".")[0], sys.modules.get(name)
+    if module is None and first not in sys.modules:  # imported for a moment, as LAVIS is
+        module = SimpleNamespace(__file__=getattr(importlib.util.find_spec(first), "origin", None))
+    file = getattr(module or sys.modules[first], "__file__", None)
     if first == "qgcam_lib" or first in sys.stdlib_module_names or file and _is_installed(file):
         return None
     return file or ""

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .closure import named_modules, own_file, own_module
 from .files import file_sha256, sha256_of
@@ -171,6 +172,9 @@ def _classes(thing: Any) -> set[Any]:
     return own | {kind for one in network for kind in type(one).__mro__}
 
 
+_TOKENS: WeakKeyDictionary = WeakKeyDictionary()  # class or function without a file -> a random number
+
+
 def _with_imported(file: str, package: str, found: set[str]) -> None:
     """Add a user's file and those of theirs that it imports to `found`."""
     found.add(file)
@@ -185,16 +189,18 @@ def own_code(*roots: Any) -> str:
     """SHA-256 over the users' files whose classes and functions some objects are of; "" for none.
 
     roots: a model (with what it holds) or a function (also within a `partial`). Where a class has no file,
-    it is the text "no file of NAME" with a random number, which equals no other.
+    it is the text "no file of NAME" with a random number of this class object.
     """
-    files, names = set(), set()
+    files, names, unknown = set(), set(), {}
     todo = [part for root in roots for part in ((root.func, *root.args) if isinstance(root, partial) else (root,))]
     for kind in {kind for root in todo for _, thing, _ in parts_of(root) for kind in _classes(thing)}:
         file = own_file(kind)
         if file == "":
-            return f"no file of {kind.__qualname__}: {uuid.uuid4().hex}"
-        if file is not None:
+            unknown[kind.__qualname__] = _TOKENS.setdefault(kind, uuid.uuid4().hex)
+        elif file is not None:
             names.add(f"class {kind.__qualname__}")
             _with_imported(file, kind.__module__.rpartition(".")[0], files)
+    if unknown:
+        return f"no file of {min(unknown)}: {sha256_of(*sorted(unknown.values()), *sorted(names))[:32]}"
     lines = sorted(f"{Path(file).name} {file_sha256(file)}" for file in files)
     return sha256_of(*sorted(names), *lines) if names else ""
