@@ -76,11 +76,11 @@ def test_sizes_are_checked():
 
 
 def test_both_forms_are_lavis_own_without_momentum(model, tokenizer):
-    from lavis.models.albef_models.albef_pretrain import AlbefPretrain
     from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 
     plain = build_albef(replace(TINY, vocab_size=len(tokenizer)), tokenizer)
-    assert isinstance(plain, AlbefRetrieval) and isinstance(model, AlbefPretrain) and not plain.training
+    assert isinstance(plain, AlbefRetrieval) and any(
+        one.__name__ == "AlbefPretrain" for one in type(model).__mro__) and not plain.training
     assert {name for name, _ in plain.named_children()} == {
         "visual_encoder", "text_encoder", "vision_proj", "text_proj", "itm_head"}  # fmt: skip
     assert load_state(plain, inference_state(model.state_dict())) == []

@@ -26,16 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 CHROMIUM = Path("/usr/bin/chromium")
 
-# A paper notebook in small: an explainer that writes down each time that it is asked, a store, a table, a colophon.
-CELLS = ["""import os
-from pathlib import Path
+# A model in a file beside the notebook: rows of a class in a cell are not continued by another process.
+HILL = """import os
 
-import numpy as np
 import torch
-from qgcam_lib.data.records import GroundingExample
-from qgcam_lib.grounding import ground
-from qgcam_lib.models.inputs import ExplainerName
-from qgcam_lib.runs import open_run""", """class Hill:
+
+
+class Hill:
     card, protocol = {"name": "hill"}, "pixel"
 
     def maps(self, image, phrases):
@@ -44,7 +41,16 @@ from qgcam_lib.runs import open_run""", """class Hill:
         return torch.eye(8).expand(len(phrases), 8, 8)
 
     def maps_batch(self, images, phrases):
-        return [self.maps(image, some) for image, some in zip(images, phrases)]""",
+        return [self.maps(image, some) for image, some in zip(images, phrases)]"""
+
+# A paper notebook in small: an explainer that writes down each time that it is asked, a store, a table, a colophon.
+CELLS = ["""from pathlib import Path
+
+import numpy as np
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.grounding import ground
+from qgcam_lib.models.inputs import ExplainerName
+from qgcam_lib.runs import open_run""", "from hill import Hill",
          """limit: int = 3  # phrases
 model: ExplainerName = "blip-base"  # only its name is used here
 share: float = 0.5  # not used""",
@@ -65,6 +71,7 @@ def place(tmp_path):
     cells[2].metadata["tags"] = ["parameters"]
     metadata = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
     nbformat.write(new_notebook(cells=cells, metadata=metadata), tmp_path / "little_paper.ipynb")
+    (tmp_path / "hill.py").write_text(HILL)
     for k in range(3):
         Image.fromarray(np.full((24, 32, 3), 40 * k, np.uint8)).save(tmp_path / f"{k}.png")
     return tmp_path

@@ -12,7 +12,7 @@ from qgcam_lib.errors import RunError
 from qgcam_lib.runs import reference as references
 from qgcam_lib.runs.provenance import git_state, uncommitted
 from qgcam_lib.runs.record import register_output, update_run, write_run
-from qgcam_lib.runs.reference import MAX_ROWS, compare, report, table_differences, write_reference
+from qgcam_lib.runs.reference import KEPT_ROWS, compare, report, table_differences, write_reference
 
 SUMMARY = pd.DataFrame({"model": ["blip", "blip", "centre"], "metric": ["io_ratio", "pg_hit", "pg_hit"],
                         "value": [0.374, 0.622, 0.067], "ci_low": [0.339, 0.563, 0.045],
@@ -20,8 +20,8 @@ SUMMARY = pd.DataFrame({"model": ["blip", "blip", "centre"], "metric": ["io_rati
                         "run_id": "RUN"})
 CLAIMS = pd.DataFrame({"claim": ["order", "depth"], "verdict": ["holds", "open"], "share": [0.75, 0.5],
                        "ours": ["62.2 % [56.3, 67.8] of 497", "0.5"], "seconds": [1.0, 2.0]})
-LONG = pd.DataFrame({"id": [f"{k}" for k in range(2 * MAX_ROWS)], "hit": [k % 4 == 0 for k in range(2 * MAX_ROWS)],
-                     "iou": [k % 10 / 10 for k in range(2 * MAX_ROWS)]})
+LONG = pd.DataFrame({"id": [f"{k}" for k in range(2 * KEPT_ROWS)], "hit": [k % 4 == 0 for k in range(2 * KEPT_ROWS)],
+                     "iou": [k % 10 / 10 for k in range(2 * KEPT_ROWS)]})
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ __all__ = ['named_modules', 'meaning', 'code_files', 'code_fingerprint', 'own_mo
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #c3736ee8
 import ast
+import contextlib
 import importlib.util
 import sys
 import sysconfig
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+from ..errors import FileFault
 from ..settings import project_file
 from .files import file_sha256, sha256_of
 
@@ -103,7 +105,10 @@ def _named_files(tree: ast.Module) -> set[Path]:
     calls = [node for node in ast.walk(tree)
              if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "project_file"]
     texts = {call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)}
-    found = [project_file(text) for text in texts]
+    found = []
+    for text in texts:
+        with contextlib.suppress(FileFault):  # a copy of the package alone, without the project's data
+            found.append(project_file(text))
     return {file for path in found for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
 
 
