@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'REMEDIES', 'ROLES', 'MODEL_CLAIMS', 'TRAINING_CLAIMS', 'DATA_CLAIMS', 'CLAIMS', 'printed_tables',
-           'run_differences']
+           'run_differences', 'claim_tables']
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #f3f32a17
 from collections.abc import Iterable, Mapping
@@ -109,6 +109,11 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
         found = compare_choices(written[a], written[b], n_permutations=99, **options).to_dict("records")
         rows += [(a, _LESS.format(a, b, row["split"]), *_span(row)) for row in found]
     return _differences(rows)
+
+# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #4084b6a8
+def claim_tables(frames: Mapping[str, pd.DataFrame], **options: Any) -> dict[str, pd.DataFrame]:
+    """What `CLAIMS` look at in a run: {"differences": ...}. frames, options: of `run_differences`."""
+    return {"differences": run_differences(frames, **options)}
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #250f5c05
 _Tables = Mapping[str, pd.DataFrame]

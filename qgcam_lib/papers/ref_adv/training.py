@@ -282,8 +282,8 @@ def not_chosen(found: pd.DataFrame, chosen: pd.DataFrame) -> str:
         return "No arm that dev did not choose has a gain on Ref-Adv with an interval above zero."
     named = [f"{row['training']}: {with_interval(row, POINTS, 'difference')}" for row in rows.to_dict("records")]
     return (f"Not chosen on dev, and on Ref-Adv above plain training with the whole interval ({'; '.join(named)}). Of "
-            f"{len(others)} arms that were not chosen one such interval is no rare luck; it would be the result, had we "
-            "chosen on Ref-Adv.")
+            f"{len(others)} arms that were not chosen one such interval is no rare luck; had we chosen "
+            "on Ref-Adv, it would be the result.")
 
 
 def zoo_beside(cards: pd.DataFrame) -> str:
@@ -327,12 +327,12 @@ def gains_figure(found: pd.DataFrame, where: str) -> Figure:
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70017
 def training_result(found: pd.DataFrame, arms: Mapping[str, str]) -> dict[str, Any]:
-    """answer, effect and more of `ref_adv_train`: a sentence, one line with an interval, and a line a gain. found: of
-    `gains`; arms: of `picked`."""
+    """answer and effect of `ref_adv_train`: a sentence; the largest gain on Ref-Adv, then a line a gain of the paper.
+    found: of `gains`; arms: of `picked`."""
     on = found[found["arm"].isin(arms.values()) & found["paper"].notna()]
     adv = on[on["split"] == "adv"].to_dict("records")
     if not adv:
-        return {"answer": "No remedy of the study was run.", "effect": [], "more": []}
+        return {"answer": "No remedy of the study was run."}
     words = [direction(row) for row in adv]
     clear = [f"{row['training']} {word} it" for row, word in zip(adv, words) if word != "does not clearly move"]
     answer = (f"None of {len(adv)} remedies clearly changes ViLBERT's accuracy on Ref-Adv." if not clear else
@@ -342,4 +342,4 @@ def training_result(found: pd.DataFrame, arms: Mapping[str, str]) -> dict[str, A
     best = max(adv, key=lambda row: row["difference"])
     effect = (f"{best['training']}, the largest: {with_interval(best, POINTS, 'difference')}, n = {best['n']}; the "
               f"paper: {best['paper']:+.1f}.")
-    return {"answer": answer, "effect": effect, "more": lines}
+    return {"answer": answer, "effect": [effect, *lines]}
