@@ -684,4 +684,4 @@ def test_groups_for_the_gallery_are_chosen_by_rule_and_shown_once():
     records = pd.DataFrame({"id": list("abcd") * 2, "confidence": [0.9, 0.4, 0.5, 0.1, 0.8, 0.6, np.nan, 0.3]})
     chosen = choose_groups(records)
     assert chosen["id"].tolist() == ["a", "b", "d"] and chosen["rule"].str.len().gt(20).all()
-    assert choose_groups(records[records["id"] == "a"])["role"].tolist() == ["right"]
+    assert choose_groups(records[records["id"] == "a"])["role"].tolist() == ["sure"]
