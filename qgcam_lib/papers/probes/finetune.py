@@ -475,9 +475,10 @@ def _seeds(seeds: pd.DataFrame, best: str) -> str:
 
 def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mapping[str, float], reading: pd.DataFrame,
                     seeds: pd.DataFrame, where: str) -> dict[str, Any]:
-    """answer, effect (the first is the one that matters) and more of `relcomp_finetune`.
+    """answer and effect of `relcomp_finetune`, the effect that matters first.
 
-    differences: of `sweep_differences` at alpha 1 and the patched alphas; kept: of `shares`; alphas: of `patched_alphas`; reading: of `reading_table`; seeds: of `by_seed`.
+    differences: of `sweep_differences` at alpha 1 and the patched alphas; kept: of `shares`; alphas: of
+    `patched_alphas`; reading: of `reading_table`; seeds: of `by_seed`.
     """
     def row(stream: str, metric: str, alpha: float = 1.0) -> pd.Series:
         rows = differences[(differences["stream"] == stream) & (differences["metric"] == metric)]
@@ -495,7 +496,6 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
     texts, shots = direction(learned[best]), direction(cost[best])
     answer = (f"On the {where}, fine-tuning {texts} RelComp's text score most where {_HALVES[best]} and {shots} "
               "zero-shot accuracy.")
-    more = f"{_seeds(seeds, best)}{spared}{_read(reading, row(best, 'rival_agrees'))}"
     effect = [f"{best}: RelComp {with_interval(learned[best], PERCENT, 'difference')}, zero-shot "
               f"{with_interval(cost[best], PERCENT, 'difference')}"]
     for stream in alphas:
@@ -504,4 +504,5 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
             effect.append(f"{stream}, alpha {alpha:g}: RelComp {with_interval(text, PERCENT, 'difference')}, "
                           f"{sample(text, 'groups')}; zero-shot {with_interval(shot, PERCENT, 'difference')}, "
                           f"n = {shot['n']:.0f} pictures")
-    return {"answer": answer, "effect": effect, "more": more}
+    more = f"{_seeds(seeds, best)}{spared}{_read(reading, row(best, 'rival_agrees'))}"
+    return {"answer": answer, "effect": [*effect, more]}
