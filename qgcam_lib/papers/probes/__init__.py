@@ -32,7 +32,8 @@ ROOMS = {
         "choose_groups", "choose_turns", "context_twins", "group_title", "pair_twins", "relation_twins", "turn_title"),
     "maps": ("map_changes", "prompt_maps"),
     "results": ("composition_result", "context_result", "relation_result"),
-    "runs": ("ask_all", "counts", "failures", "noted", "score_all", "text_alone", "training_table"),
+    "runs": (
+        "ask_all", "counts", "failures", "noted", "score_all", "text_alone", "training_table", "unknown_words"),
     "study": (
         "ask_kept", "check_study", "kept_model", "mean_losses", "open_sets", "read_study", "stored_and_now",
         "study_facts", "train_anew", "trainings_table"),

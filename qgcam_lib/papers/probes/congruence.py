@@ -178,7 +178,7 @@ def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased:
 
     rows: model -> `congruence_rows`. Returns contrast (of CONTRASTS), model ("biased minus unbiased" last), usual,
     unusual (means), difference = usual - unusual with its interval and p_value, n (things), n_groups (pictures). In
-    the last line usual and unusual are the differences of the models. No rows where a model has no run, or for no things.
+    the last line usual and unusual are the differences of the models. No rows where one has no run, or for no things.
     options: of `statistics.compare` (n_bootstrap, seed).
     """
     twins = {name: rows[name] for name in (biased, unbiased) if name in rows and len(rows[name])}
@@ -225,10 +225,10 @@ def in_points(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
     """AP before a usual and before an unusual background, in percent, a line a model, with the interval of the
-    difference behind it. table: of `congruence_contrast`."""
+    difference behind it. table: of `congruence_contrast`; title: "" says the differences."""
     rows = table[(table["contrast"] == CONTRASTS["ap"]) & ~table["model"].str.contains(" minus ")]
-    figure, ax = plt.subplots(figsize=(5.6, 2.2))
-    told = []
+    figure, ax = plt.subplots(figsize=(6.4, 2.2))
+    told, gaps = [], []
     for k, (_, row) in enumerate(rows.iterrows()):
         usual, unusual = 100 * row["usual"], 100 * row["unusual"]
         ax.plot([0, 1], [usual, unusual], linewidth=2, markersize=7, marker=point_look(k)["marker"], **line_look(k))
@@ -236,7 +236,9 @@ def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
                              Unit(1, 1, "", " points"), "difference")
         ax.text(1.05, unusual, f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
         told.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
+        gaps.append(f"{usual - unusual:.0f} points of AP to {row['model']}")
     ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %", ylim=(0, None))
+    title = title or f"The usual background is worth {', '.join(gaps)}"
     return titled(figure, title, "medium", alt=f"AP before a usual and an unusual background: {'; '.join(told)}.")
 
 
