@@ -630,10 +630,10 @@ def test_categories_of_attributes(names):
 
 @each_set
 def test_robustness_and_steps(names):
-    rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("robustness")])
+    rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("change")])
     assert problems_of(robustness_figure(rows, title=WHERE)) == []
     steps = probe_summary(SETS[names][:4], category=[f"kind of object {k}" for k in range(19)],
-                          metric=["confidence_change_patch_edited", "robustness_reference_edited"])
+                          metric=["confidence_change_patch_edited", "change_reference_edited"])
     for metric in steps["metric"].unique():
         assert problems_of(step_figure(steps, metric, title=WHERE)) == []
 

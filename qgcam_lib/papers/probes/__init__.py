@@ -27,7 +27,8 @@ ROOMS = {
         "SWEPT", "alpha_reasons", "as_table11", "as_table3", "before_and_after", "by_seed", "finetune_result",
         "flip_title", "learning_changes", "learning_sentence", "losses_figure", "patched_alphas", "patched_changes",
         "reading_table", "relcomp_view", "same_texts", "shares", "sweep_differences", "sweep_summary",
-        "text_alone_scores", "ties_apart", "ties_sentence", "tradeoff_figure"),
+        "text_alone_scores", "ties_apart", "ties_sentence", "tradeoff_figure",
+        "tradeoff_title"),
     "gallery": (
         "choose_groups", "choose_turns", "context_twins", "group_title", "pair_twins", "relation_twins", "turn_title"),
     "maps": ("map_changes", "prompt_maps"),

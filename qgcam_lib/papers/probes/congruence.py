@@ -236,8 +236,9 @@ def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
                              Unit(1, 1, "", " points"), "difference")
         ax.text(1.05, unusual, f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
         told.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
-        gaps.append(f"{usual - unusual:.0f} points of AP to {row['model']}")
-    ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %", ylim=(0, None))
+        gaps.append(f"{usual - unusual:.0f}{' points of AP' * (not gaps)} to {row['model']}")
+    ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %",
+           ylim=(0, 115 * rows["usual"].max()))
     title = title or f"The usual background is worth {', '.join(gaps)}"
     return titled(figure, title, "medium", alt=f"AP before a usual and an unusual background: {'; '.join(told)}.")
 

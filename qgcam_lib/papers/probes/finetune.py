@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SWEPT', 'LOSSES', 'open_relcomp', 'relcomp_view', 'questions', 'sweep_summary', 'sweep_differences', 'shares',
            'patched_alphas', 'alpha_reasons', 'by_seed', 'as_table11', 'as_table3', 'patched_changes',
-           'tradeoff_figure', 'losses_figure', 'learning_changes', 'learning_sentence', 'text_alone_scores',
-           'reading_table', 'same_texts', 'ties_apart', 'ties_sentence', 'choose_flips', 'before_and_after',
-           'flip_title', 'finetune_result']
+           'tradeoff_figure', 'tradeoff_title', 'losses_figure', 'learning_changes', 'learning_sentence',
+           'text_alone_scores', 'reading_table', 'same_texts', 'ties_apart', 'ties_sentence', 'choose_flips',
+           'before_and_after', 'flip_title', 'finetune_result']
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #b016e739
 from collections.abc import Callable, Mapping, Sequence
@@ -303,6 +303,17 @@ def _mean_interval(ax: Axes, x: pd.DataFrame, y: pd.DataFrame) -> None:
     wide, high = ((one["ci_high"] - one["ci_low"]).mean() / 2 for one in (x, y))
     ax.errorbar([x["value"].min() + wide], [y["value"].min() - 1.6 * high], xerr=wide, yerr=high, color=GUIDE,
                 linewidth=0.9, capsize=2)
+
+
+def tradeoff_title(summary: pd.DataFrame, alphas: Mapping[str, float], *, across: str = "imagenet_top1",
+                   up: str = "relcomp_text") -> str:
+    """What each patched model gains and loses: "points gained and lost when patched: T +5.9, -1.3". summary, alphas: as
+    in `tradeoff_figure`."""
+    values, told = 100 * summary.set_index(["stream", "metric", "alpha"])["value"], []
+    for stream, alpha in alphas.items():
+        gain, loss = (values[stream, name, alpha] - values[stream, name, 0.0] for name in (up, across))
+        told.append(f"{stream} {gain:+.1f} and {loss:+.1f}")
+    return f"Patched, RelComp and zero-shot move by {', '.join(told)} points"
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #b2881f3d
 LOSSES = {"matching": "matching loss", "contrast": "contrastive loss, nats", "right": "share right, %"}
