@@ -161,8 +161,8 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
 def order_title(effects: pd.DataFrame) -> str:
     """The finding of a study as a title, from the effects of the arm that also read shuffled words."""
     rows = effects[effects["model"] == "shuffled"].set_index("split")
-    said = [f"{100 * rows['difference'][split]:+.0f} points on {SPLITS[split]}" for split in ("hard", "adv")]
-    return f"Beyond its cost on Ref-Easy, shuffling costs {' and '.join(said)} once shuffled words are familiar"
+    said = [f"{100 * rows['difference'][split]:.0f} points more on {SPLITS[split]}" for split in ("hard", "adv")]
+    return f"Shuffling costs {' and '.join(said)} than on Ref-Easy, once shuffled words are familiar"
 
 
 def _says(row: Mapping[str, Any], subject: str) -> str:
