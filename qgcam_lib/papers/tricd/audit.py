@@ -18,6 +18,7 @@ import pandas as pd
 from ...data.tricd.pairs import SUBSETS, Tricd, load_tricd
 from .tables import METRIC_NAMES, SUBSET_NAMES
 from qgcam_lib.phrase_detection.audit import (
+    COMMIT,
     DEFECTS,
     ap_with_cut,
     defect_effects,
@@ -93,9 +94,10 @@ def behaviour_table(models: _Models) -> pd.DataFrame:
 
 
 def defect_table() -> pd.DataFrame:
-    """The list: defect, what the evaluator does, where, kind, what ours does."""
+    """The list: defect, what the evaluator does, where (file and lines at its commit), kind, what ours does."""
     return pd.DataFrame([(d.key, d.theirs, d.where, d.kind, d.ours) for d in DEFECTS],
-                        columns=["defect", "what the evaluator does", "where", "kind", "what ours does"])
+                        columns=["defect", "what the evaluator does", f"where (ashkamath/TRICD at {COMMIT})", "kind",
+                                 "what ours does"])
 
 # %% ../../../nbs/lib/papers/tricd/09_audit.ipynb #365b6ca1
 def effects_in_points(effects: pd.DataFrame) -> pd.DataFrame:
