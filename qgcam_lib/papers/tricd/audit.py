@@ -55,7 +55,7 @@ class Audited:
     def note(self) -> str:
         """What a reader must know first, as Markdown."""
         given = " Beside them stands the given file." if "given" in self.models else ""
-        return (f"> **No model was run for this page.** The predictions were drawn from seed {self.seed}, on "
+        return (f"> **No model was run for this page.** The predictions are synthetic, seed {self.seed}, on "
                 f"{self.where}. They show what the evaluator does, and nothing about any model.{given}")
 
     def card(self) -> pd.DataFrame:
@@ -84,8 +84,8 @@ def audited_predictions(annotations: str = "", predictions: str = "", *, n_group
     models = {name: synthetic_predictions(data, seed, **how) for name, how in BEHAVIOURS.items()}
     if predictions:
         models["given"] = read_predictions(predictions, data)
-    where = "given annotations" if annotations else "drawn annotations"
-    return Audited(data, models, where, seed, Path(annotations).name or "drawn")
+    where = "given annotations" if annotations else "synthetic annotations"
+    return Audited(data, models, where, seed, Path(annotations).name or "synthetic")
 
 # %% ../../../nbs/lib/papers/tricd/09_audit.ipynb #dd8e87dd
 def behaviour_table(models: _Models) -> pd.DataFrame:

@@ -111,8 +111,8 @@ def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
             rows, look = rows.set_index("step").reindex(steps), point_look(places[rule]) | line_look(places[rule])
             equal = [line for line in ax.lines if np.allclose(line.get_ydata(), 100 * rows["value"], atol=1)]
             if equal:
-                ax.text(len(steps) - 1, equal[0].get_ydata()[-1], f"{equal[0].get_label()}\nand {rule}, within 1",
-                        fontsize="x-small", ha="right", va="bottom")
+                ax.annotate(f"{equal[0].get_label()} and {rule}, within a point", (0, equal[0].get_ydata()[0]), (0, 7),
+                            textcoords="offset points", fontsize="x-small")
                 continue
             ax.plot(range(len(steps)), 100 * rows["value"], label=rule, clip_on=False, **look)
             ax.fill_between(range(len(steps)), 100 * rows["low"].astype(float), 100 * rows["high"].astype(float),

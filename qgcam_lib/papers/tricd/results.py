@@ -151,7 +151,7 @@ def audit_result(order: pd.DataFrame, spread: pd.DataFrame, moved: Sequence[str]
     """
     change = (order["theirs"] - order["ours"]).abs()
     ratio = spread.loc[spread["subset"] == "all", "ratio"].dropna()
-    answer = (f"By default the published evaluator computes AP after it has changed the predictions, which moves it by "
+    answer = (f"By default the published evaluator computes AP after changing the predictions, which moves it by "
               f"up to {change.max():.1f} points; the paper's deviation is {ratio.median():.2f} of a standard error.")
     return {"answer": answer, "effect": [*moved, f"deviation over parts of 90 % to that of a bootstrap: median "
                                                  f"{ratio.median():.2f}, {ratio.min():.2f} to {ratio.max():.2f}, "
