@@ -28,9 +28,9 @@ def stored_block() -> str:
     alternative = "Best, worst, typical and uncertain phrase of a run: picture with box, heat map, hit or miss, scores"
     n, protocol = facts["results"]["n"], facts["parameters"]["protocol"]
     caption = (f"*A run on the **miniworld**: synthetic scenes, a small BLIP trained on them, {n} phrases, GradCAM, "
-               f"protocol `{protocol}`. Examples are chosen by rule: the best is a hit whose map has most of its mass in "
-               "the box (IO ratio) beyond the box's share of the picture, the worst a miss with least. White frame: the "
-               f"phrase's box; marks: the map's highest pixels. Run `{facts['run_id']}`. The numbers show that the "
+               f"protocol `{protocol}`. Examples are chosen by rule: the best is a hit whose map has most of its mass "
+               "in the box (IO ratio) beyond the box's share of the picture, the worst a miss with least. White frame: "
+               f"the phrase's box; marks: the map's highest pixels. Run `{facts['run_id']}`. The numbers show that the "
                "machinery works; they are no result about photographs.*")
     return "\n".join([
         MARKERS[0],

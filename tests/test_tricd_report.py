@@ -225,7 +225,7 @@ def test_question_agreement_counts_exact_matches():
 
 def test_figures_show_every_box_and_row(made, summary):
     shown = box_map(made)
-    counts = [ax.collections[0].get_array().sum() for ax in shown.axes if ax.get_title(loc="left")]
+    counts = [ax.collections[0].get_array().sum() for ax in shown.axes if ax.get_title() or ax.get_title(loc="left")]
     assert sum(counts) == len(made.truth)
     bars = boxes_per_phrase(made).axes[0]
     heights = [bar.get_height() for bar in bars.patches]
