@@ -121,7 +121,6 @@ def result_of_recipe(difference: pd.DataFrame, where: str, n: int) -> dict[str, 
     numbers = {name: [unit_of(name).number(rows.loc[name, column]) for column in "ba"] for name in rows.index}
     parts = [f"{words[name]} {score_name(name)} ({' to '.join(numbers[name])}{unit_of(name).symbol})"
              for name in ("pg_hit", "io_ratio")]
-    answer = (f"On {n} unseen phrases of the {where}, explained at the same layer and tokens, the fine-tuning with AMC "
-              f"{' and '.join(parts)}.")
+    answer = f"On {n} unseen phrases of the {where}, fine-tuning with AMC {' and '.join(parts)}."
     effect = [change(rows.loc[name], "after minus before AMC") for name in ("pg_hit", "io_ratio")]
     return {"answer": answer, "effect": effect}
