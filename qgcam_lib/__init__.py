@@ -1,6 +1,7 @@
 """qgcam_lib: rebuild, re-run and audit four papers on where and why a vision-language model finds a phrase true."""
 
 import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __version__ = "0.1.0"
@@ -18,12 +19,20 @@ ROOMS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    room = next((room for room, names in ROOMS.items() if name in names), None)
-    if room is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{room}", __name__), name)
+def lazy_face(package: str, rooms: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that loads a module when one of its names is first used.
+
+    rooms: module -> names, a module of the package or, by its full name, of the library.
+    """
+    modules = {name: room if room.startswith("qgcam_lib.") else f"{package}.{room}"
+               for room, names in rooms.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get, lambda: sorted(modules)
 
 
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_face(__name__, ROOMS)

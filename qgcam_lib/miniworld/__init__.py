@@ -1,7 +1,6 @@
 """The miniworld: rendered scenes with known truth, written in the official formats of the real data sets."""
 
-import importlib
-from typing import Any
+from .. import lazy_face
 
 # The names by the module that has them. A module is loaded when one of its names is first used.
 ROOMS = {
@@ -20,14 +19,4 @@ ROOMS = {
     "writers.visual_genome": ("ensure_visual_genome", "genome_checksum", "make_visual_genome"),
 }
 __all__ = sorted(name for names in ROOMS.values() for name in names)
-
-
-def __getattr__(name: str) -> Any:
-    room = next((room for room, names in ROOMS.items() if name in names), None)
-    if room is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{room}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_face(__name__, ROOMS)

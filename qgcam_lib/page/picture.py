@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import visible
+from .text import Notes
 
 # %% ../../nbs/lib/page/03_picture.ipynb #5850a0b7
 _DPI = 100  # of a figure on a page; the file that is kept has 160
@@ -23,15 +24,26 @@ _LARGE = 60_000  # bytes; a PNG above has photographs or heat maps in it
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """A PNG or JPEG with the text that stands for it where it cannot be seen; shows itself in a notebook."""
+    """A PNG or JPEG with the text that stands for it where it cannot be seen, and a caption below; shows itself in a
+    notebook."""
 
     data: bytes
     alt: str
     kind: str = "image/png"
+    caption: str = ""
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
+    def bundle(self) -> tuple[dict, dict]:
+        """The picture and its text by MIME type, and their metadata."""
         data = {self.kind: base64.b64encode(self.data).decode(), "text/plain": self.alt}
         return data, {self.kind: {"alt": self.alt}}
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        data, metadata = self.bundle()
+        display(data, metadata=metadata, raw=True)
+        if self.caption:
+            display(Notes(self.caption))
 
     def __repr__(self) -> str:
         return self.alt

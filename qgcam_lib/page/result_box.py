@@ -28,8 +28,9 @@ _LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where i
 
 @dataclass(frozen=True)
 class ResultBox:
-    """The result of a run in words. question, answer: a sentence or two; effect: differences or scores, each with its
-    95 % interval and n; differs: what differs from the paper (data, weights, protocol, n). All plain text."""
+    """The result of a run in words. question, answer: a sentence each; effect: differences or scores, each with its
+    95 % interval and n, the one that matters first; differs: what differs from the paper (data, weights, protocol, n).
+    All plain text. Question, answer and the first effect are seen, the rest is folded."""
 
     question: str
     answer: str = ""
@@ -39,7 +40,8 @@ class ResultBox:
     def rows(self) -> list[tuple[str, tuple[str, ...]]]:
         """Pairs (what, lines); what is empty is left out, but never the answer."""
         pairs = [("Question", as_lines(self.question)), ("Answer", as_lines(self.answer) or ("Being computed.",)),
-                 ("Effect", self.effect), ("Differs from the paper", self.differs)]
+                 ("Effect", self.effect[:1]), ("More effects", self.effect[1:]),
+                 ("Differs from the paper", self.differs)]
         return [(name, lines) for name, lines in pairs if lines]
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,7 +53,10 @@ class ResultBox:
 
     def _repr_html_(self) -> str:
         cells = [(name, "<br>".join(escape(visible(line)) for line in lines)) for name, lines in self.rows()]
-        body = "".join(f'<tr><th scope="row" {_LEFT}>{name}</th><td {_LEFT}>'
-                       f"{f'<b>{text}</b>' if name in ('Question', 'Answer') else text}</td></tr>"
-                       for name, text in cells)
-        return f"<table{no_formula(body)}>{body}</table>"
+        rows = {name: f'<tr><th scope="row" {_LEFT}>{name}</th><td {_LEFT}>'
+                      f"{f'<b>{text}</b>' if name in ('Question', 'Answer') else text}</td></tr>"
+                for name, text in cells}
+        folded = "".join(rows.pop(name, "") for name in ("More effects", "Differs from the paper"))
+        seen = "".join(rows.values())
+        rest = f"<details><summary>More</summary><table>{folded}</table></details>" if folded else ""
+        return f"<div{no_formula(seen, folded)}><table>{seen}</table>{rest}</div>"

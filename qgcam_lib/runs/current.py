@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -57,11 +57,21 @@ def _checked_name(name: str) -> str:
 # %% ../../nbs/lib/runs/05_current.ipynb #be059463
 @dataclass(frozen=True)
 class Run:
-    """One run of a notebook: its folder, its id, its seed. `open_run` makes it; see there."""
+    """One run of a notebook: its folder, its id, its seed. `open_run` makes it; see there. where: the data that it is
+    on, for its captions; see `on`."""
 
     folder: Path
     id: str
     seed: int = 0
+    where: str = ""
+
+    def on(self, where: str) -> "Run":
+        """The same run, whose captions end with the name of its data: "(miniworld)"."""
+        return replace(self, where=where)
+
+    def caption(self, text: str) -> str:
+        """A caption with the name of the data, where it does not have it."""
+        return f"{text.rstrip(' .')} ({self.where})" if text and self.where and self.where not in text else text
 
     def store(self, name: str = "records") -> "RecordStore":
         """The record store records/<name>: rows kept by example id, from which a killed run goes on."""
@@ -92,7 +102,7 @@ def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -
         plain.to_csv(csv, index=False)
         plain.to_parquet(parquet, index=False)
     for suffix in (".csv", ".parquet"):
-        register_output(self.folder, stem.with_suffix(suffix), "table", caption)
+        register_output(self.folder, stem.with_suffix(suffix), "table", self.caption(caption))
     return stem.with_suffix(".csv")
 
 # %% ../../nbs/lib/runs/05_current.ipynb #bc51a11b
@@ -102,7 +112,7 @@ def save_text(self: Run, text: str, name: str, caption: str = "") -> Path:
     path = self.folder / "tables" / name
     _checked_name(path.stem)
     write_whole(path, text.rstrip("\n") + "\n")
-    register_output(self.folder, path, "table", caption)
+    register_output(self.folder, path, "table", self.caption(caption))
     return path
 
 # %% ../../nbs/lib/runs/05_current.ipynb #e5935485
@@ -124,7 +134,7 @@ def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, captio
             fixed = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
             with matplotlib.rc_context({"svg.hashsalt": "qgcam"}), any_letters(), whole_file(path) as part:
                 figure.savefig(part, bbox_inches=box, dpi=160, **fixed)
-            register_output(self.folder, path, "figure", caption)
+            register_output(self.folder, path, "figure", self.caption(caption))
     return paths[0]
 
 # %% ../../nbs/lib/runs/05_current.ipynb #22cd664b

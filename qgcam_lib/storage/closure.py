@@ -53,11 +53,15 @@ def named_modules(source: str | ast.Module, package: str = "") -> set[str]:
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #69bf2df7
 def _attributes(tree: ast.Module) -> set[str]:
-    """`qgcam_lib.NAME` for each attribute that a source names, if it imports the library's face."""
-    nodes = [*ast.walk(tree)]
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names = {f"qgcam_lib.{node.attr}" for node in nodes if isinstance(node, ast.Attribute)}
-    return names if "qgcam_lib" in imported else set()
+    """`qgcam_lib.NAME` or `qgcam_lib.papers.PAPER.NAME` for each attribute that a source names of a face it imports."""
+    faces = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            faces |= {alias.asname or alias.name: base + alias.name for alias in node.names
+                      if (base + alias.name).startswith("qgcam_lib")}
+    return {f"{faces[node.value.id]}.{node.attr}" for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in faces}
 
 
 @lru_cache(maxsize=64)
@@ -83,8 +87,9 @@ def _files_of(name: str, package: Path) -> Iterator[Path]:
         elif count and beside.is_file():
             yield beside
         elif count and (face := place.with_name("__init__.py")).is_file():
-            room = _rooms(face, face.stat().st_mtime_ns).get(parts[count - 1])
-            yield from _files_of(".".join([first, *parts[:count - 1], room]), package) if room else ()
+            room = _rooms(face, face.stat().st_mtime_ns).get(parts[count - 1], "")
+            inside = room if room.startswith(first + ".") else ".".join([first, *parts[:count - 1], room])
+            yield from _files_of(inside, package) if room else ()
 
 # %% ../../nbs/lib/storage/11_closure.ipynb #bbc71767
 def meaning(source: str | ast.Module) -> str:

@@ -1,1 +1,57 @@
-"""The conceptual probes."""
+"""All that the notebooks of the conceptual probes call, each name loaded when it is first used."""
+
+from ... import lazy_face
+
+# The names by the module that has them: of this folder, or of the library.
+ROOMS = {
+    "audit": (
+        "audit_result", "evaluate_here", "evaluate_published", "moved_claims", "probe_c_column",
+        "probe_c_values"),
+    "claims": ("COMPOSITION_CLAIMS", "CONTEXT_CLAIMS", "RELATION_CLAIMS", "ROLES", "claim_tables", "context_tables"),
+    "congruence": (
+        "congruence_contrast", "congruence_figure", "congruence_rows", "congruence_sentence", "open_congruence"),
+    "data": (
+        "category_counts", "class_counts", "groups_view", "joined", "open_context", "open_pairs",
+        "open_relation", "open_swaps"),
+    "description": (
+        "ALPHAS", "CONTEXTS", "DRAWN_KINDS", "KINDS", "PAIRS", "PROBES", "RELCOMP", "availability",
+        "by_comparison", "by_kind", "by_step", "plan_models"),
+    "features": ("attention_of", "feature_spaces"),
+    "figures": (
+        "attention_figure", "category_figure", "choice_figure", "feature_figure", "pair_figure",
+        "robustness_figure", "score_matrix", "step_figure"),
+    "finetune": (
+        "SWEPT", "as_table11", "as_table3", "before_and_after", "by_seed", "finetune_result", "patched_alphas",
+        "reading_table", "relcomp_view", "shares", "sweep_differences", "sweep_summary", "text_alone_scores",
+        "tradeoff_figure"),
+    "gallery": ("choose_groups", "context_twins", "pair_twins", "relation_twins"),
+    "maps": ("map_changes", "prompt_maps"),
+    "results": ("composition_result", "context_result", "relation_result"),
+    "runs": ("ask_all", "counts", "failures", "noted", "score_all", "text_alone", "training_table"),
+    "study": (
+        "ask_kept", "check_study", "kept_model", "mean_losses", "open_sets", "read_study", "stored_and_now",
+        "study_facts", "train_anew", "trainings_table"),
+    "tables": (
+        "against_best", "backbones", "baselines", "beside_lines", "beside_paper", "compare_twins",
+        "concat_models", "confidence_ratios", "of_kind", "pooled", "records_view", "summarize_all",
+        "ties_table", "undefined_table"),
+    "qgcam_lib.miniworld.scenes.biases": ("planted_biases",),
+    "qgcam_lib.models": ("load_model",),
+    "qgcam_lib.page.cards": ("model_card",),
+    "qgcam_lib.page.text": ("Notes",),
+    "qgcam_lib.probes.audit": (
+        "defect_table", "effect_table", "exchanged", "lenient", "probe_c_candidates", "ratios_and_means",
+        "softmax_twice", "stale", "tie_table", "transposed", "two_aps"),
+    "qgcam_lib.report.beside": ("comparison_view", "paper_vs_ours"),
+    "qgcam_lib.report.cautions": ("why_not_comparable",),
+    "qgcam_lib.report.claims": ("assign_roles", "check_claims", "claims_beside"),
+    "qgcam_lib.report.figures": ("training_curves",),
+    "qgcam_lib.report.published": ("cite", "published"),
+    "qgcam_lib.report.sentences": ("differences", "models_beside"),
+    "qgcam_lib.report.style": ("open_picture", "use_style"),
+    "qgcam_lib.report.tables": ("score_table",),
+    "qgcam_lib.runs": ("open_run",),
+    "qgcam_lib.runs.show": ("first_screen",),
+}
+
+__getattr__, __dir__ = lazy_face(__name__, ROOMS)
