@@ -5758,8 +5758,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'qgcam_lib/papers/probes/tables.py'),
                                                 'qgcam_lib.papers.probes.tables.beside_paper': ( 'lib/papers/probes/tables.html#beside_paper',
                                                                                                  'qgcam_lib/papers/probes/tables.py'),
-                                                'qgcam_lib.papers.probes.tables.beside_sentence': ( 'lib/papers/probes/tables.html#beside_sentence',
-                                                                                                    'qgcam_lib/papers/probes/tables.py'),
                                                 'qgcam_lib.papers.probes.tables.compare_twins': ( 'lib/papers/probes/tables.html#compare_twins',
                                                                                                   'qgcam_lib/papers/probes/tables.py'),
                                                 'qgcam_lib.papers.probes.tables.concat_models': ( 'lib/papers/probes/tables.html#concat_models',

@@ -78,8 +78,8 @@ def composition_result(summary: pd.DataFrame, against: pd.DataFrame, where: str)
         return {"answer": _MODELS, "effect": []}
     low, high = first["value"].min(), first["value"].max()
     above = int((first["ci_low"] > first["chance"]).sum())
-    answer = (f"On the {where}, the models match {PERCENT.number(low)} to {PERCENT.number(high)} % of whole pairs where "
-              f"the attribute is swapped, and {above} of {len(first)} are clearly above chance ("
+    answer = (f"On the {where}, the models match {PERCENT.number(low)} to {PERCENT.number(high)} % of whole pairs "
+              f"where the attribute is swapped, and {above} of {len(first)} are clearly above chance ("
               f"{PERCENT.number(first['chance'].iloc[0])} %).")
     effect = [f"{PAIRS['group_score']} score of {row['model']}, {KINDS['composition']}: {with_interval(row, PERCENT)}, "
               f"{sample(row, 'pairs')}" for _, row in first.iterrows()]
@@ -114,14 +114,14 @@ _POINTS = Unit(100, 1, " points", " points")
 
 
 def _room(twins: pd.DataFrame, lost: pd.DataFrame) -> str:
-    "Whether the unbiased model has less to lose, down to text alone, than the biased one lost; '' where unknown."
+    "Whether the unbiased twin has less to lose, down to text alone, than the biased one lost; '' where unknown."
     rows = twins.set_index("metric")
     if "ap_reference" not in rows.index or "blind_ap" not in lost or pd.isna(blind := lost["blind_ap"].iloc[0]):
         return ""
     see, loss = rows.loc["ap_reference"], rows.loc["change_reference_edited", "a"]
-    told = (f"With the whole picture they reach an AP of {PERCENT.number(see['a'])} and {PERCENT.number(see['b'])} "
+    told = (f" With the whole picture they reach an AP of {PERCENT.number(see['a'])} and {PERCENT.number(see['b'])} "
             f"%, text alone {PERCENT.number(blind)} %")
-    return told + (": the unbiased model has less to lose than the other lost, so the difference says how much each "
+    return told + (": the unbiased twin has less to lose than the other lost, so the difference says how much each "
                    "sees as well as where it looks." if see["b"] - blind < loss else ".")
 
 
@@ -129,7 +129,7 @@ def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str, more:
     """answer and effect of `probe_background`.
 
     summary: of `summarize_all` of set MR over all fillers; twins: `compare_probe` of the biased minus the unbiased
-    model, empty where one of them has no run; more: a further line among the folded effects.
+    twin, empty where one of them has no run; more: sentences that end the answer.
     """
     lost = _rows(summary, kind="background", metric="change_reference_edited")
     if not len(lost):
@@ -139,17 +139,19 @@ def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str, more:
     most = lost.iloc[0]
     losers = int((lost["ci_low"] > 0).sum())
     answer = (f"On the {where}, {losers} of {len(lost)} models clearly lose average precision when the background is "
-              f"removed; {most['model']} loses most.")
-    effect = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
-              f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
-    changes = twins[twins["metric"].str.contains("change")] if len(twins) else twins
-    effect += [f"{row['metric'].replace('_', ' ')}, biased minus unbiased model: "
-               f"{with_interval(row, PERCENT, 'difference')}, {sample(row, 'pictures and fillers')}"
-               for _, row in changes.iterrows()]
+              f"removed; {most['model']} loses most, {with_interval(most, _POINTS)}.")
     mine = twins[twins["metric"] == "change_reference_edited"] if len(twins) else twins
     if len(mine):
         word = direction(mine.iloc[0], ("loses more without the background than",
                                         "loses less without the background than",
                                         "does not clearly differ without the background from"))
-        effect += [f"The model trained on biased scenes {word} the one trained on unbiased ones.", _room(twins, lost)]
-    return {"answer": answer, "effect": [line for line in (*effect, more.strip()) if line]}
+        answer += f" The twin that was trained on biased scenes {word} the one trained on unbiased ones."
+        answer += _room(twins, lost)
+    answer += more
+    effect = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
+              f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
+    changes = twins[twins["metric"].str.contains("change")] if len(twins) else twins
+    effect += [f"{row['metric'].replace('_', ' ')}, biased minus unbiased twin: "
+               f"{with_interval(row, PERCENT, 'difference')}, {sample(row, 'pictures and fillers')}"
+               for _, row in changes.iterrows()]
+    return {"answer": answer, "effect": effect}

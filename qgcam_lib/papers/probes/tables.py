@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TWIN_METRICS', 'concat_models', 'records_view', 'ties_table', 'summarize_all', 'baselines', 'pooled', 'of_kind',
            'backbones', 'against_best', 'against_text', 'compare_twins', 'confidence_ratios', 'undefined_table',
-           'beside_paper', 'beside_lines', 'beside_sentence']
+           'beside_paper', 'beside_lines']
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #acb5126d
 from collections.abc import Mapping, Sequence
@@ -163,8 +163,8 @@ def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_com
 
 
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:
-    """The same for the run's folder, a line a line of the paper's table: model, how many numbers the paper and this run
-    have, and the verdict or the reason why there is none. comparison, plan: of `beside_paper`."""
+    """The same for a page, a line a line of the paper's table: model, how many numbers the paper and this run have, and
+    the verdict or the reason why there is none. comparison, plan: of `beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
     rows = []
     printed = PROBES.tables[number].printed()
@@ -176,9 +176,3 @@ def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> p
         numbers = (0, 0) if part is None else (int(part[who].notna().sum()) for who in ("paper", "ours"))
         rows.append((model, *numbers, verdict))
     return pd.DataFrame(rows, columns=["model", "the paper's numbers", "ours", "verdict"])
-
-
-def beside_sentence(lines: pd.DataFrame, number: int) -> str:
-    """What became of the lines of a table of the paper, counted by reason. lines: of `beside_lines`."""
-    counts = lines["verdict"].str.replace(r"^not run: .*", "not run here", regex=True).value_counts(sort=False)
-    return f"Table {number} beside this run, {len(lines)} lines: {'; '.join(f'{n} {w}' for w, n in counts.items())}."
