@@ -151,7 +151,7 @@ def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFra
     averaged; of `tie_table`, `softmax_twice` and `ratios_and_means`."""
     rows = [_mean_effect("pictures exchanged", _NAMES[one], patch[patch["metric"] == one]) for one in [*_NAMES][:2]]
     rows += [_mean_effect("scores transposed", _NAMES[one], turned[turned["metric"] == one]) for one in [*_NAMES][2:4]]
-    for defect, table, metric, word in (("stale accuracy", left, "correct", "accuracy"),
+    for defect, table, metric, word in (("stale result", left, "correct", "accuracy"),
                                         ("probabilities averaged", averaged, "confidence", "confidence")):
         part = table[table["metric"] == metric]
         rows += [_mean_effect(defect, f"{word}, {_NAMES[one]}", part[part["comparison"] == one])
@@ -164,8 +164,10 @@ def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFra
     return found.sort_values("size", ascending=False, kind="stable", ignore_index=True).drop(columns="size")
 
 
-def effects_figure(effects: pd.DataFrame, title: str = "") -> Figure:
-    """`effects_in_short` as lines from ours to theirs, in percent."""
+def effects_figure(effects: pd.DataFrame) -> Figure:
+    """`effects_in_short` as lines from ours to theirs, in percent, under the largest of them."""
+    first, ours, theirs = effects.iloc[0], *(100 * effects[["ours", "theirs"]].iloc[0])
+    title = f"{first['defect'].capitalize()}: {first['score']} is {theirs:.0f} instead of {ours:.0f} %"
     return beside_figure(effects, {"theirs": "as in the published code", "ours": "as defined here"},
                          label="score,defect", xlabel="mean over the models, %", scale=100, title=title)
 
