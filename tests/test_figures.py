@@ -630,10 +630,10 @@ def test_categories_of_attributes(names):
 
 @each_set
 def test_robustness_and_steps(names):
-    rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("robustness")])
+    rows = probe_summary(SETS[names], metric=[*context_names("ap"), *context_names("change")])
     assert problems_of(robustness_figure(rows, title=WHERE)) == []
     steps = probe_summary(SETS[names][:4], category=[f"kind of object {k}" for k in range(19)],
-                          metric=["confidence_change_patch_edited", "robustness_reference_edited"])
+                          metric=["confidence_change_patch_edited", "change_reference_edited"])
     for metric in steps["metric"].unique():
         assert problems_of(step_figure(steps, metric, title=WHERE)) == []
 
@@ -684,4 +684,4 @@ def test_groups_for_the_gallery_are_chosen_by_rule_and_shown_once():
     records = pd.DataFrame({"id": list("abcd") * 2, "confidence": [0.9, 0.4, 0.5, 0.1, 0.8, 0.6, np.nan, 0.3]})
     chosen = choose_groups(records)
     assert chosen["id"].tolist() == ["a", "b", "d"] and chosen["rule"].str.len().gt(20).all()
-    assert choose_groups(records[records["id"] == "a"])["role"].tolist() == ["right"]
+    assert choose_groups(records[records["id"] == "a"])["role"].tolist() == ["sure"]

@@ -83,7 +83,7 @@ def test_a_small_run_has_every_table_and_figure(world, study, tmp_path):
     assert read["check"]["same"].all() and len(read["check"]) == 3 * len(SWEPT)
     anew = read["anew"].set_index(["stream", "seed"])
     assert anew.loc[("T, study", 0), "gain"] == pytest.approx(anew.loc[("T, this run", 0), "gain"], abs=0.05)
-    assert {path.stem for path in (found.folder / "figures").glob("*.png")} >= {"tradeoff", "training_T"}
+    assert {path.stem for path in (found.folder / "figures").glob("*.png")} >= {"first_screen", "losses"}
     assert read["paper_vs_ours"]["verdict"].str.contains("reproduced").sum() == 0
 
 
@@ -155,7 +155,7 @@ def test_the_alpha_between_is_the_one_whose_smaller_share_is_largest():
     assert patched_alphas(kept) == {"T": 0.6, "V": 0.3}
     figure = tradeoff_figure(summary.assign(ci_low=summary.value - 0.1, ci_high=summary.value + 0.1), title="points")
     titles = [ax.get_title("left") or ax.get_title() for ax in figure.axes]
-    assert titles == [f"{name} learns, points: alpha" for name in "TV"]
+    assert titles == [f"{name} is trained" for name in "TV"]
 
 
 def test_a_sweep_is_summarised_by_stream_and_alpha():

@@ -77,7 +77,7 @@ def differences(*notes: str, is_miniworld: bool = False, weights: str = "officia
 
 
 def models_beside(paper: Paper, models: Sequence[str], table: int) -> str:
-    """Which of the models of one of the paper's tables ran, and under which name of ours."""
-    theirs = paper.tables[table].printed()["model"].tolist()
+    """Which of the models of one of the paper's tables ran, and under which name of ours. `references` are none."""
+    theirs = [name for name in paper.tables[table].printed()["model"] if name not in paper.references]
     same = [f"{paper.model(name)} (as {name})" for name in models if paper.model(name) in theirs]
     return f"Of the {len(theirs)} models in the paper's Table {table}, this run has {', '.join(same) or 'none'}."

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['Target', 'CONTRASTS', 'usual_places', 'scenes_by_place', 'open_congruence', 'congruence_rows', 'congruence_contrast',
-           'congruence_figure', 'congruence_sentence']
+           'choose_turning', 'congruence_figure', 'in_points', 'contrast_figure', 'congruence_effect']
 
 # %% ../../../nbs/lib/papers/probes/12_congruence.ipynb #a43c2e30
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -31,6 +32,7 @@ from ...probes.build.edits import fit_scene, keep_only, png_bytes, seeded
 from ...probes.run import rankings, score_groups
 from ...probes.score_table import ScoreTable
 from ...report.sentences import Unit, with_interval
+from ...report.style import PALETTE, line_look, point_look, titled
 from ...statistics import compare
 from ...storage.files import write_whole
 
@@ -172,11 +174,11 @@ _COLUMNS = ["contrast", "model", "usual", "unusual", "difference", "ci_low", "ci
 
 
 def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased: str, **options: Any) -> pd.DataFrame:
-    """The effect of a usual background in each twin, and how much larger it is in the biased one.
+    """The effect of a usual background in each of two models, and how much larger in the biased one.
 
     rows: model -> `congruence_rows`. Returns contrast (of CONTRASTS), model ("biased minus unbiased" last), usual,
     unusual (means), difference = usual - unusual with its interval and p_value, n (things), n_groups (pictures). In
-    the last line usual and unusual are the differences of the twins. No rows where a twin has no run, or for no things.
+    the last line usual and unusual are the differences of the models. No rows where one has no run, or for no things.
     options: of `statistics.compare` (n_bootstrap, seed).
     """
     twins = {name: rows[name] for name in (biased, unbiased) if name in rows and len(rows[name])}
@@ -193,27 +195,63 @@ def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased:
     return pd.concat(found, ignore_index=True)[_COLUMNS]
 
 # %% ../../../nbs/lib/papers/probes/12_congruence.ipynb #380bdd15
+def choose_turning(groups: Sequence[ContextGroup], rows: pd.DataFrame) -> ContextGroup:
+    """The group to show: named first before both usual backgrounds and not before the unusual one, with the largest
+    loss of AP; where no object is, the one with the largest loss. rows: `congruence_rows` of one model."""
+    lost = (rows["ap_usual"] - rows["ap_unusual"]).set_axis(rows["id"])
+    turns = (rows["ap_usual"].to_numpy() == 1) & (rows["ap_unusual"].to_numpy() < 1)
+    chosen = (lost[turns] if turns.any() else lost).idxmax()
+    return next(one for one in groups if one.id == chosen)
+
+
 def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str, pd.DataFrame], *, title: str = ""
                       ) -> Figure:
-    """The three pictures of a thing, and what each model gave it: its confidence, ✓ where it is named first."""
+    """The three pictures of an object, and what each model gave it: its confidence, ✓ where it is named first. title:
+    "" says which models turn from right to wrong."""
     here, there = group.filler.split(" / ")
     heads = [f"usual: {here}", f"usual, another: {here}", f"unusual: {there}"]
     cells = context_cells(group, scores).set_axis(heads, axis=1)
+    turned = [model for model, (one, other, odd) in zip(cells.index, cells.to_numpy())
+              if one[0] == other[0] == "✓" and odd[0] == "✗"]
+    told = f"named first on {here}, not {there}: {', '.join(turned) or 'by no model'}"
     shown = [(picture(name), f"{group.present[0]}, {head}") for head, name in zip(heads, group.pictures.values())]
-    return twin_figure(shown, cells, title=title)
+    return twin_figure(shown, cells, title=title or f"{group.present[0]} {told}")
 
 
-def congruence_sentence(table: pd.DataFrame, biased: str, unbiased: str) -> str:
-    """What the table says, for the answer of a page; '' for a table without rows."""
-    if not len(table):
-        return ""
-    points, plain = Unit(100, 1, " points", " points"), Unit(1, 2, "", "")
-    told = []
-    for contrast, unit in (("ap", points), ("pull", plain)):
+def in_points(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """A table with some columns of shares in points, times 100."""
+    return table.assign(**{name: 100 * table[name] for name in columns})
+
+
+def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
+    """AP before a usual and before an unusual background, in percent, a line a model, with the interval of the
+    difference behind it. table: of `congruence_contrast`; title: "" says the differences."""
+    rows = table[(table["contrast"] == CONTRASTS["ap"]) & ~table["model"].str.contains(" minus ")]
+    figure, ax = plt.subplots(figsize=(6.4, 2.2))
+    told, gaps = [], []
+    for k, (_, row) in enumerate(rows.iterrows()):
+        usual, unusual = 100 * row["usual"], 100 * row["unusual"]
+        ax.plot([0, 1], [usual, unusual], linewidth=2, markersize=7, marker=point_look(k)["marker"], **line_look(k))
+        lost = with_interval(in_points(row.to_frame().T, "difference", "ci_low", "ci_high").iloc[0].astype(object),
+                             Unit(1, 1, "", " points"), "difference")
+        ax.text(1.05, unusual, f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
+        told.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
+        gaps.append(f"{usual - unusual:.0f}{' points of AP' * (not gaps)} to {row['model']}")
+    ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %",
+           ylim=(0, 115 * rows["usual"].max()))
+    title = title or f"The usual background is worth {', '.join(gaps)}"
+    return titled(figure, title, "medium", alt=f"AP before a usual and an unusual background: {'; '.join(told)}.")
+
+
+def congruence_effect(table: pd.DataFrame, biased: str, unbiased: str) -> list[str]:
+    """What the table says, a line a contrast and model, the difference of AP between the models first; [] for a table
+    without rows."""
+    found = []
+    for name, (contrast, unit) in {"AP": ("ap", Unit(100, 1, " points", " points")),
+                                   "pull": ("pull", Unit(1, 2, " SDs", " SDs"))}.items():
         rows = table[table["contrast"] == CONTRASTS[contrast]].set_index("model")
-        told.append([with_interval(rows.loc[name], unit, "difference") for name in
-                     (biased, unbiased, f"{biased} minus {unbiased}")])
-    (a, b, gap), (pull_a, pull_b, pull_gap) = told
-    return (f" The same things before a usual background instead of an unusual one: AP moves by {a} in the biased "
-            f"twin and by {b} in the unbiased one, difference {gap}. The classes that go with the place move by "
-            f"{pull_a} and {pull_b} SDs of a picture's scores, difference {pull_gap}.")
+        found += [f"{name} before a usual minus an unusual background, {who}: "
+                  f"{with_interval(rows.loc[model], unit, 'difference')}" for model, who in
+                  ((f"{biased} minus {unbiased}", "biased minus unbiased model"), (biased, biased),
+                   (unbiased, unbiased)) if model in rows.index]
+    return found

@@ -106,7 +106,7 @@ PROBES = Paper(
     {3: RELCOMP, 4: by_comparison("probes_table4"), 5: by_kind("probes_table5"), 7: by_category("probes_table7"),
      9: by_step("probes_table9"), 10: by_step("probes_table10", "object"), 11: ALPHAS},
     "groups", "Small drawn scenes stand in for the photographs of Visual Genome and MS COCO.",
-    same=_SAME, no_run=_PATCHED, references=("chance", "text alone"))
+    same=_SAME, no_run=_PATCHED, references=("chance", "text alone", *FILLERS))
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #737b8ece
 NOT_AVAILABLE = "the paper's number is not available"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POINTS', 'choice_figure', 'feature_map', 'feature_figure', 'pair_figure', 'category_figure', 'score_matrix',
-           'robustness_figure', 'step_figure', 'attention_figure']
+           'robustness_figure', 'step_figure', 'left_out', 'loss_title', 'attention_figure']
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #528b587b
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from qgcam_lib.papers.probes.description import (
     DRAWN_KINDS,
     KINDS,
     PAIRS,
+    STEPS,
     context_names,
 )
 from ...probes.score import PROBE_SCORES
@@ -148,30 +149,50 @@ def score_matrix(summary: pd.DataFrame, *, columns: str = "category", rows: str 
                                      f"{'; '.join(said) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #36b80e87
-def robustness_figure(summary: pd.DataFrame, *, y: str = "model", score: str = "ap", title: str = "") -> Figure:
-    """Figures 5 and 6: a score of each picture and its relative robustness, a line a model or filler (`y`).
+def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "") -> Figure:
+    """Figures 5 and 6: AP of each picture in percent, and the AP lost from one to another in points, a line a model or
+    filler (`y`).
 
-    summary: the column y, metric, value, ci_low, ci_high; score: "ap", "first" or "confidence".
+    summary: the column y, metric, value, ci_low, ci_high.
     """
-    robust = "robustness"
-    panels = {"ap": "average precision", "first": "accuracy", "confidence": "confidence",
-              robust: "relative robustness of AP"}
-    labels = context_names(score) | context_names(robust)
-    place = {metric: prefix for prefix in (score, robust) for metric in context_names(prefix)}
+    labels = context_names("ap") | context_names("change")
+    panels = {"ap": "average precision, %", "change": "AP lost, points"}
     rows = summary[summary["metric"].isin(labels)]
-    rows = rows.assign(panel=rows["metric"].map(place), metric=rows["metric"].map(labels))
+    rows = rows.assign(panel=rows["metric"].str.partition("_")[0], metric=rows["metric"].map(labels),
+                       **{name: 100 * rows[name] for name in ("value", "ci_low", "ci_high")})
     return interval_figure(rows, y=y, series="metric", panels="panel", names=panels, limits=None,
-                           chance={robust: 1}, guide="nothing lost", title=title)
+                           chance={"change": 0}, guide="nothing lost", title=title)
 
 
 def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_edited", *, y: str = "category",
-                series: str = "model", title: str = "") -> Figure:
-    """Figures 8 and 11: one change of Probe-B by category of object, a marker a model or backbone (`series`); behind a
-    category stands how many pictures it has."""
-    rows, contract = summary[summary["metric"] == metric], PROBE_SCORES[metric]
-    return interval_figure(rows, y=y, series=series, limits=None, chance=1 if "robustness" in metric else 0,
-                           guide="nothing lost", xlabel=wrapped(f"{contract.summary}, 95 % interval", 44, 2),
-                           counted="pictures", title=title)
+                series: str = "model", least: int = 1, title: str = "") -> Figure:
+    """Figures 8 and 11: one change of Probe-B in points by category of object, a marker a model or backbone (`series`);
+    behind a category stands how many pictures it has. Categories with fewer than `least` pictures are left out."""
+    rows = summary[(summary["metric"] == metric) & (summary["n_groups"] >= least)]
+    prefix, _, step = metric.partition("_change_" if "_change_" in metric else "change_")
+    what = f"{prefix or 'AP'} lost, {STEPS[step]}, points, 95 % interval"
+    return interval_figure(rows.assign(**{name: 100 * rows[name] for name in ("value", "ci_low", "ci_high")}), y=y,
+                           series=series, limits=None, chance=0, guide="nothing lost", xlabel=what, counted="pictures",
+                           title=title)
+
+
+def left_out(summary: pd.DataFrame, least: int, y: str = "category") -> str:
+    """A sentence on the categories that `step_figure` leaves out; '' where it shows all."""
+    rows = summary[summary["n_groups"] < least].drop_duplicates(y)
+    names = ", ".join(f"{name} ({n})" for name, n in zip(rows[y], rows["n_groups"]))
+    return f"Left out, with fewer than {least} pictures: {names}." if names else ""
+
+
+def loss_title(summary: pd.DataFrame, metric: str, *, y: str = "model", what: str = "AP", when: str) -> str:
+    """The finding of such a figure: "7 of 7 models clearly lose AP without their background; clip-rn50 loses most".
+    metric: a change, positive where something is lost; when: ends the first part."""
+    rows = summary[(summary["metric"] == metric) & summary["value"].notna()]
+    lost, gained = int((rows["ci_low"] > 0).sum()), int((rows["ci_high"] < 0).sum())
+    lines = {"category": "categories"}.get(y, f"{y}s")
+    title = f"{lost} of {len(rows)} {lines} clearly lose {what} {when}"
+    if gained:
+        return f"{title}, {gained} clearly gain"
+    return f"{title}; {rows.loc[rows['value'].idxmax(), y]} loses most" if lost else title
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #e4eb2c3c
 def _map_agreement(first: np.ndarray, second: np.ndarray) -> float:

@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['relation_result', 'choices_title', 'composition_result', 'pairs_title', 'best_category_title', 'pair_title',
-           'context_result']
+           'context_result', 'against_text_figure', 'group_score_figure']
 
 # %% ../../../nbs/lib/papers/probes/09_results.ipynb #d5352c8f
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from .description import COMPARISONS, DRAWN_KINDS, KINDS, PAIRS, PROBES, STEPS
+from ...report.figures import interval_figure
 from ...report.sentences import PERCENT, Unit, direction, sample, with_interval
 
 # %% ../../../nbs/lib/papers/probes/09_results.ipynb #08591080
@@ -113,45 +116,64 @@ def pair_title(rule: str, rows: pd.DataFrame) -> str:
 _POINTS = Unit(100, 1, " points", " points")
 
 
-def _room(twins: pd.DataFrame, lost: pd.DataFrame) -> str:
-    "Whether the unbiased twin has less to lose, down to text alone, than the biased one lost; '' where unknown."
-    rows = twins.set_index("metric")
-    if "ap_reference" not in rows.index or "blind_ap" not in lost or pd.isna(blind := lost["blind_ap"].iloc[0]):
+def _room(pair: pd.DataFrame, blind: float) -> str:
+    "How much each of the two models sees, and whether the unbiased one could have lost as much; '' where unknown."
+    rows = pair.set_index("metric")
+    if "ap_reference" not in rows.index or pd.isna(blind):
         return ""
     see, loss = rows.loc["ap_reference"], rows.loc["change_reference_edited", "a"]
-    told = (f" With the whole picture they reach an AP of {PERCENT.number(see['a'])} and {PERCENT.number(see['b'])} "
-            f"%, text alone {PERCENT.number(blind)} %")
-    return told + (": the unbiased twin has less to lose than the other lost, so the difference says how much each "
-                   "sees as well as where it looks." if see["b"] - blind < loss else ".")
+    told = (f"With the whole picture the biased and the unbiased model reach an AP of {PERCENT.number(see['a'])} and "
+            f"{PERCENT.number(see['b'])} %, text alone {PERCENT.number(blind)} %")
+    return told + (": the unbiased one scores so low to begin with that it could not have dropped as far." if
+                   see["b"] - blind < loss else ".")
 
 
-def context_result(summary: pd.DataFrame, twins: pd.DataFrame, where: str, more: str = "") -> dict[str, Any]:
+def context_result(summary: pd.DataFrame, pair: pd.DataFrame, where: str, contrast: pd.Series | None = None,
+                   effect: Sequence[str] = ()) -> dict[str, Any]:
     """answer and effect of `probe_background`.
 
-    summary: of `summarize_all` of set MR over all fillers; twins: `compare_probe` of the biased minus the unbiased
-    twin, empty where one of them has no run; more: sentences that end the answer.
+    summary: of `summarize_all` of set MR over all fillers; pair: of `compare_twins`, empty where one of the two models
+    has no run; contrast, effect: the difference of both models' AP before a usual and an unusual background, and lines
+    about it, which come first.
     """
     lost = _rows(summary, kind="background", metric="change_reference_edited")
     if not len(lost):
         return {"answer": _MODELS, "effect": []}
+    answer = f"On the {where}, {int((lost['ci_low'] > 0).sum())} of {len(lost)} models clearly lose average precision"
+    if contrast is not None:
+        answer += (f"; a usual background helps the model trained on biased scenes "
+                   f"{direction(contrast, ('more than', 'less than', 'no more than'))} its unbiased control")
+    found = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
+             f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
+    changes = pair[pair["metric"].str.contains("change")] if len(pair) else pair
+    found += [f"{row['metric'].replace('_', ' ')}, biased minus unbiased model: "
+              f"{with_interval(row, PERCENT, 'difference')}, {sample(row, 'pictures and fillers')}"
+              for _, row in changes.iterrows()]
     floor = _rows(summary, kind="background", metric="ap_reference")
-    lost = lost.assign(blind_ap=floor["blind"].iloc[0] if "blind" in floor and len(floor) else float("nan"))
-    most = lost.iloc[0]
-    losers = int((lost["ci_low"] > 0).sum())
-    answer = (f"On the {where}, {losers} of {len(lost)} models clearly lose average precision when the background is "
-              f"removed; {most['model']} loses most, {with_interval(most, _POINTS)}.")
-    mine = twins[twins["metric"] == "change_reference_edited"] if len(twins) else twins
-    if len(mine):
-        word = direction(mine.iloc[0], ("loses more without the background than",
-                                        "loses less without the background than",
-                                        "does not clearly differ without the background from"))
-        answer += f" The twin that was trained on biased scenes {word} the one trained on unbiased ones."
-        answer += _room(twins, lost)
-    answer += more
-    effect = [f"AP lost by {row['model']}, {STEPS['reference_edited']}: {with_interval(row, _POINTS)}, "
-              f"{sample(row, 'pictures and fillers')}" for _, row in lost.iterrows()]
-    changes = twins[twins["metric"].str.contains("change")] if len(twins) else twins
-    effect += [f"{row['metric'].replace('_', ' ')}, biased minus unbiased twin: "
-               f"{with_interval(row, PERCENT, 'difference')}, {sample(row, 'pictures and fillers')}"
-               for _, row in changes.iterrows()]
-    return {"answer": answer, "effect": effect}
+    blind = floor["blind"].iloc[0] if "blind" in floor and len(floor) else float("nan")
+    room = _room(pair, blind) if len(pair) else ""
+    return {"answer": answer + ".", "effect": [*effect, *found, *([room] if room else [])]}
+
+# %% ../../../nbs/lib/papers/probes/09_results.ipynb #161c0ee2
+_SMALL = (6.8, 3.0)  # inches
+
+
+def against_text_figure(text: pd.DataFrame) -> Figure:
+    """Accuracy of each model minus text alone with the predicate swapped, in points. text: of `against_text`."""
+    rows = text[(text["comparison"] == "predicate") & (text["metric"] == "correct")]
+    rows = rows.assign(value=rows["difference"], what="a model").sort_values("value", ascending=False)
+    figure = interval_figure(
+        rows, y="model", series="what", scale=100, limits=None, chance=0, guide="text alone",
+        xlabel="accuracy minus text alone, points", title=f"{int((rows['ci_low'] > 0).sum())} of {len(rows)} models "
+        "clearly beat text alone with the predicate swapped")
+    figure.set_size_inches(*_SMALL)
+    return figure
+
+
+def group_score_figure(summary: pd.DataFrame) -> Figure:
+    """Group score of each model by what is swapped, in percent. summary: of `summarize_all` by kind."""
+    rows = summary[(summary["metric"] == "group_score") & summary["kind"].isin(KINDS)]
+    figure = interval_figure(rows, y="model", series="kind", names=KINDS, scale=100, chance=1 / 6,
+                             xlabel="group score, %", title=pairs_title(summary, *KINDS))
+    figure.set_size_inches(*_SMALL)
+    return figure

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TWIN_METRICS', 'concat_models', 'records_view', 'ties_table', 'summarize_all', 'baselines', 'pooled', 'of_kind',
-           'backbones', 'against_best', 'against_text', 'compare_twins', 'confidence_ratios', 'undefined_table',
-           'beside_paper', 'beside_lines']
+           'backbones', 'against_best', 'against_text', 'compare_twins', 'confidence_ratios', 'ratio_table',
+           'undefined_table', 'beside_paper', 'beside_lines']
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #acb5126d
 from collections.abc import Mapping, Sequence
@@ -145,6 +145,20 @@ def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "mean ratio", "median", "largest", "least reference confidence"])
 
 
+def ratio_table(frames: Mapping[str, pd.DataFrame], kind: str = "object", weak: float = 0.1) -> pd.DataFrame:
+    """Relative robustness of AP twice, as the mean of ratios and as the ratio of means, from the reference to the
+    patched and to the edited picture, a line a model; and how many references have an AP below `weak`, of how many."""
+    rows = []
+    for model, frame in of_kind(frames, kind).items():
+        row = {"model": model}
+        for step in ("patch", "edited"):
+            both = frame[["ap_reference", f"ap_{step}"]].dropna().mean()
+            row |= {f"{step}, mean of ratios": frame[f"robustness_reference_{step}"].mean(),
+                    f"{step}, ratio of means": both[f"ap_{step}"] / both["ap_reference"]}
+        rows.append(row | {f"reference AP below {weak:g}": int((frame["ap_reference"] < weak).sum()), "of": len(frame)})
+    return pd.DataFrame(rows)
+
+
 def undefined_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Where a score of Probe-B is undefined: model, kind, metric, undefined, of."""
     rows = summary[summary["n_undefined"] > 0]
@@ -163,16 +177,17 @@ def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_com
 
 
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:
-    """The same for a page, a line a line of the paper's table: model, how many numbers the paper and this run have, and
-    the verdict or the reason why there is none. comparison, plan: of `beside_paper`."""
+    """The same for a page, a line a verdict, or reason why there is none: verdict, models (how many), which, and how
+    many numbers the paper and this run have of each. comparison, plan: of `beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
-    rows = []
-    printed = PROBES.tables[number].printed()
-    named = printed["model"][printed["by"] == "model"] if "by" in printed else printed["model"]  # else a filler
-    for model in dict.fromkeys([*named, *parts]):
+    rows, printed = [], PROBES.tables[number].printed()["model"]
+    for model in dict.fromkeys([*printed[~printed.isin(PROBES.references)], *parts]):
         part = parts.get(model)
         verdict = f"not run: {why.get(model, 'not asked for')}" if part is None else "; ".join(
             dict.fromkeys(part["verdict"]))
         numbers = (0, 0) if part is None else (int(part[who].notna().sum()) for who in ("paper", "ours"))
-        rows.append((model, *numbers, verdict))
-    return pd.DataFrame(rows, columns=["model", "the paper's numbers", "ours", "verdict"])
+        rows.append((verdict, model, *numbers))
+    names = ["verdict", "which", "the paper's numbers", "ours"]
+    groups = pd.DataFrame(rows, columns=names).groupby(["verdict", *names[2:]], sort=False)["which"]
+    found = groups.agg(models="size", which=", ".join).reset_index()
+    return found[["verdict", "models", "which", *names[2:]]]
