@@ -11,6 +11,7 @@ __all__ = ['ASSUMED_ICC', 'ASSUMED_DF', 'INTERVALS', 'FEW_GROUPS', 'effective_gr
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import lgamma, pi
+from statistics import NormalDist
 
 import numpy as np
 
@@ -36,15 +37,16 @@ def _t_mass(start: np.ndarray, stop: np.ndarray, df: np.ndarray) -> np.ndarray:
 
 
 def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
-    "The t that holds the middle `level` of Student's t with df [m] degrees of freedom, of at least 1: [m]."
-    df, angle = np.asarray(df, np.float64), np.zeros(np.shape(df))
+    "The t that holds the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."
+    given, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
+    df = np.minimum(given, 1e5)
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5
     for _ in range(60):
         step = (level / 2 - _t_mass(np.zeros_like(angle), angle, df)) / (height * np.cos(angle) ** (df - 1))
         angle = angle + step
         if not (np.abs(step) > 1e-14).any():
             break
-    return np.sqrt(df) * np.tan(angle)
+    return np.where(given > 1e5, z + (z**3 + z) / (4 * given), np.sqrt(df) * np.tan(angle))
 
 
 def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
@@ -58,10 +60,11 @@ def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
 class Estimate:
     """m scores, ready for an interval; each field is an array [m].
 
-    value: the scores. centre: where the interval is drawn around, the value less its known bias. variance, df: of the
+    value: the scores. centre: where the interval is drawn around, the value minus its known bias. variance, df: of the
     scores, and its degrees of freedom; NaN with fewer than two groups. at_end: variance of a score of 0..1 over value
-    x (1 - value), for where all rows are at one end and show none. groups, effective: how many there are, see
-    `effective_groups`.
+    x (1 - value), for where all rows are at one end and show none. spread: variance among the rows, 0 where the score
+    is no mean. rows, size: how many rows, and how many in the group of a row; infinite where the score is no mean.
+    groups, effective: how many there are, see `effective_groups`.
     """
 
     value: np.ndarray
@@ -69,6 +72,9 @@ class Estimate:
     variance: np.ndarray
     df: np.ndarray
     at_end: np.ndarray
+    spread: np.ndarray
+    rows: np.ndarray
+    size: np.ndarray
     groups: np.ndarray
     effective: np.ndarray
 
@@ -82,24 +88,28 @@ ASSUMED_ICC, ASSUMED_DF = 0.25, 2.0
 
 
 def _informed(pieces: np.ndarray, groups: np.ndarray, effective: np.ndarray) -> np.ndarray:
-    "Degrees of freedom of a sum of squared pieces [n_groups, m], by the spread of the squares: [m]."
+    "Degrees of freedom of a sum of squared pieces [n_groups, m], by the spread of the squares: [m]; 2 where all are 0."
     squares = np.square(pieces)
     total = squares.sum(0)
     spread = np.square(squares).sum(0) - total**2 / np.maximum(groups, 1)
     found = np.divide(2 * total**2, spread, out=np.full(total.shape, np.inf), where=spread > 1e-12 * total**2)
-    return np.where(total > 0, np.minimum(found, np.maximum(effective - 1, 0)), 0)
+    return np.minimum(np.where(total > 0, found, 2), np.maximum(effective - 1, 0))
 
 
-def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, alone: np.ndarray, rows: np.ndarray,
+def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, spread: np.ndarray, rows: np.ndarray,
               total: np.ndarray) -> Estimate:
     """From the groups' deviations, pieces [n_groups, m], and total, the variance that they show; counts: [n_groups, m];
-    alone: variance were all rows independent; rows: how many."""
+    spread: variance among the rows; rows: how many."""
     groups, effective = (counts > 0).sum(0), effective_groups(counts)
-    alike = 1 + ASSUMED_ICC * (counts.sum(0) / effective - 1)  # rows in the group of a row: sum n^2 / sum n
+    size = counts.sum(0) / effective  # sum n^2 / sum n
+    assumed = 1 + ASSUMED_ICC * (size - 1)
+    alone = spread / np.where(rows > 1, rows - 1, np.nan)
     df = _informed(pieces, groups, effective)
-    variance = (df * total + ASSUMED_DF * alone * alike) / (df + ASSUMED_DF)
+    variance = (df * total + ASSUMED_DF * alone * assumed) / (df + ASSUMED_DF)
+    at_end = (df + ASSUMED_DF * assumed) / (df + ASSUMED_DF) / rows
     enough = np.where(groups < 2, np.nan, 1.0)
-    return Estimate(value, value, enough * variance, np.maximum(df, 1) + ASSUMED_DF, alike / rows, groups, effective)
+    return Estimate(value, value, enough * variance, df + ASSUMED_DF, at_end, spread, rows, size,
+                    groups, effective)
 
 # %% ../nbs/lib/08_intervals.ipynb #77d76c49
 def of_means(sums: np.ndarray, counts: np.ndarray, squares: np.ndarray) -> Estimate:
@@ -111,7 +121,7 @@ def of_means(sums: np.ndarray, counts: np.ndarray, squares: np.ndarray) -> Estim
     pieces = (sums - value * counts) / rows / np.sqrt(np.where(share < 1, 1 - share, np.nan))
     spread = squares / rows - value**2
     spread = np.where(spread > 1e-12 * squares / rows, spread, 0.0)  # the rest is rounding
-    return _estimate(value, pieces, counts, spread / rows, rows, np.square(pieces).sum(0))
+    return _estimate(value, pieces, counts, spread, rows, np.square(pieces).sum(0))
 
 # %% ../nbs/lib/08_intervals.ipynb #72555be0
 def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
@@ -121,17 +131,18 @@ def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
     rows = np.where(total > 0, total, np.nan)
     value = np.where(there, values, 0).sum(0) / rows
     apart = np.where(there, values - value, 0) / rows
-    sums, counts = np.zeros((2, n_groups, values.shape[1]))
+    sums, squares, counts = np.zeros((3, n_groups, values.shape[1]))
     twice = codes[:, 0] != codes[:, 1]
     for column, chosen in ((codes[:, 0], slice(None)), (codes[twice, 1], twice)):
         np.add.at(sums, column, apart[chosen])
+        np.add.at(squares, column, apart[chosen] ** 2)
         np.add.at(counts, column, there[chosen])
     share = counts / rows
-    pieces = sums / np.where(share < 1, 1 - share, np.nan)
-    pieces = np.where((share < 1) | (sums != 0), pieces, 0)
-    alone = np.square(apart).sum(0)
-    return _estimate(value, pieces, counts, alone, rows,
-                     np.maximum(np.square(pieces).sum(0) - np.square(apart[twice]).sum(0), alone))
+    wider = np.where(share < 1, 1 / np.where(share < 1, 1 - share, 1), np.where(sums != 0, np.nan, 0))
+    products = ((sums**2 - squares) * wider**2).sum(0)
+    spread = np.square(apart).sum(0) * rows
+    alone = spread / np.where(rows > 1, rows - 1, np.nan)
+    return _estimate(value, sums * wider, counts, spread, rows, alone + np.maximum(products, 0))
 
 # %% ../nbs/lib/08_intervals.ipynb #ccef16f4
 def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray | int,
@@ -146,14 +157,18 @@ def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray 
     spread = np.where(defined, np.square(replicates - mean), 0).sum(0) / (n - 1)
     variance = np.where(groups < 2, np.nan, spread * effective / df)
     return Estimate(value, np.where(spread > 0, 2 * value - mean, value), variance, df, 1 / np.maximum(effective, 1),
-                    groups, effective)
+                    np.zeros(value.shape), *np.full((2, *value.shape), np.inf), groups, effective)
 
 # %% ../nbs/lib/08_intervals.ipynb #61abfa43
-def _between_ends(centre: np.ndarray, variance: np.ndarray, quantile: np.ndarray, at_end: np.ndarray) -> np.ndarray:
-    "Low and high end [2, m] around scores in 0..1."
+def _between_ends(found: Estimate, base: np.ndarray, width: np.ndarray, level: float) -> np.ndarray:
+    "Low and high end [2, m] of scores in base..base + width, on the scale 0..1."
+    centre = np.clip((found.centre - base) / width, 0, 1)
     room = centre * (1 - centre)
     free = room > 1e-12
-    a = quantile**2 * np.where(free, variance / np.where(free, room, 1), at_end)
+    scale = width**2 * np.where(free, room, 1)
+    known = np.where(free, found.spread / scale, 1) / found.size**2
+    df = np.where(known < 1 - 1e-9, found.df / np.maximum(1 - known, 1e-9), np.inf)
+    a = t_quantile(df, level) ** 2 * np.where(free, found.variance / scale * (1 - 1 / found.rows), found.at_end)
     half = np.sqrt(np.where(free, room, 0) * a + a**2 / 4)
     return (centre + a / 2 + np.array([[-1], [1]]) * half) / (1 + a)
 
@@ -167,12 +182,10 @@ def cluster_interval(found: Estimate, level: float = 0.95,
     """
     given = [(-np.inf, np.inf)] * len(found.value) if ranges is None else list(ranges)
     low, high = np.array(given, np.float64).reshape(-1, 2).T
-    quantile = t_quantile(found.df, level)
-    ends = found.centre + np.array([[-1], [1]]) * quantile * np.sqrt(found.variance)
+    ends = found.centre + np.array([[-1], [1]]) * t_quantile(found.df, level) * np.sqrt(found.variance)
     bounded = np.isfinite(high - low) & (found.value >= low) & (found.value <= high)
     base, width = np.where(bounded, low, 0), np.where(bounded, high - low, 1)
-    unit = np.clip(np.where(bounded, (found.centre - base) / width, 0.5), 0, 1)
-    inside = base + width * _between_ends(unit, found.variance / width**2, quantile, found.at_end)
+    inside = base + width * _between_ends(found, base, width, level)
     ends = np.where(bounded, np.clip(inside, base, base + width), ends)
     ends = np.array([np.minimum(ends[0], found.value), np.maximum(ends[1], found.value)])  # it holds the value
     return np.where(np.isnan(found.variance), np.nan, ends)

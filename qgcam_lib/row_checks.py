@@ -57,7 +57,7 @@ RANGES: dict[str, tuple[float, float]] = (
        for picture in ("reference", "patch", "edited")}
     | {f"{name}_{step}": _APART for name in ("change", "confidence_change") for step in _STEPS}
     | {f"{name}_{step}": _COUNT for name in ("robustness", "confidence_robustness") for step in _STEPS}
-    | dict.fromkeys(("n_ties", "ties", "n_candidates"), _COUNT))
+    | dict.fromkeys(("n_ties", "ties", "n_candidates"), _COUNT) | {"pearson": _APART})
 
 
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:

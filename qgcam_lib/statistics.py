@@ -283,7 +283,10 @@ def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *
     columns that split the table. group: the column whose rows belong together (image, pair); None when every row
     stands alone; two columns where a row belongs to two groups, see `mean_replicates`. allow: what is else refused, of
     "doubled", "range", "protocol", "data"; see `row_checks.check_rows`. interval: "cluster" for
-    `intervals.cluster_interval`, "percentile" for that of the bootstrap; n_bootstrap=0 for none.
+    `intervals.cluster_interval`: Wilson's score interval (1927) with a design effect (Kish, 1965) estimated from the
+    groups (CR2; Bell and McCaffrey, 2002) and averaged with an assumed one, and Student's t with Satterthwaite's (1946)
+    degrees of freedom; without Wilson's part where a score has no two ends. "percentile" for that of the bootstrap;
+    n_bootstrap=0 for none.
     Returns one row a cell and metric: *by and the columns of `summary_rows` but sd_90. value is the mean of the defined
     rows, n_groups counts groups with a defined value, note says why an interval is missing or rough, else nothing.
     With fewer than two groups the interval is NaN. The order of the rows changes nothing.
@@ -367,6 +370,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     apart, rng = x - y, np.random.default_rng(seed)
     both = ~np.isnan(apart)
     rows = _mean_rows(names, apart, codes, n_groups, n_bootstrap, level, rng, interval, None)
+    width = np.array([high - low for low, high in ranges_of(names, np.concatenate([x, y]))])
+    rows["ci_low"], rows["ci_high"] = rows["ci_low"].clip(-width), rows["ci_high"].clip(upper=width)
     mean_a, mean_b = (ratio(np.where(both, v, 0).sum(0), both.sum(0)) for v in (x, y))
     p = np.full(len(names), np.nan)
     if n_bootstrap and n_groups > 1 and codes.ndim == 2:
@@ -404,7 +409,7 @@ def _correlation(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: i
     width = np.sqrt((a * a).sum() * (b * b).sum())
     if len(x) < 3 or not width > 1e-12:
         return np.nan, np.nan, np.nan
-    value = (a * b).sum() / width
+    value = np.clip((a * b).sum() / width, -1, 1)
     if codes.max() < 1 or not n_bootstrap:
         return value, np.nan, np.nan
     sums = group_sums(np.column_stack([np.ones_like(a), a, b, a * a, b * b, a * b]), codes, codes.max() + 1)

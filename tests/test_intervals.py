@@ -37,7 +37,7 @@ def estimate(rows):
 
 
 def literal(rows, low=0.0, high=1.0, level=0.95):
-    """The interval, step by step, as its page describes it; the truths inside are found by bisection."""
+    """The interval, step by step, as its page describes it; the truths inside it are found by bisection."""
     flat = np.concatenate(rows)
     n, mean, sizes = len(flat), flat.mean(), np.array([len(part) for part in rows])
     pieces = np.array([(part - mean).sum() / n / np.sqrt(1 - len(part) / n) for part in rows])
@@ -45,11 +45,13 @@ def literal(rows, low=0.0, high=1.0, level=0.95):
     worth = n**2 / (sizes**2).sum()
     spread = (squares**2).sum() - squares.sum() ** 2 / len(rows)
     df = min(2 * squares.sum() ** 2 / spread, worth - 1) if squares.sum() > 0 else 0
-    assumed = flat.var() / n * (1 + ASSUMED_ICC * ((sizes**2).sum() / n - 1))
+    in_group = (sizes**2).sum() / n
+    assumed = flat.var(ddof=1) / n * (1 + ASSUMED_ICC * (in_group - 1))
     variance = (df * squares.sum() + ASSUMED_DF * assumed) / (df + ASSUMED_DF)
-    t = stats.t.ppf((1 + level) / 2, max(df, 1) + ASSUMED_DF)
-    unit = (mean - low) / (high - low)
-    scale = variance / (high - low) ** 2 / (unit * (1 - unit))
+    unit, width = (mean - low) / (high - low), high - low
+    known = flat.var() / width**2 / (unit * (1 - unit)) / in_group**2
+    t = stats.t.ppf((1 + level) / 2, (df + ASSUMED_DF) / (1 - known))
+    scale = variance / width**2 / (unit * (1 - unit) / (n - 1)) / n  # the design effect over n
     ends = []
     for inside, outside in ((unit, 0.0), (unit, 1.0)):
         for _ in range(100):
@@ -66,6 +68,46 @@ def test_the_interval_is_that_of_its_page(seed):
     assert np.allclose(cluster_interval(estimate(rows), ranges=[(0, 1)])[:, 0], literal(rows), atol=1e-8)
     wide = [3 * part - 1 for part in rows]
     assert np.allclose(cluster_interval(estimate(wide), 0.9, [(-1, 2)])[:, 0], literal(wide, -1, 2, 0.9), atol=1e-8)
+
+
+def wilson(k, n, z=stats.norm.ppf(0.975)):
+    p = k / n
+    half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return np.array([(p + z**2 / (2 * n)) / (1 + z**2 / n) - half, (p + z**2 / (2 * n)) / (1 + z**2 / n) + half])
+
+
+@pytest.mark.parametrize("n", [2, 5, 20, 100])
+def test_with_one_row_a_group_it_is_wilsons_interval_and_no_count_lowers_an_end(n):
+    k = np.arange(n + 1)
+    for rows in (1, 2, 5, 20):
+        sums = np.where(np.arange(n)[:, None] < k, float(rows), 0)
+        ends = cluster_interval(of_means(sums, np.full(sums.shape, rows), sums.sum(0)), ranges=[(0, 1)] * (n + 1))
+        assert (np.diff(ends) > 0).all() and np.allclose(ends, 1 - ends[::-1, ::-1])
+        if rows == 1:
+            assert np.allclose(ends, wilson(k, n), rtol=0, atol=1e-9)
+            pairs = np.arange(2 * n).reshape(n, 2)  # no two pairs share a picture
+            paired = of_pairs((np.arange(n)[:, None] < k).astype(float), pairs, 2 * n)
+            assert np.allclose(cluster_interval(paired, ranges=[(0, 1)] * (n + 1)), ends, rtol=0, atol=1e-9)
+    frame = pd.DataFrame({"group": np.arange(n), "pg_hit": np.arange(n) < n - 1})
+    assert np.allclose(summarize(frame)[["ci_low", "ci_high"]].iloc[0].tolist(), wilson(n - 1, n), rtol=0, atol=1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 20), st.sampled_from([0.02, 0.5, 0.98]), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_no_interval_leaves_the_range_of_its_score(seed, n_groups, right, binary):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 5, n_groups)
+    hits = (rng.random((sizes.sum(), 2)) < right).astype(float)
+    scores = hits if binary else np.clip(hits + rng.normal(0, 0.1, hits.shape), 0, 1)
+    frame = pd.DataFrame({"id": range(len(hits)), "group": np.repeat(np.arange(n_groups), sizes),
+                          "io_ratio": scores[:, 0], "pearson": 2 * scores[:, 1] - 1})
+    for table, low in ((summarize(frame, ["io_ratio", "pearson"]), [0, -1]),
+                       (compare(frame, frame.assign(io_ratio=scores[:, 1]), "io_ratio", n_permutations=1), [-1]),
+                       (correlate(frame, "io_ratio", "pearson", n_bootstrap=50), [-1, -1])):
+        ends = table[["ci_low", "ci_high"]].fillna(0).to_numpy()
+        assert (ends >= np.array(low)[:, None]).all() and (ends <= 1).all()
+        value = table["difference" if "difference" in table else "value"].fillna(0)
+        assert ((ends[:, 0] <= value + 1e-12) & (value <= ends[:, 1] + 1e-12) | (ends == 0).all(1)).all()
 
 
 def test_cr3_is_the_jackknife_and_cr2_that_of_matrices():
@@ -143,16 +185,18 @@ def test_pairs_against_the_sum_over_all_rows_that_share_a_group():
     rng = np.random.default_rng(2)
     codes = np.array([rng.choice(9, 2, replace=False) for _ in range(40)])
     y = rng.random((40, 1))
-    apart = (y - y.mean())[:, 0] / 40 / 1.0
+    apart = (y - y.mean())[:, 0] / 40
     shares = np.array([(codes == g).any(1).mean() for g in range(9)])
     total = 0.0  # each product belongs to the group that the two rows share, and is widened by its 1 - h
     for g in range(9):
-        total += (apart[(codes == g).any(1)].sum() / (1 - shares[g])) ** 2
-    total = max(total - (apart**2).sum(), (apart**2).sum())
+        mine = apart[(codes == g).any(1)]
+        total += (mine.sum() ** 2 - (mine**2).sum()) / (1 - shares[g]) ** 2
+    alone = y.var(ddof=1) / 40
+    total = alone + max(total, 0)
     found = of_pairs(y, codes, 9)
     df = found.df[0] - ASSUMED_DF
     alike = 1 + ASSUMED_ICC * (np.square(40 * shares).sum() / (40 * shares).sum() - 1)
-    assert np.isclose(found.variance[0], (df * total + ASSUMED_DF * (apart**2).sum() * alike) / (df + ASSUMED_DF))
+    assert np.isclose(found.variance[0], (df * total + ASSUMED_DF * alone * alike) / (df + ASSUMED_DF))
 
 
 def test_replicates_of_a_mean_come_to_its_variance():

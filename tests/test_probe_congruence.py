@@ -12,8 +12,8 @@ from qgcam_lib.miniworld.writers.fillers import filler, filler_places
 from qgcam_lib.papers.probes.congruence import (
     CONTRASTS,
     congruence_contrast,
+    congruence_effect,
     congruence_rows,
-    congruence_sentence,
     open_congruence,
     scenes_by_place,
     usual_places,
@@ -80,8 +80,8 @@ def test_the_same_call_gives_the_same_groups_and_a_limit_takes_some_of_them(worl
 def test_without_places_there_are_no_groups_and_no_rows(world, going):
     root, _ = world
     found = open_congruence(str(root / "coco"), folder=root / "made", scenes=[str(root / "fillers")], going=going)
-    assert found.part == [] and congruence_contrast({}, "a", "b").empty and congruence_sentence(
-        congruence_contrast({}, "a", "b"), "a", "b") == ""
+    assert found.part == [] and congruence_contrast({}, "a", "b").empty and congruence_effect(
+        congruence_contrast({}, "a", "b"), "a", "b") == []
 
 
 def test_a_published_file_has_no_masks_to_cut_out(tmp_path):

@@ -9,20 +9,22 @@ import pytest
 from qgcam_lib.data.inputs import StudySource
 from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.referring.study import ARMS
+from qgcam_lib.papers.ref_adv.claims import TRAINING_CLAIMS
 from qgcam_lib.papers.ref_adv.training import (
     TABLE9,
     TABLE10,
     answers_summary,
+    arm_label,
     arm_summary,
     arms_table,
     as_table10,
     beside,
     chosen_arms,
     gains,
+    not_chosen,
     picked,
     read_study,
     study_claims,
-    training_claims,
     training_result,
 )
 from qgcam_lib.report.published import published
@@ -98,9 +100,10 @@ def test_gains_are_literal_and_judged_by_the_papers_sign(study, summary):
         if name == "plain":
             continue
         own = frame.set_index("id")["correct"].astype(int) - plain.astype(int)
-        assert found.loc[(name, "adv"), "difference"] == pytest.approx(own[own.index.str.startswith("adv")].mean())
+        adv = own[own.index.str.startswith("adv")]
+        assert found.loc[(name, "adv"), "difference"] == pytest.approx(100 * adv.mean())
         test = own[own.index.str.match("easy|hard")]
-        assert found.loc[(name, "test"), "difference"] == pytest.approx(test.mean())
+        assert found.loc[(name, "test"), "difference"] == pytest.approx(100 * test.mean())
         assert found.loc[(name, "test"), "n"] == len(test) == 100
     assert found.loc[("max-0.1", "adv"), "paper"] == pytest.approx(73.35 - 70.90)
     assert found.loc[("max-0.1", "adv"), "hypothesis"] == "supported"
@@ -123,7 +126,7 @@ def test_table_9_asks_the_same_questions_before_and_after(study):
     for line, part in (("gqa-rel-dev", (before.split == "dev") & (before.semantic == "rel")),
                        ("gqa-dev", before.split == "dev"), ("gqa-test", before.split == "test")):
         row = apart.set_index("split").loc[line]
-        assert row["difference"] == pytest.approx(after.correct[part].mean() - before.correct[part].mean())
+        assert row["difference"] == pytest.approx(100 * (after.correct[part].mean() - before.correct[part].mean()))
         assert row["n"] == part.sum() and row["hypothesis"] == "supported"
         mine = summary[summary.split == line].set_index("when")["value"]
         assert mine["before"] == pytest.approx(before.correct[part].mean())
@@ -144,26 +147,28 @@ def test_table_10_says_which_lines_were_not_run(study, summary):
     assert set(table["paper"].dropna()) == set(published("ref_adv_table10")[["dev", "test", "adv"]].to_numpy().ravel())
 
 
-def test_sentences_are_counted_on_the_study(study, summary):
+def test_sentences_are_counted_on_the_study_and_open_where_intervals_include_zero(study, summary):
     arms = picked(chosen_arms(summary))
-    answers, apart = answers_summary(study, arms["mtl"], n_bootstrap=50)
-    found = study_claims(summary, answers, arms).set_index("claim")
-    assert len(found) == len(training_claims()) == 8
-    assert (found.loc["answers to GQA are better after multi-task training", ["holds", "of"]] == [3, 3]).all()
-    assert found.loc["transfer from VQA is above ViLBERT", "result"].startswith("not asked")
-    assert (found.loc["Sum-H and Max-H are above ViLBERT on Ref-Adv", ["holds", "of"]] == [1, 2]).all()
-    few = study_claims(summary[summary.model == "plain"], pd.DataFrame(), {})
-    assert few["result"].str.startswith("not asked").all()
-    told = training_result(gains(study, arms, n_bootstrap=50), apart, arms, "miniworld")
-    assert all(f"({arm}, chosen on dev)" in told["answer"] for arm in arms.values())
-    assert sum(line.startswith("answers after") for line in told["effect"]) == 3
+    _, apart = answers_summary(study, arms["mtl"], n_bootstrap=50)
+    found = gains(study, arms, n_bootstrap=50)
+    counted = study_claims(study, arms, found, apart, n_bootstrap=50).set_index("claim")
+    assert len(counted) == len(TRAINING_CLAIMS)
+    assert (counted.loc["answers to GQA are better after multi-task training", ["holds", "of"]] == [3, 3]).all()
+    assert counted.loc["transfer from VQA is above ViLBERT", "result"].startswith("not testable here")
+    assert (counted.loc["Sum-H and Max-H are above ViLBERT on Ref-Adv", ["holds", "of"]] == [1, 2]).all()
+    assert counted.loc["Sum-H and Max-H are below ViLBERT on test", ["undecided", "result"]].tolist() == [2, "open"]
+    few = study_claims(study, {}, found[:0], apart[:0], n_bootstrap=50)
+    assert few["result"].str.startswith("not testable here").all()
+    told = training_result(found, arms)
+    assert arm_label(arms["max-h"]) in told["answer"] and len(told["effect"]) == 1 + 3 * len(SPLITS + ("test",))
+    assert "Max-H, margin 0.4" in not_chosen(found, chosen_arms(summary))
 
 
 def test_a_folder_that_is_no_study_is_named(tmp_path, study):
     with pytest.raises(FileFault, match="--missing"):
         read_study(tmp_path)
     assert "mtl-rel-2" in study.lacks and "plain" not in study.lacks
-    assert arms_table(study).set_index("arm").loc["max-0.1", "best on dev"] == 0.9
+    assert arms_table(study).set_index("arm").loc["max-0.1", "best on dev"] == 90
 
 
 def test_a_run_depends_on_the_stored_study():

@@ -152,7 +152,10 @@ def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)],
            strict: Annotated[bool, typer.Option("--strict", help="right is above an IoU of .5, not at it")] = False,
            out: Annotated[Path | None, typer.Option(help="write id, candidate, image, text and box: .csv, ...")] = None,
            as_json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False) -> None:
-    """Count the splits of a file: expressions, pictures, candidates, the random choice; write what to score."""
+    """Count the splits of a file: expressions, candidates, the random choice; write what to score.
+
+    random: the mean share of boxes with an IoU of .5 or more with the target (above .5 with --strict).
+    """
     from qgcam_lib.data.referring.candidates import candidate_counts
     from qgcam_lib.grounding.own_maps import checked_out, write_scores
     from qgcam_lib.referring.own_scores import expression_boxes, read_expressions

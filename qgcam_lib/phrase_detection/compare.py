@@ -99,7 +99,7 @@ def _gap(better: np.ndarray, worse: np.ndarray, n_bootstrap: int,
     both = np.column_stack([better, worse, better - worse])
     sd = spread_of(both[1 + n_bootstrap :])[2, :2].max()
     found = of_replicates(both[0, 2:], both[1 : 1 + n_bootstrap, 2:], len(counts), effective_groups(counts[:, None]))
-    (low, high), gap = cluster_interval(found)[:, 0], both[0, 2]
+    (low, high), gap = np.clip(cluster_interval(found)[:, 0], -100, 100), both[0, 2]
     return gap, sd, gap > sd, low, high, bool(low > 0 or high < 0)
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #544cb278

@@ -21,11 +21,11 @@ from .score import score_choices
 
 # %% ../../nbs/lib/referring/07_audit.ipynb #7a6f0706
 def truncation(expressions: Sequence[Expression], length: int = 20, *,
-               tokens_of: Callable[[str], Sequence] = words_of, special: int = 2) -> pd.DataFrame:
+               tokens_of: Callable[[str], Sequence] = words_of, special: int = 1) -> pd.DataFrame:
     """How many expressions of each split are longer than a model reads.
 
-    length: tokens that it reads, `special` of them [CLS] and [SEP]. tokens_of: text -> tokens without special ones; the
-    default counts words and marks, which gives a lower bound for word pieces.
+    length: tokens that it reads, `special` of them no words: 1 where [SEP] is cut too, 2 where it is kept. tokens_of:
+    text -> tokens without special ones; the default counts words and marks, a lower bound for word pieces.
     Returns split, expressions, cut (how many lose something), share, tokens (mean), longest, by split.
     Errors: ValueError for a length that holds no token.
     """

@@ -147,6 +147,7 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split"
     drawn, effective = found["correct"][:, 2:], effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
     low, high = (cluster_interval(of_replicates(drawn[0], drawn[1:], n_groups, effective), level) if
                  interval == "cluster" else spread_of(drawn[1:], level)[:2])[:, 0] if n_groups > 1 else (np.nan, np.nan)
+    low, high = np.clip([low, high], -1, 1)
     (value_a, value_b, difference), (random_a, random_b, _) = found["correct"][0], found["random"][0]
     return pd.DataFrame([{
         "a": a, "b": b, "value_a": value_a, "value_b": value_b, "difference": difference, "ci_low": low,

@@ -66,9 +66,9 @@ def map_changes(models: Mapping[str, Any], data: ProbeData, groups: Sequence[Rel
             if name != first:
                 values |= {what: _alike(one, other) for what, one, other in
                            zip(("true prompt", "predicate swapped"), found, maps[first])}
-            rows += [{"model": name, "group": group.image, "metric": what, "r": r} for what, r in values.items()]
+            rows += [{"model": name, "group": group.image, "metric": what, "pearson": r} for what, r in values.items()]
     if not rows:
         return pd.DataFrame(columns=["model", "metric", "value", "ci_low", "ci_high", "n", "n_undefined", "n_groups"])
-    found = summarize(pd.DataFrame(rows).rename(columns={"metric": "maps"}), "r", by=["model", "maps"], **options)
+    found = summarize(pd.DataFrame(rows).rename(columns={"metric": "maps"}), "pearson", by=["model", "maps"], **options)
     found = found.drop(columns="metric").rename(columns={"maps": "metric"})
     return found[["model", "metric", "value", "ci_low", "ci_high", "n", "n_undefined", "n_groups"]]

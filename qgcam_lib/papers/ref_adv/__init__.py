@@ -6,9 +6,10 @@ from ... import lazy_face
 ROOMS = {
     "audit": (
         "HUMANS", "above_random", "audit_result", "bags_by_rule", "candidate_sets", "candidate_table",
-        "cut_falls", "effects", "label_table", "last_word_table", "last_words", "pairs_apart", "random_falls",
-        "rules", "rules_beside", "share_table"),
-    "claims": ("CLAIMS", "ROLES", "claim_tables", "printed_tables"),
+        "cut_falls", "data_differences", "effects", "label_table", "last_word_table", "last_words", "length_figure",
+        "originals", "pairs_apart", "random_falls", "random_figure", "relation_figure", "released_candidates", "rules",
+        "rules_beside", "share_table", "stage_rules", "table7", "table8"),
+    "claims": ("CLAIMS", "DATA_CLAIMS", "MODEL_CLAIMS", "ROLES", "TRAINING_CLAIMS", "claim_tables", "printed_tables"),
     "data": ("open_ref_adv",),
     "description": ("REF_ADV", "SPLITS", "WORDS", "by_split", "by_words"),
     "gallery": ("choose_pairs", "pair_figure", "parallel"),
@@ -17,9 +18,9 @@ ROOMS = {
         "ask_rankers", "beside_paper", "drawn", "evaluate_result", "failures", "largest_box", "plan_models",
         "remedy_gains", "split_falls", "summarize_rankers", "warned", "word_costs", "words_table"),
     "training": (
-        "TABLE10", "TABLE9", "answers_summary", "arm_summary", "arms_table", "as_table10", "beside",
-        "chosen_arms", "gains", "picked", "read_study", "study_claims", "study_curves", "training_claims",
-        "training_result", "zoo_cards"),
+        "TABLE10", "TABLE9", "answers_summary", "arm_label", "arm_summary", "arms_table", "as_table10", "beside",
+        "chosen_arms", "gains", "gains_figure", "not_chosen", "picked", "read_study", "remedies_figure", "study_claims",
+        "study_curves", "training_result", "zoo_beside", "zoo_cards"),
     "qgcam_lib.finetune.referring.study": ("first_rows", "load_study", "run_arm"),
     "qgcam_lib.page.cards": ("model_card",),
     "qgcam_lib.page.text": ("Notes",),

@@ -19,13 +19,15 @@ from ...data.referring.candidates import candidate_counts
 from ...data.referring.counts import split_counts
 from ...data.referring.expressions import Expression, Expressions
 from ...data.referring.files import LABELLED_FILE, hard_originals, read_ref_adv
+from ...data.referring.refcocog import join
 
 # %% ../../../nbs/lib/papers/ref_adv/03_data.ipynb #607b5926
 @dataclass(frozen=True)
 class RefAdv:
-    """Ref-Adv as a run has it. expressions: of splits "easy", "hard", "adv", with the candidates as released; raw: of
+    """Ref-Adv as a run has it. expressions: of splits "easy", "hard", "adv", with the candidates of the files; raw: of
     split "adv", with originals and shipped strings; choices: of stage 1 by id, () where they are not known; bags: by
-    id the share of orderings of its words that mean the target; folder: of files and pictures; where: for captions."""
+    id the share of orderings of its words that mean the target; folder: of files and pictures; where: for captions;
+    derived: splits whose candidates are ours, not the authors'."""
 
     expressions: list[Expression]
     raw: list[Expression]
@@ -34,11 +36,23 @@ class RefAdv:
     is_miniworld: bool
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
     bags: Mapping[str, float] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
 
     @property
     def plain(self) -> list[Expression]:
         """The expressions of the test split: easy and hard."""
         return [one for one in self.expressions if one.split != "adv"]
+
+
+def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple[str, ...]:
+    """("hard",) where most hard expressions have the candidates of the adversarial ones made from them, which the
+    authors' program does not give them."""
+    lists: dict[tuple[str, str], set] = {}
+    for one in raw:
+        lists.setdefault((one.annotation, one.original.strip().lower()), set()).add(one.candidates)
+    known = [(one.candidates, lists[key]) for one in labelled if one.split == "hard"
+             and (key := (one.annotation, one.text.strip().lower())) in lists]
+    return ("hard",) if 2 * sum(boxes in of for boxes, of in known) > len(known) else ()
 
 
 def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
@@ -66,14 +80,16 @@ def _truth(folder: Path, expressions: Sequence[Expression]) -> tuple[dict[str, l
 def open_ref_adv(path: str | Path = "") -> RefAdv:
     """Ref-Adv from a folder with published files (or parts of them), from one file, or "" or "miniworld-ref-adv".
 
-    Without a labelled file the hard expressions are the originals of the adversarial ones, and there are no easy ones.
+    Without a labelled file the hard expressions are the originals of the adversarial ones, with their candidates
+    (`derived`), and there are no easy ones. On the miniworld every expression has its category.
     Errors: ExampleError for a folder without such files; those of `read_ref_adv`.
     """
     files = expression_files(path)
     folder = files[0].parent
     labelled, raw = _read(files)
     if not (folder / "scenes.json").is_file():
-        return RefAdv(labelled, raw, folder, "given files of Ref-Adv", False)
+        return RefAdv(labelled, raw, folder, "given files of Ref-Adv", False, derived=_derived(labelled, raw))
+    labelled = join(labelled, folder, candidates="released")
     choices, bags = _truth(folder, labelled)
     return RefAdv(labelled, raw, folder, "miniworld", True, choices, bags)
 
@@ -91,10 +107,12 @@ def card(self: RefAdv) -> pd.DataFrame:
 def note(self: RefAdv) -> str:
     """What the data are, as a Markdown paragraph."""
     if self.is_miniworld:
-        return ("> **This is the miniworld.** Drawn scenes with several things of a kind, in the published forms. "
-                "Labels are those of an exact listener, annotators are simulated. What is wrong in the authors' files, "
-                "such as unlike candidates, is not in these unless it is made so.")
+        return ("> **This is the miniworld.** Synthetic scenes with several objects of a kind, in the published forms. "
+                "Labels are those of an exact listener, annotators are simulated. What is special in the authors' "
+                "files, such as unlike candidates, is not in these unless it is made so.")
     lacks = [] if self.raw else ["No raw file is among them, so nothing is said of shipped strings."]
+    lacks += [f"The candidates of {' and '.join(self.derived)} are derived: those of the adversarial records, which "
+              "the authors' program does not give them."] if self.derived else []
     lacks += [] if any(one.split == "easy" for one in self.expressions) else ["There are no easy expressions."]
     counted = f"The {len(self.expressions)} expressions and {len(self.raw)} raw records of the files given."
     return " ".join([counted, *lacks])
