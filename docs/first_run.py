@@ -25,12 +25,13 @@ def stored_block() -> str:
     facts = read_reference(REFERENCE)
     table = pd.read_csv(REFERENCE / "tables" / "score_table.csv", dtype=str)
     lines = ["| " + " | ".join(row) + " |" for row in [table.columns, ["---"] * table.shape[1], *table.to_numpy()]]
-    alternative = "Best, worst, typical and uncertain example of a run: image with box, heat map with peaks, scores"
+    alternative = "Best, worst, typical and uncertain phrase of a run: picture with box, heat map, hit or miss, scores"
     n, protocol = facts["results"]["n"], facts["parameters"]["protocol"]
-    caption = (f"*A run on the **miniworld**: drawn scenes, a small BLIP trained on them, {n} phrases, "
-               f"GradCAM, protocol `{protocol}`. Examples are chosen by rule. White frame: the phrase's box; "
-               f"ring: a peak inside; cross: a peak outside; large: the highest. Run `{facts['run_id']}`. The numbers "
-               "show that the machinery works; they are no result about photographs.*")
+    caption = (f"*A run on the **miniworld**: synthetic scenes, a small BLIP trained on them, {n} phrases, GradCAM, "
+               f"protocol `{protocol}`. Examples are chosen by rule: the best is a hit whose map has most of its mass "
+               "in the box (IO ratio) beyond the box's share of the picture, the worst a miss with least. White frame: "
+               f"the phrase's box; marks: the map's highest pixels. Run `{facts['run_id']}`. The numbers show that the "
+               "machinery works; they are no result about photographs.*")
     return "\n".join([
         MARKERS[0],
         f"![{alternative}](docs/first_run/panels.png)",

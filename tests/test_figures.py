@@ -369,7 +369,7 @@ def test_movements_are_coloured_by_effect_and_dotted_by_their_interval():
     rows.loc[rows["metric"] == "wdp_soft", ["ci_low", "ci_high"]] = -0.01, 0.05  # up, which is worse, and not clear
     ax = movement_map(rows).axes[0]
     better, worse = ax.collections[0].get_array().ravel()
-    assert better == pytest.approx(2) and worse == pytest.approx(-2 / 3)
+    assert better == pytest.approx(0.02) and worse == pytest.approx(-0.02)
     assert len(ax.lines) == 1 and ax.lines[0].get_xydata().ravel() == pytest.approx([0.4, -0.3])
     assert contrast(EFFECTS(1.0)[:3], to_rgb(BETTER)) == 1 and contrast(EFFECTS(0.0)[:3], to_rgb(WORSE)) == 1
     bars = {ax.get_title(loc="left").split(",")[0]: to_rgb(ax.patches[0].get_facecolor()) for ax in tornado(rows).axes}
@@ -438,14 +438,14 @@ def test_panels(scene, sizes):
     for k, (size, prompt) in enumerate(itertools.product(sizes, ["a ball", f"two people who {LONG[0]} " * 2])):
         example, (name, heat) = scene(prompt, size, str(k)), [*hills(size).items()][k % 5]
         scores = score_maps([heat], [example.boxes], image_sizes=size, protocol="native").iloc[0]
-        items.append((f"{name}, nearest to the median", example, heat, {**scores, "lift": 0.1234}))
+        items.append((f"{name}, nearest to the median", example, heat, {**scores, "box_share": 0.1234}))
     figure = panels(items, f"blip-base on {WHERE}")
     assert problems_of(figure) == [] and "PG hit" in figure.qgcam_alt
     heights = {round(ax.bbox.height) for row in range(len(items)) for ax in figure.axes[4 * row + 3:4 * row + 4]}
     assert len(heights) == 1  # all rows are equally high
     words = [text.get_text() for text in figure.findobj(plt.Text)]
-    assert any("lift +0.12" in one for one in words) and "lowest value of the map" in words
-    assert "highest pixel, outside" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any("box 0.12" in one for one in words) and "lowest value of the map" in words
+    assert "many highest pixels, outside" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize("models", some([["blip-base"], MANY[:5], LONG[:2]], LONG[:2]))

@@ -70,8 +70,8 @@ def test_the_interval_is_that_of_its_page(seed):
     assert np.allclose(cluster_interval(estimate(wide), 0.9, [(-1, 2)])[:, 0], literal(wide, -1, 2, 0.9), atol=1e-8)
 
 
-def wilson(k, n, z=stats.norm.ppf(0.975)):
-    p = k / n
+def wilson(k, n):
+    p, z = k / n, stats.norm.ppf(0.975)
     half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     return np.array([(p + z**2 / (2 * n)) / (1 + z**2 / n) - half, (p + z**2 / (2 * n)) / (1 + z**2 / n) + half])
 
@@ -236,11 +236,11 @@ def test_ranges_come_from_contracts_or_from_a_column_of_0_and_1():
 
 
 def test_the_default_covers_where_percentiles_do_not():
-    table = coverage_table((30, 10), ("varied", "heavy"), ("0/1, .60", "0/1, .95"), n_runs=400, n_bootstrap=200)
+    table = coverage_table((30, 10), ("varied", "heavy"), ("accuracy .60", "accuracy .95"), n_runs=400, n_bootstrap=200)
     ours, old = (table[table.method == name].coverage for name in ("cluster", "percentile"))
     assert ours.between(0.92, 0.99).all() and (old < 0.95).all() and old.min() < 0.75
-    again = coverage_table((10,), ("heavy",), ("0/1, .95",), n_runs=400, n_bootstrap=200)
-    same = table[(table.n_groups == 10) & (table.sizes == "heavy") & (table.score == "0/1, .95")]
+    again = coverage_table((10,), ("heavy",), ("accuracy .95",), n_runs=400, n_bootstrap=200)
+    same = table[(table.n_groups == 10) & (table.sizes == "heavy") & (table.score == "accuracy .95")]
     pd.testing.assert_frame_equal(again, same.reset_index(drop=True))
 
 
@@ -251,7 +251,7 @@ def test_worlds_have_the_truth_and_the_correlation_that_they_name():
         world = draw_world(score, sizes, rng)
         rows = sizes.sum()
         assert np.isclose(world.sums.sum() / rows, truth, atol=0.01)
-        if score != "continuous":  # variance of a group's mean: p (1 - p) (1 + 7 icc) / 8
+        if score != "continuous score":  # variance of a group's mean: p (1 - p) (1 + 7 icc) / 8
             icc = (np.var(world.sums / 8) / (truth * (1 - truth)) * 8 - 1) / 7
             assert np.isclose(icc, coverage.ICC, atol=0.04), score
     nulls = null_table((60,), ("varied",), (0.6,), n_runs=400, n_permutations=299)

@@ -278,8 +278,8 @@ def test_examples_are_chosen_by_rule_and_never_twice(records):
     chosen = choose_examples(records)
     lift = records["io_ratio"] - records["box_share"]
     by_role = chosen.set_index("role")["id"]
-    assert chosen["id"].is_unique and by_role["best"] == records.loc[lift.idxmax(), "id"]
-    assert by_role["worst"] == records.loc[lift.idxmin(), "id"]
+    assert chosen["id"].is_unique and by_role["best"] == records.loc[lift[records["pg_hit"] == 1].idxmax(), "id"]
+    assert by_role["worst"] == records.loc[lift[records["pg_hit"] == 0].idxmin(), "id"]
     if "uncertain" in by_role:
         assert records.set_index("id").loc[by_role["uncertain"], "pg_uncertain"] == 1
     pd.testing.assert_frame_equal(chosen, choose_examples(records.sample(frac=1, random_state=1)))
@@ -310,7 +310,7 @@ def test_panels_show_the_grid_that_was_scored(example, records):
     assert len(items) == 2 and np.array_equal(items[0][2], expected)
     figure = panels(items, "two")
     assert len(figure.axes) == 2 * 4 + 1  # and the colour bar
-    assert any(one.get_text().startswith("best: lift") for one in figure.axes[3].findobj(plt.Text))
+    assert any(one.get_text().startswith("best: hit") for one in figure.axes[3].findobj(plt.Text))
     with pytest.raises(ValueError, match="at least one"):
         panels([], "none")
 

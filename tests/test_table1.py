@@ -94,13 +94,11 @@ def test_claims_and_correlation_of_the_printed_table(printed):
     summary = with_domain(printed_summary(TABLE1))
     claims = check_claims(CLAIMS, claim_tables(summary)).set_index("claim")
     asked = claims[claims["of"] > 0]
-    partly = asked.query("said == 'all' and holds < of")[["holds", "of"]].agg(tuple, axis=1).to_dict()
-    assert partly == {  # three sentences without a qualifier that the paper's own table does not bear out in every case
-        "ALBEF AMC has the best value in more of the nine columns than any other model": (1, 6),
-        "CLIP gScoreCAM is best and ALBEF AMC second by IoU and Dice": (22, 24),
-        "of two models on a split, the one with the higher PG accuracy has the higher mean IoU soft, and IO ratio":
-            (56, 72)}
-    assert claims.loc[claims["of"] == 0, "result"].tolist() == ["not asked: no histograms in a table of means"]
+    against = asked[asked["result"] != "holds"][["holds", "of"]].agg(tuple, axis=1).to_dict()
+    assert against == {  # two sentences that the paper's own table does not bear out as they are written
+        "ALBEF AMC has the best value in more cells of the table than any other model": (0, 1),
+        "CLIP gScoreCAM is best and ALBEF AMC second, by each of IoU and Dice in a split": (22, 24)}
+    assert claims.loc[claims["of"] == 0, "result"].tolist() == ["not testable here: no histograms in a table of means"]
     found = correlate(setting_means(summary)).set_index("method")
     expected = printed[["io_ratio", "pg_accuracy"]].corr().iloc[0, 1]
     assert found.loc["pearson", "value"] == pytest.approx(expected) and found.loc["pearson", "n_groups"] == 6
@@ -138,7 +136,7 @@ def test_the_sentence_under_figure_3_is_counted_on_records():
                            for m in ("iou_soft", "io_ratio") for d in ("ID", "OOD") for model in models])
     tables = claim_tables(with_domain(printed_summary(TABLE1)), spread)
     row = check_claims(CLAIMS, tables).query("claim.str.contains('tallest')").iloc[0]
-    assert (row["holds"], row["of"], row["result"]) == (6, 8, "holds in part")
+    assert (row["holds"], row["of"], row["result"]) == (6, 8, "does not hold")
 
 
 def test_an_answer_is_made_from_its_numbers():
@@ -151,7 +149,7 @@ def test_an_answer_is_made_from_its_numbers():
     assert found["effect"][0].endswith("+10.0 points [-1.0, +20.0], n = 9 phrases of 3 pictures")
     claims = check_claims(CLAIMS, claim_tables(with_domain(printed_summary(TABLE1))))
     found = result_of_table1(claims, claims, bold_counts(), pair.head(0), "miniworld")
-    assert found["answer"].count("6 of 6 splits") == 2 and found["answer"].count("1 of 6 splits") == 2
+    assert "ALBEF AMC is first in print and is first on the miniworld" in found["answer"]
     assert found["effect"] == ["No difference: one of the two models has no run."]
     assert differences(is_miniworld=False, weights="random", n=5, n_paper=5) == [
         "Weights: random; the networks have learned nothing."]

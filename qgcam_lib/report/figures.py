@@ -182,7 +182,8 @@ def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = ""
     """
     if lost := [name for name in ("step", *names) if name not in log]:
         raise ValueError(f"names: expected columns of the log, {list(log)}, got {lost}")
-    columns, rows = min(len(names), 3), -(-len(names) // 3)
+    rows = -(-len(names) // 3)
+    columns = -(-len(names) // rows)  # four are two and two
     figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.4 * rows + 0.8), squeeze=False)
     for ax in axes.flat[len(names):]:
         ax.set_visible(False)

@@ -43,7 +43,8 @@ _STYLE = {
     "axes.labelsize": 10.2, "axes.linewidth": 1.25, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 10.2, "axes.titleweight": "bold",
     "figure.constrained_layout.use": True, "figure.dpi": 84,
-    "grid.color": ".8", "grid.linewidth": 1, "image.cmap": HEAT, "legend.fontsize": 9.35, "legend.frameon": False,
+    "grid.color": ".8", "grid.linewidth": 1, "image.cmap": HEAT, "image.interpolation": "nearest",
+    "legend.fontsize": 9.35, "legend.frameon": False,
     "legend.title_fontsize": 10.2, "lines.solid_capstyle": "round", "patch.edgecolor": "w",
     "patch.force_edgecolor": True, "savefig.bbox": "tight", "savefig.dpi": 200, "svg.fonttype": "none",
     "svg.hashsalt": "qgcam", **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()}}

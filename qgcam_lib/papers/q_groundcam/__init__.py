@@ -5,8 +5,8 @@ from ... import lazy_face
 # The names by the module that has them: of this folder, or of the library.
 ROOMS = {
     "baselines": ("store_names", "weights_origin", "with_baselines"),
-    "claims": ("CLAIMS", "bold_counts", "claim_tables", "unlike_print"),
-    "figures": ("SPREAD", "correlation_figure", "panels", "size_figure"),
+    "claims": ("CLAIMS", "bold_counts", "claim_tables", "setting_means", "unlike_print"),
+    "figures": ("correlation_figure", "panels", "places_figure", "size_figure", "split_histograms"),
     "gallery": ("case_figure", "choose_examples", "choose_gallery", "example_maps", "part_figure"),
     "results": (
         "against_baselines", "protocol_note", "result_of_audit", "result_of_recipe", "result_of_run",

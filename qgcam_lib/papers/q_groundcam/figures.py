@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPREAD', 'draw_map', 'heat_bar', 'top_pixels', 'draw_peaks', 'draw_scored', 'key_of_marks', 'score_lines', 'top_line',
-           'panel', 'panels', 'model_looks', 'correlation_figure', 'size_figure', 'spread_table']
+           'panel', 'panels', 'model_looks', 'correlation_figure', 'size_figure', 'places_figure', 'spread_table',
+           'split_histograms']
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #ea33e2de
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,14 @@ from scipy import ndimage
 
 from ...boxes import box_mask, resize_boxes
 from ...metrics.formulas import find_peaks
-from .claims import setting_means
+from .claims import mean_places, setting_means
 from .splits import Q_GROUNDCAM, SHARES, TABLE1_MODELS
 from qgcam_lib.report.style import (
     HEAT,
     bare,
     draw_boxes,
     legend_below,
+    line_look,
     on_any_ground,
     open_picture,
     point_look,
@@ -87,20 +89,22 @@ def _groups(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return centres, pixels & ~np.isin(labels, small)
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #f6720da2
-def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, points: float) -> None:
-    "Rings or crosses at (row, column) of the map's grid, on an image of `size`."
+def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, points: float, label: str) -> None:
+    "Rings or crosses at (row, column) of the map's grid, on an image of `size`; label: what the key calls them."
+    if not len(rows):
+        return
     y, x = ((np.asarray(rows).reshape(-1, 2) + 0.5) * size / np.array(shape) - 0.5).T
     ax.plot(x, y, marker, color="white", markerfacecolor="none", markersize=points, markeredgewidth=2 if points > 4 else
-            1.2, path_effects=on_any_ground(4 if points > 4 else 2.5))
+            1.2, path_effects=on_any_ground(4 if points > 4 else 2.5), label=label)
 
 
-def _outline(ax: Axes, pixels: np.ndarray, size: tuple, style: str) -> None:
+def _outline(ax: Axes, pixels: np.ndarray, size: tuple, style: str, label: str) -> None:
     "The contour around pixels of the map's grid, on an image of `size`."
     y, x = ((np.arange(-1, n + 1) + 0.5) * side / n - 0.5 for n, side in zip(pixels.shape, size))
     if pixels.any():
         around = ax.contour(x, y, np.pad(pixels, 1).astype(float), [0.5], colors="white", linewidths=1.8,
                             linestyles=style)
-        around.set_path_effects(on_any_ground(3.6))
+        around.set(path_effects=on_any_ground(3.6), label=label)
 
 
 def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int], *, tau: float = 0.7,
@@ -114,11 +118,12 @@ def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, i
     peaks = find_peaks(heat, tau, delta)
     lower = peaks[peaks[:, 2] < np.max(heat), :2].astype(int)
     inside = box_mask(resize_boxes(boxes, size, heat.shape), heat.shape)[tuple(lower.T)].astype(bool)
-    for pixels, few, marker, style in zip(found, (lower[inside], lower[~inside]), "ox", ("solid", "dashed")):
+    for pixels, few, marker, style, place in zip(found, (lower[inside], lower[~inside]), "ox", ("solid", "dashed"),
+                                                 ("in a box", "outside")):
         centres, plateau = _groups(pixels)
-        _outline(ax, plateau, size, style)
-        _mark(ax, few, heat.shape, size, marker, 4)
-        _mark(ax, centres, heat.shape, size, marker, 10 if marker == "o" else 9)
+        _outline(ax, plateau, size, style, f"many highest pixels, {place}")
+        _mark(ax, few, heat.shape, size, marker, 4, f"lower peak, {place}")
+        _mark(ax, centres, heat.shape, size, marker, 10 if marker == "o" else 9, f"highest pixel, {place}")
 
 
 def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray, *, tau: float = 0.7,
@@ -132,16 +137,19 @@ def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray, *, ta
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #c0b1d7b5
 def key_of_marks(figure: Figure) -> None:
-    """The key of everything that `draw_scored` draws, below the figure."""
+    """The key of the marks that `draw_scored` has drawn in the figure, below it; no others are named."""
     def mark(marker="none", points=9.0, style="none", width=2.0):
         return Line2D([], [], color="white", marker=marker, markersize=points, markerfacecolor="none", linestyle=style,
                       markeredgewidth=2 if points > 4 else 1.2, linewidth=width,
                       path_effects=on_any_ground((width if style != "none" else 2 if points > 4 else 1) + 2))
 
     key = {"true box": mark("s", 11), "highest pixel, in a box": mark("o"), "highest pixel, outside": mark("x"),
-           "many share it, in a box": mark(style="solid", width=1.8), "many, outside": mark(style="dashed", width=1.8),
+           "many highest pixels, in a box": mark(style="solid", width=1.8),
+           "many highest pixels, outside": mark(style="dashed", width=1.8),
            "lower peak, in a box": mark("o", 4), "lower peak, outside": mark("x", 4)}
-    legend_below(figure, [*key.values()], [*key])
+    drawn = {artist.get_label() for ax in figure.axes for artist in ax.get_children()}
+    shown = {name: one for name, one in key.items() if name == "true box" or name in drawn}
+    legend_below(figure, [*shown.values()], [*shown])
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #e3cc23df
 def _short(scores: Mapping | pd.Series, name: str) -> str:
@@ -155,8 +163,9 @@ def score_lines(scores: Mapping | pd.Series) -> str:
         return "  ".join(_short(scores, f"{name}_{kind}") for kind in ("soft", "binary"))
     hit = _short(scores, "pg_hit")
     sure = {0.0: "no", 1.0: "yes"}.get(float(scores["pg_uncertain"]), "–") if "pg_uncertain" in scores else "–"
+    area = f"  box {_short(scores, 'box_share')}" if "box_share" in scores else ""
     rows = [("", "soft  binary"), ("IoU", two("iou")), ("Dice", two("dice")), ("WDP", two("wdp")),
-            ("IO ratio", _short(scores, "io_ratio")), ("PG hit", f"{hit}  uncertain {sure}")]
+            ("IO ratio", _short(scores, "io_ratio") + area), ("PG hit", f"{hit}  uncertain {sure}")]
     return "\n".join(f"{name:<9}{value}" for name, value in rows)
 
 
@@ -167,9 +176,9 @@ def top_line(heat: np.ndarray, example) -> str:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #718226ff
 def _words(ax: Axes, role: str, example, heat: np.ndarray, scores: Mapping | pd.Series) -> None:
-    "Role, the rule's value, phrase and scores as a column of text."
-    lift = float(scores["lift"]) if "lift" in scores else np.nan
-    heading = role + (f": lift {lift:+.2f}" if np.isfinite(lift) else "")
+    "Role and outcome, phrase and scores as a column of text."
+    hit = float(scores["pg_hit"]) if "pg_hit" in scores else np.nan
+    heading = role + (f": {'hit' if hit == 1 else 'miss' if hit == 0 else 'hit in part'}" if np.isfinite(hit) else "")
     looks = [(wrapped(heading, 30, 3), {"weight": "bold", "fontsize": "small"}),
              (wrapped(f"“{example.prompt}”", 32, 2), {"style": "italic", "fontsize": "small"}),
              (score_lines(scores) + "\n" + top_line(heat, example), {"family": "monospace", "fontsize": "x-small"})]
@@ -183,7 +192,7 @@ def panel(axes: Sequence[Axes], role: str, example, heat: np.ndarray, scores: Ma
     """One scored example on four axes: image with boxes, map, map on the image with the marks, scores as text.
 
     example: a GroundingExample (image, prompt, boxes, size); heat: [H, W], the prepared map the scores were taken on;
-    scores: its row of score columns, and `lift` where a rule chose by it; role: a word above the phrase; options: tau
+    scores: its row of score columns; role: a word above the phrase, with the outcome behind it; options: tau
     and delta as in `score_maps`. Boxes are in image pixels and carried to the map's grid.
     """
     picture, heat = open_picture(example.image), np.asarray(heat, dtype=np.float32)
@@ -320,6 +329,26 @@ def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "",
             for model, row in best.iterrows()]
     return titled(figure, title, alt=f"Means over splits against parameters and pre-training pairs. {'; '.join(said)}.")
 
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #190b03f9
+def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: str = "") -> Figure:
+    """Every model's mean place, 1 for the best, by the three scores of the paper's sentence and by all nine: a bar a
+    source. sources: {name: tables of `claim_tables`}; a source without tables is left out."""
+    places = {name: mean_places(tables) for name, tables in sources.items() if tables}
+    figure, axes = plt.subplots(1, 2, figsize=(6.8, 2.6), sharey=True)
+    for ax, column in zip(axes, ("PG accuracy, PG uncertainty, IO ratio", "all nine scores")):
+        for k, (name, table) in enumerate(places.items()):
+            at = np.arange(len(table)) + 0.38 * (k - (len(places) - 1) / 2)
+            bars = ax.barh(at, table[column], height=0.34, linewidth=0, color=point_look(k)["color"], label=name)
+            ax.bar_label(bars, fmt="%.1f", fontsize="x-small", padding=2)
+        ax.set_title(column, fontsize="small", weight="normal")
+        ax.set(xlim=(0, 4.4), xticks=[1, 2, 3, 4], xlabel="mean place, 1 is best")
+    models = [*next(iter(places.values())).index]
+    axes[0].set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
+    legend_below(figure, *axes[0].get_legend_handles_labels())
+    said = [f"{name}, {model}: {', '.join(f'{c} {v:.1f}' for c, v in row.items())}" for name, table in places.items()
+            for model, row in table.iterrows()]
+    return titled(figure, title, "medium", alt=f"Bars of mean places. {'; '.join(said)}.")
+
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #d6fc103a
 SPREAD = ("iou_soft", "wdp_binary", "io_ratio")  # the scores of Figures 9 to 14
 
@@ -341,3 +370,43 @@ def spread_table(frames: Mapping[tuple, pd.DataFrame], metrics: Sequence[str] = 
                          "n": len(values), "median": middle, "iqr": high - low, "sd": values.std(),
                          "peak": share.max()})
     return pd.DataFrame(rows)
+
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #e25a1bf8
+def _outlines(ax: Axes, frame: pd.DataFrame, metrics: Sequence[str], bins: int) -> None:
+    "The histogram of every score as an outline, in percent of the examples that have it; the median as a mark below."
+    edges = np.linspace(0, 1, bins + 1)
+    for k, metric in enumerate(metrics):
+        values, look = frame[metric].dropna().astype(float).clip(0, 1), line_look(k)
+        ax.stairs(np.histogram(values, edges)[0] * 100 / max(len(values), 1), edges, linewidth=1.4,
+                  label=SHARES[metric], **look)
+        if len(values):
+            ax.plot([values.median()], [0], marker="^", markersize=6, clip_on=False, zorder=5, color=look["color"])
+
+
+def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, title: str = "",
+                     metrics: Sequence[str] = SPREAD, bins: int = 25) -> Figure:
+    """The paper's Figures 9 to 14 together: a row a split, a column a model, an outline a score.
+
+    rows: {heading of the split: {model: records, or why there are none}}, every split with the same models.
+    """
+    models = [*next(iter(rows.values()))]
+    figure, axes = plt.subplots(len(rows), len(models), figsize=(2.1 * len(models) + 0.9, 1.15 * len(rows) + 1.2),
+                                squeeze=False, sharex=True, sharey=True)
+    said = []
+    for line, (heading, found) in zip(axes, rows.items()):
+        line[0].set_ylabel(wrapped(heading, 18, 3) + "\nshare, %", fontsize="x-small")
+        for ax, (model, frame) in zip(line, found.items(), strict=True):
+            if isinstance(frame, str):
+                ax.text(0.5, 0.5, wrapped(frame, 22, 4), fontsize="x-small", ha="center", va="center",
+                        transform=ax.transAxes)
+                continue
+            _outlines(ax, frame, metrics, bins)
+            said.append(f"{heading}, {model}: " + ", ".join(f"{SHARES[m]} {frame[m].median():.2f}" for m in metrics))
+    for ax, model in zip(axes[0], models):
+        ax.set_title(wrapped(model, 20, 2), fontsize="small", weight="normal")
+    axes[0, 0].set(xlim=(0, 1), xticks=[0, 0.5, 1])
+    for ax in axes[-1]:
+        ax.set_xlabel("score", fontsize="small")
+    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels())}
+    legend_below(figure, [*handles.values()], [*handles])
+    return titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(said) or 'none'}.")

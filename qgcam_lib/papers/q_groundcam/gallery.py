@@ -22,22 +22,24 @@ from ...report.gallery import choose_by_rule
 from ...report.style import bare, draw_boxes, open_picture, titled, wrapped
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #d8a58f97
-ROLES = {"best": "highest lift", "worst": "lowest lift", "typical": "lift nearest to the median",
-         "uncertain": "equal top peaks in and out of the boxes, lift nearest to the median"}
+ROLES = {"best": "a hit, IO ratio furthest above the boxes' share of the picture",
+         "worst": "a miss, IO ratio least above, or furthest below, the boxes' share",
+         "typical": "IO ratio minus the boxes' share nearest to the median",
+         "uncertain": "equal top peaks in and out of the boxes, nearest to the median like the typical one"}
 
 
 def choose_examples(frame: pd.DataFrame, roles: Sequence[str] = tuple(ROLES)) -> pd.DataFrame:
     """Rows of a frame of records chosen by rule: best, worst, typical and uncertain, as far as they exist.
 
-    frame: records with id, io_ratio, box_share and pg_uncertain; lift = io_ratio - box_share, 0 for a uniform map.
-    Returns the chosen rows with the added columns role, rule and lift. No row is chosen twice; the order of `id` breaks
-    ties; rows without scores are never chosen; a role that no row can fill is missing from the result.
+    frame: records with id, io_ratio, box_share, pg_hit and pg_uncertain; lift = io_ratio - box_share, 0 for a uniform
+    map. Returns the chosen rows with the added columns role, rule and lift. No row is chosen twice; the order of `id`
+    breaks ties; rows without scores are never chosen; a role that no row can fill is missing from the result.
     Raises ValueError for an unknown role.
     """
     rows = frame.assign(lift=frame["io_ratio"] - frame["box_share"]).dropna(subset=["lift"]).sort_values("id")
     near = -(rows["lift"] - rows["lift"].median()).abs().round(6)  # of an even number two are nearest: no noise decides
-    strengths = {"best": rows["lift"], "worst": -rows["lift"], "typical": near,
-                 "uncertain": near[rows["pg_uncertain"].fillna(0).astype(bool)]}
+    strengths = {"best": rows["lift"][rows["pg_hit"] == 1], "worst": -rows["lift"][rows["pg_hit"] == 0],
+                 "typical": near, "uncertain": near[rows["pg_uncertain"].fillna(0).astype(bool)]}
     order = sorted(roles, key=lambda role: role != "uncertain")  # the rarest role chooses first
     taken = choose_by_rule(strengths, ROLES, order).set_index("role")
     taken = taken.loc[[role for role in roles if role in taken.index]].reset_index()
@@ -133,7 +135,7 @@ def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) ->
     sure = "uncertain" if float(scores["pg_uncertain"] or 0) else "certain"
     ratio, iou, hit = (float(scores[name]) for name in ("io_ratio", "iou_soft", "pg_hit"))
     inside, outside = (int(pixels.sum()) for pixels in top_pixels(np.asarray(heat), example.boxes, example.size))
-    return f"IO {ratio:.2f}   IoU {iou:.2f}\nPG {hit:.2g} ({inside} of {inside + outside}), {sure}"
+    return f"IO {ratio:.2f}  IoU {iou:.2f}\nPG {hit:.2g} ({inside} of {inside + outside})\n{sure}"
 
 
 def _draw_example(ax: Axes, heading: str, example: Any) -> None:
@@ -157,7 +159,7 @@ def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: st
     names, high = list(cases[0][2]), 1.6
     wide = min(max(max(example.size[1] / example.size[0] for _, example, _ in cases), 1.1), 2) * high
     figure, axes = plt.subplots(2 * len(cases), len(names) + 1, squeeze=False, height_ratios=[1, 0.45] * len(cases),
-                                figsize=(wide * (len(names) + 1), (1.45 * high + 0.95) * len(cases) + 1.8))
+                                figsize=(wide * (len(names) + 1), (1.45 * high + 1.1) * len(cases) + 1.8))
     for (upper, lower), (heading, example, maps) in zip(axes.reshape(len(cases), 2, -1), cases, strict=True):
         _draw_example(upper[0], heading, example)
         prompt = upper[0].get_xlabel()
@@ -170,7 +172,7 @@ def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: st
             ax.set_title(wrapped(name, 24, 2), fontsize="small", weight="normal")
             draw_map(below, open_picture(example.image), heat, alone=True)
             bare(below)
-            below.set_xlabel(_case_scores(scores, example, heat), fontsize="small")
+            below.set_xlabel(_case_scores(scores, example, heat), fontsize="x-small")
     heat_bar(figure, axes[:, 1:].flat)
     key_of_marks(figure)
     said = [f"{heading} “{example.prompt}”: " + ", ".join(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from .claims import BY_NINE, BY_THREE
+from .claims import BY_THREE
 from .splits import SHARES
 from ...report.claims import Claim
 from ...report.sentences import PERCENT, PLAIN, Unit, direction, sample, with_interval
@@ -42,7 +42,7 @@ def change(row: Mapping[str, Any] | pd.Series, what: str) -> str:
 # %% ../../../nbs/lib/papers/q_groundcam/08_results.ipynb #7bf308e0
 def protocol_note(protocol: str) -> str:
     """What a reader must know of the protocol of a run, whatever it is."""
-    return (f"Protocol: {protocol}, a reconstruction. The paper's code was not published, and layer, tokens, resampler "
+    return (f"Protocol: {protocol}, a reconstruction. The paper's repository holds no code; layer, tokens, resampler "
             "and ties are inferred.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/08_results.ipynb #3c0f61aa
@@ -66,34 +66,32 @@ def result_of_run(summary: pd.DataFrame, against: pd.DataFrame, model: str, wher
     """The answer and effects of `q_groundcam.ipynb`. summary: of `score_summary`; against: rows of `compare`, the model
     minus each baseline, with the column `other`; empty without baselines; where: data set and split."""
     mine = summary[summary["model"] == model].set_index("metric", drop=False)
-    often = [f"{word} often than" for word in ("clearly more", "clearly less", "not clearly more")]
-    hit = mine.loc["pg_hit"]
+    often = ("clearly more often than", "clearly less often than", "not clearly more often than")
+    hit, ranked = mine.loc["pg_hit"], against.sort_values(["metric", "b"], ascending=False, kind="stable")
     words = [f"{direction(row, often)} {_who(row['other'])} ({PERCENT.number(row['b'])} %)"
-             for _, row in against[against["metric"] == "pg_hit"].iterrows()]
-    answer = (f"On {where}, the highest value of the map of {_who(model)} lies in the phrase's box for "
-              f"{PERCENT.number(hit['value'])} % of {hit['n']:.0f} phrases"
-              + (f": {' and '.join(words)}." if words else "."))
+             for _, row in ranked[ranked["metric"] == "pg_hit"].head(1).iterrows()]
+    answer = (f"On {where}, the maximum of the map of {_who(model)} lies in the phrase's box for "
+              f"{PERCENT.number(hit['value'])} % of phrases{', ' * bool(words)}{''.join(words)}.")
     means = [estimate(mine.loc[m]) for m in ("pg_hit", "io_ratio", "pg_uncertain")]
-    gaps = [change(row, f"{_who(model)} minus {_who(row['other'])}") for _, row in against.iterrows()]
-    return {"answer": answer, "effect": means + gaps}
+    gaps = [change(row, f"minus {_who(row['other'])}") for _, row in ranked.iterrows()]
+    return {"answer": answer, "effect": gaps + means}
 
 # %% ../../../nbs/lib/papers/q_groundcam/08_results.ipynb #154e83d0
-def _count(claims: pd.DataFrame, claim: Claim) -> str:
-    "How often a claim holds in a frame of `check_claims`."
-    row = claims[claims["claim"] == claim.text].iloc[0]
-    return f"{row['holds']} of {row['of']} splits" if row["of"] else "no split, as a model has no run"
+def _is_first(claims: pd.DataFrame, claim: Claim) -> str:
+    "Whether a claim holds in a frame of `check_claims`, as the verb of a sentence."
+    result = claims.set_index("claim").loc[claim.text, "result"]
+    return {"holds": "is first", "does not hold": "is not first"}.get(result, "cannot be placed")
 
 
 def result_of_table1(printed: pd.DataFrame, ours: pd.DataFrame, bold: pd.DataFrame, difference: pd.DataFrame,
                      where: str) -> dict[str, Any]:
     """The answer and effects of `q_groundcam_table1.ipynb`. printed, ours: from `check_claims`; bold: `bold_counts`;
     difference: ALBEF AMC minus CLIP gScoreCAM over all splits, from `Gathered.difference`."""
-    cells, both = bold.set_index("model")["bold"], f"ALBEF AMC minus CLIP gScoreCAM over all splits of the {where}"
-    answer = (f"By PG accuracy, PG uncertainty and IO ratio together ALBEF AMC comes first in {_count(ours, BY_THREE)} "
-              f"on the {where}; in the paper's table in {_count(printed, BY_THREE)}. By number of best values over all "
-              f"nine scores it leads in {_count(ours, BY_NINE)}, in the paper's table in {_count(printed, BY_NINE)}: "
-              f"of its bold cells {cells['clip-gscorecam']} are CLIP gScoreCAM's and {cells['albef-amc']} ALBEF AMC's.")
-    effect = [change(row, both) for _, row in difference.iterrows()]
+    cells = bold.set_index("model")["bold"]
+    answer = (f"By the paper's three scores together ALBEF AMC {_is_first(printed, BY_THREE)} in print and "
+              f"{_is_first(ours, BY_THREE)} on the {where}; of the bold cells {cells['clip-gscorecam']} are CLIP "
+              f"gScoreCAM's and {cells['albef-amc']} ALBEF AMC's.")
+    effect = [change(row, f"ALBEF AMC minus CLIP gScoreCAM, {where}") for _, row in difference.iterrows()]
     return {"answer": answer, "effect": effect or ["No difference: one of the two models has no run."]}
 
 # %% ../../../nbs/lib/papers/q_groundcam/08_results.ipynb #8e080df1
@@ -104,9 +102,10 @@ def result_of_audit(found: pd.DataFrame, changes: pd.DataFrame, where: str) -> d
     moved = found[(found["ci_low"] > 0) | (found["ci_high"] < 0)]
     share = len(moved[["question", "answer"]].drop_duplicates())
     orders = len(changes[["question", "answer"]].drop_duplicates())
-    answer = (f"Of {len(choices)} readings that the paper leaves open, {share} clearly move at least one of the nine "
-              f"columns on the {where}, and {orders} change the order of the models in one.")
+    answer = (f"Of {len(choices)} choices that the paper leaves open, {share} clearly move at least one of nine scores "
+              f"on the {where}, and {orders} change the order of the models.")
     effect, shown = [], found[found["metric"].isin(("pg_hit", "io_ratio", "pg_uncertain"))]
+    shown = shown.sort_values("metric", key=lambda names: names != "pg_hit", kind="stable")
     for (model, _), part in shown.groupby(["model", "metric"], sort=False):
         row = part.loc[part["difference"].abs().idxmax()]
         effect.append(change(row, f"{model}, moved most by {row['question']} = {row['answer']} (base: {row['base']})"))
@@ -121,7 +120,6 @@ def result_of_recipe(difference: pd.DataFrame, where: str, n: int) -> dict[str, 
     numbers = {name: [unit_of(name).number(rows.loc[name, column]) for column in "ba"] for name in rows.index}
     parts = [f"{words[name]} {score_name(name)} ({' to '.join(numbers[name])}{unit_of(name).symbol})"
              for name in ("pg_hit", "io_ratio")]
-    answer = (f"On {n} unseen phrases of the {where}, explained at the same layer and tokens, the fine-tuning with AMC "
-              f"{' and '.join(parts)}.")
+    answer = f"On {n} unseen phrases of the {where}, fine-tuning with AMC {' and '.join(parts)}."
     effect = [change(rows.loc[name], "after minus before AMC") for name in ("pg_hit", "io_ratio")]
     return {"answer": answer, "effect": effect}

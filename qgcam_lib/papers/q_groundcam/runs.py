@@ -27,7 +27,6 @@ from .figures import spread_table
 from qgcam_lib.papers.q_groundcam.splits import (
     SCORES,
     SHARES,
-    Table1Split,
     find_table1_runs,
     run_records,
     score_summary,
@@ -81,11 +80,13 @@ def by_split(self: Gathered) -> dict[tuple[str, str], dict[str, pd.DataFrame]]:
 
 
 @patch
-def of_split(self: Gathered, one: Table1Split) -> dict[str, dict[str, pd.DataFrame] | str]:
-    """The columns of `histogram_grid` for one split: by model, the records under their domain, or why none."""
-    rows = self.rows[(self.rows["dataset"] == one.dataset) & (self.rows["split"] == one.name)]
-    return {row.model: {one.domain: self.records[row.run_id]} if row.run_id else f"not run: {row.why}"
-            for row in rows.itertuples()}
+def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
+    """The rows of `split_histograms`: by split, with its domain, then by model the records, or why there are none."""
+    found: dict[str, dict[str, pd.DataFrame | str]] = {}
+    for row in self.rows.itertuples():
+        one = self.records[row.run_id] if row.run_id else f"not run: {row.why}"
+        found.setdefault(f"{row.dataset} {row.split}, {row.domain}", {})[row.model] = one
+    return found
 
 
 @patch

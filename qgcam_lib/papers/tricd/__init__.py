@@ -6,15 +6,16 @@ from ... import lazy_face
 ROOMS = {
     "audit": (
         "audited_predictions", "behaviour_table", "crowded_cuts", "defect_table", "effects_in_points",
-        "flat_ties_text", "orders", "other_answers", "places", "places_text", "question_tables", "second_calls",
+        "flat_ties_text", "order_effects", "orders", "other_answers", "places", "places_text", "question_tables", "second_calls",
         "silence_checks", "spreads", "tie_steps"),
-    "claims": ("CLAIMS", "ROLES", "VQA_CLAIMS", "claim_tables", "printed_tables", "roles_table"),
+    "claims": ("CLAIMS", "VQA_CLAIMS", "claim_tables", "count_claims", "printed_tables", "roles_table"),
     "detection": (
-        "all_alarms", "beside_view", "best_boxes", "cases_view", "choose_each", "failures", "false_wins",
-        "found_counts", "hit_curves", "open_split", "verdicts_view"),
+        "all_alarms", "beside_view", "best_boxes", "failures", "false_wins", "found_counts", "hit_curves", "open_split",
+        "verdicts_view"),
     "figures": ("box_map", "boxes_per_phrase", "calibration_figure", "spread_figure", "ties_figure"),
-    "gallery": ("alarm_gallery", "choose_alarms", "choose_questions", "question_panel"),
-    "kept": ("file_name", "gather_detections", "keep_predictions"),
+    "gallery": (
+        "alarm_gallery", "choose_alarms", "choose_common", "choose_questions", "models_gallery", "question_panel"),
+    "kept": ("gather_detections", "keep_predictions"),
     "questions": (
         "answer_cases", "answer_counts", "answer_rows", "parsing_counts", "question_card", "reworded",
         "threshold_rows"),
@@ -31,7 +32,7 @@ ROOMS = {
         "score_answers", "val_thresholds"),
     "qgcam_lib.phrase_detection.question_run": ("answers_of",),
     "qgcam_lib.report.cautions": ("plan_sources",),
-    "qgcam_lib.report.claims": ("assign_roles", "check_claims", "claims_beside"),
+    "qgcam_lib.report.claims": ("claims_beside",),
     "qgcam_lib.report.figures": ("beside_figure", "curves_figure", "interval_figure"),
     "qgcam_lib.report.published": ("cite",),
     "qgcam_lib.report.sentences": ("differences", "models_beside"),

@@ -9,7 +9,7 @@ __all__ = ['box_map', 'boxes_per_phrase', 'spread_figure', 'calibration_figure',
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.colors import to_rgba
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from ...data.tricd.pairs import SUBSETS, Tricd
@@ -22,32 +22,30 @@ _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj
 
 
 def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
-    "Centres of boxes in shares of their image, the largest at the back."
-    area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    order = np.argsort(-area)
-    centre = (boxes[:, :2] + boxes[:, 2:])[order] / 2
-    ax.scatter(*centre.T, s=np.clip(300 * area[order], 4, None), facecolor=to_rgba(_COLOURS[subset], 0.2),
-               edgecolor=_COLOURS[subset], linewidth=0.9)
+    "How many centres of boxes lie where, in shares of their image: hexagons, white where there is none."
+    centre = (boxes[:, :2] + boxes[:, 2:]) / 2
+    ramp = LinearSegmentedColormap.from_list(subset, ["white", _COLOURS[subset]])
+    cells = ax.hexbin(*centre.T, gridsize=13, extent=(0, 1, 0, 1), cmap=ramp, vmin=0, linewidths=0.2)
+    ax.figure.colorbar(cells, ax=ax, location="bottom", shrink=0.8, label="boxes")
     ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1],
            xlabel="x of the centre,\nshare of the width")
     ax.set_title(f"{SUBSET_NAMES[subset]} (n = {len(boxes)})", fontsize="small", weight="normal")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #fae981dd
 def box_map(data: Tricd, *, title: str = "") -> Figure:
-    """Figure 5a: centres of all truth boxes in shares of their image, the marker's area proportional to the box's
-    (as a share of the image), one axis a subset that has boxes."""
+    """Figure 5a: how many truth boxes have their centre where, in shares of their image; an axis a subset."""
     sizes = np.array([pair.size for pair in data.pairs], float).reshape(-1, 2)
     pair = np.repeat(data.phrase_pairs, np.diff(data.truth_starts))
     boxes, codes = data.truth / sizes[pair][:, [1, 0, 1, 0]], data.subset_codes[pair]
     shown = [k for k in range(len(SUBSETS)) if (codes == k).any()]
-    figure, axes = plt.subplots(1, max(len(shown), 1), figsize=(max(2.9 * len(shown), 4), 3.6), squeeze=False,
+    figure, axes = plt.subplots(1, max(len(shown), 1), figsize=(max(2.9 * len(shown), 4), 4.2), squeeze=False,
                                 sharey=True)
     for ax, k in zip(axes[0], shown):
         _draw_centres(ax, boxes[codes == k], SUBSETS[k])
     axes[0, 0].set_ylabel("y of the centre,\nshare of the height")
     means = [f"{SUBSET_NAMES[SUBSETS[k]]} {len(one)} boxes, mean centre ({x:.2f}, {y:.2f})" for k in shown
              for one in [boxes[codes == k]] for x, y in [(one[:, :2] + one[:, 2:]).mean(axis=0) / 2]]
-    what = "A point at the centre of every true box, as large as the box."
+    what = "How many true boxes have their centre where."
     return titled(figure, title, alt=f"{what} {'; '.join(means)}.")
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #f0897a8f
@@ -99,17 +97,23 @@ def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title:
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #60b2597e
 def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
-    """Scores under the rules for equal scores, an axis a metric.
+    """Scores under the rules for equal scores, an axis a metric, all on one scale; rules that agree are one line.
 
     ties: columns step, metric, rule, value, low, high; the steps stand from left to right as they come.
     """
     steps, metrics = list(dict.fromkeys(ties["step"])), list(dict.fromkeys(ties["metric"]))
     places, said = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []
-    figure, axes = plt.subplots(1, max(len(metrics), 1), figsize=(max(3.6 * len(metrics), 5), 3.7), squeeze=False)
+    figure, axes = plt.subplots(1, max(len(metrics), 1), figsize=(max(3.6 * len(metrics), 5), 3.7), squeeze=False,
+                                sharey=True)
     for ax, metric in zip(axes[0], metrics):
         part, name = ties[ties["metric"] == metric], METRIC_NAMES.get(metric, metric)
         for rule, rows in part.groupby("rule", sort=False):
             rows, look = rows.set_index("step").reindex(steps), point_look(places[rule]) | line_look(places[rule])
+            equal = [line for line in ax.lines if np.allclose(line.get_ydata(), 100 * rows["value"], atol=1)]
+            if equal:
+                ax.annotate(f"{equal[0].get_label()} and {rule}, within a point", (0, equal[0].get_ydata()[0]), (0, 7),
+                            textcoords="offset points", fontsize="x-small")
+                continue
             ax.plot(range(len(steps)), 100 * rows["value"], label=rule, clip_on=False, **look)
             ax.fill_between(range(len(steps)), 100 * rows["low"].astype(float), 100 * rows["high"].astype(float),
                             alpha=0.2, color=look["color"], linewidth=0)

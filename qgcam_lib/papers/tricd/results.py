@@ -7,7 +7,8 @@ __all__ = ['SILENCE', 'score_text', 'ranked', 'detection_result', 'analysis_resu
            'vqa_result', 'audit_result']
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #870ecd69
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -24,9 +25,9 @@ def _row(summary: pd.DataFrame, model: str, metric: str, subset: str = "all") ->
     return summary[(summary["model"] == model) & (summary["metric"] == metric) & (summary["subset"] == subset)].iloc[0]
 
 
-def score_text(row: Any, what: str = "pairs") -> str:
+def score_text(row: Any, what: str = "pairs", symbol: str = PERCENT.symbol) -> str:
     """A score of a summary in percent with its interval: "41.2 % [38.0, 44.1], n = 160 pairs of 40 groups"."""
-    return f"{with_interval(row, PERCENT)}, {sample(row, what, 'groups')}"
+    return f"{with_interval(row, replace(PERCENT, symbol=symbol))}, {sample(row, what, 'groups')}"
 
 
 def ranked(summary: pd.DataFrame, metric: str) -> list[str]:
@@ -42,11 +43,9 @@ def detection_result(summary: pd.DataFrame, k: int = 1) -> dict[str, Any]:
     if not order:
         return {"answer": "No detector ran; the table of models says why.", "effect": []}
     best = order[0]
-    ap, recall, group = (100 * _row(summary, best, m)["value"] for m in ("AP", f"recall@{k}", f"group_recall@{k}"))
-    boxes = "box is" if k == 1 else f"{k} boxes have one that is"
-    answer = (f"Of {len(order)} detectors {best} has the highest AP, {ap:.1f} %. Where the caption is true, its best "
-              f"{boxes} right for {recall:.1f} % of the phrases; ranked together with its boxes on the picture where "
-              f"the same caption is false, for {group:.1f} %.")
+    recall, group = (100 * _row(summary, best, m)["value"] for m in (f"recall@{k}", f"group_recall@{k}"))
+    answer = (f"The best of {len(order)} detectors, {best}, finds {recall:.1f} % of the phrases of true captions, and "
+              f"{group:.1f} % where its boxes on the picture of which the caption is false compete.")
     return {"answer": answer, "effect": [f"AP of {name}: {score_text(_row(summary, name, 'AP'))}" for name in order]}
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #3c844073
@@ -61,11 +60,9 @@ def analysis_result(price: pd.DataFrame, pairs: pd.DataFrame, calibration: pd.Da
     best = order[0]
     alone, lost = (100 * _row(price, best, m)["value"] for m in ("AP_true_pairs", "price"))
     within, across = (100 * _row(calibration, best, m)["value"] for m in ("auc_within", "auc_across"))
-    answer = (f"False captions cost {best} {lost:.1f} of the {alone:.1f} points of AP it has on true captions alone. "
-              f"The best hit on a true picture outscores the best box on the false one in {within:.1f} % of cases for "
-              f"the same phrase, and in {across:.1f} % for any two phrases; a coin would in 50.")
-    effect = [f"price of false captions for {name}, in points of AP: {score_text(_row(price, name, 'price'))}"
-              for name in order]
+    answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP, and its best hit outscores its "
+              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across (chance: 50).")
+    effect = [f"points of AP lost by {name}: {score_text(_row(price, name, 'price'), symbol='')}" for name in order]
     own = pairs[(pairs["better"] == best) & ~pairs["worse"].isin(TRICD.references)]
     effect += [f"AP of {row.better} above {row.worse}: {row.gap:.1f} points [{row.ci_low:.1f}, {row.ci_high:.1f}]"
                for row in own.itertuples()]
@@ -107,12 +104,12 @@ def silence_text(table: pd.DataFrame) -> str:
     if pd.isna(plain["silent at recall .5"]) or pd.isna(soft["silent at recall .5"]):
         return ("Not answered here: it takes runs of mdetr-like and mdetr-like-softmax, and both have to hit half of "
                 "the phrases.")
-    verdict = ("cannot be silent" if soft["high"] < 1 else "can be silent, less often than its twin"
-               if soft["high"] < plain["low"] else "can be silent, and the intervals do not tell it from its twin")
+    verdict = ("cannot be silent" if soft["high"] < 1 else "can be silent, less often than its paired model" if
+               soft["high"] < plain["low"] else "can be silent, and the intervals do not tell it from its paired model")
     shares = [f"{row['silent at recall .5']:.1f} % [{row['low']:.1f}, {row['high']:.1f}]" for row in (soft, plain)]
     return (f"The net with MDETR's softmax {verdict}: at the threshold that hits half of the phrases of true captions "
-            f"it gives no box to {shares[0]} of those of false captions, its twin with a sigmoid head to {shares[1]}. "
-            f"False captions cost them {soft['price']:.1f} and {plain['price']:.1f} points of AP.")
+            f"it gives no box to {shares[0]} of those of false captions, the paired model with a sigmoid head to "
+            f"{shares[1]}. False captions cost them {soft['price']:.1f} and {plain['price']:.1f} points of AP.")
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #49aa5f12
 def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
@@ -140,26 +137,22 @@ def vqa_result(summary: pd.DataFrame, rates: pd.DataFrame) -> dict[str, Any]:
         return {"answer": "No model answered; the table of models says why.", "effect": []}
     best = order[0]
     false, true = (100 * _row(rates, best, m)["value"] for m in ("yes_if_false", "yes_if_true"))
-    answer = (f"Of {len(order)} models {best} has the highest macro-F1. It says yes to {false:.1f} % of the false "
-              f"captions and to {true:.1f} % of the true ones.")
+    answer = (f"The best of {len(order)} models by macro-F1, {best}, says yes to {false:.1f} % of the false captions "
+              f"and to {true:.1f} % of the true ones.")
     effect = [f"macro-F1 of {name}: {score_text(_row(summary, name, 'macro_f1'), 'questions')}" for name in order]
     return {"answer": answer, "effect": effect}
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #5b6f0ff7
-def audit_result(order: pd.DataFrame, spread: pd.DataFrame, pairs: int) -> dict[str, Any]:
+def audit_result(order: pd.DataFrame, spread: pd.DataFrame, moved: Sequence[str]) -> dict[str, Any]:
     """answer and effect of `tricd_audit`.
 
     order: model, ours and theirs: AP before and after group recall, percent; spread: model, unit, subset, ratio
-    (deviation over parts of 90 % to that of a bootstrap); pairs: how many the annotations have.
+    (deviation over parts of 90 % to that of a bootstrap); moved: from `order_effects`, the largest first.
     """
-    moved = (order["theirs"] - order["ours"]).set_axis(order["model"])
+    change = (order["theirs"] - order["ours"]).abs()
     ratio = spread.loc[spread["subset"] == "all", "ratio"].dropna()
-    answer = (f"Run by its defaults, the published evaluator computes AP of changed predictions: it moves the AP of "
-              f"{(moved.abs() > 0).sum()} of {len(moved)} detectors, {moved.abs().idxmax()}'s the most. The deviation "
-              "over parts of 90 %, which the paper takes for the smallest gap that counts, is "
-              f"{ratio.median():.2f} of a standard error.")
-    effect = [f"AP of {name} after group recall, less before: {gap:+.1f} points, {pairs} pairs"
-              for name, gap in moved.items()]
-    effect += [f"deviation over parts of 90 % to that of a bootstrap: {ratio.min():.2f} to {ratio.max():.2f}, median "
-               f"{ratio.median():.2f}, {len(ratio)} estimates"]
-    return {"answer": answer, "effect": effect}
+    answer = (f"By default the published evaluator computes AP after changing the predictions, which moves it by "
+              f"up to {change.max():.1f} points; the paper's deviation is {ratio.median():.2f} of a standard error.")
+    return {"answer": answer, "effect": [*moved, f"deviation over parts of 90 % to that of a bootstrap: median "
+                                                 f"{ratio.median():.2f}, {ratio.min():.2f} to {ratio.max():.2f}, "
+                                                 f"{len(ratio)} estimates"]}
