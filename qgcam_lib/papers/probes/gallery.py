@@ -174,8 +174,9 @@ def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells:
     grid = sides[0].subgridspec(2, max(len(pictures), 1), height_ratios=[high, 0.145 * room])
     for k, ((source, _), line) in enumerate(zip(pictures, lines)):
         _draw_picture(figure.add_subplot(grid[0, k]), source, line)
-    for k, (source, text) in enumerate(beside):
-        _draw_picture(figure.add_subplot(sides[1].subgridspec(len(beside), 1)[k]), source, wrapped(text, 22, 3))
+    places = sides[1].subgridspec(len(beside), 1) if beside else ()
+    for place, (source, text) in zip(places, beside):
+        _draw_picture(figure.add_subplot(place), source, wrapped(text, 22, 3))
     ax = figure.add_subplot(grid[1, :])
     ax.set_axis_off()
     _draw_cells(ax, cells, room, int(94 * left))

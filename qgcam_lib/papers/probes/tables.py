@@ -167,7 +167,7 @@ def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_com
 
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:
     """The same for a page, a line a verdict, or reason why there is none: verdict, models (how many), which, and how
-    many numbers the paper and this run have of each. comparison, plan: of `beside_paper`."""
+    many numbers the paper and this run have of them. comparison, plan: of `beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
     rows, printed = [], PROBES.tables[number].printed()["model"]
     for model in dict.fromkeys([*printed[~printed.isin(PROBES.references)], *parts]):
@@ -177,6 +177,6 @@ def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> p
         numbers = (0, 0) if part is None else (int(part[who].notna().sum()) for who in ("paper", "ours"))
         rows.append((verdict, model, *numbers))
     names = ["verdict", "which", "the paper's numbers", "ours"]
-    groups = pd.DataFrame(rows, columns=names).groupby(["verdict", *names[2:]], sort=False)["which"]
-    found = groups.agg(models="size", which=", ".join).reset_index()
-    return found[["verdict", "models", "which", *names[2:]]]
+    groups = pd.DataFrame(rows, columns=names).groupby("verdict", sort=False)
+    lists = groups["which"].agg(models="size", which=", ".join)
+    return lists.join(groups[names[2:]].sum()).reset_index()
