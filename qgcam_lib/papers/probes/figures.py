@@ -158,7 +158,7 @@ def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "
     labels = context_names("ap") | context_names("change")
     panels = {"ap": "average precision, %", "change": "AP lost, points"}
     rows = summary[summary["metric"].isin(labels)]
-    rows = rows.assign(panel=rows["metric"].str.partition("_")[0], metric=rows["metric"].map(labels),
+    rows = rows.assign(panel=rows["metric"].str.replace("_.*", "", regex=True), metric=rows["metric"].map(labels),
                        **{name: 100 * rows[name] for name in ("value", "ci_low", "ci_high")})
     return interval_figure(rows, y=y, series="metric", panels="panel", names=panels, limits=None,
                            chance={"change": 0}, guide="nothing lost", title=title)
