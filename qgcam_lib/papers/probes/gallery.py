@@ -106,7 +106,8 @@ def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> 
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #276b90cd
 def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the four combinations of a pair, and its text, image and group score, as texts."""
+    """What each model gave the four combinations of a pair (I1, P2: picture 1, prompt 2), and its text, image and group
+    score, as texts."""
     rows, places = {}, [(i, j) for i in range(2) for j in range(2)]
     for model, frame in scores.items():
         table = np.array([_of(frame, pair.images[i], pair.prompts[j]) for i, j in places])
@@ -115,7 +116,7 @@ def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFra
             found = pair_scores(table.reshape(1, 2, 2)).iloc[0]
             told += [_mark(bool(found[name])) for name in ("text", "image", "group")]
         rows[model] = told + ["–"] * (7 - len(told))
-    heads = [f"picture {i + 1}, prompt {j + 1}" for i, j in places]
+    heads = [f"I{i + 1}, P{j + 1}" for i, j in places]
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*heads, "text", "image", "group"])
 
 
@@ -202,7 +203,7 @@ def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, 
 
 def pair_twins(pair: SwapPair, picture: Picture, scores: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """The two pictures of a pair, each with the prompt that is true of it."""
-    shown = [(picture(name), f"picture {k}, prompt {k}: {prompt}") for k, (name, prompt) in
+    shown = [(picture(name), f"I{k}, P{k}: {prompt}") for k, (name, prompt) in
              enumerate(zip(pair.images, pair.prompts), 1)]
     return twin_figure(shown, pair_cells(pair, scores), title=title)
 

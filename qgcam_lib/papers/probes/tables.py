@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TWIN_METRICS', 'concat_models', 'records_view', 'ties_table', 'summarize_all', 'baselines', 'pooled', 'of_kind',
-           'backbones', 'against_best', 'compare_twins', 'confidence_ratios', 'ratio_table', 'undefined_table',
-           'beside_paper', 'beside_lines']
+           'backbones', 'against_best', 'against_text', 'compare_twins', 'confidence_ratios', 'ratio_table',
+           'undefined_table', 'beside_paper', 'beside_lines']
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #acb5126d
 from collections.abc import Mapping, Sequence
@@ -105,6 +105,17 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
     parts = [compare_probe(frames[mean.index[0]], frames[other], by, metrics=metric, **options).assign(
         better=mean.index[0], worse=other) for other in mean.index[1:]]
     keep = ["better", "worse", *by, "metric", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
+    return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
+
+
+def against_text(frames: Mapping[str, pd.DataFrame], blind: pd.DataFrame, metric: str, by: Sequence[str] | str = (),
+                 **options: Any) -> pd.DataFrame:
+    """`compare_probe` of every model with text alone on the same groups: model, *by, metric, a (the model), b (text
+    alone), difference with its interval, p_value, n. blind: the groups scored by text alone."""
+    by = [by] if isinstance(by, str) else list(by)
+    keep = ["model", *by, "metric", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
+    parts = [compare_probe(frame, blind, by, metrics=metric, **options).assign(model=model)
+             for model, frame in frames.items()]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #3554bdb5
