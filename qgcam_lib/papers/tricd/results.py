@@ -45,7 +45,7 @@ def detection_result(summary: pd.DataFrame, k: int = 1) -> dict[str, Any]:
     best = order[0]
     recall, group = (100 * _row(summary, best, m)["value"] for m in (f"recall@{k}", f"group_recall@{k}"))
     answer = (f"The best of {len(order)} detectors, {best}, finds {recall:.1f} % of the phrases of true captions, and "
-              f"{group:.1f} % where its boxes on the picture of which the caption is false compete.")
+              f"{group:.1f} % where the picture of the false caption competes.")
     return {"answer": answer, "effect": [f"AP of {name}: {score_text(_row(summary, name, 'AP'))}" for name in order]}
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #3c844073
