@@ -125,7 +125,7 @@ def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str
         _refuse_doubled(frame, by)
 
 # %% ../nbs/lib/06_row_checks.ipynb #451d6a23
-_RULES = ("protocol", "tau", "delta", "ties", "distance", "clip_dice", "average", "other_images", "threshold", "strict")
+_RULES = ("protocol", "tau", "delta", "ties", "distance", "clip_dice", "average", "threshold", "strict")
 _EXAMPLE = ("image", "prompt", "text", "image_1", "image_2", "n_boxes", "box_share", "n_candidates", "random")
 
 

@@ -99,14 +99,6 @@ def test_another_number_of_pictures_is_allowed_and_counted(folder):
     assert rows["confidence"].isna().tolist() == [False, False, True, True] and rows.loc["other_only", "n_images"] == 0
 
 
-def test_the_published_reading_of_the_other_subject_is_one_minus_the_first(folder):
-    frame = probe(Drawn(), GROUPS["relation"], folder, other_images="positive", progress=False)
-    by = {name: rows.reset_index() for name, rows in frame.groupby("comparison")}
-    assert np.allclose(by["subject_only"]["confidence"] + by["other_only"]["confidence"], 1)
-    with pytest.raises(ValueError, match="other_images"):
-        probe(Drawn(), GROUPS["relation"], folder, other_images="both", progress=False)
-
-
 def test_pairs_equal_a_literal_reading(folder):
     table, s = lookup(folder, GROUPS["pairs"])
     frame = score_groups(GROUPS["pairs"], table)

@@ -49,11 +49,11 @@ from qgcam_lib.papers.ref_adv.listeners import (
     meanings,
     what_decides,
 )
+from qgcam_lib.papers.ref_adv.order import order_effects, run_costs
 from qgcam_lib.papers.ref_adv.runs import (
     MODELS,
     beside_paper,
     drawn,
-    evaluate_result,
     largest_box,
     plan_models,
     remedy_gains,
@@ -263,10 +263,10 @@ def test_falls_and_costs_are_those_of_a_model_that_needs_the_order(data):
     costs = word_costs(frames, n_bootstrap=50, n_permutations=99).set_index(["model", "words", "split"])
     assert costs.loc[("order", "shuffled", "adv"), ["difference", "hypothesis"]].tolist() == [1, "supported"]
     assert (costs.loc["bag", "difference"] == 0).all()
-    none = remedy_gains(frames), against_listeners(frames, {})
-    found = evaluate_result(falls.reset_index(), costs.reset_index(), *none, "miniworld")
-    assert "1 supported, 0 against, 1 open, of 2 models" in found["answer"] and "remedy" not in found["answer"]
-    assert evaluate_result(falls[:0].reset_index(), costs[:0].reset_index(), *none, "x")["effect"] == []
+    effects = order_effects(run_costs(frames), n_bootstrap=50).set_index(["model", "split"])
+    assert effects.loc[("order", "adv"), ["cost", "cost_easy", "hypothesis"]].tolist() == [1, 0, "supported"]
+    assert (effects.loc["bag", "difference"] == 0).all()
+    assert order_effects(run_costs({"x": frames["bag"][frames["bag"]["words"] == "original"]})).empty
     pairs = parallel(data)
     chosen = choose_pairs(pairs, frames)
     assert chosen.loc[chosen["role"] == "both right", "strength"].tolist() == [0.5] and "neither" in set(chosen["role"])

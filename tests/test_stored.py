@@ -1,5 +1,6 @@
 """A stored page is what its code cells gave, with its numbers kept, and fit to show. If not: make papers."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,19 @@ PAPERS = sorted((ROOT / "nbs" / "papers").glob("*.ipynb"))
 def test_a_paper_notebook_shows_a_run(path):
     problems = stored_problems(path)
     assert not problems, "make papers (benchmarks: make bench)\n" + "\n".join(problems)
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_page_opens_with_its_answer_and_one_figure(path):
+    """A title and a sentence, then the first screen: question, answer and effect in at most 60 words, a picture."""
+    title, opening = nbformat.read(path, 4).cells[:2]
+    assert title.source.startswith("# ") and len(title.source.split()) <= 60
+    assert "first_screen(" in opening.source and len(opening.source.splitlines()) <= 4
+    box, *figures = opening.outputs
+    seen = re.sub(r"<[^>]+>", " ", box.data["text/html"].partition("<details>")[0])
+    words = [word for word in seen.split() if word not in ("Question", "Answer", "Effect")]
+    assert 15 <= len(words) <= 60 and not seen.count("Being computed"), seen
+    assert any(kind.startswith("image/") for figure in figures for kind in figure.get("data", {}))
 
 
 OUTPUTS = {

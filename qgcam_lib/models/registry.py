@@ -190,7 +190,8 @@ _register(*(ModelEntry(name, checkpoint=MODELS[loads[0]].checkpoint, licence=MOD
                  "qgcam_lib.models.zero_shot.detector_boxes:load_detector_boxes", "glip-like-mini"))))
 _register(*(ModelEntry(name, licence="Apache-2.0", role="ranker", mini=f"{name}-mini", loads=("clip-vit-b32",),
                        loader="qgcam_lib.models.regions.loading:load_region_ranker")
-            for name in ("vilbert", "cmn", "mattnet", "groundnet", "vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")))
+            for name in ("vilbert", "cmn", "mattnet", "groundnet", "vilbert-sum-h", "vilbert-max-h", "vilbert-mtl",
+                         "vilbert-bag", "vilbert-shuffled")))
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:

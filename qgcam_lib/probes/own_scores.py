@@ -149,7 +149,7 @@ def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence
     scores: a file (see `storage.tables`) or a frame, in one of the two forms above. groups: a file of a probe in a
     published form (`data.probes.files.read_groups`) or a list of groups; None for a table of pairs. kind: the form of
     the groups, None tells it from the file. image_ids: "name" or "number". by_class: Probe-B class by class. options:
-    of `score_groups` (average, ties, other_images, missing). allow: names of `suspicions.SUSPICIONS` that are right as
+    of `score_groups` (average, ties, missing). allow: names of `suspicions.SUSPICIONS` that are right as
     they are; otherwise scores that look misread are one warning (SuspiciousInput): all equal, one prompt constant,
     shares of a softmax, reversed, shifted by a row.
     Returns the rows of `score_groups`, `score_classes` or `score_pair_table`.

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.probes.groups import ContextGroup, SwapPair
-from .ask import FORM_NAMES, OTHER_IMAGES, ask_prompts, choices_of, form_of, take_groups
+from .ask import FORM_NAMES, ask_prompts, choices_of, form_of, take_groups
 from qgcam_lib.probes.score import (
     AVERAGES,
     STEPS,
@@ -33,10 +33,9 @@ from qgcam_lib.probes.score import (
 from .score_table import MISSING, ScoreTable, look_up
 
 # %% ../../nbs/lib/probes/04_run.ipynb #fed68dc2
-def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, average: str, other_images: str
-                   ) -> pd.DataFrame:
+def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, average: str) -> pd.DataFrame:
     "One row a group and comparison."
-    rows = [(group, *choice) for group in groups for choice in choices_of(group, other_images)]
+    rows = [(group, *choice) for group in groups for choice in choices_of(group)]
     several = np.array([len(pictures) for _, _, pictures, _, _ in rows], np.int64)
     flat = [(group.id, picture, right, wrong) for group, _, pictures, right, wrong in rows for picture in pictures]
     ids, pictures, rights, wrongs = zip(*flat)
@@ -164,24 +163,24 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     return pd.DataFrame({**columns, **_steps(confidence, "confidence_robustness", "confidence_change")})
 
 # %% ../../nbs/lib/probes/04_run.ipynb #7cf56ace
-def _check_options(average: str, ties: str, other_images: str, missing: str = "raise") -> dict[str, str]:
+def _check_options(average: str, ties: str, missing: str = "raise") -> dict[str, str]:
     "The options themselves; ValueError for a word that is none, whatever the probe."
-    options = {"average": average, "ties": ties, "other_images": other_images, "missing": missing}
-    for name, known in (("average", AVERAGES), ("ties", TIES), ("other_images", OTHER_IMAGES), ("missing", MISSING)):
+    options = {"average": average, "ties": ties, "missing": missing}
+    for name, known in (("average", AVERAGES), ("ties", TIES), ("missing", MISSING)):
         if options[name] not in known:
             raise ValueError(f"{name}: expected one of {known}, got {options[name]!r}")
     return options
 
 
 def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, average: str = "logits",
-                 ties: str = "expected", other_images: str = "negative", missing: str = "raise") -> pd.DataFrame:
+                 ties: str = "expected", missing: str = "raise") -> pd.DataFrame:
     """Score groups of one probe by a table of scores. `PROBE_SCORES` has the contract of each score column.
 
     groups: of one probe. scores: image, prompt, score (logits), from `ask_prompts` or from anywhere. missing: "raise",
     or "undefined" for undefined scores where one is missing.
     Probe-R and RelComp, one row a group and comparison: id, group (anchor image), comparison (see `choices_of`), kind,
     right, wrong, n_images (pictures with scores; another number than ten is no error), n_asked, confidence, correct,
-    tie. average: over pictures, see `choice_scores`. other_images: see `choices_of`.
+    tie. average: over pictures, see `choice_scores`.
     Pairs, one row a pair: id, group (first image), image_1, image_2, kind, category, composition and object (those of
     the first prompt), text_score, image_score, group_score, confidence, n_ties.
     Probe-B, one row a picture and filler: id, group (image), filler, kind, n_present, n_classes, ap_chance; ap_*,
@@ -193,13 +192,13 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
     for a table that is none.
     """
     kind, table = form_of(groups), scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    options = _check_options(average, ties, other_images, missing)
+    options = _check_options(average, ties, missing)
     if kind is SwapPair:
         frame = _score_pairs(groups, table, missing)
     elif kind is ContextGroup:
         frame = _score_contexts(groups, table, missing, ties)
     else:
-        frame = _score_choices(groups, table, missing, average, other_images)
+        frame = _score_choices(groups, table, missing, average)
     frame.attrs = {"form": FORM_NAMES[kind], "groups": len(groups), "options": options}
     if "n_images" in frame:
         frame.attrs["n_images"] = frame.groupby("comparison", sort=False)["n_images"].value_counts().to_dict()
@@ -207,14 +206,13 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
 
 
 def probe(model: Any, groups: Sequence[Any], images: str | Path | Sequence[str | Path], *, limit: int | None = None,
-          seed: int = 0, average: str = "logits", ties: str = "expected", other_images: str = "negative",
-          **run_options: Any) -> pd.DataFrame:
+          seed: int = 0, average: str = "logits", ties: str = "expected", **run_options: Any) -> pd.DataFrame:
     """Ask a model about groups of one probe and score them: `ask_prompts`, then `score_groups`.
 
     With on_error="record" a picture that failed leaves its groups undefined. Returns the rows of `score_groups`;
     `attrs` also has those of `ask_pictures`. For the scores themselves call the two.
     """
-    options = _check_options(average, ties, other_images)
+    options = _check_options(average, ties)
     asked = ask_prompts(model, groups, images, limit=limit, seed=seed, **run_options)
     options["missing"] = "undefined" if asked.attrs["problems"] else "raise"
     frame = score_groups(take_groups(groups, limit, seed), asked, **options)

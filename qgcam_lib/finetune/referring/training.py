@@ -43,7 +43,8 @@ class RankerRecipe(Recipe):
     steps in which the rate rises in a line, it then falls in a line to 0; margin, contrast: of the hinges, and their
     weight beside the plain loss; hinges_after: first steps, without hinges; negatives: drawn for each expression, 0
     for all there are; among: where they are drawn, "batch", or "picture", whose other objects cost no further pass;
-    together: pictures of a batch whose expressions can be negatives of each other, 0 for all of them; precision:
+    together: pictures of a batch whose expressions can be negatives of each other, 0 for all of them; shuffled: share
+    of the expressions of a batch that are read with their words in random order; precision:
     "float32", "bfloat16" or "float16" (scaled), by autocast; looks: at the development set, in an epoch; patience:
     looks without a better one after which it stops, 0 for never. Not used: warmup, cooldown, average, images.
     """
@@ -63,6 +64,7 @@ class RankerRecipe(Recipe):
     negatives: int = 64
     among: Literal["batch", "picture"] = "batch"
     together: int = 0
+    shuffled: float = 0.0
     precision: str = "float32"
     looks: int = 1
     patience: int = 5
@@ -131,7 +133,19 @@ class RankerTraining(Training):
         rows = np.concatenate(pictures[worker::count])
         alone = self.recipe.loss == "plain" or step < self.recipe.hinges_after
         usable = None if alone else self._negatives(rows, step, worker)
-        return self.data.batch(rows, sum(map(len, pictures)), usable)
+        return self._reordered(self.data.batch(rows, sum(map(len, pictures)), usable), step, worker)
+
+# %% ../../../nbs/lib/finetune/referring/03_training.ipynb #23555ac9
+@patch
+def _reordered(self: RankerTraining, batch: RankerBatch, step: int, worker: int) -> RankerBatch:
+    """The batch with the words of some expressions in random order, a share `recipe.shuffled` of them."""
+    if not self.recipe.shuffled:
+        return batch
+    random, ids = self.recipe.random(step, worker, 2), batch.ids.numpy().copy()
+    for row, length in zip(ids, batch.mask.sum(1).tolist()):
+        if random.random() < self.recipe.shuffled:
+            row[1:length - 1] = random.permutation(row[1:length - 1])
+    return replace(batch, ids=torch.from_numpy(ids))
 
 # %% ../../../nbs/lib/finetune/referring/03_training.ipynb #e2b7000a
 @patch

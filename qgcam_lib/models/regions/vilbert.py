@@ -31,7 +31,8 @@ class ViLBERTConfig:
     hidden, layers, heads, inner: of the text stream; region_...: of the image stream; joint_hidden, joint_heads: of
     co-attention; connections: (image layer, text layer) before which each stands, ascending; max_tokens: positions;
     dropout: of states and of attention; whole_picture: whether the picture itself is the first region that is read;
-    spread: standard deviation of the weights at the start.
+    spread: standard deviation of the weights at the start; ordered: whether a word knows its position, False for a bag
+    of words, whose scores are the same for every order.
     """
 
     hidden: int = 768
@@ -49,6 +50,7 @@ class ViLBERTConfig:
     dropout: float = 0.1
     whole_picture: bool = True
     spread: float = 0.02
+    ordered: bool = True
 
     def __post_init__(self):
         object.__setattr__(self, "connections", tuple(tuple(pair) for pair in self.connections))
@@ -183,6 +185,7 @@ class ViLBERT(nn.Module):
         c = self.config = config
         self.words, self.positions, self.kinds = (
             nn.Embedding(size, c.hidden) for size in (vocabulary_size, c.max_tokens, 2))
+        self.positions = self.positions if c.ordered else None
         self.text_norm, self.dropout = nn.LayerNorm(c.hidden, eps=1e-12), nn.Dropout(c.dropout)
         self.see = RegionEmbedding(feature_size, c)
         self.text = nn.ModuleList(Layer(c.hidden, c.heads, c.inner, c.dropout) for _ in range(c.layers))
@@ -199,8 +202,10 @@ class ViLBERT(nn.Module):
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """Tokens [E, T] as states of the text stream."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        return self.dropout(self.text_norm(self.words(ids) + self.positions(places) + self.kinds.weight[0]))
+        states = self.words(ids) + self.kinds.weight[0]
+        if self.positions is not None:
+            states = states + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        return self.dropout(self.text_norm(states))
 
 # %% ../../../nbs/lib/models/regions/04_vilbert.ipynb #e2b20011
 @patch

@@ -5,8 +5,8 @@ from ... import lazy_face
 # The names by the module that has them: of this folder, or of the library.
 ROOMS = {
     "audit": (
-        "audit_result", "evaluate_here", "evaluate_published", "moved_claims", "probe_c_column",
-        "probe_c_values"),
+        "audit_result", "effects_figure", "effects_in_short", "evaluate_here", "evaluate_published",
+        "left_behind_data", "moved_claims", "probe_c_column", "probe_c_values"),
     "claims": (
         "COMPOSITION_CLAIMS", "CONTEXT_CLAIMS", "PATCHED_CLAIMS", "RELATION_CLAIMS", "ROLES", "claim_tables",
         "context_tables", "filler_models", "printed_changes"),
@@ -32,23 +32,25 @@ ROOMS = {
     "gallery": (
         "choose_groups", "choose_turns", "context_twins", "group_title", "pair_twins", "relation_twins", "turn_title"),
     "maps": ("map_changes", "prompt_maps"),
-    "results": ("composition_result", "context_result", "relation_result"),
+    "results": (
+        "against_text_figure", "best_category_title", "choices_title", "composition_result",
+        "context_result", "group_score_figure", "pair_title", "pairs_title", "relation_result"),
     "runs": (
         "ask_all", "counts", "failures", "noted", "score_all", "text_alone", "training_table", "unknown_words"),
     "study": (
         "ask_kept", "check_study", "kept_model", "mean_losses", "open_sets", "read_study", "stored_and_now",
         "study_facts", "train_anew", "trainings_table"),
     "tables": (
-        "against_best", "backbones", "baselines", "beside_lines", "beside_paper", "compare_twins",
-        "concat_models", "confidence_ratios", "of_kind", "pooled", "ratio_table", "records_view", "summarize_all",
-        "ties_table", "undefined_table"),
+        "against_best", "against_text", "backbones", "baselines", "beside_lines", "beside_paper",
+        "compare_twins", "concat_models", "confidence_ratios", "of_kind", "pooled", "ratio_table",
+        "records_view", "summarize_all", "ties_table", "undefined_table"),
     "qgcam_lib.miniworld.scenes.biases": ("planted_biases",),
     "qgcam_lib.models": ("load_model",),
     "qgcam_lib.page.cards": ("model_card",),
     "qgcam_lib.page.text": ("Notes",),
     "qgcam_lib.probes.audit": (
-        "defect_table", "effect_table", "exchanged", "lenient", "probe_c_candidates", "ratios_and_means",
-        "softmax_twice", "stale", "tie_table", "transposed", "two_aps"),
+        "defect_lines", "defect_table", "effect_table", "exchanged", "lenient", "probe_c_candidates",
+        "ratios_and_means", "softmax_twice", "stale", "tie_table", "transposed", "two_aps"),
     "qgcam_lib.report.beside": ("comparison_view", "paper_vs_ours"),
     "qgcam_lib.report.cautions": ("why_not_comparable",),
     "qgcam_lib.report.claims": ("assign_roles", "check_claims", "claims_beside"),

@@ -265,7 +265,7 @@ CONTEXT_CLAIMS = (
           "BridgeTower is the highest performer"),
     Claim("BridgeTower keeps less of its AP than another model when the other objects go", "all others", "section 7.3",
           _least_kept, ("bridgetower",),
-          "BridgeTower is the highest performer and has the lowest robustness from […] to […] meaning that it may be "
+          "BridgeTower is the highest performer and has the lowest robustness from […] meaning that it may be "
           "using some level of object relationship understandings to help recognize objects."),
     Claim("a model's scores on the probes go with its retrieval scores on MSCOCO and Flickr30K", "1 of 1", "section 9",
           lambda t, r: t["retrieval scores, which are not run here"], (),

@@ -21,23 +21,25 @@ from .runs import noted
 
 # %% ../../../nbs/lib/papers/probes/08_features.ipynb #3a1a6e56
 def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data: ProbeData, *, weights: str = "mini",
-                   device: str = "cpu", seed: int = 0) -> dict[str, pd.DataFrame | str]:
-    """`feature_map` of each model's pictures, true and predicate-swapped prompts, or a text that says why not."""
-    found: dict[str, pd.DataFrame | str] = {}
+                   device: str = "cpu", seed: int = 0) -> tuple[dict[str, pd.DataFrame], str]:
+    """`feature_map` of each model's pictures, true and predicate-swapped prompts, and a sentence about the models that
+    have none; '' where all have."""
+    found, joint = {}, []
+    if len(groups) < 2:
+        return {}, "Too few groups for a map of features."
     for name in models:
         with noted([]):  # `ask_all` has told the words that a model does not know
             model = load_model(name, weights, device, seed=seed)
         if not hasattr(model, "encode_images"):
-            found[name] = "it reads text and picture together and has no features of a picture alone"
-        elif len(groups) < 2:
-            found[name] = "fewer than four vectors"
+            joint.append(name)
         else:
             with noted([]):
                 vectors = {"image": model.encode_images([data.picture(one.image) for one in groups]),
                            "positive": model.encode_texts([one.positive_prompt for one in groups]),
                            "swapped": model.encode_texts([one.predicate_prompt for one in groups])}
             found[name] = feature_map(vectors, seed=seed)
-    return found
+    told = f"Not drawn: {', '.join(joint)}. They read text and image together and have no features of an image alone."
+    return found, told if joint else ""
 
 # %% ../../../nbs/lib/papers/probes/08_features.ipynb #d9c51686
 def attention_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarray] | None:

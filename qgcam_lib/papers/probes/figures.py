@@ -31,13 +31,13 @@ from ...report.style import HEAT, PALETTE, bare, contrast, legend_below, titled,
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #244397c3
 def choice_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 3, left: accuracy and mean confidence of each comparison of Probe-R, in percent, a marker a model.
+    """Figure 3, left: accuracy and mean confidence of Probe-R, in percent, a line a model, a marker a comparison.
 
     summary: model, comparison, metric ("correct", "confidence"), value, ci_low, ci_high.
     """
     rows = summary[summary["metric"].isin(CHOICES)]
-    return interval_figure(rows, y="comparison", panels="metric", names=COMPARISONS | CHOICES, scale=100,
-                           chance=dict.fromkeys(CHOICES, PROBE_SCORES["correct"].chance), title=title)
+    return interval_figure(rows, y="model", series="comparison", panels="metric", names=COMPARISONS | CHOICES,
+                           scale=100, chance=dict.fromkeys(CHOICES, PROBE_SCORES["correct"].chance), title=title)
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #4f5cf5c7
 POINTS = {"image": "picture", "positive": "true prompt", "swapped": "predicate swapped"}
@@ -86,12 +86,13 @@ def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #587d5c7e
 def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 4, left: text, image, group score and confidence of each kind of swap, in percent, a marker a model.
+    """Figure 4, left: text, image, group score and confidence, in percent, a line a model, a marker a kind of swap.
 
     summary: model, kind, metric, value, ci_low, ci_high.
     """
     rows = summary[summary["metric"].isin(PAIRS)]
-    return interval_figure(rows, y="metric", panels="kind", names=PAIRS | KINDS | DRAWN_KINDS, scale=100, title=title,
+    return interval_figure(rows, y="model", series="kind", panels="metric", names=PAIRS | KINDS | DRAWN_KINDS,
+                           scale=100, title=title,
                            chance={name: PROBE_SCORES[name].chance for name in PAIRS})
 
 
@@ -107,18 +108,19 @@ def category_figure(summary: pd.DataFrame, metric: str = "image_score", *, serie
 _SHADES = LinearSegmentedColormap.from_list("shades", ["white", PALETTE[0]])
 
 
-def _cell_text(row: pd.Series, scale: float) -> str:
+def _cell_text(row: pd.Series, scale: float, few: bool) -> str:
     digits = 0 if scale == 100 else 2
     value, low, high = (f"{scale * row[name]:.{digits}f}" for name in ("value", "ci_low", "ci_high"))
-    return value if pd.isna(row["ci_low"]) else f"{value}\n{low}–{high}"
+    below = f"\nn = {row['n']:.0f}" if few else "" if pd.isna(row["ci_low"]) else f"\n{low}–{high}"
+    return value + below
 
 
 def score_matrix(summary: pd.DataFrame, *, columns: str = "category", rows: str = "model", scale: float = 100,
-                 names: Mapping[str, str] | None = None, title: str = "") -> Figure:
+                 names: Mapping[str, str] | None = None, least: int = 3, title: str = "") -> Figure:
     """Figure 10: a value in every cell, its 95 % interval below it, on a ground that is darker where it is higher.
 
-    summary: value (0..1), ci_low, ci_high and the columns named; scale: 100 shows percent. A cell without a value
-    stays empty.
+    summary: value (0..1), ci_low, ci_high, n and the columns named; scale: 100 shows percent. A cell without a value
+    stays empty; one of fewer than `least` rows is grey on white, with its n.
     """
     names, cells = names or {}, summary[summary["value"].notna()]
     down, across = list(dict.fromkeys(cells[rows])), list(dict.fromkeys(cells[columns]))
@@ -127,13 +129,14 @@ def score_matrix(summary: pd.DataFrame, *, columns: str = "category", rows: str 
         len(down), len(across))
     figure, ax = plt.subplots(figsize=(2.6 + 0.62 * max(len(across), 4), 1.9 + 0.42 * max(len(down), 2)))
     if grid.size:
-        ax.pcolormesh(grid, cmap=_SHADES, vmin=0, vmax=1, edgecolors="white", linewidth=1)
+        few = np.array([[(a, b) in found and found[a, b].get("n", least) < least for b in across] for a in down])
+        ax.pcolormesh(np.where(few, 0, grid), cmap=_SHADES, vmin=0, vmax=1, edgecolors="white", linewidth=1)
     for (i, j), value in np.ndenumerate(grid):
         if (down[i], across[j]) in found:
             ground = np.array(_SHADES(value)[:3])
             ink = max(("black", "white"), key=lambda name: contrast(ground, np.full(3, float(name == "white"))))
-            ax.text(j + 0.5, i + 0.5, _cell_text(found[down[i], across[j]], scale), ha="center", va="center",
-                    fontsize=7, color=ink)
+            ax.text(j + 0.5, i + 0.5, _cell_text(found[down[i], across[j]], scale, few[i, j]), ha="center",
+                    va="center", fontsize=7, color="0.4" if few[i, j] else ink)
     ax.set(xticks=np.arange(len(across)) + 0.5, yticks=np.arange(len(down)) + 0.5, ylim=(max(len(down), 1), 0))
     most = cells.groupby(columns, sort=False)["n"].max() if "n" in cells else {}
     heads = [names.get(one, one) + (f", n = {most[one]:.0f}" if one in most else "") for one in across]
@@ -155,7 +158,7 @@ def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "
     labels = context_names("ap") | context_names("change")
     panels = {"ap": "average precision, %", "change": "AP lost, points"}
     rows = summary[summary["metric"].isin(labels)]
-    rows = rows.assign(panel=rows["metric"].str.partition("_")[0], metric=rows["metric"].map(labels),
+    rows = rows.assign(panel=rows["metric"].str.replace("_.*", "", regex=True), metric=rows["metric"].map(labels),
                        **{name: 100 * rows[name] for name in ("value", "ci_low", "ci_high")})
     return interval_figure(rows, y=y, series="metric", panels="panel", names=panels, limits=None,
                            chance={"change": 0}, guide="nothing lost", title=title)

@@ -463,7 +463,7 @@ def flip_title(row: Any) -> str:
     return f"{row.role}: {', '.join(words)}"
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #6dd3ee01
-_HALVES = {"V": "the visual half learns", "T": "the text half learns", "VT": "both halves learn"}
+_HALVES = {"V": "the visual half", "T": "the text half", "VT": "both halves"}
 
 
 def _read(reading: pd.DataFrame, agrees: pd.Series) -> str:
@@ -481,7 +481,7 @@ def _seeds(seeds: pd.DataFrame, best: str) -> str:
     alphas = sorted(seeds.loc[seeds["stream"] == best, "alpha"].unique())
     chosen = f"alpha {alphas[0]:g}" + (f" to {alphas[-1]:g}" if len(alphas) > 1 else "")
     return (f"Means of {len(gains)} trainings a half, intervals over pictures and seeds; {most} of {len(gains)} seeds "
-            f"gain most there, and by themselves they choose {chosen}.")
+            f"gain most with {best}, and by themselves they choose {chosen}.")
 
 
 def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mapping[str, float], reading: pd.DataFrame,
@@ -504,9 +504,10 @@ def finetune_result(differences: pd.DataFrame, kept: pd.DataFrame, alphas: Mappi
                   f"{100 * share['loss_spared']:.0f} % of the loss.")
     else:
         spared = " Without a clear gain and a clear loss there are no shares of them to keep."
-    texts, shots = direction(learned[best]), direction(cost[best])
-    answer = (f"On the {where}, fine-tuning {texts} RelComp's text score most where {_HALVES[best]} and {shots} "
-              "zero-shot accuracy.")
+    gained = [_HALVES[stream] for stream, one in learned.items() if one["ci_low"] > 0]
+    dropped = [_HALVES[stream] for stream, one in cost.items() if one["ci_high"] < 0]
+    answer = (f"On the {where}, training {' or '.join(gained) or 'no half'} clearly raises RelComp's text score; "
+              f"training {' or '.join(dropped) or 'no half'} clearly lowers zero-shot accuracy.")
     effect = [f"{best}: RelComp {with_interval(learned[best], PERCENT, 'difference')}, zero-shot "
               f"{with_interval(cost[best], PERCENT, 'difference')}"]
     for stream in alphas:

@@ -106,7 +106,8 @@ def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> 
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #276b90cd
 def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the four combinations of a pair, and its text, image and group score, as texts."""
+    """What each model gave the four combinations of a pair (I1, P2: picture 1, prompt 2), and its text, image and group
+    score, as texts."""
     rows, places = {}, [(i, j) for i in range(2) for j in range(2)]
     for model, frame in scores.items():
         table = np.array([_of(frame, pair.images[i], pair.prompts[j]) for i, j in places])
@@ -115,7 +116,7 @@ def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFra
             found = pair_scores(table.reshape(1, 2, 2)).iloc[0]
             told += [_mark(bool(found[name])) for name in ("text", "image", "group")]
         rows[model] = told + ["–"] * (7 - len(told))
-    heads = [f"picture {i + 1}, prompt {j + 1}" for i, j in places]
+    heads = [f"I{i + 1}, P{j + 1}" for i, j in places]
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*heads, "text", "image", "group"])
 
 
@@ -174,8 +175,9 @@ def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells:
     grid = sides[0].subgridspec(2, max(len(pictures), 1), height_ratios=[high, 0.145 * room])
     for k, ((source, _), line) in enumerate(zip(pictures, lines)):
         _draw_picture(figure.add_subplot(grid[0, k]), source, line)
-    for k, (source, text) in enumerate(beside):
-        _draw_picture(figure.add_subplot(sides[1].subgridspec(len(beside), 1)[k]), source, wrapped(text, 22, 3))
+    places = sides[1].subgridspec(len(beside), 1) if beside else ()
+    for place, (source, text) in zip(places, beside):
+        _draw_picture(figure.add_subplot(place), source, wrapped(text, 22, 3))
     ax = figure.add_subplot(grid[1, :])
     ax.set_axis_off()
     _draw_cells(ax, cells, room, int(94 * left))
@@ -201,7 +203,7 @@ def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, 
 
 def pair_twins(pair: SwapPair, picture: Picture, scores: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """The two pictures of a pair, each with the prompt that is true of it."""
-    shown = [(picture(name), f"picture {k}, prompt {k}: {prompt}") for k, (name, prompt) in
+    shown = [(picture(name), f"I{k}, P{k}: {prompt}") for k, (name, prompt) in
              enumerate(zip(pair.images, pair.prompts), 1)]
     return twin_figure(shown, pair_cells(pair, scores), title=title)
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TWIN_METRICS', 'concat_models', 'records_view', 'ties_table', 'summarize_all', 'baselines', 'pooled', 'of_kind',
-           'backbones', 'against_best', 'compare_twins', 'confidence_ratios', 'ratio_table', 'undefined_table',
-           'beside_paper', 'beside_lines']
+           'backbones', 'against_best', 'against_text', 'compare_twins', 'confidence_ratios', 'ratio_table',
+           'undefined_table', 'beside_paper', 'beside_lines']
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #acb5126d
 from collections.abc import Mapping, Sequence
@@ -107,6 +107,17 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
     keep = ["better", "worse", *by, "metric", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
+
+def against_text(frames: Mapping[str, pd.DataFrame], blind: pd.DataFrame, metric: str, by: Sequence[str] | str = (),
+                 **options: Any) -> pd.DataFrame:
+    """`compare_probe` of every model with text alone on the same groups: model, *by, metric, a (the model), b (text
+    alone), difference with its interval, p_value, n. blind: the groups scored by text alone."""
+    by = [by] if isinstance(by, str) else list(by)
+    keep = ["model", *by, "metric", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
+    parts = [compare_probe(frame, blind, by, metrics=metric, **options).assign(model=model)
+             for model, frame in frames.items()]
+    return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
+
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #3554bdb5
 TWIN_METRICS = ("ap_reference", "ap_edited",  # how much each sees, and so could lose
                 "change_reference_edited", "change_patch_edited", "confidence_change_reference_edited",
@@ -167,7 +178,7 @@ def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_com
 
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:
     """The same for a page, a line a verdict, or reason why there is none: verdict, models (how many), which, and how
-    many numbers the paper and this run have of each. comparison, plan: of `beside_paper`."""
+    many numbers the paper and this run have of them. comparison, plan: of `beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
     rows, printed = [], PROBES.tables[number].printed()["model"]
     for model in dict.fromkeys([*printed[~printed.isin(PROBES.references)], *parts]):
@@ -177,6 +188,6 @@ def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> p
         numbers = (0, 0) if part is None else (int(part[who].notna().sum()) for who in ("paper", "ours"))
         rows.append((verdict, model, *numbers))
     names = ["verdict", "which", "the paper's numbers", "ours"]
-    groups = pd.DataFrame(rows, columns=names).groupby(["verdict", *names[2:]], sort=False)["which"]
-    found = groups.agg(models="size", which=", ".join).reset_index()
-    return found[["verdict", "models", "which", *names[2:]]]
+    groups = pd.DataFrame(rows, columns=names).groupby("verdict", sort=False)
+    lists = groups["which"].agg(models="size", which=", ".join)
+    return lists.join(groups[names[2:]].sum()).reset_index()

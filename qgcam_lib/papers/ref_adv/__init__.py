@@ -14,8 +14,11 @@ ROOMS = {
     "description": ("REF_ADV", "SPLITS", "WORDS", "by_split", "by_words"),
     "gallery": ("choose_pairs", "pair_figure", "parallel"),
     "listeners": ("against_listeners", "ask_listeners", "both_right", "meanings", "what_decides"),
+    "order": (
+        "clear_effects", "order_accuracy", "order_effects", "order_figure", "order_kinds", "order_result", "order_seeds",
+        "order_title", "read_order_study", "run_costs", "study_costs"),
     "runs": (
-        "ask_rankers", "beside_paper", "drawn", "evaluate_result", "failures", "largest_box", "plan_models",
+        "ask_rankers", "beside_paper", "drawn", "failures", "in_points", "largest_box", "plan_models",
         "remedy_gains", "split_falls", "summarize_rankers", "warned", "word_costs", "words_table"),
     "training": (
         "TABLE10", "TABLE9", "answers_summary", "arm_label", "arm_summary", "arms_table", "as_table10", "beside",
@@ -25,7 +28,7 @@ ROOMS = {
     "qgcam_lib.page.cards": ("model_card",),
     "qgcam_lib.page.text": ("Notes",),
     "qgcam_lib.referring.audit": ("threshold_effect", "truncation"),
-    "qgcam_lib.report.beside": ("verdict_counts",),
+    "qgcam_lib.report.beside": ("verdict_counts", "verdict_lines"),
     "qgcam_lib.report.cautions": ("cautions", "why_not_comparable"),
     "qgcam_lib.report.claims": ("assign_roles", "check_claims", "claims_beside"),
     "qgcam_lib.report.figures": ("interval_figure",),

@@ -221,7 +221,11 @@ def length_figure(data: RefAdv) -> Figure:
     means = split_counts(data.expressions)["mean_words"]
     title = "Mean words: " + ", ".join(f"{name} {mean:.1f}" for name, mean in means.items())
     curves = {SPLITS[name]: part for name, part in lengths.groupby("split", sort=False)}
-    return curves_figure(curves, x="words", y="share", xlabel="words", ylabel="% of the expressions", title=title)
+    figure = curves_figure(curves, x="words", y="share", xlabel="words", ylabel="% of the expressions", title=title,
+                           limits=(0, 1.05 * lengths["share"].max()))
+    figure.axes[0].set_xlim(0, lengths["words"].max())
+    figure.set_size_inches(5.6, 3.4)
+    return figure
 
 
 def relation_figure(data: RefAdv, top: int = 8) -> Figure:

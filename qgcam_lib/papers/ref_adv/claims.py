@@ -144,7 +144,7 @@ def _there(t: _Tables) -> list[str]:
     "The models of Table 2 that are there."
     return [name for name in MODELS if name in t["differences"].index]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #dbd8d8eb
 def _printed(t: _Tables, name: str) -> pd.DataFrame:
     "A printed table; KeyError for a run, whose models and test are others."
     if name not in t:

@@ -78,12 +78,12 @@ def ask_listeners(data: RefAdv, expressions: Sequence[Expression]) -> dict[str, 
     return frames
 
 # %% ../../../nbs/lib/papers/ref_adv/07_listeners.ipynb #c7a10009
-_UNDECIDED = "draws lots"
+_UNDECIDED = "undecided"
 
 
 def against_listeners(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.DataFrame], **options: Any
                       ) -> pd.DataFrame:
-    """Each model less each listener with words as written: model, listener, split, rows ("all", or "draws lots": those
+    """Each model less each listener with words as written: model, listener, split, rows ("all", or "undecided": those
     where the listener's chance is below 1), a, b (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups,
     hypothesis. heard: of `ask_listeners`; options: n_bootstrap, seed, n_permutations."""
     rows = []

@@ -252,7 +252,7 @@ def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Fi
         done=lambda frame, name=name: frame["step"] / study.about[name]["steps"], dev=lambda frame: 100 * frame["dev"])
         for name in arms if name in study.logs}
     return curves_figure(curves, x="done", y="dev", xlabel="share of the steps", ylabel="accuracy on dev, %",
-                         title=title)
+                         title=title, limits=(0, 100))
 
 
 def zoo_cards(names: Sequence[str] = ("vilbert", "vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")) -> pd.DataFrame:
