@@ -60,8 +60,8 @@ def analysis_result(price: pd.DataFrame, pairs: pd.DataFrame, calibration: pd.Da
     best = order[0]
     alone, lost = (100 * _row(price, best, m)["value"] for m in ("AP_true_pairs", "price"))
     within, across = (100 * _row(calibration, best, m)["value"] for m in ("auc_within", "auc_across"))
-    answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP, and its best hit outscores its "
-              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across (chance: 50).")
+    answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP; its best hit outscores its "
+              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across.")
     effect = [f"points of AP lost by {name}: {score_text(_row(price, name, 'price'), symbol='')}" for name in order]
     own = pairs[(pairs["better"] == best) & ~pairs["worse"].isin(TRICD.references)]
     effect += [f"AP of {row.better} above {row.worse}: {row.gap:.1f} points [{row.ci_low:.1f}, {row.ci_high:.1f}]"
