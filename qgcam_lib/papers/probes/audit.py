@@ -182,8 +182,9 @@ def audit_result(moved: pd.DataFrame, patch: pd.DataFrame, turned: pd.DataFrame,
     if not len(patch):
         return {"answer": "No model ran; the table of models says why.", "effect": []}
     asked = moved[moved["moved"].isin(["verdict", "count", "no"])]
-    answer = (f"On the {where}, the published evaluation changes the count of {int((asked['moved'] != 'no').sum())} of {len(asked)} "
-              f"sentences and the verdict on {int((asked['moved'] == 'verdict').sum())}, on the same scores.")
+    answer = (f"On the {where}, the published evaluation changes the count of {int((asked['moved'] != 'no').sum())} of "
+              f"{len(asked)} sentences and the verdict on {int((asked['moved'] == 'verdict').sum())}, on the same "
+              "scores.")
     first = patch.sort_values("model", key=lambda name: ~name.isin(EXCHANGED), kind="stable")
     effect = [f"robustness to a patch of {row['model']}, pictures exchanged minus in order: "
               f"{with_interval(row, _SHARE, 'effect')}" for _, row in first.iterrows()]

@@ -4,6 +4,9 @@ from ... import lazy_face
 
 # The names by the module that has them: of this folder, or of the library.
 ROOMS = {
+    "audit": (
+        "dice_arithmetic", "largest_in_words", "movement_map", "movement_table", "ranking_changes", "sources_table",
+        "tornado", "wdp_arithmetic"),
     "baselines": ("store_names", "weights_origin", "with_baselines"),
     "claims": ("CLAIMS", "bold_counts", "claim_tables", "setting_means", "unlike_print"),
     "figures": ("correlation_figure", "panels", "places_figure", "size_figure", "split_histograms"),
@@ -26,7 +29,6 @@ ROOMS = {
     "qgcam_lib.page.cards": ("data_card", "fingerprint_notes", "model_card"),
     "qgcam_lib.page.table": ("show",),
     "qgcam_lib.page.text": ("Notes",),
-    "qgcam_lib.papers.q_groundcam": ("audit",),
     "qgcam_lib.report.beside": ("comparison_view", "paper_vs_ours", "verdict_counts"),
     "qgcam_lib.report.cautions": ("cautions", "source_name", "why_not_comparable"),
     "qgcam_lib.report.claims": ("check_claims", "claims_beside"),

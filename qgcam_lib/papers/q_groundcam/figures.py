@@ -333,7 +333,7 @@ def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "",
 def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: str = "") -> Figure:
     """Every model's mean place, 1 for the best, by the three scores of the paper's sentence and by all nine: a bar a
     source. sources: {name: tables of `claim_tables`}; a source without tables is left out."""
-    places = {name: mean_places(tables) for name, tables in sources.items() if tables}
+    places = {name: mean_places(tables) for name, tables in sources.items() if "pg_hit" in tables}
     figure, axes = plt.subplots(1, 2, figsize=(6.8, 2.6), sharey=True)
     for ax, column in zip(axes, ("PG accuracy, PG uncertainty, IO ratio", "all nine scores")):
         for k, (name, table) in enumerate(places.items()):

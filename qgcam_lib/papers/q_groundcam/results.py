@@ -102,7 +102,7 @@ def result_of_audit(found: pd.DataFrame, changes: pd.DataFrame, where: str) -> d
     moved = found[(found["ci_low"] > 0) | (found["ci_high"] < 0)]
     share = len(moved[["question", "answer"]].drop_duplicates())
     orders = len(changes[["question", "answer"]].drop_duplicates())
-    answer = (f"Of {len(choices)} choices that the paper leaves open, {share} clearly move at least one of nine scores "
+    answer = (f"Of {len(choices)} choices left open, {share} clearly move at least one of nine scores "
               f"on the {where}, and {orders} change the order of the models.")
     effect, shown = [], found[found["metric"].isin(("pg_hit", "io_ratio", "pg_uncertain"))]
     shown = shown.sort_values("metric", key=lambda names: names != "pg_hit", kind="stable")

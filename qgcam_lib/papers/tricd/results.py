@@ -45,7 +45,7 @@ def detection_result(summary: pd.DataFrame, k: int = 1) -> dict[str, Any]:
     best = order[0]
     recall, group = (100 * _row(summary, best, m)["value"] for m in (f"recall@{k}", f"group_recall@{k}"))
     answer = (f"The best of {len(order)} detectors, {best}, finds {recall:.1f} % of the phrases of true captions, and "
-              f"{group:.1f} % where its boxes on the picture of which the caption is false compete.")
+              f"{group:.1f} % where the picture of the false caption competes.")
     return {"answer": answer, "effect": [f"AP of {name}: {score_text(_row(summary, name, 'AP'))}" for name in order]}
 
 # %% ../../../nbs/lib/papers/tricd/07_results.ipynb #3c844073
@@ -60,8 +60,8 @@ def analysis_result(price: pd.DataFrame, pairs: pd.DataFrame, calibration: pd.Da
     best = order[0]
     alone, lost = (100 * _row(price, best, m)["value"] for m in ("AP_true_pairs", "price"))
     within, across = (100 * _row(calibration, best, m)["value"] for m in ("auc_within", "auc_across"))
-    answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP, and its best hit outscores its "
-              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across (chance: 50).")
+    answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP; its best hit outscores its "
+              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across.")
     effect = [f"points of AP lost by {name}: {score_text(_row(price, name, 'price'), symbol='')}" for name in order]
     own = pairs[(pairs["better"] == best) & ~pairs["worse"].isin(TRICD.references)]
     effect += [f"AP of {row.better} above {row.worse}: {row.gap:.1f} points [{row.ci_low:.1f}, {row.ci_high:.1f}]"
