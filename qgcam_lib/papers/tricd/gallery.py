@@ -144,7 +144,7 @@ def _best_of(found: Mapping[str, Any], phrase_id: int, boxes: int = 1) -> np.nda
     mine = np.flatnonzero(np.asarray(found.get("phrase_ids", ()), int) == phrase_id)
     return mine[np.argsort(-scores[mine], kind="stable")][:boxes]
 
-
+# %% ../../../nbs/lib/papers/tricd/04_gallery.ipynb #6883d59e
 def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[str, Any], *, boxes: int = 1) -> None:
     """Draw a pair's picture with the truth of its phrases dashed and each phrase's `boxes` best predictions solid.
 
