@@ -131,9 +131,9 @@ def test_its_result_says_what_the_tables_say(scene_run):
     box = json.loads((scene_run.folder / "run.json").read_text())["results"]["result_box"]
     summary = table(scene_run, "summary").set_index(["model", "metric"])
     mean = summary.loc[("blip-base, checkpoint weights", "pg_hit")]
-    assert f"for {100 * mean['value']:.1f} % of {mean['n']:.0f} phrases" in box["answer"]
+    assert f"for {100 * mean['value']:.1f} % of phrases" in box["answer"]
     assert len(box["effect"]) == 3 + 4 and all("[" in line and "n = " in line for line in box["effect"])
-    assert "the centre guess" in box["answer"] and "blip-base (untrained)" in box["answer"]
+    assert "blip-base (untrained)" in box["answer"] and any("centre guess" in line for line in box["effect"])
     assert any("miniworld" in line for line in box["differs"])
 
 

@@ -196,7 +196,7 @@ def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = ""
             ax.axhline(chance[column], color="0.4", linestyle=":", linewidth=1.2, label="chance")
         if column in (validation or {}):
             _validation_point(ax, log["step"].max(), validation[column])
-        ax.set(xlabel="training step", ylabel=wrapped(label, 26, 2))
+        ax.set(xlabel="training step", ylabel=wrapped(label, 20, 3))
         ends = f"from {mean.iloc[0]:.3g} to {mean.iloc[-1]:.3g}" if len(log) else "no rows"
         said.append(f"{label} {ends}" + (f", validation {validation[column]['value']:.3g}"
                                          if column in (validation or {}) else ""))

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ...data.tricd.pairs import SUBSETS, Tricd
 from .tables import METRIC_NAMES, SUBSET_NAMES
 from ...report.figures import beside_figure, interval_figure
-from ...report.style import legend_below, line_look, point_look, titled
+from ...report.style import PALETTE, legend_below, line_look, point_look, titled
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #75499bf9
 _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj", "coco_rel", "winoground"))}
@@ -24,8 +24,8 @@ _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj
 def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
     "How many centres of boxes lie where, in shares of their image: hexagons, white where there is none."
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2
-    ramp = LinearSegmentedColormap.from_list(subset, ["white", _COLOURS[subset]])
-    cells = ax.hexbin(*centre.T, gridsize=13, extent=(0, 1, 0, 1), cmap=ramp, vmin=0, linewidths=0.2)
+    ramp = LinearSegmentedColormap.from_list("boxes", ["0.55", PALETTE[0]])
+    cells = ax.hexbin(*centre.T, gridsize=13, extent=(0, 1, 0, 1), cmap=ramp, mincnt=1, linewidths=0.2)
     ax.figure.colorbar(cells, ax=ax, location="bottom", shrink=0.8, label="boxes")
     ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1],
            xlabel="x of the centre,\nshare of the width")
