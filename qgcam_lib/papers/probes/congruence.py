@@ -228,17 +228,19 @@ def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
     difference behind it. table: of `congruence_contrast`; title: "" says the differences."""
     rows = table[(table["contrast"] == CONTRASTS["ap"]) & ~table["model"].str.contains(" minus ")]
     figure, ax = plt.subplots(figsize=(6.4, 2.2))
-    told, gaps = [], []
-    for k, (_, row) in enumerate(rows.iterrows()):
+    told, gaps, top = [], [], 115 * rows["usual"].max()
+    heights = (100 * rows["unusual"].sort_values(ascending=False) + top / 6 * np.arange(len(rows))).cummin()
+    heights -= top / 6 * np.arange(len(rows))  # each label a sixth of the axis below the one above, or more
+    for k, (place, row) in enumerate(rows.iterrows()):
         usual, unusual = 100 * row["usual"], 100 * row["unusual"]
         ax.plot([0, 1], [usual, unusual], linewidth=2, markersize=7, marker=point_look(k)["marker"], **line_look(k))
         lost = with_interval(in_points(row.to_frame().T, "difference", "ci_low", "ci_high").iloc[0].astype(object),
                              Unit(1, 1, "", " points"), "difference")
-        ax.text(1.05, unusual, f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
+        ax.text(1.05, heights[place], f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
         told.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
         gaps.append(f"{usual - unusual:.0f}{' points of AP' * (not gaps)} to {row['model']}")
     ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %",
-           ylim=(0, 115 * rows["usual"].max()))
+           ylim=(0, top))
     title = title or f"The usual background is worth {', '.join(gaps)}"
     return titled(figure, title, "medium", alt=f"AP before a usual and an unusual background: {'; '.join(told)}.")
 
