@@ -10,6 +10,7 @@ __all__ = ['SWEPT', 'LOSSES', 'open_relcomp', 'relcomp_view', 'questions', 'swee
            'before_and_after', 'flip_title', 'finetune_result']
 
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #b016e739
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -389,7 +390,10 @@ def reading_table(summary: pd.DataFrame, alone: Mapping[str, pd.DataFrame], alph
 # %% ../../../nbs/lib/papers/probes/11_finetune.ipynb #56936057
 def same_texts(model: Any, groups: Sequence[RelCompGroup]) -> pd.Series:
     """Whether the positive and the negative of a group are the same row of tokens to a dual encoder, by id."""
-    positive, negative = (model.rows([getattr(one, side) for one in groups])[0] for side in ("positive", "negative"))
+    with warnings.catch_warnings():  # of unknown words: the page lists them where the model is asked
+        warnings.simplefilter("ignore", UserWarning)
+        positive, negative = (model.rows([getattr(one, side) for one in groups])[0]
+                              for side in ("positive", "negative"))
     return pd.Series((positive == negative).all(1).numpy(), index=[one.id for one in groups])
 
 
