@@ -84,11 +84,15 @@ class FirstScreen:
              figure: Any = None, caption: str = "") -> None:
         """Write the answer into the box and, as `result_box`, into the results of run.json; show the figure below it.
 
-        answer: one sentence; effect: each with its interval and n, the first is seen, the others are folded; differs:
-        what differs from the paper, folded; plain texts, shown as they are. figure: one that answers at a glance, kept
-        as figures/first_screen; caption: what it shows. ValueError without an answer.
+        answer: one sentence; effect: each with its interval and n, the first is seen (with the name of the data, where
+        the answer lacks it), the others are folded; differs: what differs from the paper, folded; plain texts, shown as
+        they are. figure: one that answers at a glance, kept as figures/first_screen; caption: what it shows. ValueError
+        without an answer.
         """
-        box = ResultBox(self.question, " ".join(as_lines(answer)), as_lines(effect), as_lines(differs))
+        answer, effect = " ".join(as_lines(answer)), as_lines(effect)
+        if run.where.partition(",")[0] not in answer and effect:
+            effect = (run.caption(effect[0]), *effect[1:])
+        box = ResultBox(self.question, answer, effect, as_lines(differs))
         if not box.answer:
             raise ValueError("argument `answer`: expected a sentence, given none.")
         run.record(result_box=box.as_dict())

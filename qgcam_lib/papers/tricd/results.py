@@ -61,7 +61,7 @@ def analysis_result(price: pd.DataFrame, pairs: pd.DataFrame, calibration: pd.Da
     alone, lost = (100 * _row(price, best, m)["value"] for m in ("AP_true_pairs", "price"))
     within, across = (100 * _row(calibration, best, m)["value"] for m in ("auc_within", "auc_across"))
     answer = (f"False captions cost {best} {lost:.1f} of its {alone:.1f} points of AP; its best hit outscores its "
-              f"best false alarm in {within:.1f} % of cases within a phrase, {across:.1f} % across.")
+              f"best false alarm in {within:.1f} % within a phrase, {across:.1f} % across.")
     effect = [f"points of AP lost by {name}: {score_text(_row(price, name, 'price'), symbol='')}" for name in order]
     own = pairs[(pairs["better"] == best) & ~pairs["worse"].isin(TRICD.references)]
     effect += [f"AP of {row.better} above {row.worse}: {row.gap:.1f} points [{row.ci_low:.1f}, {row.ci_high:.1f}]"
@@ -151,7 +151,7 @@ def audit_result(order: pd.DataFrame, spread: pd.DataFrame, moved: Sequence[str]
     """
     change = (order["theirs"] - order["ours"]).abs()
     ratio = spread.loc[spread["subset"] == "all", "ratio"].dropna()
-    answer = (f"By default the published evaluator computes AP after changing the predictions, which moves it by "
+    answer = (f"The published evaluator computes AP after changing the predictions, which moves it by "
               f"up to {change.max():.1f} points; the paper's deviation is {ratio.median():.2f} of a standard error.")
     return {"answer": answer, "effect": [*moved, f"deviation over parts of 90 % to that of a bootstrap: median "
                                                  f"{ratio.median():.2f}, {ratio.min():.2f} to {ratio.max():.2f}, "
