@@ -217,7 +217,7 @@ def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str
     shown = [(picture(name), f"{group.present[0]}, {head}") for head, name in zip(heads, group.pictures.values())]
     return twin_figure(shown, cells, title=title or f"{group.present[0]} {told}")
 
-
+# %% ../../../nbs/lib/papers/probes/12_congruence.ipynb #3a5d3fdb
 def in_points(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """A table with some columns of shares in points, times 100."""
     return table.assign(**{name: 100 * table[name] for name in columns})
