@@ -77,12 +77,12 @@ class Handler(BaseHTTPRequestHandler):
             "no place": (206, "", len(data) - begin, None, data[begin:]),
             "endless": (200, "", None, None, data * 3), "long": (200, "", 10**15, None, b"x"),
         }[how]
+        self.server.lie = "" if status != 200 else how  # the next answer is true; set before anybody can go on
         self.send_response(status)
         for key, value in (("Content-Range", place), ("Content-Length", length), ("ETag", tag)):
             if value not in ("", None):
                 self.send_header(key, str(value))
         self.end_headers()
-        self.server.lie = "" if status != 200 else how  # the next answer is true
         self.close_connection = True
         try:
             self.wfile.write(sent)
