@@ -20,7 +20,6 @@ from qgcam_lib.probes.audit import (
     left_behind,
     lenient,
     most_confidence,
-    patch_claim,
     probe_c_candidates,
     ratios_and_means,
     softmax_twice,
@@ -59,16 +58,6 @@ def test_exchanging_two_pictures_exchanges_their_columns():
     effect = effect_table({"m": theirs}, {"m": ours, "n": ours}, ["change_reference_patch"], n_bootstrap=20).iloc[0]
     assert np.isclose(effect["theirs"], ours["change_reference_edited"].mean()) and effect["model"] == "m"
     assert np.isclose(effect["effect"], effect["theirs"] - effect["ours"])
-
-
-def test_the_claim_about_the_patch_takes_exchanged_pictures_only_for_its_models():
-    frames = {name: pd.DataFrame({"robustness_reference_patch": [value]}) for name, value in
-              {"vilt": 0.9, "clip": 0.8, "flava": 0.86}.items()}
-    other = {"vilt": pd.DataFrame({"robustness_reference_patch": [0.5]}), "clip": frames["vilt"]}
-    found = patch_claim(frames, other, ["vilt", "bridgetower"]).iloc[0]
-    assert (found["others"], found["susceptible"], found["susceptible_theirs"]) == (pytest.approx(0.83), False, True)
-    with pytest.raises(ValueError, match="others to hold them against"):
-        patch_claim({"vilt": frames["vilt"]}, other, ["vilt"])
 
 
 @pytest.mark.parametrize("levels", [None, 3])

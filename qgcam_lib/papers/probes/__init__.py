@@ -12,7 +12,7 @@ ROOMS = {
         "context_tables", "filler_models", "printed_changes"),
     "congruence": (
         "CONTRASTS", "choose_turning", "congruence_contrast", "congruence_effect", "congruence_figure",
-        "congruence_rows", "contrast_figure", "in_points", "open_congruence"),
+        "congruence_rows", "contrast_figure", "open_congruence"),
     "data": (
         "category_counts", "class_counts", "groups_view", "joined", "open_context", "open_pairs",
         "open_relation", "open_swaps"),
@@ -51,14 +51,13 @@ ROOMS = {
     "qgcam_lib.probes.audit": (
         "defect_lines", "defect_table", "effect_table", "exchanged", "lenient", "probe_c_candidates",
         "ratios_and_means", "softmax_twice", "stale", "tie_table", "transposed", "two_aps"),
-    "qgcam_lib.report.beside": ("comparison_view", "paper_vs_ours"),
+    "qgcam_lib.report.beside": ("paper_vs_ours",),
     "qgcam_lib.report.cautions": ("why_not_comparable",),
     "qgcam_lib.report.claims": ("assign_roles", "check_claims", "claims_beside"),
-    "qgcam_lib.report.figures": ("training_curves",),
     "qgcam_lib.report.published": ("cite", "published"),
     "qgcam_lib.report.sentences": ("differences", "models_beside"),
     "qgcam_lib.report.style": ("open_picture", "use_style"),
-    "qgcam_lib.report.tables": ("score_table",),
+    "qgcam_lib.report.tables": ("in_points", "score_table"),
     "qgcam_lib.runs": ("open_run",),
     "qgcam_lib.runs.show": ("first_screen",),
 }

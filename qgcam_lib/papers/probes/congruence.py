@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Target', 'CONTRASTS', 'usual_places', 'scenes_by_place', 'open_congruence', 'congruence_rows', 'congruence_contrast',
-           'choose_turning', 'congruence_figure', 'in_points', 'contrast_figure', 'congruence_effect']
+           'choose_turning', 'congruence_figure', 'contrast_figure', 'congruence_effect']
 
 # %% ../../../nbs/lib/papers/probes/12_congruence.ipynb #a43c2e30
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ from ...probes.run import rankings, score_groups
 from ...probes.score_table import ScoreTable
 from ...report.sentences import Unit, with_interval
 from ...report.style import PALETTE, line_look, point_look, titled
+from ...report.tables import in_points
 from ...statistics import compare
 from ...storage.files import write_whole
 
@@ -218,11 +219,6 @@ def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str
     return twin_figure(shown, cells, title=title or f"{group.present[0]} {told}")
 
 # %% ../../../nbs/lib/papers/probes/12_congruence.ipynb #3a5d3fdb
-def in_points(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """A table with some columns of shares in points, times 100."""
-    return table.assign(**{name: 100 * table[name] for name in columns})
-
-
 def contrast_figure(table: pd.DataFrame, *, title: str = "") -> Figure:
     """AP before a usual and before an unusual background, in percent, a line a model, with the interval of the
     difference behind it. table: of `congruence_contrast`; title: "" says the differences."""

@@ -131,7 +131,7 @@ def what_decides(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.Data
 # %% ../../../nbs/lib/papers/ref_adv/07_listeners.ipynb #c7a1000c
 def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """How often a model is right in both of a pair of the same words: model, value, ci_low, ci_high, n (pairs),
-    n_groups (pictures). A model without order gets 0, a listener that draws lots the product of its chances.
+    n_groups (pictures). A model without order gets 0, a baseline that chooses at random the product of its chances.
 
     pairs: of `gallery.parallel`; frames: of `runs.ask_rankers` or `ask_listeners`. Pairs that were not asked, or of
     other words, are left out. options: n_bootstrap, seed.

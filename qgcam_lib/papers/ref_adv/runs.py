@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REMEDIES', 'ORDER', 'MODELS', 'FALLS', 'SAYS', 'plan_models', 'drawn', 'worded', 'ask_rankers', 'warned', 'failures',
            'largest_box', 'with_test', 'summarize_rankers', 'beside_paper', 'split_falls', 'word_costs', 'remedy_gains',
-           'words_table', 'in_points']
+           'words_table']
 
 # %% ../../../nbs/lib/papers/ref_adv/05_runs.ipynb #bcd0228f
 import warnings
@@ -209,13 +209,3 @@ def remedy_gains(frames: Mapping[str, pd.DataFrame], base: str = "vilbert", **op
 def words_table() -> PaperTable:
     """The form of Table 6 for every model: a line a model and split."""
     return replace(REF_ADV.tables[6], name="", rows=("model", "split"))
-
-
-_SHARES = ("difference", "ci_low", "ci_high", "value", "value_a", "value_b", "random_a", "random_b", "a", "b", "cost",
-           "cost_easy", "printed", "lot", "share_of_right")
-
-
-def in_points(frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame of differences and accuracies in points of percent, for a page: each column of shares times 100."""
-    return frame.assign(**{name: 100 * frame[name] for name in _SHARES
-                           if name in frame and pd.api.types.is_numeric_dtype(frame[name])})

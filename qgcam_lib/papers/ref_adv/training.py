@@ -30,6 +30,7 @@ from ...report.claims import assign_roles, check_claims
 from ...report.figures import curves_figure, interval_figure
 from ...report.paper import Column, PaperTable
 from ...report.sentences import PERCENT, Unit, direction, with_interval
+from ...report.tables import in_points
 from ...statistics import compare, summarize
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70006
@@ -126,6 +127,7 @@ def picked(choices: pd.DataFrame) -> dict[str, str]:
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70011
 _LINES = {"sum-h": "vilbert-sum-h", "max-h": "vilbert-max-h", "mtl": "vilbert-mtl"}
+_ENDS = ("difference", "ci_low", "ci_high")
 _TABLE10 = {"tl-other": "tl-vqa", "tl-all": "tl-gqa", "tl-rel": "tl-gqa-rel", "mtl-other-1": "mtl-vqa"}
 
 
@@ -136,11 +138,6 @@ def _printed_gains(arms: Mapping[str, str]) -> dict[tuple[str, str], float]:
     gains = {arm: three.loc[_LINES[family]] - three.loc["vilbert"] for family, arm in arms.items()}
     gains |= {arm: ten.loc[line] - ten.loc["none"] for arm, line in _TABLE10.items()}
     return {(arm, split): float(row[split]) for arm, row in gains.items() for split in row.index if row.notna()[split]}
-
-
-def _in_points(frame: pd.DataFrame) -> pd.DataFrame:
-    "Rows of differences, in points instead of shares."
-    return frame.assign(**{name: 100 * frame[name] for name in ("difference", "ci_low", "ci_high")})
 
 
 def _family(name: str) -> int:
@@ -161,7 +158,7 @@ def gains(study: StoredStudy, arms: Mapping[str, str], **options: Any) -> pd.Dat
             rows += [{"arm": name} | row for row in compare_choices(_with_test(frame), plain, **options).to_dict(
                 "records")]
     table = pd.DataFrame(rows, columns=["arm", "split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"])
-    table = _in_points(table)
+    table = in_points(table, *_ENDS)
     adv = table[table["split"] == "adv"].set_index("arm")["difference"]
     table = table.assign(family=table["arm"].map(_family), adv=-table["arm"].map(adv),
                          order=table["split"].map([*SPLITS].index), training=table["arm"].map(arm_label))
@@ -200,7 +197,7 @@ def answers_summary(study: StoredStudy, after: str, before: str = "questions-rel
                  for when, frame in there.items()}
         rows += [summarize(part, "correct", **options).assign(split=line, when=when, model=f"{when} MTL")
                  for when, part in parts.items()]
-        found = _in_points(compare(parts["after"], parts["before"], "correct", **options)).iloc[0].to_dict()
+        found = in_points(compare(parts["after"], parts["before"], "correct", **options), *_ENDS).iloc[0].to_dict()
         theirs = float(printed.loc[line, "after"] - printed.loc[line, "before"])
         apart.append({"split": line, **found, "paper": theirs, "hypothesis": _held(found, theirs)})
     columns = ["split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups", "paper", "hypothesis"]
