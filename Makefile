@@ -105,8 +105,8 @@ notebooks: env  # but for trainings and solutions, which make nightly runs too
 pytest: env
 	@$(CLEANLY) $(ONE_THREAD) pytest --numprocesses $(CORES) --dist loadfile --junitxml=.pytest_cache/durations.xml
 
-fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= words of their names, SEED=, OUT= where failing ones go
-	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(N) SEED=$(SEED) TARGETS="$(TARGETS)" OUT="$(OUT)" python tests/fuzz
+fuzz: env  ## hostile inputs for every reader: N= a target (10,000), TARGETS= of their names, as in pytest -k, SEED=
+	@$(CLEANLY) OMP_NUM_THREADS=1 N=$(or $(N),10000) SEED=$(SEED) pytest tests/fuzz -m "nightly or not nightly" -k "$(TARGETS)" -o faulthandler_timeout=120
 
 lessons: env  ## do the stored outputs of the lessons still come out?
 	@$(CLEANLY) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider

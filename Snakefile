@@ -64,7 +64,7 @@ for name, given in GRID.items():
 
 # TRICD: the splits that the data folder has; of the miniworld 250 of the 668 groups, which is enough to see the story.
 # The published detectors and answerers where those weights are asked for.
-TRICD = {split: {"data": DATA, "split": split} for split in tricd_splits(DATA)} if DATA else {"test": {"limit": 250}}
+TRICD = {split: {"dataset": DATA, "split": split} for split in tricd_splits(DATA)} if DATA else {"test": {"limit": 250}}
 PUBLISHED = GIVEN.get("weights") == "official"
 DETECTORS = {"models": ["mdetr-enb5", "owl-vit-l14", "owlv2-b16", "grounding-dino-base"]} if PUBLISHED else {}
 ANSWERERS = {"models": ["blip-vqa", "albef-vqa", "vilt-vqa"]} if PUBLISHED else {}
@@ -77,7 +77,7 @@ RUNS = {
     "amc_recipe": {} if DATA else {"miniworld": {}},
     "tricd_audit": {"drawn": {}},
     "tricd_detection": {split: given | DETECTORS for split, given in TRICD.items()},
-    "tricd_analysis": {split: {"data": DATA, "split": split} for split in TRICD},
+    "tricd_analysis": {split: {"dataset": DATA, "split": split} for split in TRICD},
     "tricd_vqa": {split: given | ANSWERERS for split, given in TRICD.items()},
     **probe_runs(DATA, published_weights=PUBLISHED),
     "relcomp_finetune": {} if DATA else {"miniworld": {}},
@@ -214,4 +214,4 @@ rule run:
         mem_mb=6000,
         runtime=120,
     shell:
-        "QGCAM_THREADS={threads} qgcam run {input.notebook:q} --wait {params.options} --gather {params.folder:q}"
+        "QGCAM_THREADS={threads} qgcam run {input.notebook:q} {params.options} --gather {params.folder:q}"

@@ -40,7 +40,7 @@ def code(source):
 def changed(since):
     """Paths that differ from a commit; a module only where its code does."""
     names = git("diff", "--name-only", since) + git("ls-files", "--others", "--exclude-standard")
-    paths = [Path(name) for name in names.splitlines() if name != "qgcam_lib/_modidx.py"]
+    paths = [Path(name) for name in names.splitlines()]
     return [path for path in paths if path.parts[0] != "qgcam_lib" or path.suffix != ".py"
             or code(git("show", f"{since}:{path}")) != code(text(path))]
 

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_SECONDS, MOST_MEGABYTES = 60, 400
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin", "x86_64-apple-darwin",
              "x86_64-pc-windows-msvc")
-PACKAGED = ("qgcam_lib", "data/checks", "data/published", "data/words", "data/sources.toml", "pyproject.toml",
-            "setup.py", "README.md", "LICENSE")
+PACKAGED = ("qgcam_lib", "data/checks", "data/published", "data/words", "data/sources.toml",
+            "pyproject.toml", "setup.py", "README.md", "LICENSE")
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("PYTHON", "QGCAM_")) and name != "VIRTUAL_ENV"}
 UV = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}") or "uv"

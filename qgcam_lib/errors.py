@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['EXTRAS', 'visible', 'QgcamError', 'SettingsError', 'ParameterError', 'StoreError', 'MissingExtra', 'missing_extra',
-           'needed', 'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'DiskError', 'RunError',
-           'SuspiciousInput']
+           'needed', 'FileFault', 'FormatError', 'ExampleError', 'SourceError', 'OutOfMemory', 'DiskError', 'RunError',
+           'enough_memory', 'SuspiciousInput']
 
 # %% ../nbs/lib/01_errors.ipynb #e30b1ca5
 import importlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -51,10 +53,10 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "scipy": ("scipy",),
     "models": ("torch", "torchvision", "transformers", "timm", "open_clip", "torchmetrics", "accelerate", "tokenizers",
-               "huggingface_hub", "sentencepiece", "sklearn", "skimage", "pycocotools", "faster_coco_eval", "lmdb",
+               "huggingface_hub", "sentencepiece", "sklearn", "skimage", "pycocotools", "faster_coco_eval",
                "spacy", "nltk", "inflect", "HanTa", "pooch", "requests"),
     "notebooks": ("matplotlib", "seaborn", "jinja2", "papermill", "nbformat", "nbclient", "jupyter_client",
-                  "ipykernel", "IPython", "ipywidgets", "anywidget", "snakemake", "nbconvert", "traitlets"),
+                  "ipykernel", "IPython", "ipywidgets", "anywidget", "snakemake", "nbconvert", "traitlets", "yaml"),
     "docs": ("latex2mathml",),
 }
 
@@ -67,11 +69,11 @@ def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None
     """What to install after a failed import; None where no extra brings it. what: what needs it, as a noun."""
     name = (error.name or getattr(error.__cause__, "name", None) or "").split(".")[0]
     if name == "lavis":
-        return MissingExtra(f'LAVIS is not installed; {what} needs it: pip install "qgcam-lib[models]", then '
-                            "pip install --no-deps salesforce-lavis", name=name)
+        return MissingExtra(f'LAVIS is not installed; {what} needs it: in the clone, pip install ".[models]", '
+                            "then pip install --no-deps salesforce-lavis", name=name)
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
     return extra and MissingExtra(f"{name} is not installed; {what} needs the extra {extra!r}: "
-                                  f'pip install "qgcam-lib[{extra}]"', name=name)
+                                  f'in the clone, pip install ".[{extra}]"', name=name)
 
 
 def needed(module: str, what: str) -> ModuleType:
@@ -116,6 +118,12 @@ class SourceError(QgcamError, ValueError):
     exit_code = 1
 
 
+class OutOfMemory(QgcamError, MemoryError):
+    """Scores could not be computed in this memory; the text says what to make smaller."""
+
+    exit_code = 1
+
+
 class DiskError(QgcamError, OSError):
     """A file cannot be written: a full disk, or a folder that is closed. The text says where, and what to do."""
 
@@ -131,9 +139,26 @@ class RunError(QgcamError, RuntimeError):
         super().__init__(message)
         self.folder = folder
 
+# %% ../nbs/lib/01_errors.ipynb #5a5d0102
+_LITTLE = re.compile("(?i)tried to allocate|cannot allocate memory(?! in static)|_numba_unpickle|failed to map segment")
+
+
+@contextmanager
+def enough_memory(text: str) -> Iterator[None]:
+    """Too little memory in the block, however it shows, is an OutOfMemory with this text."""
+    try:
+        yield
+    except QgcamError:
+        raise
+    except (MemoryError, RuntimeError, SystemError, OSError, ImportError) as error:
+        if not isinstance(error, MemoryError) and not _LITTLE.search(f"{error} {error.__context__}"):
+            raise
+        raise OutOfMemory(text) from error
+
 # %% ../nbs/lib/01_errors.ipynb #5a59c002
 class SuspiciousInput(UserWarning):
-    """The input can be right and looks like a known mistake; the text says which, its share, and how to silence it."""
+    """The input can be right and looks like a known mistake; the text says which. Silence it with
+    `warnings.simplefilter("ignore", SuspiciousInput)`."""
 
     def __str__(self) -> str:
         return visible(super().__str__())

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMALISATIONS', 'RESAMPLERS', 'EDGES', 'PROTOCOLS', 'DEFAULT_PROTOCOL', 'LARGEST_SIDE', 'MapProtocol',
            'default_protocol', 'get_protocol', 'normalise', 'AxisOperator', 'spline_coefficients', 'gaussian',
-           'axis_operator', 'refuse_masked', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
+           'axis_operator', 'as_map_array', 'resample', 'prepare_map', 'prepare_maps']
 
 # %% ../nbs/lib/03_maps.ipynb #acc0fb0d
 from collections.abc import Sequence
@@ -25,37 +25,34 @@ NORMALISATIONS, RESAMPLERS, EDGES = (
 # %% ../nbs/lib/03_maps.ipynb #143c6d2e
 @dataclass(frozen=True)
 class MapProtocol:
-    """How a raw map becomes the map that is scored. Frozen, comparable, and JSON-ready with `as_dict`."""
+    """How a raw map becomes the map that is scored. Frozen, comparable, and JSON-ready with `as_dict`.
+
+    name: under which results are recorded. before: normalisation of the raw map. LAVIS's display path takes min-max
+    first; a map without any mass stays all zero there and here. AMC takes none, gScoreCAM min-max. The paper thresholds
+    at .5 and .7, which means nothing on raw GradCAM (values near 1e-4), so it must have normalised. resampler:
+    `bilinear`, `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC); `spline`: the interpolating
+    cubic B-spline of SciPy, which is scikit-image's order 3 (LAVIS). edge: what lies beyond the border. torch holds the
+    last value; LAVIS asks scikit-image for mode="constant", so zeros. antialias: when an axis shrinks, blur first with
+    sigma = (ratio - 1) / 2, as scikit-image does by default and torch does not. clip: `input`: cut to the range the map
+    had before resampling. scikit-image does so by default, and LAVIS leaves it so. It makes exact ties (see below); the
+    paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM exactly 0) are what this step would give. blur: Gaussian
+    sigma as a share of the longer side. LAVIS's display uses 0.02. After a blur no exact tie survives, yet the paper
+    counts hundreds, so its scores were hardly taken on blurred maps. after: normalisation at the end. LAVIS does it
+    only together with the blur; gScoreCAM takes a second min-max. grid: `native` (the map's own), `image` (the original
+    image's pixels) or a fixed (height, width). The paper's WDP of 0.98 needs distances of 49 pixels, so its grid cannot
+    be 24 x 24; AMC and gScoreCAM both go to the original size. evidence: one sentence on where the preset comes from.
+    """
 
     name: str
-    """The name under which results are recorded."""
     before: Literal["none", "minmax", "max"] = "none"
-    """Normalisation of the raw map. LAVIS's display path takes min-max first; a map without any mass stays all zero
-    there and here. AMC takes none, gScoreCAM min-max. The paper thresholds at .5 and .7, which means nothing on raw
-    GradCAM (values near 1e-4), so it must have normalised."""
     resampler: Literal["bilinear", "bicubic", "spline"] = "bilinear"
-    """`bilinear`, `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC). `spline`: the
-    interpolating cubic B-spline of SciPy, which is scikit-image's order 3 (LAVIS)."""
     edge: Literal["replicate", "zero", "reflect"] = "replicate"
-    """What lies beyond the border. torch holds the last value; LAVIS asks scikit-image for mode="constant", so
-    zeros."""
     antialias: bool = False
-    """When an axis shrinks, blur first with sigma = (ratio - 1) / 2, as scikit-image does by default and torch does
-    not."""
     clip: Literal["none", "input"] = "none"
-    """`input`: cut to the range the map had before resampling. scikit-image does so by default, and LAVIS leaves it
-    so. It makes exact ties (see below); the paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM
-    exactly 0) are what this step would give."""
     blur: float = 0.0
-    """Gaussian sigma as a share of the longer side. LAVIS's display uses 0.02. After a blur no exact tie survives,
-    yet the paper counts hundreds, so its scores were hardly taken on blurred maps."""
     after: Literal["none", "minmax", "max"] = "none"
-    """Normalisation at the end. LAVIS does it only together with the blur; gScoreCAM takes a second min-max."""
     grid: str | tuple[int, int] = "image"
-    """`native` (the map's own), `image` (the original image's pixels) or a fixed (height, width). The paper's WDP of
-    0.98 needs distances of 49 pixels, so its grid cannot be 24 x 24; AMC and gScoreCAM both go to the original size."""
     evidence: str = field(default="", compare=False)
-    """One sentence on where the preset comes from."""
 
     def __post_init__(self):
         for key, allowed in dict(
@@ -90,47 +87,22 @@ def _as_size(size: Any, what: str) -> tuple[int, int]:
     return pair
 
 # %% ../nbs/lib/03_maps.ipynb #5798a850
-PROTOCOLS: dict[str, MapProtocol] = {
-    p.name: p
-    for p in (
-        MapProtocol(
-            "pixel",
-            before="minmax",
-            grid="image",
-            evidence="The plainest way to pixels: no overshoot, and so no tie between separate hills.",
-        ),
-        MapProtocol(
-            "paper",
-            before="minmax",
-            resampler="spline",
-            edge="zero",
-            antialias=True,
-            clip="input",
-            grid="image",
-            evidence="Reconstruction of Q-GroundCAM, and the default: LAVIS's map routine without its blur, at the "
-            "original size.",
-        ),
-        MapProtocol(
-            "amc",
-            resampler="bicubic",
-            after="minmax",
-            grid="image",
-            evidence="AMC's evaluation resizes raw maps bicubically to the original size and takes the maximum; the "
-            "min-max at the end is ours, keeps that order, and makes mass and thresholds meaningful.",
-        ),
-        MapProtocol(
-            "gscorecam",
-            before="minmax",
-            after="minmax",
-            grid="image",
-            evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again. Its model sees the "
-            "picture squashed bilinearly too (the model's option squash; ours is bicubic unless said otherwise).",
-        ),
-        MapProtocol(
-            "native", grid="native", evidence="The map as the model gave it, on its own grid; boxes are carried to it."
-        ),
-    )
-}
+_PRESETS = (
+    MapProtocol("pixel", before="minmax", grid="image",
+                evidence="The plainest way to pixels: no overshoot, and so no tie between separate hills."),
+    MapProtocol("paper", before="minmax", resampler="spline", edge="zero", antialias=True, clip="input", grid="image",
+                evidence="Reconstruction of Q-GroundCAM, and the default: LAVIS's map routine without its blur, at the "
+                "original size."),
+    MapProtocol("amc", resampler="bicubic", after="minmax", grid="image",
+                evidence="AMC's evaluation resizes raw maps bicubically to the original size and takes the maximum; "
+                "the min-max at the end is ours, keeps that order, and makes mass and thresholds meaningful."),
+    MapProtocol("gscorecam", before="minmax", after="minmax", grid="image",
+                evidence="gScoreCAM: min-max, bilinear resize to the original size, min-max again. Its model sees the "
+                "picture squashed bilinearly too (the model's option squash; ours is bicubic unless said otherwise)."),
+    MapProtocol("native", grid="native",
+                evidence="The map as the model gave it, on its own grid; boxes are carried to it."),
+)
+PROTOCOLS: dict[str, MapProtocol] = {preset.name: preset for preset in _PRESETS}
 
 # %% ../nbs/lib/03_maps.ipynb #d0015076
 DEFAULT_PROTOCOL = "paper"
@@ -166,14 +138,15 @@ def normalise(a: np.ndarray, how: str) -> np.ndarray:
 # %% ../nbs/lib/03_maps.ipynb #9d649c28
 class AxisOperator(NamedTuple):
     """Resampling along one axis, from n_in samples to n_out: coefficients = prefilter @ samples, then four taps a
-    pixel."""
+    pixel.
+
+    prefilter: float64 [n_coefficients, n_in]; first: int64 [n_out], the first of the four coefficients of each output
+    pixel; weights: float64 [n_out, 4].
+    """
 
     prefilter: np.ndarray
-    """float64 [n_coefficients, n_in]"""
     first: np.ndarray
-    """int64 [n_out]: the first of the four coefficients of each output pixel"""
     weights: np.ndarray
-    """float64 [n_out, 4]"""
 
     def matrix(self) -> np.ndarray:
         """The whole operator as one dense matrix, float64 [n_out, n_in]."""
@@ -273,21 +246,13 @@ def axis_operator(
         array.setflags(write=False)
     return operator
 
-# %% ../nbs/lib/03_maps.ipynb #5a5d0013
-def refuse_masked(array: Any, what: str) -> None:
-    """Refuse a masked array; what: the argument, for the message. Errors: ValueError."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise ValueError(f"{what}: expected a plain array, got a masked one, whose mask would be ignored; say what its "
-                         f"masked values are: {what}.filled(0), or leave those examples out")
-
 # %% ../nbs/lib/03_maps.ipynb #b7405212
 def as_map_array(maps: Any) -> np.ndarray:
     """A map or a stack of maps (array, nested list, torch tensor on any device) as a NumPy array of float32 or float64.
 
     float32 and all smaller types become float32; float64 and wide integers become float64, so nothing is rounded here.
-    Errors: ValueError for what is no array of real numbers, and for a masked array, whose mask no score would see.
+    Errors: ValueError for what is no array of real numbers.
     """
-    refuse_masked(maps, "maps")
     try:
         if hasattr(maps, "detach"):  # a torch tensor, without importing torch
             maps = maps.detach()

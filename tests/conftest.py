@@ -39,6 +39,17 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(scope="module")
+def one_thread():
+    """Sums in the same order whatever number of threads an earlier test has left."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
 def browser():
     """Chromium through Playwright; tests that ask for it are skipped where one of the two is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -49,7 +49,7 @@ def hostile_flickr30k(root: Path, pictures: int = 12) -> Path:
 
 
 def hostile_tricd(root: Path, groups: int = 12) -> Path:
-    miniworld.make_tricd(root, groups, groups, progress=False)
+    miniworld.ensure_tricd(root, groups, groups, progress=False)
     bad, names, said = cycle(NASTY), {}, {}
     for split in ("val", "test"):
         grounding, questions = (root / f"TRICD_{kind}_{split}.json" for kind in ("grounding", "VQA"))
@@ -86,31 +86,6 @@ def hostile_coco(root: Path) -> Path:
     return root
 
 
-def hostile_genome(root: Path) -> Path:
-    miniworld.ensure_visual_genome(root, 150, progress=False)
-    words = {word: f"{word} {bad}" for word, bad in zip(("table", "box", "ball", "man", "sofa", "woman", "dog"), NASTY)}
-
-    def renamed(value):
-        if isinstance(value, list):
-            return [renamed(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        return {key: [words.get(one, one) for one in found] if key == "names" else renamed(found)
-                for key, found in value.items()}
-
-    for name in ("objects", "relationships", "attributes"):
-        file = root / f"{name}.json"
-        _write(file, renamed(json.loads(file.read_text())))
-    _poison(root / "region_descriptions.json", {"phrase"})
-    return root
-
-
-def hostile_swaps(root: Path) -> Path:
-    miniworld.ensure_swaps(root, 12, progress=False)
-    _poison(root / "swaps.json", {"img1_prompt", "img2_prompt", "category"})
-    return root
-
-
 def hostile_ref_adv(root: Path) -> Path:
     miniworld.ensure_refcocog(root, n_train=4, n_val=2, n_test=10, progress=False)
     _poison(root / "adv_easy_hard_annotations.json", {"expression"})
@@ -119,14 +94,8 @@ def hostile_ref_adv(root: Path) -> Path:
     return root
 
 
-def hostile_spatialsense(root: Path) -> Path:
-    miniworld.ensure_spatialsense(root, n_train=2, n_valid=2, n_test=12, progress=False)
-    _poison(root / "annotations.json", {"name"})
-    return root
-
-
 def hostile_refer(root: Path) -> Path:
-    miniworld.ensure_refer(root, "refcoco+", n_test=6, n_train=2, n_val=2, progress=False)
+    miniworld.ensure_refer(root, n_test=6, n_train=2, n_val=2, progress=False)
     for file in root.rglob("refs(*).p"):
         refs = pickle.loads(file.read_bytes())
         file.write_bytes(pickle.dumps(_texts(refs, {"sent", "raw"}, cycle(NASTY)), protocol=2))
@@ -136,8 +105,7 @@ def hostile_refer(root: Path) -> Path:
 def hostile_world(root: Path) -> dict[str, str]:
     """All of them below one folder whose name is nasty too; name -> folder."""
     made = {"flickr30k-entities": hostile_flickr30k, "tricd": hostile_tricd, "coco": hostile_coco,
-            "genome": hostile_genome, "swaps": hostile_swaps, "ref_adv": hostile_ref_adv,
-            "spatialsense": hostile_spatialsense, "refcoco+": hostile_refer}
+            "ref_adv": hostile_ref_adv, "refcoco+": hostile_refer}
     place = root / "data $5 # $6 <img src=x onerror=alert(6)>"
     return {"": str(place)} | {name: str(make(place / Path(NAMES.get(name, name)).name)) for name, make in made.items()}
 
@@ -151,25 +119,16 @@ def hostile_runs(world: dict[str, str]) -> dict[str, list[dict]]:
     ground = {"model": "blip-base", "limit": 12, "baselines": ["centre"]} | few
     return {
         "q_groundcam": [ground | {"dataset": world["flickr30k-entities"]},
-                        ground | {"dataset": world["refcoco+"], "split": "testA"},
-                        ground | {"dataset": world["spatialsense"], "split": "triplets"}],
+                        ground | {"dataset": world["refcoco+"], "split": "testA"}],
         "q_groundcam_table1": [{"data": world[""], "models": ["blip-base"], "limit": 12} | few],
         "q_groundcam_audit": [{"dataset": world["flickr30k-entities"], "models": ["blip-base"], "limit": 8} | few],
-        "amc_recipe": [{"dataset": world["flickr30k-entities"], "limit": 12} | few],
-        "tricd_detection": [{"data": world["tricd"], "models": ["mdetr-like"], "limit": 8, "n_subsets": 5} | few],
-        "tricd_analysis": [{"data": world["tricd"], "n_subsets": 5} | few],
-        "tricd_vqa": [{"data": world["tricd"], "models": ["clip-rn50x16-as-answerer"], "limit": 8} | few],
+        "tricd_detection": [{"dataset": world["tricd"], "models": ["mdetr-like"], "limit": 8, "n_subsets": 5} | few],
+        "tricd_analysis": [{"dataset": world["tricd"], "n_subsets": 5} | few],
+        "tricd_vqa": [{"dataset": world["tricd"], "models": ["clip-rn50x16-as-answerer"], "limit": 8} | few],
         "tricd_audit": [{"annotations": f"{world['tricd']}/TRICD_grounding_val.json",
                          "questions": f"{world['tricd']}/TRICD_VQA_val.json", "n_orders": 2, "n_resamples": 20}],
-        "probe_composition": [{"data": [world["coco"]], "swaps": [world["swaps"]], "limit": 6} | one],
-        "probe_relation": [{"data": world["genome"], "limit": 6, "features": 6} | one],
-        "probe_background": [{"data": world["coco"], "scenes": [], "fillers": ["black"], "limit": 3,
+        "probe_background": [{"dataset": world["coco"], "scenes": [], "fillers": ["black"], "limit": 3,
                               "twin_limit": 3} | one],
-        "probes_audit": [{"data": [world["genome"], world["coco"]], "scenes": [], "fillers": ["black"], "limit": 3,
-                          "models": ["clip-rn50"], "steps": 2} | few],
-        "ref_adv_audit": [{"expressions": world["ref_adv"]} | few],
-        "ref_adv_evaluate": [{"expressions": world["ref_adv"], "models": ["itm-crops"]} | few],
-        "relcomp_finetune": [{"coco": world["coco"], "genome": world["genome"], "train": 8, "test": 6, "epochs": 1,
-                              "probe_limit": 6, "map_limit": 2, "class_limit": 1, "batch": 4,
-                              "alphas": [0.0, 0.5, 1.0]} | few],
+        "ref_adv_audit": [{"dataset": world["ref_adv"]} | few],
+        "ref_adv_evaluate": [{"dataset": world["ref_adv"], "models": ["itm-crops"]} | few],
     }

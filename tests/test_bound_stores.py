@@ -113,15 +113,3 @@ def test_a_class_without_a_file_is_continued_by_itself_alone(examples, tmp_path)
     with pytest.raises(StoreError, match="own_code is 'no file of Mine") as caught:
         kept()
     assert len(str(caught.value)) < 300
-
-
-def test_two_classes_of_one_file_are_two_models():
-    assert own_code(One()) != own_code(Two()) and own_code(One()) == own_code(One())
-
-
-class One:
-    pass
-
-
-class Two:
-    pass

@@ -2,21 +2,11 @@
 
 import pytest
 import torch
-from PIL import Image
+from small_models import TOWER, smooth
 
 from qgcam_lib.models import load_model
 
-SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "text_config": {"vocab_size": 700, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-                         "intermediate_size": 96, "max_position_embeddings": 80, "initializer_factor": 4},
-         "vision_config": {"hidden_size": 128, "num_hidden_layers": 4, "patch_size": 16, "image_size": 64}}
 PHRASES = ["a young boy in a red shirt", "the dog", "a blue and white striped umbrella"]
-
-
-def picture(seed=0, size=(90, 120)):
-    noise = torch.rand(3, 9, 12, generator=torch.Generator().manual_seed(seed))
-    smooth = torch.nn.functional.interpolate(noise[None], size=size, mode="bilinear")[0]
-    return Image.fromarray((smooth * 255).byte().permute(1, 2, 0).numpy())
 
 
 def strong(explainer):
@@ -30,7 +20,7 @@ def strong(explainer):
 
 @pytest.fixture(scope="module")
 def tower():
-    return strong(load_model("bridgetower", "random", config=SMALL, seed=2))
+    return strong(load_model("bridgetower", "random", config=TOWER, seed=2))
 
 
 def literal(explainer, image, phrase, block):
@@ -58,38 +48,38 @@ def literal(explainer, image, phrase, block):
 @pytest.mark.parametrize("explain", ["attention", "gradcam"])
 def test_equal_to_transformers_own_pass(tower, block, explain):
     explainer = type(tower)(tower.model, tower.tokenizer, block=block, explain=explain)
-    maps, chances = explainer.explain(picture(), PHRASES)
+    maps, chances = explainer.explain(smooth(), PHRASES)
     for phrase, found, chance in zip(PHRASES, maps, chances):
-        words, expected_chance = literal(explainer, picture(), phrase, block)
+        words, expected_chance = literal(explainer, smooth(), phrase, block)
         expected = words[explain][1:-1].mean(0)
         assert found.shape == (4, 4) and expected.max() > 0
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
         torch.testing.assert_close(chance, expected_chance, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(explainer.score([picture()], PHRASES)[0], chances, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explainer.score([smooth()], PHRASES)[0], chances, rtol=1e-4, atol=1e-6)
 
 
 def test_whole_picture_is_seen_where_transformers_crops(tower):
     """The same centre, other margins: the library's processor gives one input, ours two."""
     from transformers import BridgeTowerImageProcessor
 
-    wide = picture(size=(64, 128))
+    wide = smooth(size=(64, 128))
     other = wide.copy()
     other.paste((255, 0, 0), (0, 0, 12, 64))
     processor = BridgeTowerImageProcessor(size={"shortest_edge": 64}, size_divisor=16)
     theirs = [processor(image, return_tensors="pt").pixel_values for image in (wide, other)]
     assert theirs[0].shape[-2:] == (64, 64) and torch.equal(*theirs)
     assert not torch.equal(tower.prepare(wide), tower.prepare(other))
-    square = picture(size=(64, 64))
+    square = smooth(size=(64, 64))
     torch.testing.assert_close(tower.prepare(square), processor(square, return_tensors="pt").pixel_values[0])
 
 
 def test_words_are_cut_and_padding_of_roberta_holds(tower):
     assert tower.max_tokens == 50
     with pytest.warns(UserWarning, match="cut to 50 tokens"):
-        found = tower.maps(picture(), [" ".join(["dog"] * 60)])
-    assert torch.equal(found, tower.maps(picture(), [" ".join(["dog"] * 48)]))
-    short = load_model("bridgetower", "random", config={**SMALL, "text_config": {
-        **SMALL["text_config"], "max_position_embeddings": 20}})
+        found = tower.maps(smooth(), [" ".join(["dog"] * 60)])
+    assert torch.equal(found, tower.maps(smooth(), [" ".join(["dog"] * 48)]))
+    short = load_model("bridgetower", "random", config={**TOWER, "text_config": {
+        **TOWER["text_config"], "max_position_embeddings": 20}})
     assert short.max_tokens == 19
     with pytest.warns(UserWarning, match="cut to 19 tokens"):
-        assert bool(torch.isfinite(short.maps(picture(), [" ".join(["dog"] * 60)])).all())
+        assert bool(torch.isfinite(short.maps(smooth(), [" ".join(["dog"] * 60)])).all())

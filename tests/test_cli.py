@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from qgcam_lib.cli.calls import call
 from qgcam_lib.cli.main import join_pairs, main
 
 ROOT = Path(__file__).resolve().parents[1]
-PHOTOS = ROOT.parent / "shared" / "realdata" / "photos"
 CELLS = """from qgcam_lib.runs import open_run
 import pandas as pd
 run = open_run("n", globals())
@@ -54,24 +52,14 @@ def test_pairs_are_joined_only_behind_their_option():
     assert join_pairs(["-p"]) == ["-p"] and join_pairs(["-p", "a"]) == ["-p", "a"]
 
 
-@pytest.mark.parametrize("line, words", [
-    ("run nbs/papers/q_groundcam.ipynb -p limit many", "expected int, given 'many'"),
-    ("run nbs/papers/q_groundcam.ipynb -p limt 3", "Did you mean `limit`?"),
-    ("run nbs/papers/q_groundcam.ipynb -p limit", "a value is missing"),
-    ("run no.ipynb", "does not exist"),
-    ("run", "Missing argument"),
-    ("runn", "runn"),
-    ("table --outputs nowhere", "no finished run"),
-    ("data verify nowhere", "no such folder"),
-    ("data", "Usage"),
-])
+@pytest.mark.parametrize("line, words", [("run nbs/papers/q_groundcam.ipynb -p limt 3", "`limit`"),
+                                         ("run no.ipynb", "no.ipynb"), ("runn", "runn"),
+                                         ("table --outputs nowhere", "nowhere"), ("data verify nowhere", "nowhere")])
 def test_wrong_calls_are_one_line_and_exit_code_2(line, words, project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(line.split()) == 2
-    shown = capsys.readouterr()
-    assert words in shown.out + shown.err and "Traceback" not in shown.err
-    if shown.err.startswith("qgcam: "):
-        assert shown.err.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert words in shown and "Traceback" not in shown
 
 
 def test_the_exit_code_is_the_class_of_the_error_and_a_mistake_of_ours_keeps_its_traceback(capsys):
@@ -94,28 +82,17 @@ def test_the_exit_code_is_the_class_of_the_error_and_a_mistake_of_ours_keeps_its
             code_of(mistake("ours"))
 
 
-def test_a_broken_settings_value_is_named(project):
-    code = "import sys; from qgcam_lib.cli.main import main; sys.exit(main(['table']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True,
-                          env=os.environ | {"QGCAM_BATCHSIZE": "3", "PYTHONPATH": str(ROOT)}, timeout=300)
-    assert done.returncode == 2 and "QGCAM_BATCH_SIZE" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_run_is_shown_skipped_and_listed(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(["run", "nbs/papers/q_groundcam.ipynb", "--show"]) == 0
-    assert capsys.readouterr().out == "limit: int = 4   # how many\n"
+    assert "limit: int = 4" in capsys.readouterr().out
     wanted = ["-p", "limit=7", "--outputs", "outputs", "--gather", "g/demo/x/1"]
     assert main(["run", "nbs/papers/q_groundcam.ipynb", *wanted]) == 0
-    assert "finished before. outputs/q_groundcam/" in capsys.readouterr().out
-    assert {p.name for p in Path("g").rglob("*") if p.is_file()} == {
-        "run.json", "run.html", "notebook.html", "blank.png", "blank.svg", "score_table.csv", "score_table.html",
-        "failed.csv", "failed.html"}
+    assert "finished before" in capsys.readouterr().out
+    assert {"run.json", "run.html", "notebook.html", "score_table.csv"} < {path.name for path in Path("g").rglob("*.*")}
     assert main(["table", "--outputs", "outputs"]) == 0
     shown = capsys.readouterr().out
-    assert "A *made-up* score." in shown and "0.700" in shown and "limit=7" in shown
-    assert "Report: make reproduce writes it" in shown
-    assert "Nothing failed" not in shown
+    assert "A *made-up* score." in shown and "0.700" in shown
     assert main(["gather", "g/demo/x/1/run.json", "--to", "g/index.html"]) == 0
     assert "demo/x/1/run.html" in Path("g/index.html").read_text() and Path("g/demo/index.html").is_file()
 
@@ -131,27 +108,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     code = ("import sys; from qgcam_lib.cli.main import main; main(['--help']); "
             "print({'torch', 'pandas', 'numpy', 'papermill', 'pydantic', 'snakemake'} & set(sys.modules))")
     shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=300)
-    assert shown.splitlines()[-1] == "set()" and "verify" not in shown
-    for command in ("run", "table", "models", "data", "zoo"):
-        assert f"\n  {command} " in shown
-
-
-def test_models_as_json(capsys):
-    assert main(["models", "--json"]) == 0
-    assert {"blip-base", "blip-large"} <= {row["name"] for row in json.loads(capsys.readouterr().out)}
-
-
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs ../shared/realdata/photos")
-def test_verify_names_each_fault_of_a_data_set(tmp_path, capsys):
-    assert main(["data", "verify", str(PHOTOS)]) == 0
-    assert "0 errors" in capsys.readouterr().out
-    shutil.copytree(PHOTOS, tmp_path / "photos")
-    pictures = sorted((tmp_path / "photos").rglob("*.jpg"))
-    pictures[0].write_bytes(pictures[0].read_bytes()[:200])
-    pictures[1].unlink()
-    assert main(["data", "verify", str(tmp_path / "photos"), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert {pictures[0].name, pictures[1].name} <= {Path(row["file"]).name for row in found}
+    assert shown.splitlines()[-1] == "set()"
 
 
 # ---- Snakemake --------------------------------------------------------------------------------------------------
@@ -189,11 +146,9 @@ def test_snakemake_gathers_the_runs_and_its_report_needs_no_network(compendium):
     assert given["baselines"] == ["centre", "untrained"] and given["verify"] and record["attempts"] == 1
 
     report = compendium / "outputs" / "gathered" / "index.html"
-    assert run_id in report.read_text() and record["started"].partition("T")[0] in report.read_text()
-    pages = [report, report.parent / "q_groundcam" / "index.html", *(base / run_id).rglob("*.html")]
-    text = " ".join(page.read_text() for page in pages)
-    for words in ("score_table", "blank", "failed", "made-up", "An empty figure.", "Nothing failed.", "notebook.html"):
-        assert words in text
+    assert run_id in report.read_text()
+    text = " ".join(page.read_text() for page in [report, *(base / run_id).rglob("*.html")])
+    assert "An empty figure." in text
     for tag in ("<script", 'src="http', '<link rel="stylesheet"', "@import url("):
         assert tag not in text
 
@@ -210,11 +165,3 @@ def test_snakemake_asks_for_a_run_whose_files_were_changed_and_for_no_other(comp
     assert table.read_text() == right and list(table.parents[2].glob("*-changed-1"))
     assert snakemake(compendium, "--cores", "1").returncode == 0  # the change is gone: looked at once more
     assert "Nothing to be done" in snakemake(compendium, "--cores", "1").stderr
-
-
-@pytest.mark.nightly
-def test_the_slurm_profile_knows_the_resources_of_a_run(compendium):
-    done = snakemake(compendium, "--dry-run", "--workflow-profile", "profiles/slurm", "--forcerun", "run")
-    shown = done.stdout + done.stderr
-    assert done.returncode == 0, shown[-2000:]
-    assert "mem_mb=6000" in shown and "runtime=120" in shown

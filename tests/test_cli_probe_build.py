@@ -5,14 +5,12 @@ import json
 import pytest
 
 from qgcam_lib.cli.main import main
-from qgcam_lib.cli.probe_build import known_options
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.data.probes.files import read_groups
 from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.miniworld import ensure_coco, ensure_visual_genome
-from qgcam_lib.probes.build.composition import find_mentions, swap_compositions
-from qgcam_lib.probes.build.relation import RelationOptions, build_relation
-from qgcam_lib.probes.build.relcomp import RelCompOptions
+from qgcam_lib.probes.builders.composition import find_mentions, swap_compositions
+from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +31,13 @@ def qgcam(worlds, capsys):
 
 
 def test_relation_and_relcomp_are_the_library_s(worlds, qgcam, tmp_path):
-    code, out, _ = qgcam(f"relation HERE/vg {tmp_path} -o n_images=3 -o clean.min_names=2 -o spared=0.4 --quiet")
+    code, out, _ = qgcam(f"relation HERE/vg {tmp_path} -o n_images=3 -o min_names=2 -o spared=0.4 --quiet")
     built = build_relation(VisualGenome(worlds / "vg"), RelationOptions(
-        n_images=3, spared=0.4, clean=type(RelationOptions().clean)(min_names=2)))
+        n_images=3, spared=0.4, min_names=2))
     file = tmp_path / "relation_eval_subject.json"
     assert code == 0 and read_groups(file) == built.groups and "99,960 groups" in out
     about = json.loads(file.with_suffix(".build.json").read_text())
-    assert about["options"]["clean"]["min_names"] == 2
+    assert about["options"]["min_names"] == 2
     assert [row["step"] for row in about["steps"]] == list(built.steps.step)
     code, out, _ = qgcam(f"relcomp HERE/vg {tmp_path} --coco HERE/coco --probe {file} -o test=0.5 -o tagger=hanta "
                          "--quiet")
@@ -57,22 +55,4 @@ def test_composition_and_background(worlds, qgcam, tmp_path):
     code, out, _ = qgcam(f"background HERE/coco {tmp_path} --part MR -o limit=2 -o fillers=black,gray --quiet")
     groups = read_groups(tmp_path / "background_context_dataset.json", images=tmp_path)
     assert code == 0 and len(groups) == 4 and not groups.left_out and "31,745" in out
-
-
-@pytest.mark.parametrize("line,code,said", [
-    ("relation HERE/none OUT", 2, "no such folder"), ("relation HERE/coco OUT", 1, "expected image_data.json"),
-    ("relation visual-genome-x OUT", 2, "no such folder"), ("relation HERE/vg OUT -o roles=both", 2, "roles: expected"),
-    ("relation HERE/vg OUT -o role=own", 2, "predicate_never_with"), ("relation HERE/vg OUT -o seed", 2, "NAME=VALUE"),
-    ("relation HERE/vg OUT -o seed=one", 2, "expected int"), ("background HERE/coco OUT --part X", 2, "MR, R or both"),
-    ("composition HERE/coco OUT --split val2017", 1, "no COCO annotations"),
-    ("composition HERE/coco OUT -o tagger=hanta -o absent=never", 2, "absent: expected")])
-def test_wrong_calls_are_one_line(line, code, said, qgcam, tmp_path):
-    got, _, err = qgcam(line.replace("OUT", str(tmp_path / "out")))
-    text = " ".join(err.replace("│", " ").split())
-    assert got == code and said in text and not (tmp_path / "out").exists()
-
-
-def test_every_option_is_listed_with_its_default(qgcam):
-    code, out, _ = qgcam("relcomp x y --options")
-    assert code == 0 and len(out.splitlines()) == len(known_options(RelCompOptions))
-    assert "relation.clean.min_names = 5" in out and "test = 0.1" in out
+    assert qgcam(f"composition HERE/coco {tmp_path} -o tagger=hanta -o limit=0")[0] == 1, "nothing was made"

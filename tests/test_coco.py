@@ -14,7 +14,7 @@ from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
 from qgcam_lib.data.coco.files import read_captions, read_instances
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.data.coco.masks import mask_of, rle_counts
-from qgcam_lib.errors import ExampleError, FormatError
+from qgcam_lib.errors import ExampleError
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata" / "coco"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real COCO files (../shared/realdata/coco)")
@@ -56,7 +56,7 @@ def test_masks_of_real_annotations_equal_those_of_pycocotools():
     instances = read_instances(REAL / "instances_val2014_100.json")
     found = [one for objects in instances.objects.values() for one in objects]
     assert (len(found), len(instances.classes), sum(one.crowd for one in found)) == (839, 80, 9)
-    assert instances.classes[0] == "person" and instances.classes[-1] == "toothbrush" and not instances.lost
+    assert instances.classes[0] == "person" and instances.classes[-1] == "toothbrush"
     for one in found:
         size = instances.images[one.image].size
         rle = coco_mask.frPyObjects(one.segmentation, *size)
@@ -82,36 +82,23 @@ def coco_folder(folder, *annotations, **parts):
 
 
 @pytest.mark.parametrize("change, text", [
-    ({"image_id": 8}, "annotation 2: image_id: no picture has the number 8"),
-    ({"category_id": 1}, "annotation 2: category_id: no category has the number 1"),
-    ({"id": 1}, "annotation 1: id: expected a number that no other annotation has"),
-    ({"segmentation": []}, "annotation 2: segmentation: expected polygons or an RLE"),
-    ({"bbox": [1, 2, -3, 4]}, "annotation 2: bbox: expected x, y, width, height"),
-    ({"area": "big"}, "annotation 2: area: expected a number of pixels"),
-    ({"iscrowd": 2}, "annotation 2: iscrowd: expected 0 or 1"),
-])
-def test_a_broken_annotation_is_named_or_left_out(tmp_path, change, text):
+    ({"image_id": 8}, "image_id"), ({"category_id": 1}, "category_id"), ({"id": 1}, "id"),
+    ({"segmentation": []}, "segmentation"),
+    ({"bbox": [1, 2, -3, 4]}, "bbox.2"), ({"area": "big"}, "area"), ({"iscrowd": 2}, "iscrowd")])
+def test_a_broken_annotation_is_named(tmp_path, change, text):
     file = coco_folder(tmp_path, DOG, {**DOG, "id": 2, **change}) / "annotations" / "instances_val2014.json"
-    with pytest.raises(FormatError, match="instances_val2014.json") as error:
+    with pytest.raises(ExampleError, match=f"annotation [12], .*instances_val2014.json: field '{text}'"):
         read_instances(file)
-    assert text in str(error.value)
-    found = read_instances(file, on_error="record")
-    assert [one.id for one in found.of(7)] == [1] and len(found.lost) == 1
 
 
-@pytest.mark.parametrize("segmentation, text", [
-    ([[1, 2, 3, 4, 5]], "polygon 0: expected x0, y0"),
-    ([[1, 2, 3, 4, 5, float("nan")]], "polygon 0: expected finite"),
-    ([["a"] * 6], "polygon|could not convert"),
-    ({"size": [60, 40], "counts": [2400]}, "expected the size .40, 60."),
-    ({"size": [40, 60], "counts": [5, 10]}, "they make 15"),
-    ({"size": [40, 60], "counts": "54"}, "they make 9"),
-    ({"size": [40, 60], "counts": [5.0, 2395.0]}, "whole numbers"),
-])
-def test_a_region_that_is_none_names_file_annotation_and_field(tmp_path, segmentation, text):
+@pytest.mark.parametrize("segmentation", [
+    [[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, 6, 7]], [[1, 2, 3, 4, 5, float("nan")]], [[1, 2, 3, 4, 5, 1e6]], [["a"] * 6],
+    {"size": [60, 40], "counts": [2400]}, {"size": [40, 60], "counts": [5, 10]}, {"size": [40, 60], "counts": "54"},
+    {"size": [40, 60], "counts": [5.0, 2395.0]}])
+def test_a_region_that_is_none_names_file_annotation_and_field(tmp_path, segmentation):
     found = read_instances(coco_folder(tmp_path, {**DOG, "segmentation": segmentation}) / "annotations" /
                            "instances_val2014.json")
-    with pytest.raises(FormatError, match=f"instances_val2014.json: annotation 1: segmentation: .*({text})"):
+    with pytest.raises(ExampleError, match="annotation 1, .*instances_val2014.json: segmentation: "):
         found.mask(found.of(7)[0])
 
 
@@ -121,7 +108,7 @@ def test_a_region_outside_or_without_area_is_empty_and_a_warning(tmp_path, regio
     coco = Coco(coco_folder(tmp_path, {**DOG, "segmentation": region}))
     assert not coco.instances.mask(coco.instances.of(7)[0]).any()
     faults = coco.verify()
-    assert ("warning", "1") in set(zip(faults.severity, faults.id))
+    assert ("warning", "annotation 1") in set(zip(faults.severity, faults.id))
 
 
 def test_a_crowd_keeps_its_flag_and_a_polygon_that_sticks_out_is_cut(tmp_path):
@@ -131,17 +118,6 @@ def test_a_crowd_keeps_its_flag_and_a_polygon_that_sticks_out_is_cut(tmp_path):
     first, second = found.of(7)
     assert first.crowd and not second.crowd and found.mask(first).sum() == 400
     assert (np.argwhere(found.mask(second)) < 10).all() and found.mask(second).sum() == 100
-
-
-def test_headers_that_are_none(tmp_path):
-    file = tmp_path / "annotations" / "instances_val2014.json"
-    for parts in ({"images": [{"id": 7}]}, {"images": [{"id": 7, "file_name": "../a.jpg"}]}, {"annotations": 3},
-                  {"images": [{"id": 7, "file_name": "a.jpg", "height": 0, "width": 3}]}, {"categories": [{"id": 1}]},
-                  {"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "dog"}]},
-                  {"images": [{"id": 7, "file_name": "a.jpg"}] * 2}):
-        coco_folder(tmp_path, DOG, **parts)
-        with pytest.raises(FormatError, match="instances_val2014.json"):
-            read_instances(file)
 
 
 def test_the_catalog_knows_the_layout(tmp_path):

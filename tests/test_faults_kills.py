@@ -1,4 +1,4 @@
-"""kill -9 at random moments over three paper notebooks: the records are those of a run that nobody stopped."""
+"""kill -9 at random moments over paper notebooks: the records are those of a run that nobody stopped."""
 
 import os
 import random
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,41 +13,30 @@ import pytest
 
 from qgcam_lib.runs import read_run
 from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import MARKER, RecordStore
+from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
+NOTEBOOKS = {"q_groundcam": {"limit": 40, "verify": "false"}, "tricd_detection": {"limit": 10},
+             "probe_relation": {"limit": 12, "models": '["clip-rn50", "vilt"]', "features": 8},
+             "ref_adv_evaluate": {"limit": 30, "models": '["vilbert", "reclip"]'}}
 
 
-@dataclass
-class Story:
-    """What became of the kills of one notebook."""
-
-    name: str
-    kills: int = 0
-    series: int = 0
-    moments: list[float] = field(default_factory=list)
-    lost: int = 0
-    doubled: int = 0
-    differ: int = 0
-
-
-def start(notebook, given, outputs):
+def start(name, outputs):
+    """The run of a notebook, in a process of its own."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("QGCAM_")}
-    pairs = [text for name, value in given.items() for text in ("-p", name, str(value))]
-    command = [sys.executable, "-c", CODE, "run", str(notebook), *pairs, "--outputs", str(outputs), "--quiet"]
+    pairs = [f"-p{name}={value}" for name, value in ({"n_bootstrap": 20} | NOTEBOOKS[name]).items()]
+    command = [sys.executable, "-m", "qgcam_lib.cli", "run", name, *pairs, "--outputs", str(outputs), "--quiet"]
     return subprocess.Popen(command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def to_the_end(notebook, given, outputs, seconds=600):
-    began, process = time.monotonic(), start(notebook, given, outputs)
-    try:
-        _, err = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
+def to_the_end(name, outputs):
+    """The folder of the run, brought to its end, and the seconds that took."""
+    began, process = time.monotonic(), start(name, outputs)
+    _, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-2000:]
     folder, = (path.parent for path in outputs.glob("*/*/run.json"))
+    assert read_run(folder)["status"] == "ok"
     return folder, time.monotonic() - began
 
 
@@ -68,8 +56,7 @@ def below(pid):
 
 
 def kill(process, also_children):
-    children = below(process.pid) if also_children else []
-    for pid in [process.pid, *children]:
+    for pid in [process.pid, *(below(process.pid) if also_children else [])]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -79,68 +66,49 @@ def kill(process, also_children):
 
 
 def kept(folder):
-    """Every store of a run: rows by id, maps by id."""
+    """Every store of a run, wherever the notebook keeps it: its rows by id, or its maps by id."""
     found = {}
-    for marker in sorted((folder / "records").rglob(MARKER)):
-        place = marker.parent
-        if place.name == "index":
-            store = MapStore(place.parent)
-            assert not len(store.check()), store.check()
-            found[place.parent.name] = {id: store[id] for id in store}
-        else:
-            found[place.name] = RecordStore(place).read()
+    for marker in folder.rglob("store.json"):
+        rows = RecordStore(marker.parent).read().set_index("id", verify_integrity=True)
+        found[marker.parent.relative_to(folder)] = rows.sort_index().sort_index(axis="columns")
+    for marker in folder.rglob("maps.json"):
+        store = MapStore(marker.parent)
+        found[marker.parent.relative_to(folder)] = {id: store[id] for id in store}
     return found
 
 
-def compare(story, folder, right):
-    now = kept(folder)
-    story.differ += set(now) != set(right)
-    for name in set(right) & set(now):
-        a, b = right[name], now[name]
-        if isinstance(a, dict):
-            story.lost += len(set(a) - set(b))
-            story.differ += sum(not np.array_equal(a[key], b[key]) for key in set(a) & set(b))
-            continue
-        story.lost += len(set(a["id"]) - set(b["id"]))
-        story.doubled += int(b["id"].duplicated().sum()) + len(set(b["id"]) - set(a["id"]))
-        rows = [one.sort_values("id", ignore_index=True)[sorted(one)] for one in (a, b)]
-        story.differ += not rows[0].equals(rows[1])
-
-
-def stories(notebooks, kills, tmp, seed=0):
-    """Kill runs of notebooks `kills` times in all, up to three times a run, and bring each to its end."""
-    random.seed(seed)
-    for index, (notebook, given) in enumerate(notebooks):
-        story, mine = Story(Path(notebook).stem), kills // len(notebooks) + (index < kills % len(notebooks))
-        folder, seconds = to_the_end(notebook, given, tmp / story.name / "whole")
-        right = kept(folder)
-        assert right and all(map(len, right.values()))
-        while story.kills < mine:
-            outputs, story.series = tmp / story.name / f"series{story.series}", story.series + 1
-            for _ in range(min(3, mine - story.kills)):
-                process, moment = start(notebook, given, outputs), random.uniform(0.2, 0.9) * seconds
-                try:
-                    process.wait(moment)
-                    process.stderr.close()
-                    break  # it ended before; the next series tries again
-                except subprocess.TimeoutExpired:
-                    kill(process, also_children=story.kills % 2 == 0)
-                    story.kills += 1
-                    story.moments.append(round(moment, 1))
-            ended, took = to_the_end(notebook, given, outputs)
-            seconds = min(seconds, took + 1)  # a busy machine is quiet again, and moments stay within a run
-            assert read_run(ended)["status"] == "ok"
-            compare(story, ended, right)
-        yield story
-
-
-PAPERS = [("q_groundcam", {"limit": 40, "n_bootstrap": 20, "verify": "false"}),
-          ("tricd_detection", {"limit": 10, "n_bootstrap": 20}),
-          ("ref_adv_evaluate", {"limit": 30, "n_bootstrap": 20})]  # fmt: skip
+def assert_same(now, right):
+    """Two answers of `kept`: no row or map lost, doubled or different."""
+    assert set(now) == set(right)
+    for name, one in right.items():
+        if isinstance(one, dict):
+            assert set(now[name]) == set(one) and all(np.array_equal(now[name][id], one[id]) for id in one)
+        else:
+            assert now[name].equals(one), name
 
 
 @pytest.mark.nightly
-def test_no_record_of_a_paper_notebook_is_lost_or_doubled(tmp_path):
-    notebooks = [(ROOT / "nbs" / "papers" / f"{name}.ipynb", given) for name, given in PAPERS]
-    for one in stories(notebooks, 30, tmp_path):
-        assert not (one.lost or one.doubled or one.differ), one
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_no_record_of_a_paper_notebook_is_lost_or_doubled(name, tmp_path):
+    """Kills of its runs (KILLS, ten), up to three a run, each run brought to its end."""
+    kills, todo, draw = 0, int(os.environ.get("KILLS", 10)), random.Random(0)
+    folder, seconds = to_the_end(name, tmp_path / "whole")
+    right = kept(folder)
+    assert right and all(map(len, right.values()))
+    for series in range(3 * todo):
+        outputs = tmp_path / f"series{series}"
+        for _ in range(min(3, todo - kills)):
+            process = start(name, outputs)
+            try:
+                process.wait(draw.uniform(0.2, 0.9) * seconds)
+                process.stderr.close()
+                break  # it ended before; the next series tries again
+            except subprocess.TimeoutExpired:
+                kill(process, also_children=kills % 2 == 0)
+                kills += 1
+        ended, took = to_the_end(name, outputs)
+        seconds = min(seconds, took + 1)  # a busy machine is quiet again, and moments stay within a run
+        assert_same(kept(ended), right)
+        if kills == todo:
+            return
+    pytest.fail(f"only {kills} kills met a running process")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from golden import numbers
 
-from qgcam_lib.maps import PROTOCOLS, MapProtocol, prepare_map
+from qgcam_lib.maps import PROTOCOLS, MapProtocol
 from qgcam_lib.metrics import score
 from qgcam_lib.models import load_model
 
@@ -71,15 +71,6 @@ def moved_by(before, now):
     return np.abs(np.float64(now) - before).max((1, 2)) / before.max((1, 2))
 
 
-def flips(before, now, asked):
-    """What last digits did to maps: how many pixels crossed the threshold, how many ties and verdicts changed."""
-    pixels = sum(int(((prepare_map(a, e.size, "paper") > 0.5) != (prepare_map(b, e.size, "paper") > 0.5)).sum())
-                 for a, b, e in zip(before, now, asked))
-    one, other = numbers.scored(before, asked), numbers.scored(now, asked)
-    verdicts = (one.pg_hit != other.pg_hit) | (one.pg_uncertain != other.pg_uncertain)
-    return f"{pixels} pixels, {(one.pg_ties != other.pg_ties).sum()} ties, {verdicts.sum()} verdicts"
-
-
 @pytest.mark.parametrize("model", numbers.EXPLAINERS)
 def test_maps_of_a_model(model, tell):
     """The maps of three pictures value by value, the means of all."""
@@ -88,7 +79,7 @@ def test_maps_of_a_model(model, tell):
     now = numbers.maps_of(load_model(model), asked)
     moved = moved_by(before, now)
     check_means(numbers.means(numbers.scored(before, asked)), numbers.means(numbers.scored(now, asked)), tell,
-                f"maps moved by at most {moved.max():.2g} of their maximum, {flips(before, now, asked)} changed, ")
+                f"maps moved by at most {moved.max():.2g} of their maximum, ")
     assert moved[:numbers.CLOSE].max() <= 1e-5
 
 
@@ -137,16 +128,7 @@ def test_a_changed_tie_rule_is_seen(monkeypatch):
     assert differences(KEPT["scores"], numbers.stored_scores())
 
 
-@pytest.mark.parametrize("change", [{"resampler": "bilinear"}, {"edge": "replicate"}, {"resampler": "bicubic"}],
-                         ids=str)
+@pytest.mark.parametrize("change", [{"resampler": "bilinear"}, {"edge": "replicate"}], ids=str)
 def test_a_changed_resampler_is_seen(change, monkeypatch):
     monkeypatch.setitem(PROTOCOLS, "paper", MapProtocol(**(PROTOCOLS["paper"].as_dict() | change)))
     assert differences(KEPT["scores"], numbers.stored_scores())
-
-
-def test_a_changed_weight_is_seen():
-    model = load_model("blip-base")
-    dict(model.model.named_parameters())["visual_encoder.blocks.1.attn.proj.weight"].data *= 1.01
-    close = slice(numbers.CLOSE)
-    moved = moved_by(numbers.stored()["blip-base"][close], numbers.maps_of(model, numbers.examples()[close]))
-    assert moved.max() > 1e-4

@@ -5,21 +5,20 @@ from collections import Counter
 
 import pytest
 
-from qgcam_lib.data import gqa
-from qgcam_lib.data.gqa import Classes, Gqa, Question, Step, gqa_rel, question_files, question_of, scene_graphs
-from qgcam_lib.errors import ExampleError, FormatError
-from qgcam_lib.miniworld import ensure_gqa, ensure_refcocog, gqa_checksum, make_gqa
+from qgcam_lib.data.gqa import Classes, Gqa, Operation, Question, gqa_rel, scene_graphs
+from qgcam_lib.errors import ExampleError
+from qgcam_lib.miniworld import ensure_gqa, ensure_refcocog
 from qgcam_lib.miniworld.scenes.doubles import make_doubles
 from qgcam_lib.miniworld.scenes.scene import ANIMALS, KINDS, PEOPLE
 from qgcam_lib.miniworld.words.listener import Listener
-from qgcam_lib.miniworld.writers.gqa import GQA_CHECKSUM, questions, scene_graph
+from qgcam_lib.miniworld.writers.gqa import questions
 
 SEED = 2026
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return make_gqa(tmp_path_factory.mktemp("gqa") / "w", n_train=40, n_val=12, n_testdev=4, progress=False)
+    return ensure_gqa(tmp_path_factory.mktemp("gqa") / "w", n_train=40, n_val=12, n_testdev=4, progress=False)
 
 
 def entry(**changes):
@@ -51,15 +50,13 @@ def test_an_official_entry_is_read_field_by_field(tmp_path):
                   isBalanced=False, groups={"global": None, "local": None})
     root = written(tmp_path, {"07333408": entry(), "15736264": other})
     first, second = Gqa(root, "val")
-    program = (Step("select", "wall (722332)"), Step("filter color", "white", (0,)),
-               Step("relate", "_,on,s (722335)", (1,)), Step("query", "name", (2,)))
+    program = (Operation("select", "wall (722332)"), Operation("filter color", "white", (0,)),
+               Operation("relate", "_,on,s (722335)", (1,)), Operation("query", "name", (2,)))
     assert first == Question("07333408", "2375429", "What is on the white wall?", "pipe", "The pipe is on the wall.",
-                             "query", "rel", "relS", "", "14-wall_on,s", True, program)
-    assert (second.answer, second.group, second.local, second.balanced) == ("white", "", "", False)
+                             "query", "rel", "relS", True, program)
+    assert (second.answer, second.balanced) == ("white", False)
     assert [q.id for q in gqa_rel(root, "val", balanced=True)] == ["07333408"] and len(Gqa(root, "val")) == 2
     assert Gqa(root, "val").picture(first) == root / "images" / "2375429.jpg"
-    described = Gqa(root, "val").describe()
-    assert described["semantic"] == {"rel": 1, "attr": 1} and described["classes"] == 2 and not described["published"]
 
 
 def test_all_questions_of_train_are_a_folder_in_the_order_of_its_numbers(tmp_path):
@@ -67,7 +64,6 @@ def test_all_questions_of_train_are_a_folder_in_the_order_of_its_numbers(tmp_pat
         written(tmp_path, {str(k): entry()}, f"questions/train_all_questions/train_all_questions_{k}.json")
     rel = gqa_rel(tmp_path, "train")
     assert [q.id for q in rel] == ["0", "1", "2", "10"] and [p.name[-7:] for p in rel.files][-1] == "10.json"
-    assert rel.describe()["published"] == {"questions": 1_420_000, "classes": 1842}
 
 
 def test_test_splits_have_questions_only(tmp_path):
@@ -75,66 +71,24 @@ def test_test_splits_have_questions_only(tmp_path):
     written(tmp_path, {"1": plain}, "test_balanced_questions.json")
     question, = Gqa(tmp_path, "test")
     assert (question.answer, question.semantic, question.program) == ("", "", ())
-    with pytest.raises(ExampleError, match="have no answer"):
-        Classes(Gqa(tmp_path, "test"))
-    with pytest.raises(ExampleError, match="all of the questions have no answer"):
-        Classes([])
-
-
-@pytest.mark.parametrize("block", [7, 64, 2**22])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_entries_are_read_piece_by_piece(tmp_path, monkeypatch, block, indent):
-    monkeypatch.setattr(gqa, "_BLOCK", block)
-    content = {str(k): {"a": [k, "é}\" ,", {"b": None}], "n": 12} for k in range(20)} | {"last": 123}
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert dict(gqa.read_entries(path)) == content
-    path.write_text("{}")
-    assert not list(gqa.read_entries(path))
-
-
-@pytest.mark.parametrize("text, message", [
-    ("[1]", "expected a JSON object"), ("", "expected a JSON object"), ('{"1": {"a": 1}', "not whole JSON"),
-    ('{"1": {"a": 1}, "2": {"b"', "entry 1: not whole JSON"), ('{"1" {"a": 1}}', "not whole JSON")])
-def test_files_that_are_not_whole(tmp_path, text, message):
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(FormatError, match=message):
-        list(gqa.read_entries(tmp_path / "x.json"))
+    for asked in (Gqa(tmp_path, "test"), []):
+        with pytest.raises(ExampleError, match="no answer"):
+            Classes(asked)
 
 
 @pytest.mark.parametrize("wrong, field", [
-    ({"answer": ""}, "answer"), ({"answer": 3}, "answer"), ({"question": None}, "question"),
-    ({"imageId": 7}, "imageId"), ({"types": {"semantic": "rel"}}, "structural"), ({"types": None}, "structural"),
-    ({"semantic": ["select"]}, "semantic"),
-    ({"semantic": [{"operation": "select", "argument": "x", "dependencies": [0]}]}, "semantic")])
+    ({"answer": ""}, "answer"), ({"question": None}, "question"), ({"imageId": "../7"}, "imageId"),
+    ({"types": {"semantic": "rel"}}, "types.structural"), ({"semantic": ["select"]}, "semantic.0")])
 def test_a_fault_names_file_question_and_field(tmp_path, wrong, field):
     written(tmp_path, {"17": entry(**wrong)})
-    with pytest.raises(FormatError, match=f"val_balanced_questions.json: question 17: field '{field}'"):
+    with pytest.raises(ExampleError, match=f"question 17, .*val_balanced_questions.json: field '{field}'"):
         list(Gqa(tmp_path, "val"))
-    with pytest.raises(FormatError, match="field 'imageId'"):
-        question_of("1", ["no object"])
-
-
-def test_folders_without_the_files(tmp_path):
-    with pytest.raises(ExampleError, match="split: expected one of"):
-        question_files(tmp_path, "dev")
-    with pytest.raises(ExampleError, match="expected val_all_questions.json"):
-        gqa_rel(tmp_path, "val")
-    with pytest.raises(ExampleError, match="no such folder"):
-        Gqa(tmp_path / "no", "val")
-    with pytest.raises(ExampleError, match="no testdev_sceneGraphs.json"):
-        list(scene_graphs(tmp_path, "testdev"))
-    (tmp_path / "val_sceneGraphs.json").write_text('{"7": {"objects": []}}')
-    with pytest.raises(FormatError, match="image 7: field 'objects'"):
-        list(scene_graphs(tmp_path, "val"))
 
 
 def test_classes_are_numbered_by_how_often_they_are_answers():
     asked = [Question(str(k), "1", "?", answer) for k, answer in enumerate(["no", "yes", "dog", "yes", "cat"])]
     classes = Classes(asked)
     assert classes.names == ["yes", "cat", "dog", "no"] and classes.counts["yes"] == 2 and len(classes) == 4
-    assert classes.number("yes") == 0 and classes.number("horse") == -1
-    assert classes.unknown([*asked, Question("9", "1", "?", "horse")]) == 1
 
 
 # ---------------------------------------------------------------- the miniworld's questions, answered anew
@@ -195,14 +149,6 @@ def gqa_colours():
     return {colour for kind in KINDS.values() for colour in kind.colours}
 
 
-def test_the_graph_has_what_surely_holds():
-    for k in range(10):
-        listener = Listener(make_doubles(k, "val", seed=SEED).scene)
-        graph = scene_graph(listener)
-        assert sum(len(o["relations"]) for o in graph["objects"].values()) == len(listener.links())
-        assert [o["name"] for o in graph["objects"].values()] == [t.noun for t in listener.things]
-
-
 def test_a_no_is_not_even_possible():
     found = 0
     for k in range(30):
@@ -228,17 +174,9 @@ def test_the_balanced_part_has_as_many_yes_as_no(root):
 
 
 def test_same_seed_same_bytes_and_the_pictures_of_refcocog(root, tmp_path):
-    assert gqa_checksum() == GQA_CHECKSUM
     again = ensure_gqa(tmp_path / "w", n_train=40, n_val=12, n_testdev=4, progress=False)
     files = [p.relative_to(root) for p in root.rglob("*") if p.is_file() and p.name != ".lock"]
     assert len(files) == 40 + 12 + 4 + 9 and all((root / p).read_bytes() == (again / p).read_bytes() for p in files)
     other = ensure_refcocog(tmp_path / "r", n_train=2, n_val=1, n_test=1, progress=False) / "images"
     for name in (500_000, 500_001, 600_000, 700_000):
         assert (root / f"images/{name}.jpg").read_bytes() == (other / f"COCO_train2014_{name:012d}.jpg").read_bytes()
-
-
-def test_bad_input_of_the_writer(tmp_path, root):
-    with pytest.raises(ValueError, match="n_val: expected a number of pictures"):
-        ensure_gqa(tmp_path / "w", n_val=-1)
-    with pytest.raises(ValueError, match="layout"):
-        ensure_refcocog(root)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from small_models import smooth
 
+from qgcam_lib.explain import cam_for
 from qgcam_lib.explain.gradcam import (
     Tokens,
     attention_gradients,
     gradcam,
     image_keys_values,
-    match_logits,
     token_maps,
     token_weights,
 )
@@ -28,12 +28,6 @@ PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and whi
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(build_vocabulary())
-
-
-def picture(seed: int = 0, size=(90, 120)) -> Image.Image:
-    noise = torch.rand(3, 9, 12, generator=torch.Generator().manual_seed(seed))
-    smooth = torch.nn.functional.interpolate(noise[None], size=size, mode="bilinear")[0]
-    return Image.fromarray((smooth * 255).byte().permute(1, 2, 0).numpy())
 
 
 def small(tokenizer, seed: int = 0, **changes) -> tuple:
@@ -101,9 +95,9 @@ def test_equal_to_lavis_at_full_size(full, tokenizer):
     torch.set_num_threads(2)
     try:
         phrases = PHRASES[:2]
-        pixels = prepare_image(picture(), 384)
+        pixels = prepare_image(smooth(), 384)
         ours = BlipExplainer(full, CONFIGS["blip-base"])
-        state = ours.encode(picture())
+        state = ours.encode(smooth())
         tokenized = tokenizer(phrases, padding="longest", return_tensors="pt")
         for block in (6, 7, 8):
             full.requires_grad_(True)
@@ -136,11 +130,11 @@ def test_equal_to_lavis_at_full_size(full, tokenizer):
                          ids=["5x5, 3 heads", "7x7, 1 head"])
 def test_equal_to_literal_autograd(tokenizer, sizes, block):
     model, config = small(tokenizer, **sizes)
-    pixels = prepare_image(picture(), config.image_size)
+    pixels = prepare_image(smooth(), config.image_size)
     rows = literal(model, pixels, PHRASES, block)
     explainers = {mode: BlipExplainer(model, config, block=block, tokens=mode) for mode in ("lavis", "amc", 0, 2, -1)}
     for mode, explainer in explainers.items():
-        maps, chances = explainer.explain(picture(), PHRASES)
+        maps, chances = explainer.explain(smooth(), PHRASES)
         for phrase, (attention, gradient, logits), found, chance in zip(PHRASES, rows, maps, chances):
             length = attention.shape[1]
             assert length == len(tokenizer(phrase).input_ids)
@@ -156,7 +150,7 @@ def test_amc_is_its_padded_mean_up_to_scale(tokenizer):
     model, config = small(tokenizer)
     model.requires_grad_(False)
     tokens = tokens_of(model, PHRASES)
-    states = model.visual_encoder.forward_features(prepare_image(picture(), config.image_size)[None])[0]
+    states = model.visual_encoder.forward_features(prepare_image(smooth(), config.image_size)[None])[0]
     seen = image_keys_values(model.text_encoder, states)
     weights = token_weights(tokens.mask, "amc")
     maps, _ = gradcam(model.text_encoder, model.itm_head, tokens, seen, block=1, grid=config.grid, weights=weights)
@@ -178,28 +172,8 @@ def test_other_phrases_change_nothing(shared, order, keep):
 @pytest.fixture(scope="module")
 def shared(tokenizer):
     explainer = BlipExplainer(*small(tokenizer), block=1)
-    state = explainer.encode(picture())
+    state = explainer.encode(smooth())
     return explainer, state, explainer.maps(state, PHRASES)
-
-
-def test_deterministic_and_in_parts(shared):
-    explainer, state, maps = shared
-    assert torch.equal(explainer.maps(state, PHRASES), maps)
-    explainer.batch_phrases = 3
-    try:
-        torch.testing.assert_close(explainer.maps(picture(), PHRASES), maps, rtol=1e-4, atol=1e-6 * float(maps.max()))
-    finally:
-        explainer.batch_phrases = 64
-    assert bool((maps >= 0).all()) and bool((maps.amax((1, 2)) > 0).all()) and maps.dtype == torch.float32
-
-
-def test_batch_of_images_equals_one_by_one(shared):
-    explainer, state, maps = shared
-    images, phrases = [picture(0), picture(1), state], [PHRASES, [], PHRASES[:1]]
-    found = explainer.maps_batch(images, phrases)
-    assert [len(one) for one in found] == [4, 0, 1] and found[1].shape == (0, 5, 5)
-    torch.testing.assert_close(found[0], maps, rtol=1e-4, atol=1e-6 * float(maps.max()))
-    torch.testing.assert_close(found[2], maps[:1], rtol=1e-4, atol=1e-6 * float(maps.max()))
 
 
 def test_gradient_is_of_the_whole_remaining_network(shared):
@@ -207,7 +181,7 @@ def test_gradient_is_of_the_whole_remaining_network(shared):
     explainer, _, _ = shared
     model = explainer.model.double()
     try:
-        pixels = prepare_image(picture(), 60).double()
+        pixels = prepare_image(smooth(), 60).double()
         tokens = tokens_of(model, PHRASES[:1])
         seen = image_keys_values(model.text_encoder, model.visual_encoder.forward_features(pixels[None])[0])
         attention, gradient, logits = attention_gradients(model.text_encoder, model.itm_head, tokens, seen, 1)
@@ -250,40 +224,61 @@ def test_listing_tokens_loses_nothing(lengths, seed):
         inner = token_weights(mask, "lavis") > 0
         assert torch.equal(inner.sum(1), torch.tensor(lengths) - 2) and not inner[:, 0].any()
     else:
-        with pytest.raises(ValueError, match="names no token in phrases"):
+        with pytest.raises(ValueError, match="token"):
             token_weights(mask, "lavis")
 
 
 def test_last_layer_explains_only_its_first_token(tokenizer):
     model, config = small(tokenizer)
     explainer = BlipExplainer(model, config, block=config.text_depth - 1)
-    _, each = explainer.token_maps(picture(), PHRASES[0])
+    _, each = explainer.token_maps(smooth(), PHRASES[0])
     assert each[0].max() > 0 and not each[1:].any()
-    assert not explainer.maps(picture(), PHRASES).any()
+    assert not explainer.maps(smooth(), PHRASES).any()
 
 
-def test_errors_name_the_remedy(shared):
-    explainer, state, _ = shared
-    text, head = explainer.model.text_encoder, explainer.model.itm_head
-    tokens = tokens_of(explainer.model, PHRASES)
-    with pytest.raises(ValueError, match="block: expected a layer with cross-attention"):
-        attention_gradients(text, head, tokens, state.seen, 3)
-    with pytest.raises(ValueError, match="block: expected"):
-        attention_gradients(text, head, tokens, [None, *state.seen[1:]], 0)
-    attention, gradient, _ = attention_gradients(text, head, tokens, state.seen, 1)
-    with pytest.raises(ValueError, match="grid: expected rows x columns = 25"):
-        token_maps(attention, gradient, (5, 6))
-    with pytest.raises(ValueError, match="expected one of"):
-        token_weights(tokens.mask, "mean")
-    with pytest.raises(ValueError, match="names no token in phrases"):
-        token_weights(tokens.mask, 7)
-    with pytest.raises(ValueError, match="padding only"):
-        Tokens(tokens.ids, torch.zeros_like(tokens.ids))
-    text.train()
-    try:
-        for call in (lambda: match_logits(text, head, tokens, state.seen),
-                     lambda: attention_gradients(text, head, tokens, state.seen, 1)):
-            with pytest.raises(ValueError, match="evaluation mode"):
-                call()
-    finally:
-        text.eval()
+def test_errors_name_the_argument(shared):
+    tokens = tokens_of(shared[0].model, PHRASES)
+    for wrong in ("mean", 7):
+        with pytest.raises(ValueError, match="token"):
+            token_weights(tokens.mask, wrong)
+
+
+# --- a network of the user's own -------------------------------------------------------------------------------------
+
+def by_loops(activation, score):
+    """Equations 1 and 2 of GradCAM with loops, from a graph that nobody cut."""
+    (gradient,) = torch.autograd.grad(score, activation, retain_graph=True)
+    found = torch.zeros(activation.shape[-2:])
+    for channel, slope in zip(activation[0].detach(), gradient[0]):
+        found += sum(float(s) for s in slope.flatten()) / slope.numel() * channel
+    return found.clamp(min=0)
+
+
+def test_cam_for_is_the_literal_formula_on_a_convolution_and_a_transformer():
+    import timm
+
+    torch.manual_seed(0)
+    picture, classes = torch.randn(3, 32, 32), {"a": 0, "b": 2}
+    options = {"prepare": lambda image: image, "score": lambda outputs, phrase: outputs[0, classes[phrase]]}
+    first = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3, stride=2), torch.nn.Tanh())
+    rest = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Flatten(), torch.nn.Linear(5 * 15 * 15, 3))
+    network = torch.nn.Sequential(first, rest).eval().requires_grad_(False)
+    activation = first(picture[None]).requires_grad_()
+    expected = [by_loops(activation, rest(activation.clone())[0, k]) for k in classes.values()]
+    for layer in (first, "0"):
+        torch.testing.assert_close(cam_for(network, layer, **options).maps(picture, ["a", "b"]), torch.stack(expected))
+
+    vit = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=3)
+    block, grid = vit.eval().blocks[1], lambda x: x[:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+    for parameter in vit.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = vit.blocks[0](vit.norm_pre(vit._pos_embed(vit.patch_embed(picture[None]))))
+    normed = block.norm1(x)
+    cells = grid(normed)
+    normed = torch.cat([normed[:, :1], cells.permute(0, 2, 3, 1).flatten(1, 2)], 1)
+    y = x + block.attn(normed)
+    out = vit.forward_head(vit.norm(y + block.mlp(block.norm2(y))))
+    expected = torch.stack([by_loops(cells, out[0, k]) for k in classes.values()])
+    assert (expected > 0).any()
+    found = cam_for(vit, "blocks.1.norm1", reshape=grid, **options).maps(picture, ["a", "b"])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

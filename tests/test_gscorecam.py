@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.explain import gscorecam as module
-from qgcam_lib.explain.gscorecam import gscorecam, gscorecam_literal, importances, layer4, masked_pixels, pool
+from qgcam_lib.explain.gscorecam import gscorecam, gscorecam_literal, layer4, masked_pixels
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
 WORDS = word_vocabulary(["a red ball"])
@@ -81,24 +81,6 @@ def test_the_literal_version_step_by_step(visual):
     assert np.abs(other - expected).max() > 1e-3 * expected.max()  # one channel more is seen at this tolerance
 
 
-def test_pool_and_layer4_are_open_clips(visual):
-    pixels, _ = _inputs(2)
-    features = layer4(visual, pixels[None])
-    with torch.no_grad():
-        assert torch.allclose(pool(visual.attnpool, features), visual(pixels[None]), rtol=1e-4, atol=1e-5)
-
-
-def test_importances_are_the_gradients_of_each_score(visual):
-    pixels, texts = _inputs(3)
-    features = layer4(visual, pixels[None])[0]
-    found, _ = importances(visual.attnpool, features, texts, 10.0)
-    for text, row in zip(texts, found):
-        inputs = features.clone()[None].requires_grad_()
-        score = 10.0 * F.normalize(visual.attnpool(inputs), dim=-1)[0] @ text
-        expected = torch.autograd.grad(score, inputs)[0][0].mean((1, 2))
-        assert torch.allclose(row, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
-
-
 def test_a_map_depends_neither_on_company_nor_on_chunks(visual):
     pixels, texts = _inputs(4, n=4)
     together = gscorecam(visual, pixels, texts, scale=14.0, n_channels=25, chunk=64).maps
@@ -152,11 +134,6 @@ def test_defined_edges(visual):
     pixels, texts = _inputs(9)
     assert gscorecam(visual, pixels, texts[:0], scale=14.0).maps.shape == (0, 3, 3)
     assert gscorecam(visual, pixels, texts[:1], scale=14.0, n_channels=9999).shared.channels == 256
-    for wrong in ({"n_channels": 0}, {"chunk": 0}):
-        with pytest.raises(ValueError, match="n_channels and chunk"):
-            gscorecam(visual, pixels, texts, scale=14.0, **wrong)
-    with pytest.raises(ValueError, match=r"texts \[P, D\]"):
-        gscorecam(visual, pixels, texts[0], scale=14.0)
 
 
 def test_layout_changes_nothing_and_bfloat16_little():

@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from urllib.parse import unquote
 
 import nbformat
 import numpy as np
@@ -70,15 +69,6 @@ def runs_of(tmp_path_factory):
         yield runs
 
 
-def broken_links(browser, file: Path) -> list[str]:
-    """Links of a page to files that are not there."""
-    page = browser.new_page()
-    page.goto(file.as_uri())
-    links = page.evaluate("() => [...document.querySelectorAll('a[href]')].map(a => a.href.split('#')[0])")
-    page.close()
-    return [one for one in links if not Path(unquote(one.removeprefix("file://"))).exists()]
-
-
 NOTEBOOKS = list(hostile_runs(defaultdict(str)))
 
 
@@ -91,7 +81,6 @@ def test_pages_of_a_run_on_hostile_data_hold_text_alone(browser, runs_of, tmp_pa
     write_report(gathered, report / "index.html")
     pages = sorted(report.rglob("*.html"))
     assert len(pages) > 4 and [one for page in pages for one in faults_of(browser, page, report)] == []
-    assert not broken_links(browser, report / "index.html") + broken_links(browser, report / notebook / "index.html")
     shown = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert "&lt;script&gt;window.hit=1" in shown or "&lt;img src=x onerror" in shown  # it did reach the pages
     assert "\x1b" not in shown and "\u202e" not in shown

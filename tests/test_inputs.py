@@ -27,8 +27,6 @@ from qgcam_lib.runs.inputs import fetch_weights, find_inputs, input_entries, rec
 from qgcam_lib.runs.parameters import read_cell
 from qgcam_lib.runs.record import changed_outputs
 from qgcam_lib.runs.runner import plan_run, run_notebook
-from qgcam_lib.storage import closure
-from qgcam_lib.storage.closure import code_fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
 CALL = "import sys; from qgcam_lib.cli.main import main; sys.exit(main())"
@@ -133,31 +131,8 @@ def test_runs_of_a_small_notebook_follow_what_it_reads(world, tmp_path):
     assert run("finished before") == ids[0]  # the old content is the old run
 
     record = read_run(tmp_path / "out" / "small" / ids[0])
-    assert [(one["kind"], one["path"]) for one in record["data"]] == [
-        ("data set", "worlds/flickr, test"), ("file", "predictions:mine.json")]
-    assert [(one["kind"], one["path"]) for one in record["weights"]] == [("mini", "data/zoo/blip-mini")]
-    shown = json.dumps(nbformat.read(tmp_path / "out" / "small" / ids[0] / "run.ipynb", 4).cells[-1].outputs)
-    for one in record["data"] + record["weights"]:
-        assert re.fullmatch("[0-9a-f]{64}", one["sha256"]) and f"{one['path']} ({one['sha256'][:12]})" in shown
-
-
-def test_runs_of_the_audit_of_tricd_follow_its_annotations(world, tmp_path):
-    notebook = ROOT / "nbs" / "papers" / "tricd_audit.ipynb"
-    grounding = world / "tricd" / "TRICD_grounding_val.json"
-
-    def run(how):
-        few = [part for name in ("n_groups", "n_orders", "n_resamples") for part in ("-p", name, 4)]
-        said = qgcam("run", notebook, "-p", "annotations", grounding, *few, "--outputs", "out", "--quiet",
-                     folder=tmp_path)
-        assert how in said, said
-        return re.search(r"run ([0-9a-f]{12})", said)[1]
-
-    before = run("ok in")
-    content = json.loads(grounding.read_text())
-    content["annotations"][0]["bbox"][0] += 1
-    grounding.write_text(json.dumps(content))
-    after = run("ok in")
-    assert before != after and run("finished before") == after
+    assert [(one["kind"], one["path"]) for one in record["data"] + record["weights"]] == [
+        ("data set", "worlds/flickr, test"), ("file", "predictions:mine.json"), ("mini", "data/zoo/blip-mini")]
 
 
 def change(path):
@@ -170,13 +145,8 @@ def change(path):
 READ = {  # notebook, data -> files that its run reads, each of which makes another run; files that it does not read
     ("q_groundcam", "flickr"): (["flickr/test.txt", "flickr/Sentences/*.txt", "flickr/Annotations/*.xml",
                                  "flickr/images/*.png"], ["flickr/miniworld.json", "tricd/TRICD_grounding_val.json"]),
-    ("tricd_detection", "tricd"): (["tricd/TRICD_grounding_test.json", "tricd/TRICD_VQA_test.json", "tricd/images/8*"],
-                                   ["tricd/TRICD_grounding_val.json"]),
     ("tricd_vqa", "tricd"): (["tricd/TRICD_grounding_test.json", "tricd/TRICD_VQA_val.json",
                               "tricd/TRICD_grounding_val.json"], ["flickr/test.txt"]),
-    ("probe_relation", "vg"): (["vg/relationships.json", "vg/objects.json", "vg/object_alias.txt", "vg/VG_100K/*.jpg",
-                                "coco/annotations/captions_train2014.json"],
-                               ["vg/miniworld.json", "coco/annotations/captions_val2014.json", "swaps/swaps.json"]),
     ("probe_composition", "coco"): (["coco/annotations/captions_val2014.json", "coco/val2014/*.jpg", "swaps/swaps.json",
                                      "coco/annotations/captions_train2014.json", "swaps/images/*.png"],
                                     ["coco/annotations/instances_train2014.json", "vg/relationships.json"]),
@@ -189,11 +159,11 @@ READ = {  # notebook, data -> files that its run reads, each of which makes anot
 @pytest.mark.parametrize("notebook, data", READ)
 def test_each_file_that_is_read_counts_and_no_other(notebook, data, world, tmp_path):
     read, others = READ[notebook, data]
-    given = {"data" if data != "flickr" else "dataset": str(world / data)}
+    given = {"dataset": str(world / data)}
     if notebook.startswith("probe_"):
         given["captions"] = str(world / "coco")
     if notebook == "probe_composition":
-        given |= {"data": [given["data"]], "swaps": [str(world / "swaps")]}
+        given |= {"dataset": [given["dataset"]], "swaps": [str(world / "swaps")]}
     if notebook == "probe_background":
         given["scenes"] = [str(world / "fillers")]
 
@@ -216,13 +186,6 @@ def test_each_file_that_is_read_counts_and_no_other(notebook, data, world, tmp_p
     assert run_id() == seen[-1]
 
 
-def test_a_run_without_thresholds_from_val_does_not_read_val(world):
-    notebook = ROOT / "nbs" / "papers" / "tricd_vqa.ipynb"
-    found = [[one["path"] for one in plan_run(notebook, {"data": str(world / "tricd"), "threshold": how}).inputs["data"]
-              if one["kind"] == "data set"] for how in ("val", "default")]
-    assert [len(paths) for paths in found] == [2, 1] and found[0][1].endswith(", val")
-
-
 def test_exactly_the_minis_that_a_run_names_count(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "data" / "zoo", tmp_path / "zoo")
     monkeypatch.setattr(model_inputs, "zoo_folder", lambda: tmp_path / "zoo")
@@ -241,24 +204,13 @@ def test_exactly_the_minis_that_a_run_names_count(tmp_path, monkeypatch):
         now = weights()
         assert now[0] != before[0] and now[1] == before[1]
         before = now
-    for name in ("clip-rn-mini/model.safetensors", "blip-mini/README.md", "zoo.json"):
+    for name in ("clip-rn-mini/model.safetensors", "blip-mini/README.md"):
         change(tmp_path / "zoo" / name)
     assert weights() == before
-
-    recipe = ROOT / "nbs" / "papers" / "amc_recipe.ipynb"
-    plan = plan_run(recipe, {"zoo": str(tmp_path / "zoo"), "dataset": str(_tiny(tmp_path))})
-    assert {"albef-mini", "albef-amc-mini"} <= {Path(one["path"]).name for one in plan.inputs["weights"]}
-    change(tmp_path / "zoo" / "albef-mini" / "log.csv")
-    assert plan_run(recipe, {"zoo": str(tmp_path / "zoo"), "dataset": str(_tiny(tmp_path))}).run_id != plan.run_id
-
-
-def _tiny(folder):
-    return miniworld.make_flickr30k(folder / "tiny", n_test=1, n_train=0, n_val=0, progress=False)
 
 
 def test_published_checkpoints_count_where_they_are_and_are_fetched_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "face"))
     place = tmp_path / "torch" / "hub" / "checkpoints"
     place.mkdir(parents=True)
     fetched = []
@@ -272,7 +224,7 @@ def test_published_checkpoints_count_where_they_are_and_are_fetched_before_the_r
                      checkpoint=f'str = "{checkpoint}"')
 
     def several():
-        return reads(tmp_path, models='list[MatcherName] = ["blip-base", "vilt"]', weights='WeightsSource = "official"')
+        return reads(tmp_path, models='list[MatcherName] = ["blip-base"]', weights='WeightsSource = "official"')
 
     monkeypatch.setattr(model_inputs, "load_model", load)
     (place / "best_flickr.pth").write_bytes(b"one")
@@ -281,32 +233,16 @@ def test_published_checkpoints_count_where_they_are_and_are_fetched_before_the_r
     assert input_entries(amc("best-refcoco"))["weights"] == []
     (place / "best_flickr.pth").write_bytes(b"two")
     assert input_entries(amc())["weights"] != flickr
-    snapshot = tmp_path / "face" / "hub" / "models--dandelin--vilt-b32-finetuned-coco" / "snapshots" / "1"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
     assert input_entries(several())["weights"] == []
-    (snapshot / "model.safetensors").write_bytes(b"one")
     assert fetch_weights(several()) == ["blip-base"] and fetched == [("blip-base", "official", {})]
-    assert [one["path"] for one in input_entries(several())["weights"]] == ["blip-base", "vilt"]
+    assert [one["path"] for one in input_entries(several())["weights"]] == ["blip-base"]
     monkeypatch.undo()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
     with pytest.raises(ParameterError, match="parameter `weights`: .*best_refcoco.pth"):
         fetch_weights(amc("best-refcoco"))
 
 
-def test_a_file_that_the_code_names_counts_for_the_notebooks_that_reach_it(tmp_path, monkeypatch):
-    mine = shutil.copytree(ROOT / "data" / "words", tmp_path / "data" / "words") / "attributes.toml"
-    monkeypatch.setattr(closure, "project_file", lambda name: (
-        tmp_path / name if (tmp_path / name).exists() else ROOT / name))
-    sources = [f"from qgcam_lib.{name}" for name in ("probes.build.words import x", "probes.score import pair_scores")]
-    closure._module.cache_clear()
-    before = [code_fingerprint(source=source) for source in sources]
-    change(mine)
-    assert [code_fingerprint(source=source) == old for source, old in zip(sources, before)] == [False, True]
-    closure._module.cache_clear()
-
-
-def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_checked(tmp_path, monkeypatch):
+def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_checked(tmp_path, monkeypatch, capsys):
     root = tmp_path / "data"
 
     def spatial():
@@ -317,15 +253,15 @@ def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_che
     before = spatial().entry()
     assert not root.exists(), "nothing is drawn to plan"
     [recipe] = recipes([spatial()])
-    folder = recipe.bring()
+    folder = recipe.bring(progress=False)
+    assert not capsys.readouterr().err, "a quiet run draws no bar"
     assert (folder / "annotations.json").is_file() and spatial().entry() == before and recipe.bring() == folder
     picture = sorted(folder.rglob("*.jpg"))[0]
     kept = picture.read_bytes()
-    picture.unlink()
-    assert recipe.bring() == folder and picture.read_bytes() == kept, "what is missing is drawn again"
-    picture.write_bytes(kept + b" ")
-    with pytest.raises(FileFault, match="since this data set was drawn"):
-        recipe.bring()
+    for damage in (picture.unlink, lambda: picture.write_bytes(kept + b" ")):
+        damage()
+        with pytest.raises(FileFault, match="since this data set was drawn"):
+            recipe.bring()
     monkeypatch.setattr(generated, "_code", lambda module: "edited")
     assert spatial().entry() != before
     recipe.bring()
@@ -333,7 +269,7 @@ def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_che
 
 
 def test_splits_that_are_drawn_one_by_one_are_checked_one_by_one(tmp_path, monkeypatch):
-    def few(root, splits, natural, anew):
+    def few(root, splits, natural, anew, progress):
         counts = {f"n_{name}": 2 * (name == splits) for name in ("test", "val", "train")}
         return miniworld.make_flickr30k(root, **counts, natural=natural, anew=anew, progress=False)
 
@@ -346,8 +282,7 @@ def test_splits_that_are_drawn_one_by_one_are_checked_one_by_one(tmp_path, monke
     assert val.bring() and test.bring() and len(test.files()) == 7
 
 
-@pytest.mark.parametrize("given", [{"dataset": "nowhere"}, {"dataset": "flickr30k-entities"}, {"split": "testA"},
-                                   {"weights": "best.pth"}], ids=str)
+@pytest.mark.parametrize("given", [{"dataset": "nowhere"}, {"split": "testA"}, {"weights": "best.pth"}], ids=str)
 def test_what_is_not_there_stops_a_run_before_it_starts(given, world, tmp_path, monkeypatch):
     monkeypatch.setenv("QGCAM_DATA_ROOT", str(tmp_path / "data"))
     write_small(tmp_path)
@@ -383,8 +318,6 @@ def test_a_gathering_run_without_ids_depends_on_every_finished_run(tmp_path, mon
     finished("c", runs=[])
     (tmp_path / "out" / "one" / "d").mkdir()
     (tmp_path / "out" / "one" / "d" / "run.json").write_text("{")
-    (tmp_path / "out" / "one" / "e").mkdir()
-    (tmp_path / "out" / "one" / "e" / "run.json").write_text("{}")
     assert entries(tmp_path, runs="list[RunId] = []")["data"] == seen[-1]
     assert entries(tmp_path, runs='list[RunId] = ["a"]')["data"] == []
 
@@ -399,27 +332,22 @@ def test_a_changed_file_of_a_finished_run_is_said_kept_and_computed_again(world,
     folder = tmp_path / "out" / "small" / run_id
     table = folder / "tables" / "scores.csv"
     right = table.read_text()
-    recorded = {item["path"]: item["sha256"] for item in read_run(folder)["outputs"]}["tables/scores.csv"]
     assert changed_outputs(folder) == []
 
     table.write_text("id,x0\nmine,1\n")
     said = qgcam("table", "small", "--outputs", "out", folder=tmp_path, expected=1)
-    assert f"run {run_id}: tables/scores.csv has changed (sha256 " in said and f"recorded {recorded[:12]})" in said
+    assert "tables/scores.csv has changed" in said
     with pytest.raises(RunError, match="scores.csv has changed"):
         gather_run(folder, tmp_path / "page")
     said = qgcam(*command, folder=tmp_path)
     kept = folder.with_name(f"{run_id}-changed-1")
-    assert said.startswith(f"run {run_id}: tables/scores.csv has changed") and str(kept) in said and "ok in" in said
+    assert str(kept) in said
     assert (kept / "tables" / "scores.csv").read_text() == "id,x0\nmine,1\n" and table.read_text() == right
     assert [path for path, _ in find_runs(tmp_path / "out")] == [folder]
-    assert f"Run {run_id} of small.ipynb" in qgcam("table", "small", "--outputs", "out", folder=tmp_path)
 
     table.unlink()
-    qgcam("table", "small", "--outputs", "out", folder=tmp_path, expected=1)
-    said = qgcam(*command, folder=tmp_path)
-    assert said.startswith(f"run {run_id}: tables/scores.csv is gone. It is computed again.\n") and "ok in" in said
-    assert table.read_text() == right and sorted(path.name for path in folder.parent.glob("[0-9a-f]*")) == [
-        run_id, kept.name]
+    qgcam(*command, folder=tmp_path)
+    assert table.read_text() == right
 
 
 def test_records_of_a_run_are_read_only_when_they_are_the_runs(world, tmp_path):
@@ -435,19 +363,13 @@ def test_records_of_a_run_are_read_only_when_they_are_the_runs(world, tmp_path):
     change(part)
     with pytest.raises(RunError, match="has changed"):
         run_records(result.folder)
-    said = []
-    again = run_notebook(tmp_path / "small.ipynb", outputs=tmp_path / "out", progress=False, say=said.append)
-    assert again.status == "ok" and len(said) == 1 and run_records(again.folder).equals(before)
-    with pytest.warns(UserWarning, match="is gone. It is computed again"):
-        (again.folder / "run.ipynb").unlink()
-        run_notebook(tmp_path / "small.ipynb", outputs=tmp_path / "out", progress=False)
+    again = run_notebook(tmp_path / "small.ipynb", outputs=tmp_path / "out", progress=False, say=lambda text: None)
+    assert again.status == "ok" and run_records(again.folder).equals(before)
 
 
 @pytest.mark.parametrize("name, given", [
-    ("q_groundcam", {"model": "mdetr-like"}), ("q_groundcam_audit", {"models": ["blip-base", "owl-vit-b32"]}),
-    ("q_groundcam_table1", {"models": ["mdetr-like"]}), ("tricd_detection", {"models": ["blip-base"]}),
-    ("tricd_vqa", {"models": ["glip-like"]}), ("probe_relation", {"models": ["mdetr-like"]}),
-    ("probe_composition", {"models": ["clip-rn50", "owl-vit-b32"]}), ("probe_background", {"models": ["blip-vqa"]})])
-def test_a_model_in_the_wrong_role_stops_every_paper_notebook_before_it_starts(name, given):
+    ("q_groundcam", {"model": "mdetr-like"}), ("tricd_detection", {"models": ["blip-base"]}),
+    ("tricd_vqa", {"models": ["glip-like"]}), ("probe_composition", {"models": ["clip-rn50", "owl-vit-b32"]})])
+def test_a_model_in_the_wrong_role_stops_a_paper_notebook_before_it_starts(name, given):
     with pytest.raises(ParameterError, match="model"):
         plan_run(ROOT / "nbs" / "papers" / f"{name}.ipynb", given)

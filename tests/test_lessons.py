@@ -1,8 +1,7 @@
-"""Lessons: what they say of time and needs, their exercises, and what their stored pages show."""
+"""Lessons: their exercises, and what their stored pages show."""
 
 import json
 import re
-from math import ceil
 from pathlib import Path
 
 import nbformat
@@ -30,24 +29,6 @@ def outputs_of(path, kind="text/html"):
                 yield output.data[kind]
 
 
-def minutes(lesson):
-    """The rule of CONTRIBUTING: 150 words or two code cells a minute, eight minutes an exercise; whole fives."""
-    prose = prose_of(lesson)
-    exercises = len(set(re.findall(r"\*\*Exercise (\d+)", prose)))
-    return 5 * ceil((len(prose.split()) / 150 + len(cells_of(lesson, "code")) / 2 + 8 * exercises) / 5)
-
-
-@everyone
-def test_the_top_says_how_long_it_takes_and_what_one_needs(lesson):
-    top = cells_of(lesson)[0].source
-    said = re.search(r"^\*\*Time:\*\* about (\d+) minutes\. \*\*You need:\*\* (.+)$", top, re.M)
-    assert said, "the first cell has no line with time and needs"
-    assert abs(int(said[1]) - minutes(lesson)) <= 5, f"{said[1]} minutes are said, {minutes(lesson)} come out"
-    known = "no lesson before this one" in said[2] or re.search(r"\[lesson \d\]\((\d\d_\w+\.ipynb)\)", said[2])
-    assert known, "which lesson comes before?"
-    assert known is True or (lesson.parent / known[1]).is_file()
-
-
 @everyone
 def test_every_exercise_has_its_solution(lesson):
     asked = re.findall(r"\*\*Exercise (\d+)\.\*\*", prose_of(lesson))
@@ -70,7 +51,7 @@ def test_the_explorers_of_the_lessons_are_those_of_today():
     for number, module in (("01", map_scores), ("04", probe_scores), ("05", word_order)):
         lesson = next(path for path in LESSONS if path.name.startswith(number))
         page = next(page for page in outputs_of(lesson) if 'class="explorer' in page)
-        assert module._SCORES_JS in page
+        assert module._SCRIPT in page
 
 
 def test_where_no_script_runs_the_explorers_of_the_lessons_show_their_start(show):

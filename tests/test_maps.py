@@ -13,13 +13,8 @@ from qgcam_lib.boxes import box_mask, crop_boxes, flip_boxes, pad_boxes, resize_
 from qgcam_lib.maps import PROTOCOLS, MapProtocol, axis_operator, get_protocol, normalise, prepare_map, prepare_maps
 
 SIZES = [
-    ((24, 24), (384, 384)),
-    ((24, 24), (375, 500)),
-    ((16, 16), (333, 500)),
-    ((7, 9), (7, 30)),
-    ((24, 30), (120, 25)),
-    ((1, 5), (10, 10)),
-    ((2, 3), (9, 9)),
+    ((24, 24), (384, 384)), ((24, 24), (375, 500)), ((16, 16), (333, 500)), ((7, 9), (7, 30)), ((24, 30), (120, 25)),
+    ((1, 5), (10, 10)), ((2, 3), (9, 9)),
 ]
 SMALLER = [((24, 24), (12, 17)), ((24, 24), (23, 72)), ((30, 30), (5, 8))]
 
@@ -118,14 +113,8 @@ def test_protocols_are_frozen_recordable_and_checked():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PROTOCOLS["paper"].clip = "none"
     for wrong in (
-        dict(before="sum"),
-        dict(resampler="cubic"),
-        dict(edge="wrap"),
-        dict(clip="yes"),
-        dict(blur=-1),
-        dict(grid="x"),
-        dict(grid=(0, 4)),
-        dict(grid=(4,)),
+        dict(before="sum"), dict(resampler="cubic"), dict(edge="wrap"), dict(clip="yes"), dict(blur=-1),
+        dict(grid="x"), dict(grid=(0, 4)), dict(grid=(4,)),
     ):
         with pytest.raises(ValueError, match="MapProtocol"):
             MapProtocol("test", **wrong)

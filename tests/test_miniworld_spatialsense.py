@@ -1,10 +1,7 @@
 """The miniworld as SpatialSense: the official form, true and false relations that are so, and a look of its own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,15 +14,11 @@ from PIL import Image
 from qgcam_lib.miniworld import (
     ensure_spatialsense,
     make_picture,
-    make_spatialsense,
-    read_card,
-    refer_checksum,
-    vocabulary,
 )
 from qgcam_lib.miniworld.art.dice import Dice
 from qgcam_lib.miniworld.scenes.spatial_truth import PREDICATES9, is_false, is_true
-from qgcam_lib.miniworld.scenes.strange import FAULTS, PLACES_FLICKR, PLACES_NYU, RARE, make_strange, paint_place, spoil
-from qgcam_lib.miniworld.writers.spatialsense import SPATIALSENSE_CHECKSUM, record, spatialsense_checksum
+from qgcam_lib.miniworld.scenes.strange import FAULTS, PLACES_FLICKR, PLACES_NYU, make_strange, paint_place, spoil
+from qgcam_lib.miniworld.writers.spatialsense import record
 
 REAL = Path(__file__).resolve().parents[1].parent / "shared" / "realdata" / "spatialsense"
 OPPOSITE = {
@@ -43,37 +36,11 @@ def records():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return make_spatialsense(tmp_path_factory.mktemp("spatial") / "w", **SMALL)
+    return ensure_spatialsense(tmp_path_factory.mktemp("spatial") / "w", **SMALL)
 
 
 def rows(records, label=None):
     return [(a, p) for e, p in records for a in e["annotations"] if label in (None, a["label"])]
-
-
-# ---------------------------------------------------------------- same seed, same bytes
-
-
-def test_the_committed_checksum_holds():
-    assert spatialsense_checksum() == SPATIALSENSE_CHECKSUM
-
-
-def test_another_process_with_other_processor_features_gives_the_same_bytes():
-    code = "from qgcam_lib.miniworld import *; print(refer_checksum(2), spatialsense_checksum(4))"
-    env = {**os.environ, "PYTHONHASHSEED": "7", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3 X86_V4"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    if out.returncode:  # NumPy refuses to switch off what this processor lacks or what its build needs
-        env.pop("NPY_DISABLE_CPU_FEATURES")
-        out = subprocess.run(command, capture_output=True, text=True, env=env, check=True, timeout=300)
-    assert out.stdout.split() == [refer_checksum(2), spatialsense_checksum(4)]
-
-
-def test_a_picture_does_not_depend_on_the_pictures_before_it():
-    forward = [record(i, "test") for i in (4, 1)]
-    backward = [record(i, "test") for i in (1, 4)][::-1]
-    for (a, p), (b, q) in zip(forward, backward, strict=True):
-        assert a == b and np.array_equal(p.image, q.image)
-    assert not np.array_equal(forward[0][1].image, record(4, "valid")[1].image)
 
 
 # ---------------------------------------------------------------- the official form
@@ -197,11 +164,6 @@ def test_no_relation_is_both_and_opposites_never_hold_together():
     assert min(seen.values()) > 20
 
 
-def test_unknown_predicate():
-    with pytest.raises(ValueError, match="predicate"):
-        is_true(make_picture(0), 0, "touching", 1)
-
-
 def test_names_single_out_one_thing(records):
     for entry, _ in records:
         by_name = {}
@@ -209,13 +171,6 @@ def test_names_single_out_one_thing(records):
             for end in (a["subject"], a["object"]):
                 by_name.setdefault(end["name"], set()).add(tuple(end["bbox"]))
         assert all(len(boxes) == 1 for boxes in by_name.values())
-
-
-def test_balance(records):
-    tally = Counter((a["predicate"], a["label"]) for a, _ in rows(records))
-    assert all(tally[p, True] >= 3 for p in PREDICATES9) and sum(tally[p, False] > 0 for p in PREDICATES9) == 9
-    labels = Counter(a["label"] for a, _ in rows(records))
-    assert 0.8 < labels[True] / labels[False] < 1.25
 
 
 def test_falsehoods_are_tempting(records):
@@ -228,14 +183,6 @@ def test_falsehoods_are_tempting(records):
                 total += 1
                 same += frozenset((a["subject"]["name"], a["object"]["name"])) in true
     assert same > 0.6 * total
-
-
-def test_most_words_are_known_and_some_are_not(records):
-    known, words = set(vocabulary()), [w for a, _ in rows(records) for e in ("subject", "object")
-                                       for w in a[e]["name"].split()]  # fmt: skip
-    share = np.mean([w not in known for w in words])
-    assert 0.05 < share < 0.30
-    assert {"television", "robot"} <= set(RARE) and not set(RARE) & known
 
 
 # ---------------------------------------------------------------- the look
@@ -257,55 +204,3 @@ def test_a_fault_keeps_shape_and_range(height, width, name, level):
     again = spoil(image, (name,), Dice(level))
     assert again.shape == image.shape and again.dtype == np.uint8
     assert np.array_equal(image, np.full_like(image, level))
-
-
-def test_things_are_smaller_than_in_the_ordinary_pictures(records):
-    def share(pictures):
-        return np.mean([p.mask(t.id).mean() for p in pictures for t in p.scene.top_level()])
-
-    assert share([p for _, p in records[:30]]) < 0.85 * share([make_picture(i) for i in range(30)])
-    assert len({p.image.shape for _, p in records}) >= 8
-
-
-@pytest.mark.parametrize(("bad", "word"), [({"split": "val"}, "split"), ({"index": -1}, "index")])
-def test_a_bad_picture_is_named(bad, word):
-    with pytest.raises(ValueError, match=word):
-        make_strange(**{"index": 0, "split": "test", "seed": 1, "indoors": True, **bad})
-
-
-# ---------------------------------------------------------------- making, and making again
-
-
-def stamps(root):
-    return {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
-
-
-def test_only_what_is_missing_is_made(root):
-    before = stamps(root)
-    assert ensure_spatialsense(root, **SMALL) == root and stamps(root) == before
-    lost = next(p for p in before if p.suffix == ".jpg")
-    data = lost.read_bytes()
-    lost.unlink()
-    ensure_spatialsense(root, **SMALL)
-    changed = {p.name for p, t in stamps(root).items() if before.get(p) != t}
-    assert changed == {lost.name, "annotations.json", "miniworld.json"} and lost.read_bytes() == data
-
-
-def test_another_version_is_made_anew(tmp_path):
-    root = ensure_spatialsense(tmp_path / "w", n_test=1, n_train=0, n_valid=0, progress=False)
-    whole = (root / "annotations.json").read_bytes()
-    (root / "miniworld.json").write_text(json.dumps(read_card(root) | {"generator": "older"}))
-    (root / "annotations.json").write_text("[]")
-    ensure_spatialsense(root, n_test=1, n_train=0, n_valid=0, progress=False)
-    assert (root / "annotations.json").read_bytes() == whole
-    assert read_card(root)["generator"] == SPATIALSENSE_CHECKSUM
-
-
-def test_bad_folders_and_counts_are_named(tmp_path, root):
-    with pytest.raises(ValueError, match="n_valid"):
-        ensure_spatialsense(tmp_path / "w", n_valid=-1)
-    with pytest.raises(ValueError, match="seed"):
-        ensure_spatialsense(root, seed=1)
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="thesis"):
-        make_spatialsense(tmp_path)

@@ -1,7 +1,6 @@
 """CMN, MAttNet and GroundNet: equal to literal versions, the same in any order and company, and what bad input does."""
 
 import warnings
-from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_models import MeanColours
 from torch.nn.functional import normalize
 
 from qgcam_lib.data.referring.expressions import Expression
@@ -17,7 +17,7 @@ from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.regions.batch import FeatureRanker, RegionBatch, stack_regions
 from qgcam_lib.models.regions.cmn import CmnConfig, build_cmn
 from qgcam_lib.models.regions.groundnet import GroundNetConfig, build_groundnet, words_of_tokens
-from qgcam_lib.models.regions.mattnet import MAttNetConfig, attribute_loss, build_mattnet
+from qgcam_lib.models.regions.mattnet import MAttNetConfig, build_mattnet
 from qgcam_lib.models.regions.parse import Node, Parsed, TreeParser
 from qgcam_lib.referring.run import ask_expressions
 
@@ -25,10 +25,10 @@ TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##s", "a", "and", "ball
           "front", "green", "holding", "holds", "in", "is", "large", "left", "man", "metal", "of", "on", "red", "right",
           "small", "table", "that", "the", "to", "top", "tree", "under", "wearing", "wears", "woman", "quickly"]
 WORDS, FEATURES = len(TOKENS), 7
-PARSE = TreeParser("grammar")
+PARSE = TreeParser()
 SMALL = {"cmn": (build_cmn, CmnConfig(words=10, hidden=8), {}),
          "mattnet": (build_mattnet, MAttNetConfig(words=10, phrase=8, hidden=6, joint=10, neighbours=3), {}),
-         "groundnet": (build_groundnet, GroundNetConfig(words=10, hidden=6), {"tokens": TOKENS, "parse": PARSE})}
+         "groundnet": (build_groundnet, GroundNetConfig(words=10, hidden=6), {"tokens": TOKENS})}
 
 
 def network_of(name, seed=0, **changes):
@@ -44,14 +44,13 @@ def network_of(name, seed=0, **changes):
     return network
 
 
-def scene(counts, seed=0, labels=True):
+def scene(counts, seed=0):
     """A RegionBatch in float64 with boxes of many sizes, some of them inside others."""
     rng = np.random.default_rng(seed)
     corners = [np.sort(rng.integers(0, 31, (n, 2, 2)), 1).reshape(n, 4) + [0, 0, 1, 1] for n in counts]
     batch = stack_regions([rng.normal(size=(n, FEATURES)) for n in counts],
-                          [np.c_[c / 32, (c[:, 2:] - c[:, :2]).prod(1) / 1024] for c in corners],
-                          [rng.integers(0, 2, n) for n in counts] if labels else None)
-    return RegionBatch(batch.features.double(), batch.geometry.double(), batch.mask, batch.labels)
+                          [np.c_[c / 32, (c[:, 2:] - c[:, :2]).prod(1) / 1024] for c in corners])
+    return RegionBatch(batch.features.double(), batch.geometry.double(), batch.mask)
 
 
 def tokens(lengths, seed=0):
@@ -102,7 +101,7 @@ def centred(place):
     return torch.tensor([x0, y0, x1, y1, (x1 - x0) * (y1 - y0)], dtype=torch.float64)
 
 
-def cmn_literal(network, features, geometry, labels, words):
+def cmn_literal(network, features, geometry, words):
     words_of, look = network.lstm, network.localization_module
     relate = network.relationship_module_spatial_only
     vectors = [words_of.embedding_mat.weight[word] for word in words]
@@ -172,7 +171,7 @@ def parts_literal(geometry, i):
     return found
 
 
-def mattnet_literal(network, features, geometry, labels, words, grid=None):
+def mattnet_literal(network, features, geometry, words):
     encoder, coder = network.rnn_encoder, network.sub_encoder
     vectors = [encoder.mlp(encoder.embedding.weight[word]) for word in words]
     states, last = lstm_literal(encoder.rnn, vectors_of(vectors))
@@ -188,15 +187,13 @@ def mattnet_literal(network, features, geometry, labels, words, grid=None):
         return torch.cat([feature, unit(joint_literal(coder.att_fuse, feature), coder.att_normalizer)])
 
     for i in everybody:
-        parts = [cell(features[j]) for j in parts_literal(geometry, i)] if grid is None else [
-            cell(feature) for feature in grid[i]]
+        parts = [cell(features[j]) for j in parts_literal(geometry, i)]
         logits = [coder.attn_fuse(torch.cat([part, unit(phrases["sub"], coder.phrase_normalizer)])) for part in parts]
         shares = torch.cat(logits).softmax(0)
         subject = joint_literal(network.sub_matching["vis_emb_fc"], sum(s * part for s, part in zip(shares, parts)))
 
         others = [j for j in everybody if j != i]
-        same = [j for j in others if labels is None or labels[j] == labels[i]]
-        apart = [seen_literal(geometry, i, j) for j in near_literal(geometry, i, same, most)]
+        apart = [seen_literal(geometry, i, j) for j in near_literal(geometry, i, others, most)]
         apart = torch.cat([*apart, torch.zeros(5 * (most - len(apart)), dtype=torch.float64)])
         own = network.loc_encoder["fc"](torch.cat([unit(geometry[i], network.loc_encoder["lfeat_normalizer"]),
                                                    unit(apart, network.loc_encoder["dif_lfeat_normalizer"])]))
@@ -214,7 +211,7 @@ def mattnet_literal(network, features, geometry, labels, words, grid=None):
     return scores
 
 
-def groundnet_literal(network, features, geometry, labels, words):
+def groundnet_literal(network, features, geometry, words):
     spelled, at = words_of_tokens([TOKENS[word] for word in words], range(len(words)))
     tree, everybody = PARSE(spelled).tree, range(len(features))
     places = [centred(place) for place in geometry]
@@ -252,10 +249,9 @@ LITERAL = {"cmn": cmn_literal, "mattnet": mattnet_literal, "groundnet": groundne
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("labels", [True, False])
 @pytest.mark.parametrize("name", SMALL)
-def test_the_network_is_its_literal_version(name, labels):
-    network, regions = network_of(name), scene([5, 1, 3], labels=labels)
+def test_the_network_is_its_literal_version(name):
+    network, regions = network_of(name), scene([5, 1, 3])
     ids, mask = tokens([4, 1, 9, 7])
     if name == "groundnet":
         ids, mask = spelled("the dog that is left of the cat s under the table", "man", "red box that the ball is on",
@@ -264,46 +260,31 @@ def test_the_network_is_its_literal_version(name, labels):
     scores = network(regions, ids, mask, of)
     for row, picture in enumerate(of.tolist()):
         real = regions.mask[picture]
-        own = None if regions.labels is None else regions.labels[picture][real].tolist()
         words = [word for word in ids[row].tolist() if word not in (0, 2, 3)]
-        found = LITERAL[name](network, regions.features[picture][real], regions.geometry[picture][real], own, words)
+        found = LITERAL[name](network, regions.features[picture][real], regions.geometry[picture][real], words)
         np.testing.assert_allclose(scores[row][real], found, atol=1e-9)
         assert (scores[row][~real] == -torch.inf).all()
-
-
-@torch.no_grad()
-def test_a_grid_is_attended_cell_by_cell():
-    network, regions = network_of("mattnet"), scene([4, 2])
-    ids, mask = tokens([3, 5])
-    of, grid = torch.tensor([1, 0]), torch.randn(2, 4, 6, FEATURES, dtype=torch.float64)
-    scores = network(regions, ids, mask, of, grid)
-    for row, picture in enumerate(of.tolist()):
-        real = regions.mask[picture]
-        found = mattnet_literal(network, regions.features[picture][real], regions.geometry[picture][real],
-                                regions.labels[picture][real].tolist(),
-                                [word for word in ids[row].tolist() if word > 4], grid[picture][real])
-        np.testing.assert_allclose(scores[row][real], found, atol=1e-9)
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", SMALL)
 @settings(max_examples=8, deadline=None)
-@given(counts=st.lists(st.integers(1, 7), min_size=1, max_size=3), seed=st.integers(0, 99), labels=st.booleans())
-def test_order_and_company_change_nothing(name, counts, seed, labels):
+@given(counts=st.lists(st.integers(1, 7), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_order_and_company_change_nothing(name, counts, seed):
     """Permuted candidates give permuted scores; padding, other pictures and other expressions change none."""
-    network, regions = network_of(name), scene(counts, seed, labels)
+    network, regions = network_of(name), scene(counts, seed)
     rng = np.random.default_rng(seed)
     ids, mask = tokens(rng.integers(1, 9, 4), seed)
     of = torch.from_numpy(rng.integers(0, len(counts), 4))
     with torch.no_grad():
         scores = network(regions, ids, mask, of)
         order = torch.from_numpy(rng.permutation(max(counts)))
-        mixed = RegionBatch(*(None if one is None else one[:, order] for one in vars(regions).values()))
+        mixed = RegionBatch(*(one[:, order] for one in vars(regions).values()))
         np.testing.assert_allclose(network(mixed, ids, mask, of), scores[:, order], atol=1e-9)
         for row, picture in enumerate(of.tolist()):
             n, long = counts[picture], int(mask[row].sum())
-            alone = RegionBatch(*(None if one is None else one[picture, None, :n] for one in vars(regions).values()))
+            alone = RegionBatch(*(one[picture, None, :n] for one in vars(regions).values()))
             np.testing.assert_allclose(network(alone, ids[row, None, :long], mask[row, None, :long], of[:1] * 0)[0],
                                        scores[row, :n], atol=1e-9)
 
@@ -341,22 +322,6 @@ def test_batch_statistics_do_not_see_padding():
         torch.testing.assert_close(one, other, msg=key)
 
 
-def test_attributes_are_a_loss_of_their_own():
-    network, regions = network_of("mattnet", attributes=4), scene([5, 3])
-    ids, mask = tokens([4])
-    before = network(regions, ids, mask, torch.tensor([0]))
-    targets = torch.zeros(2, 5, 4)
-    loss = attribute_loss(network.attribute_logits(regions), targets, regions.mask)
-    loss.backward()
-    assert network.sub_encoder.att_fc.weight.grad.any() and network.sub_encoder.att_fuse[0].weight.grad.any()
-    with torch.no_grad():
-        network.sub_encoder.att_fc.weight += 1
-    torch.testing.assert_close(network(regions, ids, mask, torch.tensor([0])), before)
-    assert attribute_loss(network.attribute_logits(regions), targets, regions.mask & False) == 0
-    with pytest.raises(ValueError, match="attributes: expected"):
-        network_of("mattnet").attribute_logits(regions)
-
-
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", SMALL)
@@ -368,27 +333,16 @@ def test_long_and_empty_expressions(name):
         cut = network(regions, torch.cat([ids[:, :60], ids[:, -1:]], 1), mask[:, :61], torch.tensor([0]))
     assert torch.isfinite(scores).all() and not torch.equal(scores, cut)  # all eighty words are read
     ids, mask = tokens([3, 0])
-    with pytest.raises(ValueError, match="expression 1 has none"):
+    with pytest.raises(ValueError, match="expression 1"):
         network(regions, ids, mask, torch.tensor([0, 0]))
-
-
-class Colours:
-    """The mean colour of a crop and how many pixels it has."""
-
-    card = {"name": "colours"}
-
-    def encode(self, image, boxes):
-        pixels = np.asarray(image.convert("RGB"), np.float32) / 255
-        crops = [pixels[int(y0):int(y1), int(x0):int(x1)] for x0, y0, x1, y1 in boxes]
-        return np.stack([np.r_[crop.mean((0, 1)), crop.std((0, 1)), crop[..., 0].size / 1000] for crop in crops])
 
 
 def ranker_of(name):
     build, config, _ = SMALL[name]
     words = build_vocabulary(["the large red box that is under the table"])
-    more = {"tokens": words, "parse": TreeParser("grammar")} if name == "groundnet" else {}
-    network = build(config, len(words), FEATURES, 3, **more)
-    return FeatureRanker(network, make_tokenizer(words, lavis_tokens=False), Colours(), network.card)
+    more = {"tokens": words} if name == "groundnet" else {}
+    network = build(config, len(words), 3, 3, **more)
+    return FeatureRanker(network, make_tokenizer(words, lavis_tokens=False), MeanColours(), network.card)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -410,9 +364,8 @@ def test_as_a_ranker_of_pictures(name):
         assert np.isfinite(ranker.rank(pictures[0], boxes[0], eighty)).all()
     with pytest.warns(UserWarning, match=r"read as \[UNK\]"):
         assert np.isfinite(ranker.rank(pictures[0], boxes[0], "the 狗")).all()
-    with pytest.raises(ValueError, match="expected at least one word"):
+    with pytest.raises(ValueError):
         ranker.rank(pictures[0], boxes[0], " ")
-    assert ranker.card["architecture"] and "confirmed" in ranker.card["keys"]
     if name == "groundnet":
         assert ranker.card["parsed"]["whole"] == 2 and sum(ranker.card["parsed"].values()) == 6
 
@@ -432,44 +385,6 @@ def test_refer_sends_all_expressions_of_its_pictures_through_the_network_in_one_
              for score in ranker.rank(Image.open(tmp_path / one.image), boxes, one.text)]
     assert len(sent) == len(passes) + len(expressions)
     np.testing.assert_allclose(asked["score"], alone, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_copies_and_half_precision(name):
-    network, regions = network_of(name).float(), scene([4, 3])
-    regions = RegionBatch(regions.features.float(), regions.geometry.float(), regions.mask, regions.labels)
-    ids, mask = tokens([4, 6])
-    of = torch.tensor([1, 0])
-    with torch.no_grad():
-        found = network(regions, ids, mask, of)
-        torch.testing.assert_close(deepcopy(network)(regions, ids, mask, of), found)
-        with torch.autocast("cpu", torch.bfloat16):
-            half = network(regions, ids, mask, of).float()
-    torch.testing.assert_close(half, found, atol=0.05, rtol=0.05)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_four_pictures_are_learned_by_heart(name):
-    """Three expressions of each, told apart by what regions look like and by how they lie."""
-    build, config, more = SMALL[name]
-    config = replace(config, words=32, hidden=16, **({"phrase": 32, "joint": 32} if name == "mattnet" else {}))
-    network = build(config, WORDS, FEATURES, 0, **more)
-    regions = scene([4, 4, 4, 4])
-    regions = RegionBatch(regions.features.float(), regions.geometry.float(), regions.mask, regions.labels)
-    texts = ["red dog", "green cat", "the man on the box", "large ball", "small car", "metal box under the table",
-             "the woman", "tree", "dog left of the cat", "the ball in the box", "cat behind the car", "red table"]
-    ids, mask = spelled(*texts)
-    of, right = torch.arange(12) // 3, torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3])
-    torch.manual_seed(0)
-    optimizer = torch.optim.Adam(network.train().parameters(), lr=0.01)
-    for _ in range(40):
-        scores = network(regions, ids, mask, of) * (10 if name == "mattnet" else 1)  # cosines
-        loss = -scores.log_softmax(1)[torch.arange(12), right].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        assert (network.eval()(regions, ids, mask, of).argmax(1) == right).all()
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -496,13 +411,11 @@ def test_every_sequence_of_words_has_a_tree_that_uses_no_word_twice(words):
 
 
 def test_an_expression_without_a_noun_is_one_locate_and_is_counted():
-    parse = TreeParser("grammar")
+    parse = TreeParser()
     assert parse("on the left") == Parsed(Node("locate", (0, 1, 2)), "whole")
     assert parse("the dog left of the cat").by == "grammar" and parse("the zebra on the left of it").by == "chunks"
     parse("on the left")
     assert parse.card["parsed"] == {"whole": 1, "grammar": 1, "chunks": 1}
-    with pytest.raises(ValueError, match="at least one word"):
-        parse("!")
 
 
 def test_a_relation_read_backwards_is_another_tree():
@@ -511,18 +424,3 @@ def test_a_relation_read_backwards_is_another_tree():
     with torch.no_grad():
         scores = network(regions, ids, mask, torch.tensor([0, 0]))
     assert not torch.allclose(scores[0], scores[1])
-
-
-def test_trees_may_be_given():
-    network, regions = network_of("groundnet"), scene([4])
-    ids, mask = spelled("the box on the table")
-    tree = network.trees(ids, mask)[0]
-    assert sorted(places_of(tree)) == [1, 2, 3, 4, 5]
-    with torch.no_grad():
-        found = network(regions, ids, mask, torch.tensor([0]))
-        torch.testing.assert_close(network(regions, ids, mask, torch.tensor([0]), [tree]), found)
-        other = network(regions, ids, mask, torch.tensor([0]), [Node("locate", (1, 2))])
-    assert not torch.allclose(found, other)
-    network.tokens = None
-    with pytest.raises(ValueError, match="tokens: expected"):
-        network(regions, ids, mask, torch.tensor([0]))

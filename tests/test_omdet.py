@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from small_models import SHAPES, SWIN, noise
 from transformers import DetrImageProcessor
 from transformers.models.omdet_turbo.processing_omdet_turbo import OmDetTurboProcessor
 
 from qgcam_lib.models.omdet import load_omdet, without_duplicates
-from qgcam_lib.models.registry import MODELS, ModelEntry
+from qgcam_lib.models.registry import ModelEntry
 from qgcam_lib.models.roles import Detections, Detector, phrase_texts
 
 TINY = {
@@ -17,8 +17,7 @@ TINY = {
     "decoder_num_heads": 4, "encoder_dim_feedforward": 32, "decoder_dim_feedforward": 32, "decoder_num_layers": 1,
     "text_projection_in_dim": 48, "text_projection_out_dim": 48, "class_embed_dim": 48, "task_encoder_hidden_dim": 32,
     "use_timm_backbone": False, "backbone": None, "apply_layernorm_after_vision_backbone": False,
-    "backbone_config": {"model_type": "swin", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4],
-                        "window_size": 4, "image_size": 64, "out_indices": [2, 3, 4]},
+    "backbone_config": SWIN,
     "text_config": {"model_type": "clip_text_model", "hidden_size": 48, "num_hidden_layers": 1,
                     "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 10, "max_position_embeddings": 16,
                     "eos_token_id": 9, "bos_token_id": 8, "pad_token_id": 0},
@@ -26,7 +25,6 @@ TINY = {
 WORDS = ["[PAD]", "[UNK]", "a", "red", "ball", "and", "dog", "detect", "[START]", "[END]"]
 ENTRY = ModelEntry("omdet-turbo", checkpoint="https://huggingface.co/nowhere/none", role="detector")
 CAPTION, PHRASES = "a red ball and a dog", [[(0, 10)], [(15, 20)], [(2, 5)]]
-SHAPES = [(90, 30), (30, 90), (50, 50), (7, 5), (200, 150)]
 
 
 def tiny(**options):
@@ -38,10 +36,6 @@ def tiny(**options):
         # In transformers it begins as zero: all phrases would score the same.
         detector.model.language_backbone.text_projection.normal_(generator=torch.Generator().manual_seed(0))
     return detector
-
-
-def noise(width, height, seed=0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
 def published_pictures() -> DetrImageProcessor:
@@ -112,19 +106,13 @@ def test_texts_are_masked_after_their_end_and_padding_changes_nothing():
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_the_caption_matters_only_when_it_is_the_task():
-    picture = noise(40, 30)
-    for prompt, same in (("caption", False), ("phrase", True)):
-        detector = tiny(prompt=prompt)
-        with torch.no_grad():  # the new net's task says little; make it heard
-            for parameter in detector.model.decoder.task_encoder.parameters():
-                parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
-        scores = [detector.pairs(picture, caption if prompt == "caption" else "Detect a dog.", ["a dog"])[0]
-                  for caption in ("a red ball and a dog", "a dog")]  # fmt: skip
-        found = [detector.detect(picture, caption, [[spans]]) for caption, spans in
-                 (("a red ball and a dog", (15, 20)), ("a dog", (0, 5)))]  # fmt: skip
-        assert torch.allclose(*scores) == same
-        assert (len(found[0]) == len(found[1]) and np.allclose(found[0].scores, found[1].scores)) == same
+def test_the_caption_is_the_task():
+    picture, detector = noise(40, 30), tiny()
+    with torch.no_grad():  # the new net's task says little; make it heard
+        for parameter in detector.model.decoder.task_encoder.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
+    scores = [detector.pairs(picture, caption, ["a dog"])[0] for caption in ("a red ball and a dog", "a dog")]
+    assert not torch.allclose(*scores)
 
 
 def test_options_and_batches():
@@ -132,13 +120,6 @@ def test_options_and_batches():
     found = detector.detect_batch(pictures, [CAPTION, "a dog"], [PHRASES, [[(0, 5)]]])
     assert [len(each) for each in found] == [2, 2] and isinstance(detector, Detector)
     np.testing.assert_allclose(found[1].scores, detector.detect(pictures[1], "a dog", [[(0, 5)]]).scores, atol=1e-6)
-    everything = tiny(overlap=1.0, max_boxes=None).detect(pictures[0], CAPTION, PHRASES)
-    assert len(everything) == 20  # as many pairs as boxes
-    for options in ({"prompt": "both"}, {"overlap": 1.5}, {"max_boxes": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            tiny(**options)
-    with pytest.raises(ValueError, match="spans"):
-        detector.detect(pictures[0], "a dog", [[(0, 50)]])
 
 
 def test_save_pretrained_comes_back_and_words_need_clip(tmp_path):
@@ -150,8 +131,5 @@ def test_save_pretrained_comes_back_and_words_need_clip(tmp_path):
     assert len(back.card["sha256"]) == 64
     a, b = (each.detect(noise(40, 30), CAPTION, PHRASES) for each in (detector, back))
     np.testing.assert_allclose(a.scores, b.scores, atol=1e-6)
-    with pytest.raises(ValueError, match="at least 49408 tokens"):
+    with pytest.raises(ValueError, match="49408"):
         load_omdet(ENTRY, "random", config=TINY)
-    with pytest.raises(ValueError, match="config, vocab"):
-        load_omdet(ENTRY, tmp_path, vocab=WORDS)
-    assert (MODELS["omdet-turbo"].role, MODELS["omdet-turbo"].licence) == ("detector", "Apache-2.0")

@@ -48,8 +48,8 @@ def doors(folder, capsys, maps=MAPS, **options):
     (folder / "boxes.json").write_text(json.dumps(records))
     found, metric = {}, GroundingScores(**options)
     frame = score_maps(maps, BOXES, image_sizes=SIZE, **options)
-    found["score_maps"] = frame.wdp_soft.mean(), frame.attrs["protocol"]["name"]
-    assert repr(frame).startswith(f"protocol {frame.attrs['protocol']['name']} ")
+    found["score_maps"] = frame.wdp_soft.mean(), frame.attrs["settings"]["protocol"]["name"]
+    assert repr(frame).startswith(f"protocol {frame.attrs['settings']['protocol']['name']} ")
     for part in (slice(0, 2), slice(2, N)):
         metric.update(maps[part], BOXES[part], image_sizes=SIZE)
     found["GroundingScores"] = metric.compute()["wdp_soft"].item(), metric.protocol.name
@@ -65,9 +65,9 @@ def doors(folder, capsys, maps=MAPS, **options):
     assert main([*call, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     values = {row["metric"]: row["value"] for row in said["summary"]}
-    found["qgcam score"] = values["wdp_soft"], said["protocol"]["name"]
+    found["qgcam score"] = values["wdp_soft"], said["settings"]["protocol"]["name"]
     assert main(call) == 0
-    assert f"; protocol {said['protocol']['name']}, " in capsys.readouterr().out
+    assert f"; protocol: {said['settings']['protocol']['name']}; " in capsys.readouterr().out
     return pd.DataFrame(found, index=["wdp_soft", "protocol"]).T
 
 
@@ -90,7 +90,7 @@ def test_without_image_sizes_boxes_lie_on_the_maps_grid():
     small, metric = BOXES / 16, GroundingScores()
     metric.update(MAPS, small)
     frame = score_maps(MAPS, small)
-    assert frame.attrs["protocol"]["name"] == metric.protocol.name == "native"
+    assert frame.attrs["settings"]["protocol"]["name"] == metric.protocol.name == "native"
     pd.testing.assert_frame_equal(frame, score_maps(MAPS, small, protocol="native"))
     wrong = lambda: metric.update(MAPS, BOXES, image_sizes=SIZE), lambda: (metric(MAPS, BOXES, SIZE), metric.compute())
     for one in wrong:

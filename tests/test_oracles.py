@@ -74,12 +74,3 @@ def without_oracle(scores, oracles):
 @pytest.mark.parametrize("registry", ORACLES)
 def test_every_score_has_an_oracle(registry):
     assert without_oracle(*ORACLES[registry]) == []
-
-
-def test_a_score_without_an_oracle_is_named():
-    scores, oracles = ORACLES["statistics.MAP_SCORES"]
-    line, = without_oracle([*scores, "toy"], oracles)
-    assert line.startswith("toy has no oracle: write a test")
-    assert without_oracle(["toy"], {"toy": "test_metrics::test_of_nothing"}) == ["toy: there is no test "
-                                                                                "test_metrics::test_of_nothing"]
-    assert without_oracle([], {"old": BOOK}) == ["old is in no registry any more"]

@@ -1,17 +1,17 @@
 """OWL-ViT and OWLv2: equal to transformers where it is right, to arithmetic by hand everywhere."""
 
-import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from small_models import SHAPES, noise
 from transformers import Owlv2ImageProcessor, OwlViTImageProcessor
 
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.detector import BoxDetector, best_pairs, to_corners
 from qgcam_lib.models.owl import OwlDetector, box_scale, build_owl, load_owl, padded_square
-from qgcam_lib.models.registry import MODELS, ModelEntry
+from qgcam_lib.models.registry import ModelEntry
 from qgcam_lib.models.roles import Detections, Detector, phrase_texts
 
 SIZE = {
@@ -22,7 +22,6 @@ SIZE = {
 }  # fmt: skip
 WORDS = ["[PAD]", "[UNK]", "a", "red", "ball", "dog", "and", "big", "[START]", "[END]"]
 CAPTION, PHRASES = "a red ball and a big dog", [[(0, 10)], [(15, 24)], [(0, 1), (21, 24)]]
-SHAPES = [(90, 30), (30, 90), (50, 50), (7, 5), (200, 150)]  # transformers misreads 3 x 3 pixels as channels
 
 
 def tiny(kind="owlvit", **options) -> OwlDetector:
@@ -31,10 +30,6 @@ def tiny(kind="owlvit", **options) -> OwlDetector:
         for parameter in [*owl.model.box_head.parameters(), *owl.model.class_head.parameters()]:
             parameter.normal_(0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
     return OwlDetector(owl, **options)
-
-
-def noise(width, height, seed=0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 
 def transformers_outputs(detector, picture, texts):
@@ -121,15 +116,6 @@ def test_one_by_one_equals_together_and_each_text_is_read_once(monkeypatch):
         np.testing.assert_allclose(alone.boxes, found.boxes, atol=1e-4)
 
 
-def test_the_caption_as_prompt_gives_every_phrase_the_same():
-    found = tiny(prompt="caption").detect(noise(40, 30), CAPTION, PHRASES)
-    parts = [np.sort(found.scores[found.phrases == phrase]) for phrase in range(3)]
-    assert len(parts[0]) == 16
-    np.testing.assert_array_equal(parts[0], parts[1])
-    own = tiny().detect(noise(40, 30), CAPTION, PHRASES)
-    assert not np.allclose(np.sort(own.scores[own.phrases == 0]), parts[0])
-
-
 def test_only_the_best_are_kept():
     all_of, few = tiny(max_boxes=None), tiny(max_boxes=7)
     a, b = (each.detect(noise(40, 30), CAPTION, PHRASES) for each in (all_of, few))
@@ -145,45 +131,27 @@ def test_the_mini_form_and_save_pretrained_come_back(tmp_path):
     assert back.card["name"] == "owl-vit-b32" and len(back.card["sha256"]) == 64
     a, b = (each.detect(noise(40, 30), CAPTION, PHRASES) for each in (detector, back))
     np.testing.assert_allclose(np.sort(a.scores), np.sort(b.scores), atol=2e-2)  # stored as float16
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "owlvit"
     full = build_owl(SIZE, seed=2)
     full.model.save_pretrained(tmp_path / "full")
     read = load_owl(entry, tmp_path / "full")
     assert read.card["licence"].startswith("unknown") and read.card["unused_keys"] == 0
     expected = OwlDetector(full).detect(noise(40, 30), CAPTION, PHRASES)
     np.testing.assert_array_equal(read.detect(noise(40, 30), CAPTION, PHRASES).scores, expected.scores)
-    with pytest.raises(ValueError, match="CLIP's 49408 tokens"):
-        detector.model.save_pretrained(tmp_path / "words")
-        load_owl(entry, tmp_path / "words")
-    with pytest.raises(FileNotFoundError, match="config.json"):
-        load_owl(entry, tmp_path)
-
-
-def test_the_registry_knows_the_family():
-    for name in ("owl-vit-b32", "owl-vit-l14", "owlv2-b16"):
-        entry = MODELS[name]
-        assert entry.role == "detector" and entry.checkpoint.startswith("https://huggingface.co/google/owl")
-        assert entry.licence == "Apache-2.0"
-    assert isinstance(tiny(), Detector) and isinstance(tiny(), BoxDetector)
 
 
 def test_mistakes_are_named():
-    detector, picture = tiny(), noise(20, 20)
-    assert len(detector.detect(picture, CAPTION, [])) == 0 and detector.detect_batch([], [], []) == []
-    for call, message in (
-        (lambda: detector.detect(picture, CAPTION, [[(0, 99)]]), "spans"),
-        (lambda: detector.detect(picture, CAPTION, [[]]), "spans"),
-        (lambda: detector.detect(picture, "a  dog", [[(1, 2)]]), "nothing is left"),
-        (lambda: tiny(prompt="both"), "prompt"),
-        (lambda: tiny(max_boxes=0), "max_boxes"),
-        (lambda: tiny(precision="int8"), "precision"),
-        (lambda: build_owl({**SIZE, "text_config": {**SIZE["text_config"], "vocab_size": 5}}, WORDS), "vocab_size"),
-        (lambda: build_owl({**SIZE, "model_type": "clip"}, WORDS), "model_type"),
+    detector = tiny()
+    assert isinstance(detector, Detector) and isinstance(detector, BoxDetector)
+    assert len(detector.detect(noise(20, 20), CAPTION, [])) == 0 and detector.detect_batch([], [], []) == []
+    for named, call in (
+        ("spans", lambda: detector.detect(noise(20, 20), CAPTION, [[(0, 99)]])),
+        ("max_boxes", lambda: tiny(max_boxes=0)),
+        ("precision", lambda: tiny(precision="int8")),
+        ("vocab_size", lambda: build_owl({**SIZE, "text_config": {**SIZE["text_config"], "vocab_size": 5}}, WORDS)),
+        ("model_type", lambda: build_owl({**SIZE, "model_type": "clip"}, WORDS)),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=named):
             call()
-    with pytest.raises(TypeError, match="image"):
-        detector.detect(np.zeros((4, 4)), CAPTION, PHRASES)
 
 
 def test_best_pairs_is_a_stable_sort_of_all_pairs():

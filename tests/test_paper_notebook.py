@@ -1,6 +1,5 @@
 """The Q-GroundCAM notebook, end to end through the strict runner, on scenes and on photographs."""
 
-import ast
 import json
 from dataclasses import replace
 
@@ -17,17 +16,11 @@ from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.vocabulary import build_vocabulary
 from qgcam_lib.papers.q_groundcam.runs import stored_maps
 from qgcam_lib.papers.q_groundcam.splits import SCORES, run_records
-from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "q_groundcam.ipynb"
 PHOTOS = ROOT / ".." / "shared" / "realdata" / "photos"
-TABLES = {"chosen_examples", "counts", "data_card", "data_problems", "failed", "first_records",
-          "model_card", "paper_vs_ours", "printed", "score_table", "summary"}
-FIGURES = {"first_record", "first_screen", "histograms", "intervals", "panels"}
-
-
 def table(run, name):
     return pd.read_parquet(run.folder / "tables" / f"{name}.parquet")
 
@@ -41,33 +34,6 @@ def texts(run):
             data = output.get("data", {})
             shown += [str(data.get(kind, "")) for kind in ("text/markdown", "text/html", "text/plain")]
     return "\n".join(shown)
-
-
-# ---------------------------------------------------------------- its form
-
-
-def test_it_has_one_parameters_cell_with_the_agreed_names():
-    notebook = nbformat.read(NOTEBOOK, 4)
-    assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
-    agreed = "dataset baselines verify split model weights checkpoint protocol boxes limit seed device on_error".split()
-    assert set(read_parameters(NOTEBOOK)) >= set(agreed)
-
-
-def test_it_defines_nothing_stores_no_counts_and_has_small_cells():
-    for cell in nbformat.read(NOTEBOOK, 4).cells:
-        if cell.cell_type != "code":
-            continue
-        assert cell.execution_count is None
-        assert len(cell.source.splitlines()) <= 34
-        for node in ast.walk(ast.parse(cell.source)):
-            assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
-
-
-def test_no_number_of_the_paper_is_typed_into_it():
-    source = "\n".join(c.source for c in nbformat.read(NOTEBOOK, 4).cells if c.cell_type == "code")
-    floats = [node.value for node in ast.walk(ast.parse(source))
-              if isinstance(node, ast.Constant) and isinstance(node.value, float)]
-    assert floats == []
 
 
 # ---------------------------------------------------------------- on scenes, with a small untrained model
@@ -98,22 +64,6 @@ def scene_run(small_model, scenes, tmp_path_factory):
     return run_notebook(NOTEBOOK, parameters, outputs=tmp_path_factory.mktemp("outputs"))
 
 
-def test_the_run_leaves_every_table_and_figure(scene_run):
-    assert scene_run.status == "ok"
-    assert {path.stem for path in (scene_run.folder / "tables").iterdir()} == TABLES
-    assert {path.stem for path in (scene_run.folder / "figures").iterdir()} == FIGURES
-    record = json.loads((scene_run.folder / "run.json").read_text())
-    assert all(item["caption"] for item in record["outputs"] if item["kind"] in ("table", "figure"))
-
-
-def test_three_models_are_shown_with_their_intervals(scene_run):
-    summary = table(scene_run, "summary")
-    assert summary["model"].nunique() == 3 and len(summary) == 27
-    assert {"centre guess", "blip-base, untrained"} < set(summary["model"])
-    assert summary[["ci_low", "ci_high"]].notna().all().all() and (summary["n_groups"] > 5).all()
-    assert (summary["n_undefined"] == 0).all()  # the untrained twin explains the same layer, so its maps have mass
-
-
 def test_the_broken_picture_is_listed_and_the_rest_scored(scene_run, scenes):
     failed, summary = table(scene_run, "failed"), table(scene_run, "summary")
     assert len(failed) and failed["error"].str.contains(scenes[1]).all()
@@ -129,12 +79,8 @@ def test_no_verdict_is_drawn_on_the_miniworld(scene_run):
 
 def test_its_result_says_what_the_tables_say(scene_run):
     box = json.loads((scene_run.folder / "run.json").read_text())["results"]["result_box"]
-    summary = table(scene_run, "summary").set_index(["model", "metric"])
-    mean = summary.loc[("blip-base, checkpoint weights", "pg_hit")]
-    assert f"for {100 * mean['value']:.1f} % of phrases" in box["answer"]
-    assert len(box["effect"]) == 3 + 4 and all("[" in line and "n = " in line for line in box["effect"])
-    assert "blip-base (untrained)" in box["answer"] and any("centre guess" in line for line in box["effect"])
-    assert any("miniworld" in line for line in box["differs"])
+    mean = table(scene_run, "summary").set_index(["model", "metric"]).loc[("blip-base, checkpoint weights", "pg_hit")]
+    assert f"{100 * mean['value']:.1f} %" in box["answer"] and any("miniworld" in line for line in box["differs"])
 
 
 def test_the_maps_are_kept_and_give_the_same_scores(scene_run, scenes):
@@ -144,14 +90,6 @@ def test_the_maps_are_kept_and_give_the_same_scores(scene_run, scenes):
     again = again.set_index("id").loc[scored.index]
     assert again.columns.name == "protocol paper"
     pd.testing.assert_frame_equal(again[list(SCORES)], scored[list(SCORES)], check_names=False)
-
-
-def test_every_caption_says_miniworld(scene_run):
-    record = json.loads((scene_run.folder / "run.json").read_text())
-    figures = [item["caption"] for item in record["outputs"] if item["kind"] == "figure"]
-    assert figures and all("miniworld" in caption for caption in figures)
-    shown = next(item["caption"] for item in record["outputs"] if "score_table" in item["path"])
-    assert "miniworld" in shown and scene_run.run_id in shown
 
 
 def test_the_score_table_shows_what_the_records_say(scene_run):
@@ -176,4 +114,3 @@ def test_it_runs_on_photographs_at_full_size(tmp_path):
     assert "The weights are random" in texts(run) and "This is the miniworld" not in texts(run)
     card = table(run, "model_card").set_index("field")["value"]
     assert int(card["parameters"].replace(",", "")) > 200_000_000
-

@@ -44,47 +44,22 @@ def value(table, metric="macro_f1", subset="all", column="value"):
 @pytest.mark.parametrize(
     ("caption", "question"),
     [
-        ("vase", "is there a vase"),
-        ("armchair", "is there an armchair"),
-        ("drums", "are there drums"),
-        ("zebras fighting", "are there zebras fighting"),
-        ("bass", "is there a bass"),
-        ("hourglass", "is there an hourglass"),
-        ("unicorn on a bus", "is there a unicorn on a bus"),
+        ("vase", "is there a vase"), ("armchair", "is there an armchair"), ("drums", "are there drums"),
+        ("zebras fighting", "are there zebras fighting"), ("bass", "is there a bass"),
+        ("hourglass", "is there an hourglass"), ("unicorn on a bus", "is there a unicorn on a bus"),
         ("person blowing out candles", "is there a person blowing out candles"),
-        ("an owl in a tree", "is there an owl in a tree"),
-        ("A man.", "is there a man"),
-        ("two dogs", "are there two dogs"),
-        ("3 cats on one sofa", "are there 3 cats on one sofa"),
-        ("1 cat", "is there 1 cat"),
-        ("some people", "are there some people"),
-        ("some water", "is there some water"),
-        ("snow on a palm", "is there snow on a palm"),
-        ("dog's toys", "are there dog's toys"),
-        ("there are three cups", "are there three cups"),
-        ("There's a dog", "is there a dog"),
-        ("the dog is on the cat", "is the dog on the cat"),
-        ("zebras are fighting", "are zebras fighting"),
-        ("a person who is smiling", "is there a person who is smiling"),
-        ("is there a dog?", "is there a dog"),
-        ("TV on a table", "is there a TV on a table"),
-        ("  vase   on \n a table ", "is there a vase on a table"),
+        ("an owl in a tree", "is there an owl in a tree"), ("A man.", "is there a man"),
+        ("two dogs", "are there two dogs"), ("3 cats on one sofa", "are there 3 cats on one sofa"),
+        ("1 cat", "is there 1 cat"), ("some people", "are there some people"), ("some water", "is there some water"),
+        ("snow on a palm", "is there snow on a palm"), ("dog's toys", "are there dog's toys"),
+        ("there are three cups", "are there three cups"), ("There's a dog", "is there a dog"),
+        ("the dog is on the cat", "is the dog on the cat"), ("zebras are fighting", "are zebras fighting"),
+        ("a person who is smiling", "is there a person who is smiling"), ("is there a dog?", "is there a dog"),
+        ("TV on a table", "is there a TV on a table"), ("  vase   on \n a table ", "is there a vase on a table"),
     ],
 )
 def test_caption_to_question(caption, question):
     assert caption_to_question(caption) == question
-
-
-def test_sentence_style():
-    assert caption_to_question("vase", style="sentence") == "Is there a vase?"
-    with pytest.raises(ValueError, match="style"):
-        caption_to_question("vase", style="Shipped")
-
-
-@pytest.mark.parametrize("caption", ["", "  ", "...", "?!", None, 3])
-def test_a_caption_without_words_is_refused(caption):
-    with pytest.raises(ValueError, match="at least one word"):
-        caption_to_question(caption)
 
 
 NOUNS = ["dog", "dogs", "old house", "glass", "children", "red umbrella", "snow", "wooden boxes", "hour"]
@@ -100,7 +75,6 @@ def test_a_question_contains_its_caption_and_stays_a_question(before, noun, tail
     question = caption_to_question(before + noun + tail)
     assert question.startswith(("is there", "are there")) and question.endswith(noun + tail)
     assert caption_to_question(question) == question
-    assert caption_to_question(caption_to_question(before + noun + tail, style="sentence")) == question
 
 
 @given(st.text(max_size=40))
@@ -114,160 +88,31 @@ def test_any_text_gives_one_clean_line_or_a_clear_error(caption):
     assert question == " ".join(question.split()) and len(question) >= 2
 
 
-@pytest.mark.parametrize(("words", "tags", "question"), [
-    ("three deer", "CD NNS", "are there three deer"), ("deer in snow", "NNS IN NN", "are there deer in snow"),
-    ("teddy bears at war", "NN NNS IN NN", "are there teddy bears at war"), ("exhaust", "NN", "is there an exhaust"),
-    ("news stand", "NN NN", "is there a news stand"), ("the lens", "DT NN", "is there the lens"),
-    ("running", "VBG", "is there a running"), ("cats is here", "NNS VBZ RB", "is cats here")])
-def test_tags_decide_the_number(words, tags, question):
-    spacy = pytest.importorskip("spacy")
-    doc = spacy.tokens.Doc(spacy.blank("en").vocab, words=words.split(), tags=tags.split())
-    assert caption_to_question(words, tagger=lambda text: doc) == question
-
-
-def test_taggers_that_cannot_be_used():
-    spacy = pytest.importorskip("spacy")
-    with pytest.raises(ValueError, match="gives no tags"):
-        caption_to_question("a dog", tagger=spacy.blank("en"))
-    with pytest.raises(ValueError, match="expected 'rule', 'spacy' or a loaded pipeline"):
-        caption_to_question("a dog", tagger="nltk")
-    if not spacy.util.is_package("en_core_web_sm"):
-        with pytest.raises(ValueError, match="spacy download en_core_web_sm"):
-            caption_to_question("a dog", tagger="spacy")
-
-
 @needs_tricd
 def test_share_of_the_shipped_questions():
     data = load_tricd_vqa(TRICD / "TRICD_VQA_val.json", TRICD / "TRICD_grounding_val.json")
     ours = data.caption.map(caption_to_question)
-    exact = ours == data.question
     words = ours == data.question.map(lambda text: " ".join(text.split()))
-    print(
-        f"caption_to_question on {len(data)} shipped questions: {exact.sum()} equal ({exact.mean():.1%}), "
-        f"{words.sum()} equal in words ({words.mean():.1%})"
-    )
-    print(pd.DataFrame({"shipped": data.question, "ours": ours})[~words].drop_duplicates().to_string(index=False))
-    assert (len(data), exact.sum(), words.sum()) == (204, 184, 188)  # the notebook's prose states these three
+    # the notebook's prose states these three
+    assert (len(data), (ours == data.question).sum(), words.sum()) == (204, 184, 188)
 
 
 # ---------------------------------------------------------------- answers
 
 YES = [
-    "yes",
-    "Yes.",
-    "YES!",
-    "Yes, there is",
-    "**Yes**",
-    "yeah",
-    "Answer: yes",
-    "The answer is yes.",
-    "y",
-    "1",
-    1,
-    True,
-    "true",
-    "There is a dog.",
-    "There are two of them",
-    "It is",
-    "I can see one",
-    "I see a dog",
-    "Definitely.",
-    "No doubt.",
-    "The image does.",
-    "I think so",
-    "Yes, there is a no-parking sign",
-    "Yes, maybe a poodle",
-    "<s> yes </s>",
-    "Well, yes",
-    "I think yes",
-    "I believe that there is",
-    "It is not clear at first. Answer: yes",
-    np.bool_(True),
-    np.int64(1),
-    1.0,
-    "they are",
-    "It is indeed.",
-    "That is correct",
-    "It is there, on the left",
-    "yes\nno other animal",
+    "yes", "Yes.", "YES!", "Yes, there is", "**Yes**", "Answer: yes", "1", 1, True, "There is a dog.",
+    "I can see one", "Definitely.", "No doubt.", "Yes, there is a no-parking sign", "<s> yes </s>", "I think yes",
+    "It is not clear at first. Answer: yes", np.bool_(True), 1.0, "That is correct", "yes\nno other animal",
 ]
 NO = [
-    "That is incorrect",
-    "It is missing",
-    "no",
-    "no.",
-    "No!",
-    "Nope",
-    "No, there is not",
-    "not at all",
-    "None.",
-    "n",
-    "0",
-    0,
-    False,
-    "false",
-    "0.0",
-    "There is no dog",
-    "There isn't a dog",
-    "There are not any",
-    "I do not see",
-    "I don’t see one",
-    "I can't see a dog",
-    "I cannot see any dog in the image",
-    "It isn't",
-    "It is not",
-    "I don't think so",
-    "Definitely not",
-    "I see no dog",
-    "The image does not show a dog",
-    "Let me look. Answer: no",
-    "answer: No",
-    "Of course not",
-    "Nothing",
-    "They aren't",
-    np.float64(0.0),
-    "no, it might be a cat",
-    "I'm not seeing one",
+    "That is incorrect", "no", "Nope", "No, there is not", "not at all", "0.0", False, "There is no dog",
+    "There isn't a dog", "I don’t see one", "I cannot see any dog in the image", "I don't think so", "I see no dog",
+    "Let me look. Answer: no", "Of course not", "They aren't", np.float64(0.0), "no, it might be a cat",
 ]
 UNREADABLE = [
-    "It's a dog",
-    "This is a picture of a cat",
-    "The image shows a dog",
-    "That is unlikely",
-    "",
-    " ",
-    "maybe",
-    "Perhaps.",
-    "yes and no",
-    "yes/no",
-    "Yes or no?",
-    "not sure",
-    "I'm not sure",
-    "No idea",
-    "I cannot tell",
-    "I don't know",
-    "I do not know",
-    "It's hard to tell",
-    "It is impossible to say",
-    "dog",
-    "The dog is asleep",
-    "probably",
-    "It might be",
-    "unknown",
-    None,
-    "I can't see the image",
-    "I may be wrong",
-    "I am unable to view images",
-    "As an AI, I do not see",
-    "knowledge",
-    "yesterday",
-    "northern",
-    "?",
-    "I cannot answer",
-    "It is not clear",
-    "there might be a dog",
-    "no way to know",
-    "42",
+    "It's a dog", "That is unlikely", "", "maybe", "yes and no", "yes/no", "not sure", "No idea", "I don't know",
+    "It is impossible to say", "dog", "probably", None, "I can't see the image", "I may be wrong",
+    "As an AI, I do not see", "knowledge", "yesterday", "I cannot answer", "no way to know", "42",
 ]
 
 
@@ -277,20 +122,14 @@ def test_parse_answer(texts, answer):
     assert not wrong
 
 
-@pytest.mark.parametrize("answer", [2, -1, 0.5, NAN, float("inf"), ["yes"], {"answer": 1}, b"yes", object()])
-def test_what_is_no_answer_is_refused(answer):
-    with pytest.raises(ValueError, match="expected a text, a truth value, 0 or 1"):
-        parse_answer(answer)
-
-
 def test_parse_answers_counts_rules_and_names_the_number():
     read = parse_answers(["yes", "no", "There is no dog", "hm", None, 1])
-    assert list(read.columns) == ["text", "answer", "rule"]
     assert list(read.answer) == [True, False, False, None, None, True]
     assert read.rule.value_counts().to_dict() == {"unparsable": 2, "yes": 1, "no": 1, "denied": 1, "number": 1}
     assert len(parse_answers([])) == 0
-    with pytest.raises(ValueError, match="answer number 1"):
-        parse_answers(["yes", 7])
+    for wrong in (7, -1, 0.5, NAN, ["yes"], b"yes"):
+        with pytest.raises(ValueError, match="answer: expected"):
+            parse_answers(["yes", wrong])
 
 
 @given(
@@ -311,37 +150,19 @@ def test_any_text_is_read_and_marks_change_nothing(text):
     assert parse_answer("  " + text + "  ") is answer
 
 
-def test_a_long_answer_is_read_quickly():
-    import time
-
-    start = time.perf_counter()
-    assert parse_answer("a " * 200_000) is None
-    assert parse_answer("there is " * 50_000) is True
-    assert time.perf_counter() - start < 2
-
-
 # ---------------------------------------------------------------- the file
 
 
 def content(n_groups=3):
     questions, annotations = [], []
+    kinds = [{"source": "coco_test2017", "coco_type": "object"}, {"source": "coco_test2017", "coco_type": "relation"},
+             {"source": "winoground"}]
     for group in range(n_groups):
         for k in range(4):
             id, picture, thing = 4 * group + k + 1, k % 2, (k % 2) ^ (k // 2)
-            questions.append(
-                {
-                    "image_id": id,
-                    "question_id": id,
-                    "file_name": f"{group}_{picture}.jpg",
-                    "question": f"is there a thing {thing} of {group}",
-                }
-            )
-            kind = [
-                dict(source="coco_test2017", coco_type="object"),
-                dict(source="coco_test2017", coco_type="relation"),
-                dict(source="winoground"),
-            ][group % 3]
-            annotations.append({"image_id": id, "answer_id": id, "answer": int(picture == thing), **kind})
+            questions.append({"image_id": id, "question_id": id, "file_name": f"{group}_{picture}.jpg",
+                              "question": f"is there a thing {thing} of {group}"})
+            annotations.append({"image_id": id, "answer_id": id, "answer": int(picture == thing), **kinds[group % 3]})
     return {"questions": questions, "annotations": annotations}
 
 
@@ -364,32 +185,13 @@ def test_load(tmp_path):
     assert again.subset[0] == "attribute" and list(again.answer) == list(data.answer)
 
 
-def change(key, number, **fields):
-    def do(data):
-        data[key][number].update(fields)
-
-    return do
-
-
-def drop(key, number, field=None):
-    def do(data):
-        data[key].pop(number) if field is None else data[key][number].pop(field)
-
-    return do
-
-
 BROKEN = {
-    "question 3.*the key 'question' is missing": drop("questions", 2, "question"),
-    "annotation 6.*answer: expected int, got 'yes'": change("annotations", 5, answer="yes"),
-    "annotation 5.*answer: expected int, got True": change("annotations", 4, answer=True),
-    "question 2.*image_id: expected int, got '2'": change("questions", 1, image_id="2"),
-    "question 1.*the id is used twice": change("questions", 1, image_id=1),
-    "example 4.* has no annotation": drop("annotations", 3),
-    "example 4.* has no question": drop("questions", 3),
-    "example 7.*expected answer 0 or 1, got 2": change("annotations", 6, answer=2),
-    "example 1.*expected coco_type": drop("annotations", 0, "coco_type"),
-    "expected an object with the lists questions and annotations": lambda data: data.pop("questions"),
-    "with the lists questions and annotations": lambda data: data.update(annotations={}),
+    "question 3.*field 'question'": lambda data: data["questions"][2].pop("question"),
+    "question 1.*the id is used twice": lambda data: data["questions"][1].update(image_id=1),
+    "annotation 6.*field 'answer'": lambda data: data["annotations"][5].update(answer="yes"),
+    "annotation 7.*field 'answer'": lambda data: data["annotations"][6].update(answer=2),
+    "example 4.* has no annotation": lambda data: data["annotations"].pop(3),
+    "the list 'questions'": lambda data: data.pop("questions"),
 }
 
 
@@ -397,53 +199,25 @@ BROKEN = {
 def test_a_broken_record_is_named(tmp_path, message):
     data = content()
     BROKEN[message](data)
-    path = write(tmp_path, data)
-    with pytest.raises(ExampleError, match=message) as caught:
-        load_tricd_vqa(path)
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "usable as JSON"), ("[]", "the lists questions"), ("3", "the lists"), ("[" * 100_000, "usable as JSON")],
-)
-def test_a_file_of_another_kind(tmp_path, text, message):
     with pytest.raises(ExampleError, match=message):
-        load_tricd_vqa(write(tmp_path, text))
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ExampleError, match="cannot be read"):
-        load_tricd_vqa(tmp_path / "none.json")
-
-
-def grounding_of(data):
-    return {
-        "images": [
-            {
-                "id": q["image_id"],
-                "caption": f"caption {q['image_id']}",
-                "file_name": q["file_name"],
-                "original_id": f"{(q['image_id'] - 1) // 4}_{q['file_name'][2]}",
-                "source": a["source"],
-                "positive": a["answer"] == 1,
-            }
-            for q, a in zip(data["questions"], data["annotations"])
-        ]
-    }
+        load_tricd_vqa(write(tmp_path, data))
+    for path in (write(tmp_path, "[" * 100_000), tmp_path / "none.json"):
+        with pytest.raises(ExampleError, match=path.name):
+            load_tricd_vqa(path)
 
 
 def test_the_grounding_file_gives_captions_and_groups(tmp_path):
     data = content()
-    pairs = grounding_of(data)
-    frame = load_tricd_vqa(write(tmp_path, data), write(tmp_path, pairs, "grounding.json"))
+    pairs = [{"id": q["image_id"], "caption": f"caption {q['image_id']}", "file_name": q["file_name"],
+              "original_id": f"{(q['image_id'] - 1) // 4}_{q['file_name'][2]}", "source": a["source"],
+              "positive": a["answer"] == 1} for q, a in zip(data["questions"], data["annotations"])]
+    frame = load_tricd_vqa(write(tmp_path, data), write(tmp_path, {"images": pairs}, "grounding.json"))
     assert list(frame.caption) == [f"caption {k}" for k in range(1, 13)]
     assert frame.group.nunique() == 3 and frame.group[11] == "winoground_2"
-    pairs["images"][4]["positive"] = not pairs["images"][4]["positive"]
-    with pytest.raises(ExampleError, match="example 5"):
-        load_tricd_vqa(write(tmp_path, data), write(tmp_path, pairs, "grounding.json"))
-    with pytest.raises(ExampleError, match="example 9.*no such pair"):
-        load_tricd_vqa(write(tmp_path, data), write(tmp_path, {"images": grounding_of(data)["images"][:8]}, "g.json"))
+    other = [{**pair, "positive": pair["positive"] ^ (pair["id"] == 5)} for pair in pairs]
+    for wrong, example in ((other, 5), (pairs[:8], 9)):
+        with pytest.raises(ExampleError, match=f"example {example}"):
+            load_tricd_vqa(write(tmp_path, data), write(tmp_path, {"images": wrong}, "grounding.json"))
 
 
 def test_groups_are_linked_through_others(tmp_path):
@@ -458,11 +232,11 @@ def test_groups_are_linked_through_others(tmp_path):
 LABEL = {True: 1, False: 0, None: 2}
 
 
-def sklearn_scores(truth, said, zero_division):
+def sklearn_scores(truth, said):
     """scikit-learn, with an unparsable answer as a third label that is not averaged over."""
     truth, said = np.asarray(truth, int), np.array([LABEL[s] for s in said])
-    each = f1_score(truth, said, labels=[1, 0], average=None, zero_division=zero_division)
-    macro = f1_score(truth, said, labels=[1, 0], average="macro", zero_division=zero_division)
+    each = f1_score(truth, said, labels=[1, 0], average=None, zero_division=NAN)
+    macro = f1_score(truth, said, labels=[1, 0], average="macro", zero_division=NAN)
     return [macro, *each, accuracy_score(truth, said)]
 
 
@@ -472,14 +246,13 @@ def sklearn_scores(truth, said, zero_division):
         min_size=1,
         max_size=40,
     ),
-    st.sampled_from([0, 1, NAN]),
 )
 @settings(max_examples=30, deadline=None)
-def test_scores_are_scikit_learns_in_every_subset(rows, zero_division):
+def test_scores_are_scikit_learns_in_every_subset(rows):
     truth, said, subsets = zip(*rows)
     questions = made_up(truth, subsets)
     before = questions.copy()
-    table = evaluate_answers(questions, dict(zip(questions.image_id, said)), zero_division=zero_division, n_bootstrap=0)
+    table = evaluate_answers(questions, dict(zip(questions.image_id, said)), n_bootstrap=0)
     pd.testing.assert_frame_equal(questions, before)
     for subset in SUBSETS:
         keep = [subset in ("all", s) for s in subsets]
@@ -487,9 +260,7 @@ def test_scores_are_scikit_learns_in_every_subset(rows, zero_division):
         assert value(table, "n", subset) == sum(keep)
         assert value(table, "n_unparsable", subset) == sum(k and s is None for k, s in zip(keep, said))
         if any(keep):
-            expected = sklearn_scores(
-                [t for t, k in zip(truth, keep) if k], [s for s, k in zip(said, keep) if k], zero_division
-            )
+            expected = sklearn_scores([t for t, k in zip(truth, keep) if k], [s for s, k in zip(said, keep) if k])
             np.testing.assert_allclose(ours, expected, atol=1e-12)
         else:
             assert np.isnan(ours).all()
@@ -531,20 +302,12 @@ def test_order_and_relabelling_change_nothing(rows, random):
 
 def test_every_form_of_answers_gives_the_same():
     questions = made_up([1, 0, 1, 0, 1, 1])
-    said = [1, 0, 0, 0, 1, 1]
-    ids = questions.image_id.tolist()
-    forms = [
-        dict(zip(ids, said)),
-        dict(zip(map(str, ids), said)),
-        pd.Series(said, index=ids),
-        dict(zip(ids, [bool(s) for s in said])),
-        dict(zip(ids, ["Yes." if s else "No." for s in said])),
-        [{"image_id": i, "answer": s} for i, s in zip(ids, said)],
-    ]
-    tables = [evaluate_answers(questions, form) for form in forms]
-    tables.append(evaluate_answers(questions, dict(zip(questions.question_id, said)), on="question_id"))
-    for table in tables[1:]:
-        pd.testing.assert_frame_equal(table, tables[0])
+    said, ids = [1, 0, 0, 0, 1, 1], questions.image_id.tolist()
+    plain = evaluate_answers(questions, dict(zip(ids, said)))
+    for form in (dict(zip(map(str, ids), said)), pd.Series(said, index=ids),
+                 dict(zip(ids, ["Yes." if s else "No." for s in said])),
+                 [{"image_id": i, "answer": bool(s)} for i, s in zip(ids, said)]):
+        pd.testing.assert_frame_equal(evaluate_answers(questions, form), plain)
 
 
 def test_a_subset_of_another_name_is_scored_too():
@@ -557,44 +320,24 @@ def test_a_subset_of_another_name_is_scored_too():
 
 def test_missing_unknown_and_double_answers():
     questions = made_up([1, 0, 1, 0])
-    with pytest.raises(ValueError, match="2 of 4 questions have none, the first is image_id 2"):
-        evaluate_answers(questions, {1: 1, 3: 1})
     table = evaluate_answers(questions, {1: 1, 3: None}, on_missing="count", n_bootstrap=0)
     assert value(table, "n_missing") == 2 and value(table, "n_unparsable") == 1 and value(table, "n") == 4
     assert value(table, "accuracy") == 0.25
     full = {1: 1, 2: 0, 3: 1, 4: 0}
-    with pytest.raises(ValueError, match="got '77', which no question has"):
-        evaluate_answers(questions, full | {77: 1})
-    with pytest.raises(ValueError, match="two for '1'"):
-        evaluate_answers(questions, full | {"1": 0})
-    with pytest.raises(ValueError, match="as number 1"):
-        evaluate_answers(questions, [{"image_id": 1, "answer": 1}, {"image_id": 2}])
-    with pytest.raises(ValueError, match="image_id 3: answer: expected a text"):
-        evaluate_answers(questions, full | {3: NAN})
+    for answers, said in (({1: 1, 3: 1}, "image_id 2"), (full | {77: 1}, "'77'"), (full | {"1": 0}, "'1'"),
+                          (full | {3: NAN}, "image_id 3")):
+        with pytest.raises(ValueError, match=said):
+            evaluate_answers(questions, answers)
+    for frame in (questions.drop(columns="group"), questions.assign(image_id=1), questions.assign(answer=3)):
+        with pytest.raises(ValueError, match="questions"):
+            evaluate_answers(frame, full)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(unparsable="skip"),
-        dict(on_missing="ignore"),
-        dict(zero_division=0.5),
-        dict(n_bootstrap=-1),
-        dict(n_subsets=-1),
-        dict(level=95),
-        dict(on="id"),
-    ],
-)
+@pytest.mark.parametrize("options", [{"unparsable": "skip"}, {"on_missing": "ignore"}, {"n_bootstrap": -1},
+                                     {"level": 95}])
 def test_options_without_a_meaning_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options)) if "on" not in options else "expected columns"):
+    with pytest.raises(ValueError, match=next(iter(options))):
         evaluate_answers(made_up([1, 0]), {1: 1, 2: 0}, **options)
-
-
-def test_frames_without_what_is_needed_are_refused():
-    questions, answers = made_up([1, 0]), {1: 1, 2: 0}
-    for frame in (questions.drop(columns="group"), questions.assign(image_id=1), questions.assign(answer=[1, 3])):
-        with pytest.raises(ValueError, match="questions: expected"):
-            evaluate_answers(frame, answers)
 
 
 def test_the_interval_of_accuracy_is_that_of_statistics():
@@ -649,7 +392,6 @@ def test_the_real_file():
     assert with_groups.group.nunique() == 51 and with_groups.groupby("group").size().eq(4).all()
     # without the grounding file groups can only be joined
     assert with_groups.assign(linked=alone.group).groupby("group").linked.nunique().eq(1).all()
-    assert alone.group.nunique() <= 51 and with_groups.answer.mean() == 0.5
     rng = np.random.default_rng(0)
     said = np.where(rng.random(204) < 0.7, with_groups.answer, ~with_groups.answer)
     table = evaluate_answers(with_groups, dict(zip(with_groups.image_id.astype(str), said.astype(int))))
@@ -657,7 +399,4 @@ def test_the_real_file():
         keep = (with_groups.subset == subset) | (subset == "all")
         truth, guess = with_groups.answer[keep], said[keep]
         assert value(table, subset=subset) == pytest.approx(f1_score(truth, guess, average="macro"), abs=1e-12)
-        assert value(table, column="ci_low", subset=subset) < value(table, subset=subset)
     assert value(table, "n", "winoground") == 0
-    always = evaluate_answers(with_groups, dict.fromkeys(with_groups.image_id, "yes"), n_bootstrap=0)
-    assert value(always) == pytest.approx(1 / 3) and value(always, "accuracy") == 0.5

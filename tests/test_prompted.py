@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from sklearn.metrics import f1_score
+from small_models import picture
 
 from qgcam_lib.models import load_model
 from qgcam_lib.models.matching import (
@@ -34,71 +35,30 @@ WORDS = "<pad> <unk> <s> </s> <image> USER ASSISTANT yes no Yes No is are there 
 QUESTIONS = ["is there a dog on the sofa", "are there a cat or no dog", "Is there a zebra?"]
 
 
-def picture(seed):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8))
-
-
 PICTURES = [picture(k) for k in range(4)]
 
 
 def write_llava(folder, template=TEMPLATE, words=WORDS):
     """A folder with the sizes and the processor of a LLaVA of toy size."""
+    import transformers as hf
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        CLIPImageProcessorFast,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaProcessor,
-        PreTrainedTokenizerFast,
-    )
 
     vocabulary = {word: k for k, word in enumerate(words.split())}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=["<image>"],
-        model_input_names=["input_ids", "attention_mask"],
-    )
-    pictures = CLIPImageProcessorFast(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    LlavaProcessor(
-        pictures,
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-        chat_template=template,
-    ).save_pretrained(folder)
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=28,
-        patch_size=14,
-        projection_dim=32,
-    )
-    text = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        initializer_range=0.5,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-    )
-    LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1, pad_token_id=0
-    ).save_pretrained(folder)
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>",
+        additional_special_tokens=["<image>"], model_input_names=["input_ids", "attention_mask"])
+    pictures = hf.CLIPImageProcessorFast(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    hf.LlavaProcessor(pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default",
+                      image_token="<image>", num_additional_image_tokens=1, chat_template=template,
+                      ).save_pretrained(folder)
+    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = hf.CLIPVisionConfig(**layers, image_size=28, patch_size=14, projection_dim=32)
+    text = hf.LlamaConfig(**layers, vocab_size=len(vocabulary), num_key_value_heads=2, initializer_range=0.5,
+                          pad_token_id=0, bos_token_id=2, eos_token_id=3)
+    hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, vision_feature_layer=-1, pad_token_id=0,
+                   ).save_pretrained(folder)
     return folder
 
 
@@ -145,11 +105,8 @@ def test_replies_are_those_of_transformers_own_pipeline(answerer):
     pipe = pipeline("image-text-to-text", model=answerer.model, processor=answerer.processor)
     for image in PICTURES:
         content = [{"type": "image", "image": image}, {"type": "text", "text": fill_prompt(PROMPT, QUESTIONS[0])}]
-        (reply,) = pipe(
-            text=[{"role": "user", "content": content}],
-            return_full_text=False,
-            generate_kwargs={"max_new_tokens": 5, "do_sample": False},
-        )
+        (reply,) = pipe(text=[{"role": "user", "content": content}], return_full_text=False,
+                        generate_kwargs={"max_new_tokens": 5, "do_sample": False})
         assert answerer.answer(image, QUESTIONS[0]) == reply["generated_text"].strip()
 
 
@@ -171,13 +128,9 @@ def test_the_prompt_is_the_users_and_part_of_the_card(folder, answerer):
     assert other.card["prompt"] != answerer.card["prompt"] == PROMPT
     assert isinstance(answerer, Answerer) and answerer.card["chat_template"] and answerer.card["seed"] == 1
     assert any(other.yes_score(image, QUESTIONS[0]) != answerer.yes_score(image, QUESTIONS[0]) for image in PICTURES)
-    for wrong in ("Yes or no?", "{question} {question}", None):
-        with pytest.raises(ValueError, match="prompt: expected a text with {question} in it once"):
-            load_model("prompted", "random", config=folder, prompt=wrong)
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        load_model("prompted", "random", config=folder, max_new_tokens=0)
-    with pytest.raises(ValueError, match="question: expected a text"):
-        answerer.answer(PICTURES[0], "  ")
+    for wrong in ({"prompt": "Yes or no?"}, {"prompt": "{question} {question}"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            load_model("prompted", "random", config=folder, **wrong)
 
 
 def test_a_model_without_a_chat_template_gets_the_prompt_as_it_is(tmp_path, answerer):
@@ -187,87 +140,39 @@ def test_a_model_without_a_chat_template_gets_the_prompt_as_it_is(tmp_path, answ
     assert not plain.card["chat_template"]
     for image in PICTURES:
         assert plain.answer(image, QUESTIONS[0]) == answerer.answer(image, QUESTIONS[0])
-    bare = load_model("prompted", "random", config=folder, seed=1)
-    with pytest.raises(ValueError, match="(?i)image"):
-        bare.answer(PICTURES[0], QUESTIONS[0])
 
 
 def test_a_vocabulary_without_yes_has_no_yes_score(tmp_path):
     folder = write_llava(tmp_path / "mute", words=WORDS.replace("yes", "ja").replace("Yes", "Ja"))
     mute = load_model("prompted", "random", config=folder)
-    with pytest.raises(ValueError, match="does not tell the beginnings of yes and no apart"):
+    with pytest.raises(ValueError, match="yes and no"):
         mute.yes_score(PICTURES[0], QUESTIONS[0])
 
 
 def test_a_saved_model_comes_back_and_a_damaged_one_does_not(answerer, tmp_path):
     answerer.model.save_pretrained(tmp_path / "m")
-    with pytest.raises(FileNotFoundError, match="no processor in"):
+    with pytest.raises(FileNotFoundError, match="processor"):
         load_model("prompted", tmp_path / "m")
     answerer.processor.save_pretrained(tmp_path / "m")
     again = load_model("prompted", tmp_path / "m", max_new_tokens=5)
-    assert [again.answer(each, QUESTIONS[0]) for each in PICTURES] == [
-        answerer.answer(each, QUESTIONS[0]) for each in PICTURES
-    ]
-    assert again.card["sha256"] and again.card["weights"] == "m" and "unknown" in again.card["licence"]
+    for each in PICTURES:
+        assert again.answer(each, QUESTIONS[0]) == answerer.answer(each, QUESTIONS[0])
     (weights,) = (tmp_path / "m").glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:300])
-    with pytest.raises(ValueError, match="is damaged or is no image-text-to-text model"):
-        load_model("prompted", tmp_path / "m")
-    weights.unlink()
-    with pytest.raises(FileNotFoundError, match="has no weights"):
+    with pytest.raises(ValueError, match="damaged"):
         load_model("prompted", tmp_path / "m")
 
 
-def test_wrong_combinations_and_what_is_out_of_reach(folder):
-    for options in (
-        {"weights": folder, "config": folder},
-        {"weights": "official", "config": folder},
-        {"weights": folder, "checkpoint": "owner/name"},
-    ):
-        with pytest.raises(ValueError, match="config goes with random weights"):
-            load_model("prompted", **options)
-    with pytest.raises(FileNotFoundError, match="huggingface-cli download owner/name"):
+@pytest.mark.parametrize("options", [{"weights": "official", "config": "."}, {"weights": ".", "checkpoint": "a/b"},
+                                     {"weights": "random"}])
+def test_wrong_combinations_are_refused(options):
+    with pytest.raises(ValueError, match="config"):
+        load_model("prompted", **options)
+
+
+def test_published_weights_out_of_reach_are_named():
+    with pytest.raises(FileNotFoundError, match="owner/name"):
         load_model("prompted", "official", checkpoint="owner/name")
-    with pytest.raises(FileNotFoundError, match="SmolVLM-256M-Instruct"):
-        load_model("prompted", "official")
-
-
-SMALL = {
-    "text_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1200},
-    "vision_config": {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "image_size": 128},
-}
-SMALL["text_config"] |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL["vision_config"] |= {"num_attention_heads": 4}
-
-
-def test_random_weights_need_no_folder_and_no_hub(monkeypatch):
-    """SmolVLM's class with small sizes: answers, scores, the seed; and every image token gets a patch's state."""
-    monkeypatch.setattr("socket.socket.connect", lambda *a: pytest.fail("asked the network"))
-    one, same, other = (load_model("prompted", "random", seed=s, config=SMALL, max_new_tokens=3) for s in (0, 0, 1))
-    assert isinstance(one, Answerer) and type(one.model).__name__ == "Idefics3ForConditionalGeneration"
-    assert one.card["weights"] == "random" and one.card["seed"] == 0 and one.card["chat_template"]
-    assert one.text("is it so") == "User: <image>is it so Answer yes or no.<end_of_utterance>\nAssistant:"
-    asked = one.processor(images=PICTURES[0], text=one.text("is it so"), return_tensors="pt")
-    assert (asked.input_ids == one.model.config.image_token_id).sum() == (128 // 16 // 4) ** 2
-    assert asked.pixel_values.shape == (1, 1, 3, 128, 128)
-    for image in PICTURES:
-        assert isinstance(one.answer(image, QUESTIONS[0]), str)
-        score = one.yes_score(image, QUESTIONS[0])
-        assert 0 < score < 1 and score == same.yes_score(image, QUESTIONS[0]) != other.yes_score(image, QUESTIONS[0])
-    with pytest.raises(ValueError, match="config: expected a vocab_size of at least"):
-        load_model("prompted", "random", config={"text_config": {"vocab_size": 100}})
-
-
-def test_random_weights_have_the_published_size():
-    from transformers import AutoModelForImageTextToText
-
-    from qgcam_lib.models.prompted import _smolvlm
-
-    config, processor = _smolvlm({})
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 256_484_928
-    assert processor.image_seq_len == 64  # of its model card
 
 
 # --------------------------------------------------------------------------------------------------- a matcher answers
@@ -298,19 +203,17 @@ def test_a_matcher_answers_by_its_score():
     assert together == [answerer.answer(*each) for each in zip(images, asked)]
     assert together == ["yes" if answerer.yes_score(*each) >= 0.4 else "no" for each in zip(images, asked)]
     assert answerer.answer_batch([], []) == []
-    with pytest.raises(ValueError, match="one an image"):
-        answerer.answer_batch(PICTURES, QUESTIONS[:1])
-    with pytest.raises(ValueError, match="threshold: expected a finite number"):
+    with pytest.raises(ValueError, match="threshold"):
         MatchingAnswerer(matcher, float("nan"))
 
 
 def test_captions_come_back_from_their_questions():
     for caption in ("zebras fighting", "people on a bench", "two dogs", "the moon over the sea", "a dog"):
         assert question_to_caption(caption_to_question(caption)) == caption
-    assert question_to_caption(caption_to_question("vase", style="sentence")) == "a vase"
+    assert question_to_caption("Is there a vase?") == "a vase"
     assert question_to_caption("does the dog chase the cat?") == "the dog chase the cat"
     assert question_to_caption("island in the sea") == "island in the sea"
-    for wrong in ("", "is there", None, 3):
+    for wrong in ("", "is there"):
         with pytest.raises(ValueError, match="question:"):
             question_to_caption(wrong)
 
@@ -331,7 +234,7 @@ def test_the_captions_of_tricd_come_back_but_for_the_article():
 def test_no_threshold_is_better_than_the_chosen_one(rows):
     scores, truth = np.array([a for a, _ in rows]) / 2, np.array([b for _, b in rows])
     if truth.all() or not truth.any():
-        with pytest.raises(ValueError, match="one kind only"):
+        with pytest.raises(ValueError, match="truth"):
             choose_threshold(scores, truth)
         return
     found = choose_threshold(scores, truth)
@@ -344,12 +247,6 @@ def test_no_threshold_is_better_than_the_chosen_one(rows):
     order = np.random.default_rng(0).permutation(len(rows))
     assert choose_threshold(scores[order], truth[order]) == found
     assert choose_threshold(scores * 4 + 1, truth) == pytest.approx(found * 4 + 1, abs=3.01)
-
-
-def test_thresholds_need_numbers():
-    for scores, truth in (([], []), ([0.1], [True, False]), ([0.1, np.nan], [True, False]), ([[0.1]], [[True]])):
-        with pytest.raises(ValueError, match="scores, truth: expected as many"):
-            choose_threshold(scores, truth)
 
 
 def test_the_mini_matcher_answers_through_the_registry():
@@ -377,24 +274,12 @@ def test_a_matcher_without_a_threshold_gives_scores_and_no_opinion():
 
 
 def test_baselines_do_not_look_and_do_not_depend_on_order(tmp_path):
-    import pandas as pd
-
     for k, each in enumerate(PICTURES):
         each.save(tmp_path / f"{k}.png")
-    rows = [
-        {
-            "image_id": 100 * k + n,
-            "question_id": n,
-            "question": f"is there a dog {n}",
-            "file_name": f"{k}.png",
-            "answer": (k + n) % 2 == 0,
-            "subset": "coco_obj",
-            "group": k // 2,
-        }
-        for k in range(4)
-        for n in range(30)
-    ]
-    questions = pd.DataFrame(rows).assign(group=lambda t: t.group.map("group {}".format))
+    rows = [(100 * k + n, n, f"is there a dog {n}", f"{k}.png", (k + n) % 2 == 0, "coco_obj", f"group {k // 2}")
+            for k in range(4) for n in range(30)]
+    columns = ["image_id", "question_id", "question", "file_name", "answer", "subset", "group"]
+    questions = pd.DataFrame(rows, columns=columns)
     macro = {}
     for name in BASELINES:
         frame = answers_for(name, questions, tmp_path, progress=False)
@@ -406,5 +291,5 @@ def test_baselines_do_not_look_and_do_not_depend_on_order(tmp_path):
     assert 0.35 < macro["coin"] < 0.65
     coins = {tuple(answers_for("coin", questions, tmp_path, seed=seed, progress=False).answer) for seed in range(4)}
     assert len(coins) == 4
-    with pytest.raises(ValueError, match="name: expected one of"):
+    with pytest.raises(ValueError, match="name"):
         BaselineAnswerer("dice")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from qgcam_lib.report.published import cite, list_published, published
@@ -53,29 +52,11 @@ def test_dice_follows_iou(table1, kind):
     assert (dice >= 0.8 * 2 * iou / (1 + iou)).all()
 
 
-def test_pg_uncertain_counts_whole_examples_and_gscorecam_has_none(table1):
-    assert (table1.query("model == 'clip-gscorecam'")["pg_uncertain"] == 0).all()
-    most = table1.loc[table1.groupby(["dataset", "split"])["pg_uncertain"].idxmax(), "model"]
-    assert set(most) == {"blip-large"}  # section 4 of the paper: the highest in every setting
-
-
-def test_the_papers_sentences_agree_with_its_table(table1):
-    base = table1.query("model == 'blip-base'").reset_index(drop=True)
-    large = table1.query("model == 'blip-large'").reset_index(drop=True)
-    assert (large["pg_uncertain"] > base["pg_uncertain"]).sum() == 6  # "in all 6 dataset splits"
-    assert (large["pg_accuracy"] < base["pg_accuracy"]).sum() == 2  # "in 2 dataset splits"
-
-
 def test_source_and_limits_travel_with_the_table(table1):
     assert table1.attrs["source"]["page"] == 3 and "Table 1" in cite(table1)
     tolerance, unit = table1.attrs["tolerance"], table1.attrs["printed_half_unit"]
     assert set(tolerance) == {*SHARES, "pg_accuracy", "pg_uncertain"}
     assert all(unit[name] < tolerance[name] for name in unit)
-
-
-def test_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="q_groundcam_table1"):
-        published("q_groundcam_table2")
 
 
 def test_a_table_that_lost_a_row_is_refused(tmp_path):
@@ -84,11 +65,6 @@ def test_a_table_that_lost_a_row_is_refused(tmp_path):
     assert list_published(tmp_path) == ["small"]
     with pytest.raises(ValueError, match="Expected 2 rows"):
         published("small", tmp_path)
-
-
-def test_a_frame_without_source_cannot_be_cited():
-    with pytest.raises(ValueError, match="source"):
-        cite(pd.DataFrame({"n": [1]}))
 
 
 # --- TRICD -----------------------------------------------------------------------------------------------------------
@@ -133,12 +109,6 @@ def test_tricds_statistics_add_up_in_this_order_of_columns(number):
     assert ((per_phrase - table.loc["boxes_per_phrase"]).abs() <= slack).all()
 
 
-def test_the_papers_two_numbers_of_boxes_differ():
-    table = published("tricd_table1")
-    assert table.set_index("statistic").loc["boxes", "all"] == 6058
-    assert any("6085" in note for note in table.attrs["source"]["notes"])
-
-
 @pytest.mark.parametrize("number", [5, 6])
 def test_recall_of_all_is_the_mean_over_phrases(number):
     """The column `all` follows from the others and the phrases of Table 1, up to what rounding allows."""
@@ -148,21 +118,6 @@ def test_recall_of_all_is_the_mean_over_phrases(number):
     assert (mean - table["all"]).abs().max() < 0.15
     if number == 6:
         assert (table[[*SUBSETS, "all"]] <= tricd(5)[[*SUBSETS, "all"]]).all().all()  # one more way to miss
-
-
-def test_tricds_sentences_agree_with_its_tables():
-    ap, vqa, recall, group = tricd(3), tricd(4), tricd(5), tricd(6)
-    assert ap["coco_obj"].idxmin() == "mdetr" and ap["coco_obj"].idxmax() == "detic"  # section 5.2
-    assert ap["coco_rel"].idxmax() == "fiber" and ap["coco_rel"].idxmin() == "owl-vit"
-    assert set(ap["winoground"].nlargest(2).index) == {"fiber", "glip-l"} and ap["all"].max() == 21.5
-    assert ap["all"].sort_values().diff().min() > 0.5  # section 5.3
-    assert (vqa[[*SUBSETS, "all"]].idxmax() == "fiber").all() and (vqa[SUBSETS].idxmin(axis=1) == "winoground").all()
-    fall = (vqa["gqa_exists"] - vqa["all"]).round()
-    assert (fall["fiber"], fall["ofa"]) == (8, 15)  # section 6.1
-    assert recall.loc["mdetr", "winoground"] > recall.loc[["glip-t", "fiber"], "winoground"].max()  # section 6.2
-    assert (recall.query("kind == 'grounding'")[SUBSETS].idxmin(axis=1) == "coco_obj").all()
-    grounding = ap.query("kind == 'grounding'").index
-    assert ap.loc[grounding, "winoground"].idxmin() == group.loc[grounding, "winoground"].idxmax() == "mdetr"  # A
 
 
 @pytest.mark.skipif(not VAL.exists(), reason="no real TRICD files (../shared/realdata/tricd)")
@@ -184,45 +139,9 @@ def test_table_7_describes_the_real_validation_file():
 
 # --- the conceptual probes -------------------------------------------------------------------------------------------
 
-WITHOUT_NUMBERS = {1: 1, 4: 21, 5: 21, 7: 15, 9: 20, 10: 22, 11: 15}
-
 
 def probes(number):
     return published(f"probes_table{number}")
-
-
-@pytest.mark.parametrize("number", WITHOUT_NUMBERS)
-def test_numbers_that_no_source_states_are_not_there_and_the_table_says_so(number):
-    table = probes(number)
-    assert len(table) == WITHOUT_NUMBERS[number] and (table["status"] == "not available").all()
-    numbers = table.select_dtypes("number").drop(columns=["alpha", "unplaced"], errors="ignore")
-    assert numbers.isna().all().all() and cite(table).startswith("Schiappa et al., arXiv 2304.03659, Table")
-    assert not table.attrs.get("tolerance") and not table.attrs.get("printed_half_unit")
-
-
-def test_two_bold_cells_of_table_4_stand_without_a_column():
-    bold = probes(4).set_index("model")["unplaced"].dropna()
-    assert bold.to_dict() == {"flava": 84.19, "bridgetower": 94.38}
-    assert any("84.19" in note and "without their column" in note for note in probes(4).attrs["source"]["notes"])
-
-
-def test_the_models_of_the_probes_are_the_same_in_every_table_that_has_them_all():
-    every = set(probes(4)["model"])
-    assert set(probes(5)["model"]) == every and len(every) == 21
-    assert set(probes(7)["model"]) < every and set(probes(3)["model"]) < every
-    for number in (9, 10):
-        assert set(probes(number).query("by == 'model'")["model"]) < every
-        assert set(probes(number).query("by == 'filler'")["model"]) == {"black", "gray", "noise", "scene"}
-    assert sorted(zip(probes(11)["stream"], probes(11)["alpha"])) == [(s, a) for s in ("t", "v", "vt")
-                                                                       for a in (0.2, 0.3, 0.4, 0.5, 0.6)]
-
-
-def test_table_3_of_the_probes_is_whole_and_patching_is_a_trade():
-    table = probes(3).set_index("model")
-    assert table.isna().sum().sum() == 2 and list(table.attrs["tolerance"]) == list(table)
-    patched, clip = table.loc[[f"clip-patched-{s}" for s in ("t", "v", "vt")]], table.loc["clip-vit-b32"]
-    assert (patched["imagenet"] < clip["imagenet"]).all() and (patched.drop(columns="imagenet") > clip[1:]).all().all()
-    assert patched["relcomp"].idxmax() == "clip-patched-t"  # section 5: "the largest increase"
 
 
 def test_categories_of_the_probes_add_up_as_far_as_they_do():
@@ -268,31 +187,3 @@ def test_ref_advs_tables_repeat_each_other():
     assert ten.loc["mtl-gqa-rel", ["dev", "test", "adv"]].tolist() == three.loc[
         "vilbert-mtl", ["dev", "test", "adv"]].tolist()
     assert ref_adv(8)[["easy", "hard", "adv"]].sum().round(2).tolist() == [99.95, 99.94, 99.97]
-
-
-def test_ref_advs_sentences_agree_with_its_tables():
-    two, three, gqa = (ref_adv(number).set_index(ref_adv(number).columns[0]) for number in (2, 3, 9))
-    assert [round((two["easy"] - two[name]).max()) for name in ("hard", "adv")] == [15, 26]  # section 4.1
-    gain = three["adv"] - three.loc["vilbert", "adv"]
-    assert gain.round(2)[["vilbert-sum-h", "vilbert-max-h"]].tolist() == [1.4, 2.45]  # "+1.4% and +2.5%"
-    assert round(three.loc["vilbert-mtl", "easy"] - three.loc["vilbert-mtl", "hard"], 1) == 12.4
-    assert round(gqa.loc["gqa-rel-dev", "after"] - gqa.loc["gqa-rel-dev", "before"], 1) == 2.3
-    kinds = ref_adv(8).set_index("supercategory")
-    assert kinds.loc["person", "adv"] < kinds.loc["person", "easy"]  # but not less than in Ref-Hard
-    assert kinds.loc["person", "adv"] > kinds.loc["person", "hard"]
-
-
-def test_the_lines_of_tables_2_and_3_imply_different_shares_of_easy_expressions():
-    """test = share * easy + (1 - share) * hard."""
-    both = pd.concat([ref_adv(2), ref_adv(3).iloc[1:]]).set_index("model")
-    share = (both["test"] - both["hard"]) / (both["easy"] - both["hard"])
-    assert share.round(3).to_dict() == {"groundnet": 0.896, "cmn": 0.837, "mattnet": 0.837, "vilbert": 0.835,
-                                        "vilbert-sum-h": 0.809, "vilbert-max-h": 0.759, "vilbert-mtl": 0.845}
-    text = " ".join(ref_adv(2).attrs["source"]["notes"] + ref_adv(3).attrs["source"]["notes"])
-    assert all(f"{value:.3f}"[1:] in text for value in share)
-
-
-def test_two_shares_of_table_6_are_of_no_1500_expressions():
-    values = ref_adv(6).select_dtypes("number").to_numpy().ravel()
-    off = [value for value in values if not any(abs(k / 15 - value) < 0.01 for k in range(1501))]
-    assert off == [71.08, 50.23] and "71.08 and 50.23" in " ".join(ref_adv(6).attrs["source"]["notes"])

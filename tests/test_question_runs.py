@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from qgcam_lib.errors import ExampleError, StoreError
+from qgcam_lib.errors import ExampleError, FileFault, StoreError
 from qgcam_lib.phrase_detection.question_run import (
     answer_questions,
     answers_for,
     answers_of,
-    put_question,
     read_answers,
     take_question_groups,
 )
@@ -82,9 +81,7 @@ def run(model, questions, root, **options):
     return answer_questions(model, questions, root / "pictures", progress=False, **options)
 
 
-def same(a, b):
-    pd.testing.assert_frame_equal(a, b)
-
+same = pd.testing.assert_frame_equal
 
 # -- what comes out
 
@@ -92,23 +89,18 @@ def same(a, b):
 def test_answers_are_what_the_model_said_and_can_be_scored(root, questions):
     model = Hashing()
     frame = run(model, questions, root)
-    assert list(frame) == [
-        "id", "group", "image", "image_id", "question_id", "asked", "answer", "yes_score", "error",
-    ]  # fmt: skip
     assert frame.image_id.tolist() == questions.image_id.tolist()
     for row, asked in zip(frame.itertuples(), questions.itertuples()):
         picture = Image.open(root / "pictures" / asked.file_name).convert("RGB")
         assert row.answer == Hashing().answer(picture, asked.question)
     assert len({id(picture) for picture, _ in model.asked}) == 2 * N_GROUPS, "each picture is opened once"
     left = evaluate_answers(questions, answers_of(frame), n_bootstrap=0)
-    right = evaluate_answers(questions, frame[["image_id", "answer"]].to_dict("records"), n_bootstrap=0)
-    assert left.equals(right)
     hits = sum(answer.startswith("Yes") == truth for answer, truth in zip(frame.answer, questions.answer))
     (accuracy,) = left.query("metric == 'accuracy' and subset == 'all'").value
     assert accuracy == pytest.approx(hits / len(questions))
 
 
-@pytest.mark.parametrize("batch_images", [1, 3, 100])
+@pytest.mark.parametrize("batch_images", [1, 3])
 def test_batches_and_order_change_nothing(root, questions, batch_images):
     expected = run(Hashing(), questions, root)
     same(run(Batched(), questions, root, batch_images=batch_images), expected)
@@ -116,37 +108,6 @@ def test_batches_and_order_change_nothing(root, questions, batch_images):
     found = run(Batched(), mixed, root, batch_images=batch_images)
     assert found.image_id.tolist() == mixed.image_id.tolist()
     same(found.set_index("id").loc[expected.id].reset_index(), expected)
-
-
-def test_the_style_changes_what_is_asked_and_the_store_knows(root, questions, tmp_path):
-    model = Hashing()
-    frame = run(model, questions, root, style="sentence", store=tmp_path / "s")
-    assert set(frame.asked) == {question for _, question in model.asked}
-    assert all(text.startswith("Is there a ") and text.endswith("?") for text in frame.asked)
-    with pytest.raises(StoreError, match="style is 'sentence' there and 'shipped' here"):
-        run(Hashing(), questions, root, store=tmp_path / "s")
-    assert put_question("is it so?", "sentence") == "Is it so?"
-    for bad in ("", " ", "?", None, 3):
-        with pytest.raises(ValueError, match="expected a text with a word"):
-            put_question(bad)
-    with pytest.raises(ValueError, match="style: expected one of"):
-        put_question("is it so", "loud")
-
-
-def test_graded_opinions_are_kept_when_asked_for(root, questions, tmp_path):
-    assert run(Hashing(), questions, root).yes_score.isna().all()
-    frame = run(Hashing(), questions, root, scores=True, store=tmp_path / "s")
-    assert frame.yes_score.between(0, 1).all() and frame.yes_score.nunique() > 3
-    same(run(Hashing(), questions, root, scores=True, store=tmp_path / "s"), frame)
-
-    class Plain:
-        card = {"name": "plain"}
-
-        def answer(self, image, question):
-            return "yes"
-
-    with pytest.raises(ValueError, match="'plain' has no yes_score"):
-        run(Plain(), questions, root, scores=True)
 
 
 # -- limits and resuming
@@ -200,7 +161,17 @@ def test_a_store_belongs_to_one_model_and_one_set_of_questions(root, questions, 
     other = questions.assign(question=questions.question.str.replace("cat", "cow"))
     with pytest.raises(StoreError, match="dataset"):
         run(Hashing(), other, root, store=tmp_path / "s")
-    run(Hashing(), questions.assign(answer=~questions.answer), root, store=tmp_path / "s")
+
+
+@pytest.mark.parametrize("answer", [None, 1, ["yes"]])
+def test_graded_opinions_are_kept_and_an_answer_that_is_no_text_is_refused(root, questions, answer):
+    assert run(Hashing(), questions, root).yes_score.isna().all()
+    scores = run(Hashing(), questions, root, scores=True).yes_score
+    assert scores.between(0, 1).all() and scores.nunique() > 3
+    model = Hashing()
+    model.answer = lambda image, question: answer
+    with pytest.raises(ValueError, match="answer"):
+        run(model, questions, root)
 
 
 # -- what breaks
@@ -216,42 +187,17 @@ def test_bad_pictures_leave_rows_without_answers(root, questions, tmp_path):
     assert lost.tolist() == questions.file_name.isin(["0_0.png", "1_1.png"]).tolist() and lost.sum() == 4
     assert all(answer is None for answer in frame.answer[lost]) and frame.answer[~lost].map(type).eq(str).all()
     assert not frame.error[lost].str.contains(str(root), regex=False).any()
-    assert RecordStore(tmp_path / "s").read().error.notna().sum() == 4
     scores = evaluate_answers(questions, answers_of(frame), n_bootstrap=0).query("subset == 'all'")
     assert scores.set_index("metric").value["n_unparsable"] == 4
 
 
-@pytest.mark.parametrize("kind", [Hashing, Batched])
-def test_a_question_on_which_the_model_fails_costs_only_itself(root, questions, kind):
+def test_a_question_on_which_the_model_fails_costs_only_itself(root, questions):
     text = questions.question[0]
     with pytest.raises(RuntimeError, match="token 7"):
-        run(kind(fails=[text]), questions, root)
-    frame = run(kind(fails=[text]), questions, root, on_error="record")
+        run(Batched(fails=[text]), questions, root)
+    frame = run(Batched(fails=[text]), questions, root, on_error="record")
     assert frame.error.notna().tolist() == (questions.question == text).tolist()
     assert frame.error.dropna().unique().tolist() == ["RuntimeError: token 7 is out of range"]
-
-
-@pytest.mark.parametrize("answer", [None, 1, True, 0.3, ["yes"]])
-def test_an_answer_that_is_no_text_is_refused(root, questions, answer):
-    class Odd(Hashing):
-        def answer(self, image, question):
-            return answer
-
-    with pytest.raises(ValueError, match="expected a text as the answer for image_id 1"):
-        run(Odd(), questions, root)
-
-
-def test_a_batch_with_too_few_answers_and_frames_without_columns_are_refused(root, questions):
-    class Short(Hashing):
-        def answer_batch(self, images, questions):
-            return ["yes"]
-
-    with pytest.raises(ValueError, match="answer: expected .* results, .* got 1"):
-        run(Short(), questions, root)
-    with pytest.raises(ValueError, match=r"expected columns \['file_name'\]"):
-        run(Hashing(), questions.drop(columns="file_name"), root)
-    with pytest.raises(ValueError, match="each image_id once"):
-        run(Hashing(), pd.concat([questions, questions[:1]]), root)
 
 
 # -- a name or a file
@@ -275,45 +221,9 @@ def test_files_of_answers_in_both_forms(root, questions, tmp_path):
     assert found.answer[0] is None and found.error[0] == "answers.json: no answer" and found.error[1:].isna().all()
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("nothing", "not usable as JSON"),
-        ("3", "expected a list or an object"),
-        ('[{"answer": "yes"}]', "record 0: expected image_id or question_id"),
-        ('["yes"]', "record 0: expected image_id or question_id"),
-        ('[{"image_id": 1, "answer": "yes"}, {"question_id": 1001, "answer": "no"}]', "record 1: two answers"),
-        ('{"77": "yes"}', "record 0: no question has"),
-        ('[{"question_id": 77, "answer": "yes"}]', "record 0: no question has"),
-    ],
-)
-def test_bad_files_of_answers_are_named(questions, tmp_path, content, text):
+@pytest.mark.parametrize("content", ["nothing", "3", '["yes"]', '{"77": "yes"}',
+    '[{"image_id": 1, "answer": "yes"}, {"question_id": 1001, "answer": "no"}]'])  # fmt: skip
+def test_bad_files_of_answers_are_named(questions, tmp_path, content):
     (tmp_path / "answers.json").write_text(content)
-    with pytest.raises(ExampleError, match=text) as error:
+    with pytest.raises(FileFault, match="answers.json"):
         read_answers(tmp_path / "answers.json", questions)
-    assert "answers.json" in str(error.value)
-
-
-def test_a_name_loads_an_answerer_and_nothing_else(root, questions, monkeypatch):
-    from qgcam_lib.models.registry import MODELS, ModelEntry
-    from qgcam_lib.phrase_detection import question_run as question_runs
-
-    monkeypatch.setitem(MODELS, "hashing", ModelEntry("hashing", role="answerer"))
-    asked = []
-    monkeypatch.setattr(question_runs, "load_model", lambda *a, **k: asked.append((a, k)) or Hashing())
-    found = answers_for(
-        "hashing",
-        questions,
-        root / "pictures",
-        weights="random",
-        seed=2,
-        limit=2,
-        model_options={"mode": "rank"},
-        progress=False,
-    )
-    assert asked == [(("hashing", "random", "cpu"), {"seed": 2, "mode": "rank"})]
-    same(found, run(Hashing(), questions, root, limit=2, seed=2))
-    with pytest.raises(ValueError, match="expected an answerer .*hashing.* got 'blip-base', which is listed as expl"):
-        answers_for("blip-base", questions, root / "pictures")
-    with pytest.raises(ValueError, match="images: expected the folder"):
-        answers_for("hashing", questions)

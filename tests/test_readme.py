@@ -2,9 +2,7 @@
 
 import importlib.util
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,66 +97,6 @@ def test_commands_run(block, place, capsys):
         else:
             done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr
-
-
-def test_the_list_of_what_is_not_run_has_no_dead_entry():
-    """Only what installs, fetches, trains or serves; an entry that no command needs is an error."""
-    used = {why_not(command)[1] for command in [c for block in SHELL for c in block.commands] + blocks.spoken()}
-    assert set(blocks.NOT_RUN) <= used
-    assert all(re.match("installs|fetches|trains|serves", why) for why in blocks.NOT_RUN.values())
-    for part in blocks.SMALLER:
-        assert any(part in command for block in SHELL for command in block.commands), part
-    assert set(blocks.FILES) <= {block.heading for block in PYTHON + SHELL}
-
-
-def test_one_way_of_calling_and_no_other_language():
-    for name in ("README.md", "CONTRIBUTING.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert not re.search(r"\.venv/bin/(?!activate)|python -m qgcam_lib.cli", text), name
-        fences = set(re.findall(r"^```(\w+)$", text, flags=re.M))
-        assert fences <= {"python", "bash", "text", "toml"}, fences
-
-
-@pytest.mark.parametrize("command", blocks.spoken())
-def test_commands_of_the_running_text_exist(command, capsys):
-    """`qgcam …`: such a command and such options; `make …`: such a target; others: such a program."""
-    words = shlex.split(command)
-    if words[0] == "qgcam":
-        known = [word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)]
-        assert main([*known, "--help"]) == 0, command
-        shown = capsys.readouterr().out
-        assert all(option.split("=")[0] in shown for option in words if option.startswith("--")), command
-    elif words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M), command
-    else:
-        beside = Path(sys.executable).parent / words[0]
-        assert beside.exists() or (ROOT / words[0]).exists() or shutil.which(words[0]), command
-
-
-def test_every_link_leads_to_a_file():
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
-def test_the_metric_table_names_every_score_and_its_better_side():
-    from qgcam_lib.metrics import METRICS
-    from qgcam_lib.papers.q_groundcam.splits import SCORES
-
-    rows = re.findall(r"^\| (`[a-z_`, ]+) \|.*\| (\w+) \|$", README, flags=re.M)
-    shown = {name: better for names, better in rows for name in re.findall(r"`(\w+)`", names)}
-    assert shown == {name: "higher" if METRICS[name].higher_is_better else "lower" for name in SCORES}
-
-
-def test_commands_exist():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for command in re.findall(r"^make (\w+)", README, flags=re.M):
-        assert re.search(rf"^{command}:", makefile, flags=re.M), command
-    for notebook in re.findall(r"qgcam run (\S+)", README):
-        assert (ROOT / notebook).exists()
-    given = set(re.findall(r"-p (\w+) ", README))
-    from qgcam_lib.runs.parameters import read_parameters
-
-    assert given <= set(read_parameters(Path(ROOT / "nbs/papers/q_groundcam.ipynb")))
 
 
 def test_the_table_of_models_is_what_the_registry_says():

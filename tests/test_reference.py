@@ -1,7 +1,6 @@
 """A run beside the numbers of its page: equal, different, or another processor."""
 
 import json
-import shutil
 import subprocess
 
 import pandas as pd
@@ -81,23 +80,17 @@ def test_values_may_move_within_the_rule(make, reference, name):
 BEYOND = {
     "summary: blip, pg_hit/value: from 0.622 to 0.6285": {"summary": moved(SUMMARY, 1, "value", 0.6285)},
     "summary: blip, io_ratio/p_value: from 0.03 to 0.06": {"summary": moved(SUMMARY, 0, "p_value", 0.06)},
-    "summary: blip, io_ratio/value: from 0.374 to missing": {"summary": moved(SUMMARY, 0, "value", None)},
     "summary: blip, pg_hit/n: from 497 to 496": {"summary": moved(SUMMARY, 1, "n", 496)},
     "summary: row centre, pg_hit: from there to gone": {"summary": SUMMARY[:2]},
     "summary: row blip, wdp: from not there to there": {
         "summary": pd.concat([SUMMARY, SUMMARY[:1].assign(metric="wdp")])},
     "summary: column n: from there to gone": {"summary": SUMMARY.drop(columns="n")},
     "claims: order/verdict: from holds to open": {"claims": moved(CLAIMS, 0, "verdict", "open")},
-    "claims: depth/share: from 0.5 to 0.501": {"claims": moved(CLAIMS, 1, "share", 0.501)},
     "claims: order/ours: from 62.2 % [56.3, 67.8] of 497 to 62.2 % [56.3, 67.8] of 496": {
         "claims": moved(CLAIMS, 0, "ours", "62.2 % [56.3, 67.8] of 496")},
-    "claims: order/ours: from 62.2 % [56.3, 67.8] of 497 to 63.2 % [56.3, 67.8] of 497": {
-        "claims": moved(CLAIMS, 0, "ours", "63.2 % [56.3, 67.8] of 497")},
     "records: hit/mean: from 0.25 to 0.26": {"records": LONG.assign(hit=LONG.hit | (LONG.index % 100 == 1))},
     "tables: claims: from there to gone": {"claims": None},
-    "tables: more: from not there to there": {"more": CLAIMS},
     "results: scores/pg_hit: from 0.622 to 0.63": {"results": {"scores": {"pg_hit": 0.63}}},
-    "results: answer: from more often to less often": {"results": {"answer": "less often"}},
 }
 
 
@@ -119,17 +112,10 @@ def test_counts_of_exact_ties_are_not_compared():
     assert len(table_differences("t", table, table.assign(**{"ties broken by": "luck", "tied": 2}))) == 2
 
 
-def test_other_parameters_are_said(make, reference):
-    folder = make("b" * 12)
-    update_run(folder, parameters={"limit": 50, "runs": ["x"]})
-    assert lines(folder, reference) == ["parameters: limit: from 500 to 50"]
-
-
 def test_on_another_processor_numbers_are_one_line_and_a_verdict_is_not(make, reference):
     numbers = {"summary": moved(moved(SUMMARY, 1, "value", 0.64), 1, "n", 496)}
     holds, said = report(make("b" * 12, machine="B", **numbers), reference)
-    assert holds and len(said) == 1 and "2 numbers differ on this processor (B; the page: A)" in said[0]
-    assert "pg_hit/value" in said[0] and "Every verdict stands" in said[0]
+    assert holds and len(said) == 1 and "pg_hit/value" in said[0]
     assert not report(make("b" * 12, machine="B", **numbers), reference, strict=True)[0]
     assert not report(make("b" * 12, machine="A", **numbers), reference)[0]
     verdict = {"claims": moved(CLAIMS, 0, "verdict", "open")}
@@ -160,10 +146,7 @@ def test_the_command_compares_what_the_engine_ran_last(make, reference, tmp_path
     assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored page hold" in capsys.readouterr().out
     make("b" * 12, claims=moved(CLAIMS, 0, "verdict", "open"))
     assert cli.main(["reference", "--outputs", str(outputs)]) == 1
-    said = capsys.readouterr().err
-    assert "  claims: order/verdict: from holds to open" in said and "make papers" in said
-    assert cli.main(["reference", f"demo/{'0' * 12}", "--outputs", str(outputs)]) == 1
-    assert "there is no record" in capsys.readouterr().err
+    assert "claims: order/verdict: from holds to open" in capsys.readouterr().err
 
 
 # --- what is committed -----------------------------------------------------------------------------------------------
@@ -201,9 +184,5 @@ def test_what_decides_results_counts(repository, name, text):
     assert uncommitted(repository) == [name] and git_state(repository)["dirty"] is True
 
 
-def test_no_repository_and_a_deleted_file(repository, tmp_path_factory):
-    assert git_state(tmp_path_factory.mktemp("outside")) == {"commit": None, "dirty": None}
-    (repository / "nbs/a.ipynb").unlink()
-    assert uncommitted(repository) == ["nbs/a.ipynb"]
-    shutil.rmtree(repository / ".git")
-    assert uncommitted(repository) is None
+def test_outside_a_repository_nothing_is_known(tmp_path):
+    assert git_state(tmp_path) == {"commit": None, "dirty": None} and uncommitted(tmp_path) is None

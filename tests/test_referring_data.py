@@ -26,9 +26,8 @@ from qgcam_lib.data.referring.counts import (
     words_of,
 )
 from qgcam_lib.data.referring.expressions import Expression, Expressions, of_split
-from qgcam_lib.data.referring.files import hard_originals, read_ref_adv, write_ref_adv
+from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
 from qgcam_lib.data.referring.people import (
-    READINGS,
     adversarial_targets,
     agreement,
     judge,
@@ -38,7 +37,7 @@ from qgcam_lib.data.referring.people import (
 )
 from qgcam_lib.data.referring.refcocog import category_kinds, join, refcocog
 from qgcam_lib.data.referring.splits import REASONS, rule_differences, rule_table, split_by_people, split_by_text
-from qgcam_lib.errors import ExampleError, FormatError
+from qgcam_lib.errors import ExampleError
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata"
 ADV = REAL / "ref_adv"
@@ -66,16 +65,12 @@ def literal_iou(a, b):
 
 # --- the record ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"box": (60, 30, 40, 52)}, "box: .*inverted"), ({"box": (0, 0, float("nan"), 1)}, "box: .*finite"),
-    ({"box": (0, 0, float("inf"), 1)}, "finite"), ({"box": (0, 0, 1)}, "box: "), ({"box": None}, "box: "),
-    ({"candidates": [(4, 4, 4, 9)]}, "candidates: .*empty"), ({"candidates": [("a", 0, 1, 1)]}, "candidates: "),
-    ({"candidates": 3}, "candidates: "), ({"text": " \n"}, "text: expected a text that is not empty"),
-    ({"id": ""}, "id: "),
-    ({"group": 254}, "group: expected a text"), ({"split": None}, "split: expected a text"),
-    ({"shipped": {"shuffle": 3}}, "shipped: expected texts, 'shuffle'")])
-def test_a_record_refuses_what_cannot_be_right_and_names_it(wrong, words):
-    with pytest.raises(ExampleError, match=words) as caught:
+@pytest.mark.parametrize("wrong", [
+    {"box": (60, 30, 40, 52)}, {"box": (0, 0, float("nan"), 1)}, {"box": (0, 0, 1)}, {"box": None},
+    {"candidates": [(4, 4, 4, 9)]}, {"candidates": [("a", 0, 1, 1)]}, {"candidates": 3}, {"text": " \n"}, {"id": ""},
+    {"group": 254}, {"split": None}, {"shipped": {"shuffle": 3}}])
+def test_a_record_refuses_what_cannot_be_right_and_names_it(wrong):
+    with pytest.raises(ExampleError, match=f"field '{list(wrong)[0]}") as caught:
         replace(CUP, **wrong)
     assert caught.value.example == wrong.get("id", "cup")
 
@@ -95,9 +90,9 @@ def test_what_is_odd_is_kept():
     assert np.isclose(table["random"], (0 + 1 + 2 / 3) / 3) and table["boxes"] == 1.25
 
 
-def test_a_half_counts_unless_strict():
+def test_a_half_counts():
     half = replace(CUP, box=(0, 0, 10, 10), candidates=[(0, 0, 10, 5), (0, 0, 10, 4.9), (0, 0, 10, 5.1)])
-    assert half.right().tolist() == [True, False, True] and half.right(strict=True).tolist() == [False, False, True]
+    assert half.right().tolist() == [True, False, True]
 
 
 def test_lists_refuse_an_id_twice_and_an_unknown_split():
@@ -133,11 +128,30 @@ def same(one, other, *, but=()):
     assert np.abs(np.array([one.box, *one.candidates]) - np.array([other.box, *other.candidates])).max() < 1e-5
 
 
+def published(one, form):
+    """An expression as a row of a published file, with its types."""
+    boxes = {str(n): [x0, y0, round(x1 - x0, 6), round(y1 - y0, 6)]
+             for n, (x0, y0, x1, y1) in enumerate(one.candidates, 1)}
+    number = str(one.candidates.index(one.box) + 1)
+    if form == "raw":
+        shipped = {name: json.loads(value) if name == "assigns" else value for name, value in one.shipped.items()}
+        return {**shipped, "most_confused_bbox_GT_desc": one.text, "raw_str": one.original, "refID": one.ref,
+                "annID": one.annotation, "imgID": one.group, "img_file_name": one.image,
+                "bbox_candidates_map": json.dumps(boxes), "most_confused_bbox_number": number}
+    row = {"label": one.split, "expression": one.text, "img_file_name": one.image}
+    if one.split == "adv":
+        return row | {"annID": one.annotation, "gt_bbox": number, "bboxes": json.dumps(boxes)}
+    name = one.image.replace(".jpg", f"_{one.annotation}.jpg")
+    return row | {"annID": int(one.annotation), "gt_bbox": int(number), "bboxes": boxes, "img_file_name": name}
+
+
 @given(st.lists(records("adv"), min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_the_raw_form_gives_back_everything(tmp_path_factory, some):
     some = [replace(one, id=f"task{n}_batch1") for n, one in enumerate(some)]
-    again = read_ref_adv(write_ref_adv(some, tmp_path_factory.mktemp("raw") / "adv.json", form="raw"))
+    path = tmp_path_factory.mktemp("raw") / "adv.json"
+    path.write_text(json.dumps({one.id: published(one, "raw") for one in some}))
+    again = read_ref_adv(path)
     assert [one.id for one in again] == [one.id for one in some]
     for one, other in zip(some, again):
         same(one, other)
@@ -149,11 +163,8 @@ def test_the_raw_form_gives_back_everything(tmp_path_factory, some):
 @given(st.lists(st.one_of(records("easy"), records("hard"), records("adv")), min_size=1, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_the_labelled_form_gives_back_what_it_has_fields_for(tmp_path_factory, some):
-    path = write_ref_adv(some, tmp_path_factory.mktemp("labelled") / "rows.json")
-    for row in json.loads(path.read_text())["annotations"]:  # the types of the published file
-        kinds = [type(row[name]) for name in ("annID", "gt_bbox", "bboxes")]
-        assert kinds == ([str, str, str] if row["label"] == "adv" else [int, int, dict])
-        assert row["img_file_name"].endswith(f"_{row['annID']}.jpg") or row["label"] == "adv"
+    path = tmp_path_factory.mktemp("labelled") / "rows.json"
+    path.write_text(json.dumps({"annotations": [published(one, "labelled") for one in some]}))
     again = read_ref_adv(path)
     assert len(again) == len(some) and len({one.id for one in again}) == len(some)
     for one, other in zip(some, again):
@@ -171,19 +182,18 @@ RAW_ROW = {"most_confused_bbox_GT_desc": "the saucer", "raw_str": "the cup", "re
 
 
 @pytest.mark.parametrize(("wrong", "reason"), [
-    ({"bboxes": "{1: [0, 0, 1, 1]}"}, "bboxes"), ({"bboxes": "not JSON"}, "bboxes"), ({"bboxes": {}}, "bboxes"),
-    ({"bboxes": '{"1": [0, 0, 4, 4], "1": [9, 9, 1, 1]}'}, "bboxes"), ({"bboxes": {"1": [0, 0, 4]}}, "bboxes"),
-    ({"bboxes": {"1": [0, 0, 4, 4], "3": [0, 0, 4, 4]}}, "bboxes"), ({"bboxes": {"1": [9, 9, -4, 4]}}, "box"),
-    ({"bboxes": {"1": [0, 0, float("nan"), 4]}}, "bboxes"), ({"gt_bbox": 3}, "gt_bbox"), ({"gt_bbox": None}, "gt_bbox"),
-    ({"gt_bbox": True}, "gt_bbox"), ({"label": "Hard"}, "label"), ({"expression": " "}, "text"),
-    ({"annID": [7]}, "annID"),
-    ({"img_file_name": ""}, "image")])
-def test_a_bad_row_is_named_or_counted(tmp_path, wrong, reason):
+    ({"bboxes": "not JSON"}, "field 'bboxes'"), ({"bboxes": {}}, "field 'bboxes'"),
+    ({"bboxes": '{"1": [0, 0, 4, 4], "1": [9, 9, 1, 1]}'}, "field 'bboxes'"),
+    ({"bboxes": {"1": [0, 0, 4]}}, "field 'bboxes.1.3' is missing"),
+    ({"bboxes": {"1": [0, 0, 4, 4], "3": [0, 0, 4, 4]}}, "boxes"),
+    ({"bboxes": {"1": [9, 9, -4, 4]}}, "field 'bboxes.1.2'"),
+    ({"gt_bbox": 3}, "target"), ({"gt_bbox": True}, "field 'gt_bbox'"), ({"label": "Hard"}, "field 'label'"),
+    ({"expression": " "}, "field 'text'"), ({"annID": [7]}, "field 'annID'"),
+    ({"img_file_name": ""}, "field 'img_file_name'")])
+def test_a_bad_row_is_named(tmp_path, wrong, reason):
     (tmp_path / "rows.json").write_text(json.dumps({"annotations": [ROW, ROW | wrong, ROW]}))
     with pytest.raises(ExampleError, match=reason):
         read_ref_adv(tmp_path / "rows.json")
-    found = read_ref_adv(tmp_path / "rows.json", on_error="record")
-    assert len(found) == 2 and found.left_out == {reason: 1} and len(found.problems) == 1
 
 
 def test_the_target_is_the_confused_box_not_that_of_the_original(tmp_path):
@@ -191,27 +201,8 @@ def test_the_target_is_the_confused_box_not_that_of_the_original(tmp_path):
     adv, = read_ref_adv(tmp_path / "raw.json")
     assert adv.box == (5, 8, 30, 60) and hard_originals([adv])[0].box == (40, 30, 60, 52)
     (tmp_path / "raw.json").write_text(json.dumps({"t_b": RAW_ROW | {"most_confused_bbox_number": "9"}}))
-    with pytest.raises(ExampleError, match="example t_b: most_confused_bbox_number: .*not among the candidates"):
+    with pytest.raises(ExampleError, match="example t_b, .*raw.json: target: "):
         read_ref_adv(tmp_path / "raw.json")
-
-
-@pytest.mark.parametrize("content", ["[1, 2", "[]", '{"a": 1}', '{"annotations": [3]}', '{"a": {"raw_str": "x"}}',
-                                     '{"annotations": [], "annotations": []}'])
-def test_a_file_of_another_kind_is_refused(tmp_path, content):
-    (tmp_path / "file.json").write_text(content)
-    with pytest.raises(FormatError, match="file.json: .*expected|file.json: not usable as JSON"):
-        read_ref_adv(tmp_path / "file.json")
-
-
-def test_what_the_forms_cannot_say_is_not_written(tmp_path):
-    for bad, form, words in ((replace(CUP, candidates=BOXES[1:]), "labelled", "among the candidates"),
-                             (CUP, "raw", "the raw form holds Ref-Adv alone"),
-                             (replace(CUP, split="test"), "labelled", "split: expected one of easy, hard, adv")):
-        with pytest.raises(ExampleError, match=words):
-            write_ref_adv([bad], tmp_path / "x.json", form=form)
-    with pytest.raises(ValueError, match="form: expected"):
-        write_ref_adv([CUP], tmp_path / "x.json", form="new")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_catalog_finds_and_verifies_a_folder(tmp_path):
@@ -219,28 +210,9 @@ def test_the_catalog_finds_and_verifies_a_folder(tmp_path):
     (tmp_path / "refcocog_adv_annotations.json").write_text(json.dumps(rows))
     assert recognise(tmp_path) == "Ref-Adv, raw"
     faults = verify_dataset(tmp_path)
-    assert faults["severity"].tolist() == ["error", "note"] and faults["id"].tolist() == ["bad", ""]
+    assert faults["severity"].tolist() == ["error"] and faults["id"].tolist() == ["bad"]
     with pytest.raises(ExampleError, match="read_ref_adv"):
         load_dataset(tmp_path)
-
-
-def test_a_folder_of_refcocog_that_holds_ref_adv_too_is_verified_as_both(tmp_path):
-    from qgcam_lib.data.referring.files import LABELLED_FILE, RAW_FILE
-    from qgcam_lib.miniworld import ensure_refcocog
-
-    root = ensure_refcocog(tmp_path / "w", n_train=2, n_val=0, n_test=4, progress=False)
-    assert recognise(root) == "REFER"
-    found = verify_dataset(root)
-    counts = {row["split"]: row["examples"] for row in found.attrs["counts"]}
-    labelled, raw = (read_ref_adv(root / name) for name in (LABELLED_FILE, RAW_FILE))
-    assert counts["Ref-Adv all"] == len(labelled) + len(raw) and {"train", "test"} < set(counts)
-    assert set(found["severity"]) == {"note"} and set(found["split"]) == {"Ref-Adv all"}
-    rows = json.loads((root / LABELLED_FILE).read_text())
-    rows["annotations"][0]["bboxes"] = "broken"
-    (root / LABELLED_FILE).write_text(json.dumps(rows))
-    faults = verify_dataset(root).query("severity == 'error'")
-    assert faults["file"].tolist() == [LABELLED_FILE] and faults["split"].tolist() == ["Ref-Adv all"]
-    assert {row["split"] for row in verify_dataset(root, "train").attrs["counts"]} == {"train"}
 
 
 # --- the real files --------------------------------------------------------------------------------------------------
@@ -256,7 +228,7 @@ def labelled():
 
 
 @needs_adv
-def test_real_files_read_whole_and_are_written_as_they_were(raw, labelled, tmp_path):
+def test_real_files_are_read_whole(raw, labelled):
     def plain(rows, name):
         return [{**row, name: json.loads(row[name]) if isinstance(row[name], str) else row[name]} for row in rows]
 
@@ -264,12 +236,9 @@ def test_real_files_read_whole_and_are_written_as_they_were(raw, labelled, tmp_p
     for file, some, form in ((RAW, raw, "raw"), *((LABELLED.format(PARTS[label]), found, "labelled")
                                                   for label, found in labelled.items())):
         before = json.loads((ADV / file).read_text())
-        after = json.loads(write_ref_adv(some, tmp_path / file, form=form).read_text())
-        if form == "raw":
-            assert list(before) == list(after)
-            before, after = before.values(), after.values()
-        else:
-            before, after = before["annotations"], after["annotations"]
+        after = [published(one, form) for one in some]
+        assert form != "raw" or list(before) == [one.id for one in some]
+        before = before.values() if form == "raw" else before["annotations"]
         name = "bbox_candidates_map" if form == "raw" else "bboxes"
         assert plain(before, name) == plain(after, name)
 
@@ -284,10 +253,8 @@ def test_all_real_records_pass_two_of_three_by_iou_and_only_by_iou(raw):
         literal["exact"][sum(number == target for number in chosen)] += 1
         literal["iou"][sum(literal_iou(boxes[number], boxes[target]) >= 0.5 for number in chosen)] += 1
     assert literal == {"iou": {3: 335, 2: 165}, "exact": {3: 329, 2: 166, 1: 4, 0: 1}}
-    for reading in READINGS:
-        table = votes_right(judge(raw, shipped_choices(raw), 2, reading=reading)).loc["adv"]
-        assert table[table > 0].to_dict() == dict(literal[reading])
-    assert len(validated(raw)) == 500 and validated(raw, reading="exact").left_out == {"not located": 5}
+    table = votes_right(judge(raw, shipped_choices(raw), 2)).loc["adv"]
+    assert table[table > 0].to_dict() == dict(literal["iou"]) and len(validated(raw)) == 500
 
 
 @needs_adv
@@ -367,20 +334,15 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_refcocog_with_three_kinds_of_candidates(folder):
-    fair, spoken = refcocog(folder), refcocog(folder, candidates="released")
+def test_refcocog_with_all_objects_as_candidates(folder):
+    fair = refcocog(folder)
     assert [(one.id, one.text, one.category, one.group, one.image) for one in fair] == [
         ("31/1", "Cup on it.", "cup", "254", CUP.image), ("31/2", "the cup", "cup", "254", CUP.image)]
     assert fair[0].candidates == ((40, 30, 60, 52), (5, 8, 30, 60), (90, 10, 140, 40))  # the last is cut to the picture
-    assert spoken[0].candidates == ((40, 30, 60, 52),)
-    given_ = refcocog(folder, candidates={CUP.image: [[0, 0, 9, 9]]})
-    assert given_[0].candidates == ((0, 0, 9, 9),) and not given_[0].right().any()
     assert category_kinds(folder) == {"cup": "kitchen", "person": "person"}
     assert [one.split for one in refcocog(folder, "train")] == ["train"]
     with pytest.raises(ExampleError, match="there is no split 'testA'"):
         refcocog(folder, "testA")
-    with pytest.raises(ValueError, match="candidates: expected"):
-        refcocog(folder, candidates="every")
 
 
 def test_the_join_gives_ref_category_and_equal_candidates(folder, tmp_path):
@@ -396,34 +358,28 @@ def test_the_join_gives_ref_category_and_equal_candidates(folder, tmp_path):
     assert kept.candidates == ((40, 30, 60, 52),)
     elsewhere = replace(released[1], box=(0, 60, 20, 80))
     assert join([elsewhere], folder)[0].category == ""  # no annotated object there
-    assert join(released, folder, {CUP.image: []})[1].candidates == ()
+    with pytest.raises(ValueError, match="candidates: expected"):
+        join(released, folder, "every")
 
 
 @pytest.mark.parametrize(("wrong", "reason"), [
-    ({"annotation": "99"}, "unknown annotation id"), ({"annotation": ""}, "unknown annotation id"),
-    ({"annotation": "9"}, "unknown annotation id"), ({"ref": "77"}, "unknown ref id"),
-    ({"ref": "32"}, "ids do not fit"),
-    ({"group": "255"}, "another picture"), ({"box": (5, 8, 30, 60)}, "another box")])
-def test_what_does_not_fit_refcocog_is_named_or_counted(folder, wrong, reason):
-    bad = replace(CUP, **wrong)
+    ({"annotation": "99", "ref": ""}, "unknown id"), ({"annotation": "", "ref": ""}, "unknown id"),
+    ({"annotation": "9"}, "ids do not fit"), ({"ref": "77"}, "unknown id"), ({"ref": "32"}, "ids do not fit"),
+    ({"group": "255"}, "ids do not fit"), ({"box": (5, 8, 30, 60)}, "another box")])
+def test_what_does_not_fit_refcocog_is_named(folder, wrong, reason):
     with pytest.raises(ExampleError, match=f"example cup: {reason}"):
-        join([bad], folder)
-    found = join([bad, replace(CUP, id="good")], folder, on_error="record")
-    assert [one.id for one in found] == ["good"] and found.left_out == {reason: 1}
-    with pytest.raises(ValueError, match="on_error: expected 'raise' or 'record'"):
-        join([bad], folder, on_error="skip")
+        join([replace(CUP, **wrong)], folder)
 
 
 # --- people -----------------------------------------------------------------------------------------------------------
 
-def literal_judgement(one, votes, needed, reading):
+def literal_judgement(one, votes, needed):
     right = 0
     wrong = {}
     for vote in votes:
         if vote is None:
             continue
-        box = one.candidates[vote]
-        if box == one.box if reading == "exact" else literal_iou(box, one.box) >= 0.5:
+        if literal_iou(one.candidates[vote], one.box) >= 0.5:
             right += 1
         else:
             wrong[vote] = wrong.get(vote, 0) + 1
@@ -442,24 +398,24 @@ def literal_judgement(one, votes, needed, reading):
     return right, verdict, confused, most, ties, same_ / pairs if pairs else None
 
 
-@given(st.data(), st.integers(1, 6), st.integers(1, 5), st.sampled_from(READINGS))
+@given(st.data(), st.integers(1, 6), st.integers(1, 5))
 @settings(max_examples=50, deadline=None)
-def test_judging_equals_a_literal_count(data, n_boxes, n_votes, reading):
+def test_judging_equals_a_literal_count(data, n_boxes, n_votes):
     small = st.tuples(*[st.integers(0, 4)] * 2, *[st.integers(1, 4)] * 2).map(corner)
     boxes = data.draw(st.lists(small, min_size=n_boxes, max_size=n_boxes))
     one = replace(CUP, box=data.draw(st.sampled_from(boxes)), candidates=boxes)
     votes = data.draw(st.lists(st.none() | st.integers(0, n_boxes - 1), min_size=n_votes, max_size=n_votes))
     needed = n_votes // 2 + 1
-    row = judge([one], {"cup": votes}, needed, reading=reading).iloc[0]
-    right, verdict, confused, most, ties, same_ = literal_judgement(one, votes, needed, reading)
+    row = judge([one], {"cup": votes}, needed).iloc[0]
+    right, verdict, confused, most, ties, same_ = literal_judgement(one, votes, needed)
     counts = row[["right", "confused_votes", "confused_ties", "no_box"]].tolist()
     assert counts == [right, most, ties, votes.count(None)]
     assert (None if np.isnan(row["located"]) else row["located"]) == verdict
     assert (None if pd.isna(row["confused"]) else row["confused"]) == confused
     assert row["agreement"] == pytest.approx(np.nan if same_ is None else same_, nan_ok=True)
-    split = split_by_people([one], {"cup": votes}, needed, reading=reading)
+    split = split_by_people([one], {"cup": votes}, needed)
     assert [found.split for found in split] == ([] if verdict is None else ["easy" if verdict else "hard"])
-    targets = adversarial_targets([one], judge([one], {"cup": votes}, needed, reading=reading))
+    targets = adversarial_targets([one], judge([one], {"cup": votes}, needed))
     assert targets == ({"cup": tuple(map(float, boxes[confused]))} if verdict == 0 and confused is not None else {})
 
 
@@ -474,17 +430,13 @@ def test_choices_that_cannot_be_judged(votes, needed, words):
         judge([CUP], votes, needed)
 
 
-def test_readings_undecided_and_one_annotator():
-    with pytest.raises(ValueError, match="reading: expected 'iou' or 'exact'"):
-        judge([CUP], {"cup": [0]}, 1, reading="box")
+def test_undecided_and_one_annotator():
     assert split_by_people([CUP], {"cup": [0, 0, 1, None]}).left_out == {"undecided": 1}
     table = agreement(judge([CUP], {"cup": [0]}, 1)).loc["easy"]
     assert table["unanimous"] == table["located"] == 1 and np.isnan(table["agreement"]) and table["by_chance"] == 0.25
-    for shipped in ({}, {"assigns": "no JSON"}, {"assigns": '[{"x": 1}]'}, {"assigns": '[{"dropdownselect": "a"}]'}):
-        with pytest.raises(ExampleError, match="example cup: assigns: expected a JSON list"):
+    for shipped in ({}, {"assigns": "no JSON"}, {"assigns": '[{"dropdownselect": "a"}]'}):
+        with pytest.raises(ExampleError, match="assigns"):
             shipped_choices([replace(CUP, shipped=shipped)])
-    with pytest.raises(ExampleError, match="places 0 to 3"):
-        validated([replace(CUP, shipped={"assigns": '[{"dropdownselect": "9"}]'})])
 
 
 # --- the two rules ----------------------------------------------------------------------------------------------------
@@ -553,16 +505,3 @@ def test_category_shares_leave_the_unknown_beside():
     assert category_shares([replace(CUP, category="")], kinds)["easy"].isna().all()
     assert split_counts([CUP]).loc["easy", "mean_words"] == 5 and split_counts([]).empty
     assert length_distribution([]).empty and relation_frequency([]).empty
-
-
-def test_the_miniworlds_files_read_join_and_part_by_text(tmp_path):
-    from qgcam_lib.miniworld import ensure_refcocog
-
-    place = ensure_refcocog(tmp_path / "w", n_train=0, n_val=0, n_test=8, progress=False)
-    labelled = read_ref_adv(place / "adv_easy_hard_annotations.json")
-    raw = read_ref_adv(place / "refcocog_adv_annotations.json")
-    joined = join(labelled, place)
-    assert len(joined) == len(labelled) and all(one.category and one.box in one.candidates for one in joined)
-    assert validated(raw) == raw and all(one.category for one in join(raw, place))
-    hard = {one.text for one in labelled if one.split == "hard"}
-    assert {one.text for one in split_by_text(refcocog(place), raw) if one.split == "hard"} == hard

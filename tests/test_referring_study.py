@@ -1,7 +1,6 @@
 """The study of remedies: its arms, what they share and leave, resuming, and the check of the first rows."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import torch
 
 from qgcam_lib.data.referring.refcocog import refcocog
-from qgcam_lib.errors import FileFault, ParameterError
+from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.referring import study as module
 from qgcam_lib.finetune.referring.minis import expressions_folder
-from qgcam_lib.finetune.referring.multitask import MultiTaskRecipe
 from qgcam_lib.finetune.referring.study import ARMS, KINDS, arm_recipe, first_pictures, first_rows, load_study, run_arm
 
 
@@ -33,25 +31,6 @@ def arms(place, data):
     for name in ("plain", "max-0.2-at-once", "questions-rel", "mtl-rel-1", "tl-rel"):
         run_arm(name, data, place / "out", place / "work", steps=10, progress=False)
     return place / "out"
-
-
-def test_an_arm_differs_from_plain_in_one_thing():
-    plain = arm_recipe("plain")
-    for name, arm in ARMS.items():
-        own = arm_recipe(name)
-        apart = set(plain.differs(vars(own)))
-        hinged = {"loss", "margin", "hinges_after"} if arm.loss != "plain" else set()
-        hinged -= ({"margin"} if arm.margin == 0.2 else set()) | ({"hinges_after"} if name.endswith("once") else set())
-        assert apart == {"alone": hinged, "after": set(), "questions": {"learning_rate"},
-                         "together": {"steps"}}[arm.way]
-        if arm.way == "together":
-            assert isinstance(own, MultiTaskRecipe) and own.questions == arm.ratio
-            assert own.steps == plain.steps * (1 + arm.ratio) and own.question_rate == plain.learning_rate / 2
-    assert arm_recipe("sum-0.1").hinges_after == 333 and arm_recipe("max-0.4", 30).hinges_after == 10
-    assert {arm.margin for arm in ARMS.values() if arm.loss == "max"} == {0.1, 0.2, 0.4}
-    assert all(f"questions-{arm.questions}" in ARMS for arm in ARMS.values() if arm.way == "after")
-    with pytest.raises(ParameterError, match="arm: expected one of plain"):
-        arm_recipe("mtl-vqa")
 
 
 def test_no_test_picture_is_learned_from(data, place):
@@ -100,7 +79,7 @@ def test_answers_are_kept_where_questions_were_learned(arms, data):
 
 def test_a_transfer_begins_with_the_layers_that_learned_questions(arms, data, place):
     first = module.train_arm("questions-rel", data, place / "work", steps=10, progress=False)
-    second = module.train_ranker(module.transfer(data.network, first.model), data.train, data.dev,
+    second = module.train_ranker(module.multitask.transfer(data.network, first.model), data.train, data.dev,
                                  recipe=arm_recipe("tl-rel", 10), progress=False)
     third = module.train_arm("tl-rel", data, place / "work", steps=10, progress=False)
     assert torch.equal(second.model.words.weight, third.model.words.weight)
@@ -138,14 +117,6 @@ def test_a_study_of_other_code_or_data_is_found_out(arms, place, tmp_path):
                 first_rows(folder.parent, "plain", 1, root=place / "w", progress=False)
         else:
             assert not first_rows(folder.parent, "plain", 1, root=place / "w", progress=False).same.all()
-
-
-def test_what_cannot_be_checked_is_named(arms, tmp_path):
-    with pytest.raises(FileFault, match=re.escape("--arm plain")):
-        first_rows(tmp_path, "plain")
-    for arm, rows in (("mtl-rel-1", 1), ("plain", 0), ("plain", 2)):
-        with pytest.raises(ParameterError, match="expected an arm on expressions alone and at most"):
-            first_rows(arms, arm, rows)
 
 
 def test_the_command_runs_what_is_missing_and_nothing_else(arms, data, place, monkeypatch):

@@ -4,14 +4,11 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import open_clip
@@ -30,13 +27,7 @@ from qgcam_lib.errors import ExampleError, FileFault, FormatError, ParameterErro
 from qgcam_lib.finetune import interpolate, loop
 from qgcam_lib.finetune.loop import train, train_step
 from qgcam_lib.finetune.relcomp.encoders import TOWERS, encoders_of, tower_parameters
-from qgcam_lib.finetune.relcomp.losses import (
-    Minimise,
-    SecondNegative,
-    contrastive_loss,
-    matching_loss,
-    relcomp_losses,
-)
+from qgcam_lib.finetune.relcomp.losses import contrastive_loss, matching_loss, relcomp_losses
 from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, relcomp_scores
 from qgcam_lib.finetune.relcomp.sweep import alpha_sweep
 from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
@@ -52,71 +43,55 @@ def features(seed, rows=5, width=6):
     return [F.normalize(torch.randn(rows, width, generator=rng, dtype=torch.float64), dim=-1) for _ in range(4)]
 
 
-def literal_matching(pictures, captions, positives, negatives, second, margins, distance, same):
+def literal_matching(pictures, captions, positives, negatives, same):
     """Row by row, as one would say it."""
-    if distance == "euclidean":  # torch adds 1e-6 to every difference
-        far = lambda a, b: math.sqrt(sum((x - y + 1e-6) ** 2 for x, y in zip(a.tolist(), b.tolist())))  # noqa: E731
-    else:
-        far = lambda a, b: 1 - sum(x * y for x, y in zip(a.tolist(), b.tolist()))  # noqa: E731
+    def far(a, b):  # torch adds 1e-6 to every difference
+        return math.sqrt(sum((x - y + 1e-6) ** 2 for x, y in zip(a.tolist(), b.tolist())))
     first, other, n = [], [], len(pictures)
     for k in range(n):
-        first.append(max(0, far(pictures[k], positives[k]) - far(pictures[k], negatives[k]) + margins[0]))
-        rest = [(k + step) % n for step in range(1, n) if not same[k][(k + step) % n]]
-        if second == "negative_text":
-            rival = negatives[k]
-        elif not rest:
-            continue
-        elif second == "next_picture":
-            rival = pictures[rest[0]]
-        else:
+        first.append(max(0, far(pictures[k], positives[k]) - far(pictures[k], negatives[k]) + 1))
+        rest = [row for row in range(n) if not same[k][row]]
+        if rest:
             rival = pictures[max(rest, key=lambda row: float(captions[k] @ pictures[row]))]
-        other.append(max(0, far(captions[k], pictures[k]) - far(captions[k], rival) + margins[1]))
+            other.append(max(0, far(captions[k], pictures[k]) - far(captions[k], rival) + 1))
     return (sum(first) / n + (sum(other) / len(other) if other else 0)) / 2
 
 
-@pytest.mark.parametrize("second, distance", product(get_args(SecondNegative), ("euclidean", "cosine")))
-def test_matching_is_the_mean_of_two_literal_triplets(second, distance):
-    for seed, margins in ((0, (1.0, 1.0)), (1, (0.2, 0.5))):
-        same = torch.eye(5, dtype=torch.bool)
-        same[0, 3] = same[3, 0] = True
-        same[4] = same[:, 4] = True  # no other picture at all
-        found = matching_loss(*features(seed), second=second, margins=margins, distance=distance, same=same)
-        wanted = literal_matching(*features(seed), second, margins, distance, same.tolist())
-        assert found.item() == pytest.approx(wanted, abs=1e-9)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_matching_is_the_mean_of_two_literal_triplets(seed):
+    same = torch.eye(5, dtype=torch.bool)
+    same[0, 3] = same[3, 0] = True
+    same[4] = same[:, 4] = True  # no other picture at all
+    found = matching_loss(*features(seed), same)
+    assert found.item() == pytest.approx(literal_matching(*features(seed), same.tolist()), abs=1e-9)
 
 
 def test_matching_of_one_group_has_no_second_triplet_and_no_nan():
     given = [each.requires_grad_() for each in features(3, rows=1)]
     loss = matching_loss(*given)
     loss.backward()
-    assert loss.item() == pytest.approx(literal_matching(*given, "hardest_picture", (1, 1), "euclidean", [[True]]))
+    assert loss.item() == pytest.approx(literal_matching(*given, [[True]]))
     assert all(each.grad is None or torch.isfinite(each.grad).all() for each in given)
 
 
-def test_contrast_is_open_clips_and_the_negatives_come_in_as_said():
+def test_contrast_is_open_clips_with_one_text_more():
     pictures, captions, positives, negatives = features(5)
-    clip = ClipLoss()
-    plain = contrastive_loss(pictures, captions, negatives, 7.0, minimise="none")
-    assert torch.allclose(plain, clip(pictures, captions, torch.tensor(7.0, dtype=torch.float64)))
-    cosine = contrastive_loss(pictures, captions, negatives, 7.0, minimise="cosine") - plain
-    target = -torch.ones(5)
-    assert torch.allclose(cosine, F.cosine_embedding_loss(pictures, negatives, target))
-    for minimise in ("own", "all"):
-        rows = []
-        for k in range(5):
-            rivals = [negatives[k]] if minimise == "own" else list(negatives)
-            scores = [7 * float(pictures[k] @ text) for text in [*captions, *rivals]]
-            rows.append(math.log(sum(map(math.exp, scores))) - scores[k])
-        columns = [math.log(sum(math.exp(7 * float(picture @ captions[k])) for picture in pictures))
-                   - 7 * float(pictures[k] @ captions[k]) for k in range(5)]
-        found = contrastive_loss(pictures, captions, negatives, 7.0, minimise=minimise)
-        assert found.item() == pytest.approx((np.mean(rows) + np.mean(columns)) / 2, abs=1e-12)
+    plain = contrastive_loss(pictures, captions, -1e3 * pictures, 7.0)
+    assert torch.allclose(plain, ClipLoss()(pictures, captions, torch.tensor(7.0, dtype=torch.float64)))
+    rows = []
+    for k in range(5):
+        scores = [7 * float(pictures[k] @ text) for text in [*captions, negatives[k]]]
+        rows.append(math.log(sum(map(math.exp, scores))) - scores[k])
+    columns = [math.log(sum(math.exp(7 * float(picture @ captions[k])) for picture in pictures))
+               - 7 * float(pictures[k] @ captions[k]) for k in range(5)]
+    found = contrastive_loss(pictures, captions, negatives, 7.0)
+    assert found.item() == pytest.approx((np.mean(rows) + np.mean(columns)) / 2, abs=1e-12)
 
 
 def test_pairs_that_are_the_same_are_no_negatives():
-    pictures, captions, _, negatives = features(6, rows=3)
+    pictures, captions, _, _ = features(6, rows=3)
     same = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
-    found = contrastive_loss(pictures, captions, negatives, 5.0, minimise="none", same=same)
+    found = contrastive_loss(pictures, captions, -1e3 * pictures, 5.0, same)
     scores = 5 * pictures @ captions.T
     def part(table):
         kept = [[0, 2], [1, 2], [0, 1, 2]]
@@ -125,23 +100,19 @@ def test_pairs_that_are_the_same_are_no_negatives():
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 6), minimise=st.sampled_from(get_args(Minimise)))
-def test_the_order_of_the_batch_changes_nothing(seed, rows, minimise):
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 6))
+def test_the_order_of_the_batch_changes_nothing(seed, rows):
     given, order = features(seed, rows), torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    options = {"minimise": minimise, "weights": (0.5, 2.0)}
-    one = relcomp_losses(*given, 9.0, **options)
-    two = relcomp_losses(*(each[order] for each in given), 9.0, **options)
+    one = relcomp_losses(*given, 9.0)
+    two = relcomp_losses(*(each[order] for each in given), 9.0)
     for name, value in one.items():
         assert torch.allclose(value, two[name]) and torch.isfinite(value), name
-    assert one["total"].item() == pytest.approx(0.5 * one["matching"].item() + 2 * one["contrast"].item())
+    assert one["total"].item() == pytest.approx(one["matching"].item() + one["contrast"].item())
 
 
-def test_a_tie_is_wrong_and_unknown_readings_are_named():
+def test_a_tie_is_wrong():
     pictures, captions, positives, _ = features(8)
     assert relcomp_losses(pictures, captions, positives, positives, 3.0)["right"] == 0
-    for options in ({"second": "hardest"}, {"distance": "l2"}, {"minimise": "both"}):
-        with pytest.raises(ParameterError, match=next(iter(options))):
-            relcomp_losses(pictures, captions, positives, positives, 3.0, **options)
 
 
 # --- interpolation ----------------------------------------------------------------------------------------------------
@@ -198,9 +169,9 @@ def test_what_does_not_fit_is_named_and_nothing_is_written():
     zero, one = small(1), small(2)
     state = {key: value for key, value in one.state_dict().items() if key != "0.bias"} | {"head": torch.zeros(2)}
     before = {key: value.clone() for key, value in zero.state_dict().items()}
-    with pytest.raises(ParameterError, match="theta_1.*it lacks 0.bias; it has besides head"):
+    with pytest.raises(ParameterError, match="theta_1.*0.bias, head"):
         interpolate(zero, state, 0.5, into=zero)
-    with pytest.raises(ParameterError, match=r"into.*0.weight \(2, 4\) instead of \(3, 4\)"):
+    with pytest.raises(ParameterError, match="into.*0.weight"):
         interpolate(zero, one, 0.5, into={**before, "0.weight": torch.zeros(2, 4)})
     for alpha in (math.nan, math.inf):
         with pytest.raises(ParameterError, match="alpha"):
@@ -240,29 +211,14 @@ SHORT = RelCompRecipe(stream="VT", steps=2, batch=6, learning_rate=0.05, log_eve
 LONGER = replace(SHORT, steps=0, epochs=3, batch=4)
 
 
-def apart(task, *folders, launcher=()):
+def apart(task, *folders):
     """Run a function of this file in a process of its own, never forked: torch's threads do not live through a fork."""
     code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_relcomp as tests; "
             f"from pathlib import Path; tests.{task}(*map(Path, {[*map(str, folders)]!r}))")
     script = folders[-1].with_name(f"{task}.py")
     script.write_text(code, encoding="utf-8")
-    return subprocess.run([sys.executable, *launcher, script], capture_output=True, text=True, timeout=240, check=False,
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False,
                           env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture
-def one_thread():
-    """Sums in the same order as in the other process, whatever number of threads an earlier test has left."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def train_and_die(folder, work):
@@ -291,49 +247,6 @@ def test_a_killed_training_ends_at_the_same_bits(tmp_path, one_thread):
     pd.testing.assert_frame_equal(*(run.log.drop(columns="seconds") for run in (whole, resumed)), check_exact=True)
 
 
-def train_in_a_group(folder, out):
-    """What a script does that accelerate has started several times."""
-    torch.set_num_threads(1)
-    out.mkdir(exist_ok=True)
-    tuned = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, out / "work", recipe=LONGER, progress=False)
-    log = tuned.log.drop(columns="seconds").to_dict()
-    found = [torch.distributed.get_world_size(), tuned.model.state_dict(), log]
-    torch.save(found, out / f"{torch.distributed.get_rank()}.pt")
-
-
-@pytest.mark.nightly
-def test_two_launched_processes_do_what_one_does(tmp_path):
-    folder = tmp_path / "pictures"
-    one = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, recipe=LONGER, progress=False)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
-                str(free_port())]
-    done = apart("train_in_a_group", folder, tmp_path / "group", launcher=launcher)
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        processes, state, log = torch.load(tmp_path / "group" / f"{rank}.pt", weights_only=True)
-        assert processes == 2
-        for column in ("total", "matching", "contrast", "right"):
-            np.testing.assert_allclose(list(log[column].values()), one.log[column], rtol=1e-4)
-        for key, value in one.model.state_dict().items():
-            torch.testing.assert_close(state[key], value, atol=1e-5, rtol=1e-4)
-    whole = finetune_relcomp(tiny_clip(), colour_groups(folder), folder, tmp_path / "group" / "work", recipe=LONGER,
-                             progress=False)  # one process reads what two have written
-    assert whole.step == 9 and torch.equal(weights_of(whole.model), torch.cat(
-        [value.flatten().double() for value in state.values()]))
-
-
-def test_a_launch_that_cannot_share_a_batch_is_refused(world, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    training = loop.Training(torch.nn.Linear(2, 2), loop.Recipe(workers=1), "")
-    with pytest.raises(ParameterError, match="workers.*2, got 1"):
-        train(lambda: training, progress=False)
-    shared = start_relcomp(*world, replace(SHORT, batch=5))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ParameterError, match="batch.*multiple of the 2 processes, got 5"):
-        shared.draw(0)
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("relcomp") / "pictures"
@@ -354,22 +267,10 @@ def test_only_the_stream_learns_and_cached_features_change_nothing(world, tmp_pa
     assert learned and {"V" if name.startswith("visual") else "T" for name in learned} == set(stream)
     assert "logit_scale" not in learned
     both = start_relcomp(model, groups, folder, recipe)
-    both.seen, both.read, both.shades = None, None, None  # nothing cached: decoded and computed in every step
+    both.seen, both.read = None, None  # nothing cached: computed in every step
     for step in range(2):
         train_step(both, both.draw(step))
     torch.testing.assert_close(weights_of(both.model), weights_of(runs[0].model), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("parts", [2, 4, 6, 9])
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(world, parts):
-    whole = start_relcomp(*world, SHORT)
-    parted = start_relcomp(*world, replace(SHORT, parts=parts))
-    losses = [training.descend(training.draw(0)) for training in (whole, parted)]
-    for name, value in losses[0].items():
-        assert value.item() == pytest.approx(losses[1][name].item(), rel=1e-5)
-    for one, other in zip(whole.model.parameters(), parted.model.parameters()):
-        if one.grad is not None:
-            torch.testing.assert_close(other.grad, one.grad, atol=1e-5, rtol=1e-3)
 
 
 def test_the_rate_is_torchs_cosine_and_the_step_is_torchs_momentum(world):
@@ -394,40 +295,18 @@ def test_every_epoch_sees_each_group_at_most_once_in_an_order_of_its_own(world):
     assert all(len(set(epoch)) == 10 for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_mixed_precision_stays_near_and_resumes(world, tmp_path, precision):
-    recipe = replace(SHORT, precision=precision, learning_rate=0.005)
-    mixed = finetune_relcomp(*world, recipe=recipe, progress=False)
-    plain = finetune_relcomp(*world, recipe=replace(recipe, precision="float32"), progress=False)
-    assert mixed.log.total.to_numpy() == pytest.approx(plain.log.total.to_numpy(), rel=0.02)
-    assert mixed.scaler.is_enabled() == (precision == "float16")
-    finetune_relcomp(*world, tmp_path, recipe=recipe, progress=False, stop_at=1)
-    again = finetune_relcomp(*world, tmp_path, recipe=recipe, progress=False)
-    assert torch.equal(weights_of(again.model), weights_of(mixed.model))
-    assert again.scaler.state_dict() == mixed.scaler.state_dict()
-
-
 def test_what_cannot_be_trained_is_named(world, tmp_path):
     model, groups, folder = world
     with pytest.raises(ParameterError, match="stream"):
         start_relcomp(model, groups, folder, replace(SHORT, stream="TV"))
-    with pytest.raises(ParameterError, match="no parameters of stream 'V'"):
-        tower_parameters(torch.nn.Linear(2, 2), "V")
-    with pytest.raises(ParameterError, match="dual encoder"):
-        encoders_of(object())
-    with pytest.raises(ParameterError, match="got none"):
+    with pytest.raises(ParameterError, match="none"):
         start_relcomp(model, [], folder, SHORT)
-    with pytest.raises(ParameterError, match="got str"):
-        start_relcomp(model, ["a"], folder, SHORT)
-    with pytest.raises(ExampleError, match="0-1.*no picture"):
-        (tmp_path / "empty").mkdir()
-        start_relcomp(model, groups, tmp_path / "empty", SHORT)
-    with pytest.raises(ParameterError, match="minimum_rate"):
-        RelCompRecipe(learning_rate=0.0001)
-    with pytest.raises(ParameterError, match="precision"):
-        RelCompRecipe(precision="half")
+    with pytest.raises(ParameterError, match="stream 'V'"):
+        tower_parameters(torch.nn.Linear(2, 2), "V")
+    with pytest.raises(ExampleError, match="0-1"):
+        start_relcomp(model, groups, tmp_path, SHORT)
     finetune_relcomp(model, groups, folder, tmp_path, recipe=SHORT, progress=False, stop_at=1)
-    with pytest.raises(FileFault, match="its data"):
+    with pytest.raises(FileFault, match="data"):
         finetune_relcomp(model, groups[1:], folder, tmp_path, recipe=SHORT, progress=False)
 
 
@@ -540,29 +419,20 @@ def test_zero_shot_asks_the_head_that_scores(tmp_path, name, answers):
 
 def test_classes_are_read_from_three_layouts(tmp_path):
     plain = read_classes(class_folder(tmp_path / "plain", {"old_dog": 1, "cat": 1}))
-    assert plain.name.tolist() == ["cat", "old dog"] and class_prompts(plain) == [["A photo of a cat."],
-                                                                                  ["A photo of a old dog."]]
+    assert plain.name.tolist() == ["cat", "old dog"]
+    assert class_prompts(plain) == ["A photo of a cat.", "A photo of a old dog."]
     (tmp_path / "plain" / "classes.csv").write_text("class,prompt\ncat,Look, a cat\n".replace("k, ", "k "))
-    assert class_prompts(read_classes(tmp_path / "plain")) == [["Look a cat"]]
-    assert class_prompts(read_classes(tmp_path / "plain"), "one {}") == [["one cat"]]
+    assert class_prompts(read_classes(tmp_path / "plain")) == ["Look a cat"]
     whole = tmp_path / "imagenet"
     for k in range(1000):
         (whole / f"n{k:08d}").mkdir(parents=True)
     assert read_classes(whole).name.tolist() == list(open_clip.IMAGENET_CLASSNAMES)
-    assert len(class_prompts(read_classes(whole), "openai")[3]) == 80
     part = tmp_path / "part" / "val"
     class_folder(part, {"n00000007": 1, "n00000001": 1})
     with pytest.raises(FormatError, match="LOC_synset_mapping"):
         read_classes(part)
     (part.parent / "LOC_synset_mapping.txt").write_text("n00000001 fish, tench\nn00000007 hen\n")
     assert read_classes(part).name.tolist() == ["fish", "hen"]
-    with pytest.raises(FormatError, match="none"):
-        read_classes(tmp_path / "nowhere")
-    (tmp_path / "plain" / "classes.csv").write_text("class,prompt\ncow,a cow\n")
-    with pytest.raises(FormatError, match="cow"):
-        read_classes(tmp_path / "plain")
-    with pytest.raises(ParameterError, match="templates"):
-        class_prompts(plain, [])
 
 
 @pytest.mark.parametrize("stream", ["V", "T", "VT"])
@@ -583,8 +453,6 @@ def test_a_sweep_asks_the_patched_models(world, stream):
     frozen = set("VT") - set(stream)
     assert all((kept[1][half] > 0) == (half in frozen) for half in "VT")
     assert torch.equal(weights_of(model.model), before)
-    with pytest.raises(ParameterError, match="alphas"):
-        alpha_sweep(model, tuned.model, ask, ())
 
 
 def tiny_transformers(family):

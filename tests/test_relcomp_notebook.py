@@ -1,16 +1,13 @@
 """The notebook of the fine-tuning: its form, a small run through the strict runner, and what it is made of."""
 
-import ast
 import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from qgcam_lib import miniworld
 from qgcam_lib.errors import FileFault
@@ -22,33 +19,13 @@ from qgcam_lib.papers.probes.finetune import (
     shares,
     sweep_summary,
     text_alone_scores,
-    tradeoff_figure,
 )
-from qgcam_lib.papers.probes.study import (
-    RECIPE,
-    Setup,
-    check_study,
-    kept_half,
-    read_study,
-    run_study,
-)
+from qgcam_lib.papers.probes.study import RECIPE, Setup, check_study, kept_half, read_study, run_study
 from qgcam_lib.runs.runner import run_notebook
 from qgcam_lib.settings import ROOT
 from qgcam_lib.statistics import summarize
 
 NOTEBOOK = ROOT / "nbs" / "papers" / "relcomp_finetune.ipynb"
-
-
-def cells():
-    return [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
-
-
-def test_it_defines_nothing_and_has_small_cells():
-    assert sum("parameters" in cell.metadata.get("tags", []) for cell in cells()) == 1
-    for cell in cells():
-        assert len(cell.source.splitlines()) <= 35
-        for node in ast.walk(ast.parse(cell.source)):
-            assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +78,6 @@ def test_a_study_of_other_groups_weights_or_a_damaged_file_is_refused(tmp_path):
         kept_half(read_study(tmp_path / "copy"))
 
 
-def test_the_stored_study_is_whole_and_has_several_seeds():
-    stored = read_study("relcomp")
-    seeds = {(one["stream"], one["seed"]) for one in stored.about["trainings"]}
-    assert seeds == {(stream, seed) for stream in ("V", "T", "VT") for seed in range(5)}
-    for frame in stored.records.values():
-        counts = frame.groupby(["stream", "seed", "alpha"]).size()
-        assert counts.nunique() == 1 and len(counts) == 3 * 5 * 6
-    assert stored.kept == ("T", 0) and all(value.dtype == torch.float16 for value in kept_half(stored).values())
-    assert sum(file.stat().st_size for file in stored.folder.iterdir()) < 1_500_000
-
-
 def test_an_interval_over_seeds_adds_their_spread_and_one_seed_adds_none():
     rng = np.random.default_rng(0)
     frame = pd.concat([pd.DataFrame({
@@ -153,14 +119,3 @@ def test_the_alpha_between_is_the_one_whose_smaller_share_is_largest():
     assert kept[kept.stream == "T"]["loss_spared"].tolist() == pytest.approx([1, 1, 0.75, 0])
     assert kept[kept.stream == "V"][["gain_kept", "loss_spared"]].isna().all(axis=None)
     assert patched_alphas(kept) == {"T": 0.6, "V": 0.3}
-    figure = tradeoff_figure(summary.assign(ci_low=summary.value - 0.1, ci_high=summary.value + 0.1), title="points")
-    titles = [ax.get_title("left") or ax.get_title() for ax in figure.axes]
-    assert titles == [f"{name} is trained" for name in "TV"]
-
-
-def test_a_sweep_is_summarised_by_stream_and_alpha():
-    frame = pd.DataFrame({"seed": 0, "alpha": np.repeat([0.0, 1.0], 4), "id": [*"abcd"] * 2, "group": [*"aabb"] * 2,
-                          "relcomp_text": [0, 0, 1, 1, 1, 1, 1, np.nan]})
-    found = sweep_summary({"T": {"relcomp": frame}}, n_bootstrap=10, seed=0)
-    assert found["value"].tolist() == [0.5, 1.0] and found["n_undefined"].tolist() == [0, 1]
-    assert found["n_groups"].tolist() == [2, 2] and set(found["stream"]) == {"T"}

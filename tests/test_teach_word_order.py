@@ -26,9 +26,6 @@ def test_every_order_of_some_of_the_words_is_there_once():
     words = "red ball left of dog".split()
     assert len(arrangements(" ".join(words))) == sum(len(list(permutations(words, n))) for n in range(1, 6)) == 325
     assert arrangements("ball ball") == ["ball", "ball ball"]
-    for text in ("", "a b c d e f g"):
-        with pytest.raises(ValueError, match="one to 6 words"):
-            arrangements(text)
 
 
 def test_the_first_expression_is_easy_and_the_others_share_words_and_differ_in_what_they_mean():
@@ -65,19 +62,6 @@ def test_the_page_needs_nothing_from_outside_and_escapes_what_it_is_given():
     assert evil not in page and "<b>\"" not in page and len(page) < 300_000
     assert all(link.startswith("data:image/png;base64,") for link in re.findall(r'href="([^"]*)"', page))
     assert page == str(explore_word_order(said, {evil: SCORES["noise"]}, title="<b>"))
-
-
-@pytest.mark.parametrize(("said", "scores", "options", "message"), [
-    (SAID, {}, {}, "at least one ranker"),
-    (SAID, {"m": SCORES["noise"]}, {"shuffles": 0}, "one shuffle"),
-    (SAID, {"m": np.zeros((2, 2))}, {}, "ask about every text"),
-    (SAID, {"m": np.full(SHAPE, np.nan)}, {}, "finite"),
-    (replace(SAID, texts=["Red"], expressions=[replace(SAID.expressions[0], text="Red")], outcomes=[["same"]]),
-     {"m": np.zeros((1, 4))}, {}, "lower case"),
-])
-def test_bad_input_is_refused(said, scores, options, message):
-    with pytest.raises(ValueError, match=message):
-        explore_word_order(said, scores, **options)
 
 
 # ---------------------------------------------------------------- in a browser
@@ -150,7 +134,7 @@ def test_the_words_come_back_to_python_and_python_sets_words(show, put_on):
     assert (widget.expression, widget.text) == (2, text)
     row = np.round(LISTENERS["bag of words"][SAID.texts.index(text)], 6)
     assert widget.scores["bag of words"] == choice_of(SAID.expressions[2], row)
-    with pytest.raises(ValueError, match="its words make"):
+    with pytest.raises(ValueError, match="text: expected"):
         widget.text = "no such words"
     widget.text = "blue dog"
     page.evaluate("text => window.model.set('text', text)", widget.text)

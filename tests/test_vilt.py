@@ -4,25 +4,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from small_models import VILT, smooth
 
 from qgcam_lib.models import load_model
 from qgcam_lib.models.vilt.explainer import vilt_size
 
-SMALL = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 64,
-         "patch_size": 16, "vocab_size": 700, "initializer_range": 0.2}
 PHRASES = ["a young boy in a red shirt", "the dog", "a blue and white striped umbrella"]
-
-
-def picture(seed=0, size=(90, 120)):
-    noise = torch.rand(3, 9, 12, generator=torch.Generator().manual_seed(seed))
-    smooth = torch.nn.functional.interpolate(noise[None], size=size, mode="bilinear")[0]
-    return Image.fromarray((smooth * 255).byte().permute(1, 2, 0).numpy())
 
 
 @pytest.fixture(scope="module")
 def shared():
-    return {explain: load_model("vilt", "random", config=SMALL, seed=2, explain=explain, block=1)
+    return {explain: load_model("vilt", "random", config=VILT, seed=2, explain=explain, block=1)
             for explain in ("attention", "gradcam")}
 
 
@@ -59,7 +51,7 @@ def literal(explainer, image, phrase, block):
 
 @pytest.mark.parametrize("size", [(90, 120), (70, 40), (50, 50)])
 def test_equal_to_transformers_own_pass(shared, size):
-    image = picture(size=size)
+    image = smooth(size=size)
     order = []
     for explain, explainer in shared.items():
         maps, scores = explainer.explain(image, PHRASES)
@@ -79,8 +71,8 @@ def test_equal_to_transformers_own_pass(shared, size):
 
 
 def test_last_layer_scores_the_first_token_alone(shared):
-    last = load_model("vilt", "random", config=SMALL, seed=2, explain="gradcam", block=2)
-    names, each = last.token_maps(picture(), PHRASES[1])
+    last = load_model("vilt", "random", config=VILT, seed=2, explain="gradcam", block=2)
+    names, each = last.token_maps(smooth(), PHRASES[1])
     assert each[0].max() > 0 and not each[1:].any()
 
 
@@ -102,7 +94,7 @@ def test_pictures_are_prepared_as_in_transformers(shared):
     from transformers import ViltImageProcessor
 
     processor = ViltImageProcessor(size={"shortest_edge": 64}, size_divisor=16)
-    for image in (picture(), picture(1, (200, 60)), picture(2, (64, 64))):
+    for image in (smooth(), smooth(1, (200, 60)), smooth(2, (64, 64))):
         theirs = processor(image, return_tensors="pt").pixel_values[0]
         torch.testing.assert_close(shared["attention"].prepare(image), theirs)
 
@@ -110,5 +102,5 @@ def test_pictures_are_prepared_as_in_transformers(shared):
 def test_forty_tokens_are_kept(shared):
     explainer = shared["attention"]
     with pytest.warns(UserWarning, match="cut to 40 tokens"):
-        found = explainer.maps(picture(), [" ".join(["dog"] * 60)])
-    assert torch.equal(found, explainer.maps(picture(), [" ".join(["dog"] * 38)]))
+        found = explainer.maps(smooth(), [" ".join(["dog"] * 60)])
+    assert torch.equal(found, explainer.maps(smooth(), [" ".join(["dog"] * 38)]))

@@ -5,37 +5,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFilter
+from PIL import ImageFilter
 from pydantic import TypeAdapter
+from small_models import BOXES, clip_matcher, noise
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.clip.network import build_clip, word_vocabulary
-from qgcam_lib.models.dual.matcher import DualMatcher
 from qgcam_lib.models.inputs import RankerName
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Detections, RegionRanker
-from qgcam_lib.models.zero_shot.crops import CropRanker
 from qgcam_lib.models.zero_shot.detector_boxes import DetectorRanker, matched_scores
 from qgcam_lib.models.zero_shot.map_mass import BY, MapRanker, map_scores_of_boxes
 from qgcam_lib.models.zero_shot.reclip import ReClip
 from qgcam_lib.models.zero_shot.spatial import RELATIONS, Place, parse_places, place_weights, relation_matrix
 
-SIZES = {"embed_dim": 32,
-         "vision_cfg": {"layers": 2, "width": 48, "patch_size": 16, "image_size": 64, "head_width": 12},
-         "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1}}
 TEXTS = ["the red ball", "a dog to the left of the ball", "the leftmost dog", "the ball under the big chair",
          "the largest", "the red ball"]
-BOXES = np.array([[4.0, 6, 40.5, 50], [30, 10, 80, 44.2], [0, 0, 90, 60], [70, 30, 95, 60]])
 ZERO_SHOT = ("reclip", "itm-crops", "map-mass", "detector-boxes")
 
 
-def picture(seed=0, size=(90, 60)):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), np.uint8))
-
-
 def tiny_clip(seed=1):
-    clip = build_clip(SIZES, word_vocabulary([*TEXTS, "a photo of"]), seed=seed)
-    return DualMatcher("clip", clip.model, clip.tokenize, fit="squash", card={"name": "tiny", "weights": "random"})
+    return clip_matcher([*TEXTS, "a photo of"], seed, fit="squash")
 
 
 def softmax(row):
@@ -120,25 +109,19 @@ def literal_reclip(clip, image, boxes, expression):
 
 
 def test_reclip_equals_a_literal_version():
-    clip, image = tiny_clip(), picture()
+    clip, image = tiny_clip(), noise()
     boxes = np.clip(BOXES, 0, [90, 60, 90, 60])
     ranker = ReClip([clip])
     for text in TEXTS[:3]:
         np.testing.assert_allclose(ranker.rank(image, BOXES, text), literal_reclip(clip, image, boxes, text), atol=1e-5)
 
 
-def test_reclip_adds_the_logits_of_several_clips_and_views():
-    clips, image = [tiny_clip(1), tiny_clip(2)], picture()
-    one = [np.log(ReClip([clip], views=[view]).rank(image, BOXES, TEXTS[0])) for clip in clips
-           for view in ("crop", "blur")]
+def test_reclip_adds_the_logits_of_several_clips():
+    clips, image = [tiny_clip(1), tiny_clip(2)], noise()
+    one = [np.log(ReClip([clip]).rank(image, BOXES, TEXTS[0])) for clip in clips]
     np.testing.assert_allclose(ReClip(clips).rank(image, BOXES, TEXTS[0]), softmax(np.sum(one, 0)), atol=1e-5)
     without = ReClip(clips, spatial=False).rank(image, BOXES, "the leftmost dog")
     assert without.sum() == pytest.approx(1) and not np.allclose(without, ReClip(clips).rank(image, BOXES, TEXTS[2]))
-    for wrong, says in (({"views": []}, "views"), ({"prompt": "a"}, "prompt"), ({"sigma": 0}, "sigma")):
-        with pytest.raises(ValueError, match=says):
-            ReClip(clips, **wrong)
-    with pytest.raises(TypeError, match="at least one"):
-        ReClip([])
 
 
 # --- crops, maps, boxes -----------------------------------------------------------------------------------------------
@@ -146,7 +129,7 @@ def test_reclip_adds_the_logits_of_several_clips_and_views():
 def test_itm_on_crops_equals_lavis_own_forward_crop_by_crop():
     from qgcam_lib.models.common.images import cut_box, prepare_image
 
-    ranker, image = load_model("itm-crops"), picture()
+    ranker, image = load_model("itm-crops"), noise()
     network, size = ranker.matcher.model, ranker.matcher.config.image_size
     found = ranker.rank(image, BOXES, "a red ball")
     for box, score in zip(np.clip(BOXES, 0, [90, 60, 90, 60]), found):
@@ -184,11 +167,9 @@ class Spot:
         return [self.maps(*one) for one in zip(images, phrases_per_image)]
 
 
-def test_a_map_on_its_own_grid_finds_the_box_in_the_picture():
+def test_a_map_on_its_own_grid_finds_the_box_in_the_noise():
     for protocol in ("pixel", "native"):
-        assert MapRanker(Spot(), protocol=protocol, by="root").rank(picture(), BOXES, "that").argmax() == 3
-    with pytest.raises(TypeError, match="expected a model with maps"):
-        MapRanker("blip-base")
+        assert MapRanker(Spot(), protocol=protocol, by="root").rank(noise(), BOXES, "that").argmax() == 3
 
 
 class Boxes:
@@ -205,12 +186,10 @@ class Boxes:
 
 def test_candidates_take_the_best_box_that_overlaps_them():
     ranker = DetectorRanker(Boxes())
-    table = ranker.rank_batch([picture()], [BOXES], [["the ball", "a dog"]])[0]
-    assert table.tolist() == [[2, 5, 1, 1], [0, 0, 0, 0]] and (ranker.asked, ranker.unmatched) == (8, 6)
-    scores, is_met = matched_scores(Detections([2.0, 5.0], [BOXES[0], BOXES[0]], [0, 0]), BOXES, 1.0)
-    assert scores.tolist() == [5, 1, 1, 1] and is_met.tolist() == [True, False, False, False]
-    with pytest.raises(ValueError, match="iou"):
-        DetectorRanker(Boxes(), iou=1.5)
+    table = ranker.rank_batch([noise()], [BOXES], [["the ball", "a dog"]])[0]
+    assert table.tolist() == [[2, 5, 1, 1], [0, 0, 0, 0]]
+    scores = matched_scores(Detections([2.0, 5.0], [BOXES[0], BOXES[0]], [0, 0]), BOXES)
+    assert scores.tolist() == [5, 1, 1, 1]
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -220,7 +199,7 @@ def test_rankers_by_name_answer_together_as_one_by_one(name):
     assert TypeAdapter(RankerName).validate_python(name) == name and MODELS[name].role == "ranker"
     ranker = load_model(name)
     assert isinstance(ranker, RegionRanker) and ranker.card["name"] == name and ranker.card["weights"] == "mini"
-    pictures, boxes = [picture(0), picture(1, (64, 80))], [BOXES, [[0, 0, 30, 30]]]
+    pictures, boxes = [noise(), noise(64, 80, 1)], [BOXES, [[0, 0, 30, 30]]]
     tables = ranker.rank_batch(pictures, boxes, [TEXTS, TEXTS[:2]])
     assert [table.shape for table in tables] == [(6, 4), (2, 1)]
     for image, own, texts, table in zip(pictures, boxes, (TEXTS, TEXTS[:2]), tables):
@@ -230,23 +209,8 @@ def test_rankers_by_name_answer_together_as_one_by_one(name):
     assert doubled.shape == (3,) and doubled[0] == pytest.approx(doubled[1])  # equal boxes are a tie
     long = " ".join(["ball"] * 80)
     if name == "detector-boxes":  # the small detector refuses what it cannot read whole; the others cut and say so
-        with pytest.raises(ValueError, match="at most 38 tokens"):
+        with pytest.raises(ValueError, match="38"):
             ranker.rank(pictures[0], BOXES, long)
     else:
         with pytest.warns(UserWarning, match="cut"):
             assert ranker.rank(pictures[0], BOXES, long).shape == (4,)
-
-
-def test_bad_calls_are_refused():
-    ranker = CropRanker(tiny_clip())
-    for boxes, text, error, says in ((BOXES, "", ValueError, "empty text"), (BOXES, 3, TypeError, "expected a text"),
-                                     ([[0, 0, 0, 5]], "a", ValueError, "x0 < x1"),
-                                     ([[900, 0, 950, 5]], "a", ValueError, "wholly outside")):
-        with pytest.raises(error, match=says):
-            ranker.rank(picture(), boxes, text)
-    with pytest.raises(ValueError, match="expected 1 of each"):
-        ranker.rank_batch([picture()], [], [["a"]])
-    assert ranker.rank(picture(), [], "a").shape == (0,)
-    for wrong in ({"margin": -1}, {"prompt": "no place"}):
-        with pytest.raises(ValueError):
-            CropRanker(tiny_clip(), **wrong)

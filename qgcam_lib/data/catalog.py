@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from .visual_genome.folder import VisualGenome
 
 from .coco.folder import Coco, coco_splits
 from .flickr30k.entities import Flickr30kEntities
 from .generated import WRITERS, recipe_of
 from .probes.files import ProbeFiles
-from .records import Dataset, given_path
-from .refer import Refer, refs_files
+from .records import Dataset
+from .refer import Refer
 from .referring.files import LABELLED_FILE, RAW_FILE, RefAdvFiles
 from .spatialsense import SpatialSense
-from .tricd.files import TricdFiles, tricd_files, tricd_splits
+from .tricd.files import tricd_files, tricd_splits
+from .visual_genome.folder import VisualGenome
 from ..errors import ExampleError
 from ..settings import ROOT, settings
 from ..storage.plugins import Open
@@ -32,55 +32,17 @@ from ..storage.plugins import Open
 @dataclass(frozen=True)
 class Layout:
     """How a data set lies in its folder. parts: patterns that must each match; open: folder, split, options -> data
-    set; splits: folder -> the splits that are there, which `verify_dataset` looks at."""
+    set; splits: folder -> the splits that are there, which `verify_dataset` looks at; door: what opens a data set
+    without grounding examples, "" for one that `load_dataset` opens."""
 
     parts: tuple[str, ...]
     open: Callable[..., Dataset]
-    splits: Callable[[Path], list[str]]
+    splits: Callable[[Path], list[str]] = lambda folder: ["all"]
+    door: str = ""
 
     def fits(self, folder: Path) -> bool:
         return all(any(path.is_dir() if part.endswith("/") else path.is_file() for path in folder.glob(part.rstrip("/")))
                    for part in self.parts)
-
-
-def _flickr_splits(folder: Path) -> list[str]:
-    return Flickr30kEntities(folder, "all").folder.splits() or ["all"]
-
-
-def _refer_splits(folder: Path, **options) -> list[str]:
-    return Refer(folder, split="all", **options).splits()
-
-
-def _refer_names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and refs_files(path))
-
-# %% ../../nbs/lib/data/07_catalog.ipynb #1906adb4
-def _open_refer(folder: Path, split: str, **options) -> Refer:
-    names = _refer_names(folder)
-    if len(names) > 1 and not refs_files(folder) and "name" not in options:
-        raise ExampleError(f"this folder holds several data sets: {', '.join(names)}", file=folder,
-                           remedy="Give the folder of one of them, or its name as the option `name`")
-    return Refer(folder, options.pop("name", names[0] if names else folder.name), split, **options)
-
-
-def _open_tricd(folder: Path, split: str, **options) -> TricdFiles:
-    return tricd_files(folder, split)
-
-
-def _open_coco(folder: Path, split: str, on_error: str = "raise", **options) -> Coco:
-    return Coco(folder, split, on_error)
-
-
-def _open_visual_genome(folder: Path, split: str, on_error: str = "raise", **options) -> VisualGenome:
-    return VisualGenome(folder)
-
-
-def _open_probes(folder: Path, split: str, on_error: str = "raise", **options) -> ProbeFiles:
-    return ProbeFiles(folder)
-
-
-def _open_ref_adv(folder: Path, split: str, on_error: str = "raise", **options) -> RefAdvFiles:
-    return RefAdvFiles(folder)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #2b299975
 def _layouts(name: str, thing: Any) -> dict[str, Layout]:
@@ -90,67 +52,65 @@ def _layouts(name: str, thing: Any) -> dict[str, Layout]:
     return {name: thing}
 
 
+_PROBES = {"relations": "relation_eval_*.json", "swaps": "data_*_switch.json", "context": "*_context_dataset.json"}
 LAYOUTS = Open({
-    "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, _flickr_splits),
-    "REFER": Layout(("refs(*).p", "instances.json"), _open_refer, _refer_splits),
-    "REFER, several": Layout(("*/refs(*).p", "*/instances.json"), _open_refer, _refer_splits),
+    "Flickr30k Entities": Layout(("Sentences/", "Annotations/"), Flickr30kEntities, lambda folder: (
+        Flickr30kEntities(folder, "all").folder.splits() or ["all"])),
+    "REFER": Layout(("refs(*).p", "instances.json"),
+                    lambda folder, split, **options: Refer(folder, split=split, **options),
+                    lambda folder, **options: Refer(folder, split="all", **options).splits()),
     "SpatialSense": Layout(("annotations.json",), SpatialSense, lambda folder: ["triplets", "subjects", "objects"]),
-    "TRICD": Layout(("TRICD_grounding_*.json",), _open_tricd, tricd_splits),  # opened by load_tricd, verified here
-    "COCO": Layout(("annotations/*_*20*.json",), _open_coco, coco_splits),  # what builders start from, verified here
-    "Visual Genome": Layout(("relationships.json", "image_data.json"), _open_visual_genome, lambda folder: ["all"]),
-} | {f"Probes, {part}": Layout((name,), _open_probes, lambda folder: ["all"]) for part, name in (
-    ("relations", "relation_eval_*.json"), ("swaps", "data_*_switch.json"), ("context", "*_context_dataset.json"))} | {
-    f"Ref-Adv, {part}": Layout((name,), _open_ref_adv, lambda folder: ["all"]) for part, name in (
-        ("raw", RAW_FILE), ("labelled", LABELLED_FILE))}, "qgcam.datasets", _layouts)
+    "TRICD": Layout(("TRICD_grounding_*.json",), lambda folder, split, **options: tricd_files(folder, split),
+                    tricd_splits, "load_tricd(tricd_files(FOLDER, SPLIT).grounding)"),
+    "COCO": Layout(("annotations/*_*20*.json",), lambda folder, split, **options: Coco(folder, split),
+                   coco_splits, "data.coco.folder.Coco(FOLDER, SPLIT)"),
+    "Visual Genome": Layout(("relationships.json", "image_data.json"), lambda folder, split, **options: (
+        VisualGenome(folder)), door="data.visual_genome.folder.VisualGenome(FOLDER)"),
+    **{f"Probes, {part}": Layout((name,), lambda folder, split, **options: ProbeFiles(folder),
+                                 door="data.probes.files.read_groups(FILE)") for part, name in _PROBES.items()},
+    **{f"Ref-Adv, {part}": Layout((name,), lambda folder, split, **options: RefAdvFiles(folder),
+                                  door="data.referring.files.read_ref_adv(FILE)")
+       for part, name in (("raw", RAW_FILE), ("labelled", LABELLED_FILE))},
+}, "qgcam.datasets", _layouts)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #c5cc60a9
+_FETCHED = ("flickr30k-entities", "refcoco", "refcoco+", "refcocog", "spatialsense", "tricd", "coco", "visual-genome",
+            "probe-rcb", "ref-adv")
 NAMES = Open({  # under settings.data_root
-    **{name: folder for name, (folder, _) in WRITERS.items()},
-    "flickr30k-entities": "raw/flickr30k_entities",
-    "refcoco": "raw/refcoco",
-    "refcoco+": "raw/refcoco+",
-    "refcocog": "raw/refcocog",
-    "spatialsense": "raw/spatialsense",
-    "tricd": "raw/tricd",
-    "coco": "raw/coco",
-    "visual-genome": "raw/visual_genome",
-    "probe-rcb": "raw/probe_rcb",
-    "ref-adv": "raw/ref_adv",
+    **{name: drawn["folder"] for name, drawn in WRITERS.items()},
+    **{name: f"raw/{name.replace('-', '_')}" for name in _FETCHED},
 }, "qgcam.datasets", lambda name, thing: {key: f"raw/{key}" for key in _layouts(name, thing)})
-
-
-_PICTURES = {  # what has no layout of its own: what is there, and what opens it
-    "miniworld-fillers": ("pictures of empty places", "Give the folder to who replaces backgrounds"),
-    "miniworld-mininet": ("pictures by class", "Read its classes.csv with data.probes.files.read_prompt_classes"),
-    "miniworld-swaps": ("pairs of pictures and prompts", "Read its swaps.json with data.probes.files.read_groups"),
-    "miniworld-gqa": ("questions and scene graphs", "Open it with data.gqa.Gqa(FOLDER, SPLIT)"),
-}
 
 
 def recognise(folder: str | Path) -> str | None:
     """The name of the layout that `folder` has, one of `LAYOUTS`, or None."""
-    return next(iter(_fitting(given_path(folder))), None)
+    return next(iter(_fitting(Path(folder))), None)
 
 
 def _fitting(folder: Path) -> list[str]:
     "The layouts that a folder has, one for each way to open it; the first is the one that counts."
-    found = [name for name, layout in LAYOUTS.items() if folder.is_dir() and layout.fits(folder)]
-    return [name for k, name in enumerate(found) if LAYOUTS[name].open not in [LAYOUTS[one].open for one in found[:k]]]
+    found: dict[str, str] = {}
+    for name, layout in LAYOUTS.items():
+        if folder.is_dir() and layout.fits(folder):
+            found.setdefault(name.split(",")[0], name)
+    return list(found.values())
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #b7098e32
+def _without_examples(name: str, door: str, folder: Path) -> ExampleError:
+    return ExampleError(f"{name} has no grounding examples", file=folder, remedy=f"Open it with {door}")
+
+
 def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     expected = "; ".join(f"{name}: {', '.join(layout.parts)}" for name, layout in LAYOUTS.items())
-    if name in _PICTURES:
-        return ExampleError(f"{name} has {_PICTURES[name][0]}, no grounding examples", file=folder,
-                            remedy=_PICTURES[name][1])
+    if door := WRITERS.get(name, {}).get("door"):
+        return _without_examples(name, door, folder)
     if name in NAMES and not folder.is_dir():
         return ExampleError(f"the data set {name!r} is not on this machine", file=folder,
                             remedy=f"`qgcam data fetch {name}` gets it or says how")
     if not folder.is_dir():
         problem = f"there is no such folder, and no data set of this name (names: {', '.join(NAMES)})"
         return ExampleError(problem, file=folder, remedy=f"Give a folder in a known layout ({expected})")
-    inside = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    found = ", ".join(inside[:12]) + (f" and {len(inside) - 12} more" if len(inside) > 12 else "") or "nothing"
+    found = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:12]) or "nothing"
     nearer = [child.name for child in folder.iterdir() if child.is_dir() and recognise(child)]
     hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"
     return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
@@ -158,7 +118,7 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:
     """The folder of a data set by its name in `NAMES`, those of the miniworld made if missing, or the path itself."""
-    name = str(given_path(name_or_path)) if str(name_or_path) else "miniworld"
+    name = str(name_or_path) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
     root = data_root or settings.data_root
@@ -167,18 +127,13 @@ def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root
     return root / NAMES[name]
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #5ba1e21d
-_DOORS = {  # layouts without grounding examples: why, and what opens them
-    "TRICD": ("TRICD has no grounding examples: half of its captions are false",
-              "Open it with load_tricd(tricd_files(FOLDER, SPLIT).grounding)"),
-    "COCO": ("COCO's instances and captions are no grounding examples: no phrase has a box",
-             "Open it with data.coco.folder.Coco(FOLDER, SPLIT)"),
-    "Visual Genome": ("Visual Genome's relations are no grounding examples",
-                      "Open it with data.visual_genome.folder.VisualGenome(FOLDER)"),
-    "Probes": ("a probe's groups are no grounding examples: they have no boxes",
-               "Read them with data.probes.files.read_groups(FILE)"),
-    "Ref-Adv": ("Ref-Adv's expressions come with boxes to choose from, which grounding examples have not",
-                "Read them with data.referring.files.read_ref_adv(FILE)"),
-}
+def _recognised(name_or_path: str | Path, split: str | None, data_root: Path | None = None) -> tuple[Path, str]:
+    """The folder of a data set, and its layout. Errors: ExampleError."""
+    folder = dataset_folder(name_or_path, split, data_root)
+    layout = recognise(folder)
+    if layout is None:
+        raise _not_recognised(folder, str(name_or_path))
+    return folder, layout
 
 
 def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) -> Dataset:
@@ -191,12 +146,9 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
     that is missing or of no known layout, naming what was found, and for TRICD, COCO, Visual Genome, files of
     probes and Ref-Adv, which have doors of their own.
     """
-    folder = dataset_folder(name_or_path, split)
-    layout = recognise(folder)
-    if layout is None:
-        raise _not_recognised(folder, str(name_or_path))
-    if (door := _DOORS.get(layout.split(",")[0])) is not None:
-        raise ExampleError(door[0], file=folder, remedy=door[1])
+    folder, layout = _recognised(name_or_path, split)
+    if door := LAYOUTS[layout].door:
+        raise _without_examples(layout.split(",")[0], door, folder)
     return LAYOUTS[layout].open(folder, split, **options)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #e356ba53
@@ -205,7 +157,7 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
 
     Errors: ExampleError where there is no such file.
     """
-    path = given_path(name_or_path).expanduser()
+    path = Path(name_or_path).expanduser()
     if str(name_or_path) in NAMES or not path.is_file():
         path = dataset_folder(name_or_path, data_root=data_root) / "annotations" / "captions_train2014.json"
     if not path.is_file():
@@ -220,7 +172,7 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
     name_or_path: "" is "miniworld-ref-adv", which is made if missing. Parts such as
     `adv_easy_hard_annotations.part1.json` count. Errors: ExampleError where there is none.
     """
-    path = given_path(name_or_path).expanduser()
+    path = Path(name_or_path).expanduser()
     if str(name_or_path) and str(name_or_path) not in NAMES and path.is_file():
         return [path]
     folder = dataset_folder(name_or_path or "miniworld-ref-adv", data_root=data_root)
@@ -234,7 +186,7 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
 def study_folder(name_or_path: str | Path) -> Path:
     """The folder of a study by its name in data/studies, or the path itself."""
     stored = ROOT / "data" / "studies" / str(name_or_path)
-    return stored if str(name_or_path) and stored.is_dir() else given_path(name_or_path).expanduser()
+    return stored if str(name_or_path) and stored.is_dir() else Path(name_or_path).expanduser()
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #f280318c
 def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
@@ -244,10 +196,7 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
     name_or_path, split: as in `load_dataset`, and the folder or name of TRICD; the miniworld's are made if missing.
     data_root: instead of `settings.data_root`. Errors: as in `load_dataset`.
     """
-    folder = dataset_folder(name_or_path, split, data_root)
-    layout = recognise(folder)
-    if layout is None:
-        raise _not_recognised(folder, str(name_or_path))
+    folder, layout = _recognised(name_or_path, split, data_root)
     dataset = LAYOUTS[layout].open(folder, split, on_error="record")
     inside = f"{folder.as_posix()}/"
     names = {file.as_posix(): file for file in dataset.files()}
@@ -262,35 +211,24 @@ def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **op
     means that nothing was found; `attrs["counts"]` has a row a split: split, examples, expected (None where no source
     states it). Raises ExampleError when there is no data set in the folder.
     """
-    folder = dataset_folder(name_or_path, split)
-    layout = recognise(folder)
-    if layout is None:
-        raise _not_recognised(folder, str(name_or_path))
-    if layout == "REFER, several" and "name" not in options:
-        tables = [verify_dataset(folder / name, split, **options) for name in _refer_names(folder)]
-        counts = [{**row, "split": f"{name} {row['split']}"} for name, table in zip(_refer_names(folder), tables)
-                  for row in table.attrs["counts"]]
-    else:
-        tables, counts = _verified(folder, LAYOUTS[layout], split, options)
-        for other in _fitting(folder)[1:] if not split else ():
-            more, rows = _verified(folder, LAYOUTS[other], None, {})
-            kind = other.split(",")[0]
-            tables += [table.assign(split=f"{kind} " + table["split"].astype(str)) for table in more]
-            counts += [{**row, "split": f"{kind} {row['split']}"} for row in rows]
-    found = pd.concat([table.assign() for table in tables], ignore_index=True)
+    folder, layout = _recognised(name_or_path, split)
+    tables, counts = _verified(folder, LAYOUTS[layout], split, options)
+    for other in _fitting(folder)[1:] if not split else ():
+        more, rows = _verified(folder, LAYOUTS[other], None, {})
+        kind = other.split(",")[0]
+        tables += [table.assign(split=f"{kind} " + table["split"].astype(str)) for table in more]
+        counts += [{**row, "split": f"{kind} {row['split']}"} for row in rows]
+    found = pd.concat(tables, ignore_index=True)
     found.attrs = {"counts": counts}
     return found
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3692cb0e
 def _verified(folder: Path, layout: Layout, split: str | None, options: dict) -> tuple[list[pd.DataFrame], list[dict]]:
     """For each split its faults, and its number of examples beside the expected one."""
-    given = {key: options[key] for key in ("name", "split_by") if key in options}
+    given = {key: options[key] for key in ("split_by",) if key in options}
     tables, counts = [], []
     for name in [split] if split else layout.splits(folder, **given):
         dataset = layout.open(folder, name, **{"on_error": "record", **options})
-        official = getattr(dataset, "official", None) or {}
-        expected = getattr(dataset, "expected", None) or official.get("examples")
-        table = dataset.verify().assign(split=name)[["split", "file", "problem", "severity", "id"]]
-        tables.append(table)
-        counts.append({"split": name, "examples": len(dataset), "expected": expected})
+        tables.append(dataset.verify().assign(split=name)[["split", "file", "problem", "severity", "id"]])
+        counts.append({"split": name, "examples": len(dataset), "expected": getattr(dataset, "expected", None)})
     return tables, counts

@@ -9,81 +9,73 @@ __all__ = ['DatasetSource', 'TricdSource', 'GroupsSource', 'CocoSource', 'Pictur
 # %% ../../nbs/lib/data/12_inputs.ipynb #6629998c
 from collections.abc import Iterator, Sequence
 
-from qgcam_lib.data.catalog import (
-    NAMES,
-    captions_file,
-    dataset_files,
-    dataset_folder,
-    expression_files,
-    study_folder,
-)
+from .catalog import NAMES, captions_file, dataset_files, dataset_folder, expression_files, study_folder
 from .generated import recipe_of
 from .tricd.files import tricd_folder, tricd_splits
-from ..storage.inputs import Input, Reading, Source
+from ..storage.inputs import Input, RunContext, NamedInput
+from ..storage.modules import module_files
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #44a0f2e4
-def _generated(kind: str, label: str, name: str, split: str, reading: Reading) -> Iterator[Input]:
-    """The input of a generated data set; nothing for another name."""
-    recipe = recipe_of(name, split, reading.settings.data_root)
-    if recipe is not None:
-        yield Input("data", kind, label, recipe)
+class _DataInput(NamedInput):
+    """A text that names data. A name of the miniworld means the recipe that draws it, any other text what `others` says.
 
+    kind: the word of the record; usual: what "" means ("" for nothing); parted: the parameter `split` names a part."""
 
-def _data_set(name: str, split: str, reading: Reading, usual: str = "miniworld") -> Iterator[Input]:
-    """A split of a data set, by name or path; usual: what "" means."""
-    label = f"{name or usual}, {split}" if split else name or usual
-    if name in NAMES and (plugin := NAMES.origins.get(name)):
-        yield Input("data", "plug-in", str(plugin), plugin.files())
-    found = [*_generated("data set", label, name or usual, split, reading)]
-    where = name if name in NAMES else reading.named(name)
-    yield from found or [Input("data", "data set", label,
-                               dataset_files(where, split, data_root=reading.settings.data_root))]
-
-# %% ../../nbs/lib/data/12_inputs.ipynb #e6abe92d
-class DatasetSource(Source):
-    """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` says its part."""
+    kind, usual, parted = "data set", "", False
 
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        for text in texts:
-            yield from _data_set(text, reading.parameters.get("split", "test"), reading)
+    def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
+        split = reading.parameters.get("split", "test")
+        for name in filter(None, (text or cls.usual for text in texts)):
+            label = f"{name}, {split}" if cls.parted else name
+            if recipe := recipe_of(name, split, reading.settings.data_root):
+                yield Input("data", cls.kind, label, recipe)
+            else:
+                yield from cls.others(name, label, split, reading)
+
+# %% ../../nbs/lib/data/12_inputs.ipynb #e6abe92d
+class DatasetSource(_DataInput):
+    """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` says its part."""
+
+    usual, parted = "miniworld", True
+
+    @classmethod
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        if name in NAMES and (plugin := NAMES.origins.get(name)):
+            yield Input("data", "plug-in", plugin.package, module_files(plugin.module))
+        where = name if name in NAMES else reading.named(name)
+        yield Input("data", cls.kind, label, dataset_files(where, split, data_root=reading.settings.data_root))
 
 
-class TricdSource(Source):
+class TricdSource(_DataInput):
     """TRICD: a folder, "tricd" for raw/tricd of the data root, "" for the miniworld's. `split` says its part; the val
     split is read too where the parameter `threshold` is "val"."""
 
+    usual, parted = "miniworld-tricd", True
+
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        split, usual = reading.parameters.get("split", "test"), "miniworld-tricd"
-        for text in texts:
-            found = [*_generated("data set", f"{text or usual}, {split}", text or usual, "", reading)]
-            yield from found
-            if not found:
-                where = text if text == "tricd" else reading.named(text)
-                folder = tricd_folder(where, data_root=reading.settings.data_root)
-                both = reading.parameters.get("threshold") == "val" and "val" in tricd_splits(folder)
-                for part in dict.fromkeys([split, *["val"] * both]):
-                    yield Input("data", "data set", f"{text}, {part}", dataset_files(folder, part))
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        where = name if name == "tricd" else reading.named(name)
+        folder = tricd_folder(where, data_root=reading.settings.data_root)
+        both = reading.parameters.get("threshold") == "val" and "val" in tricd_splits(folder)
+        for part in dict.fromkeys([split, *["val"] * both]):
+            yield Input("data", cls.kind, f"{name}, {part}", dataset_files(folder, part))
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #663ede0b
-class GroupsSource(Source):
+class GroupsSource(_DataInput):
     """What the groups of a probe are built from: COCO or Visual Genome, by name or folder, or a published JSON file."""
 
     subsets: tuple[str, ...] = ()
 
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        for text in texts:
-            path = None if text in NAMES else reading.path(text)
-            if path is not None and path.is_file():
-                yield Input("data", "groups", text, path)
-                continue
-            found = [*_generated("data set", text, text, "", reading)]
-            yield from found
-            for subset in () if found else cls.subsets or (reading.parameters.get("subset", "val2014"),):
-                files = dataset_files(path or text, subset, data_root=reading.settings.data_root)
-                yield Input("data", "data set", f"{text} {subset}".strip() if cls.subsets else text, files)
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        path = None if name in NAMES else reading.path(name)
+        if path is not None and path.is_file():
+            yield Input("data", "groups", name, path)
+            return
+        for subset in cls.subsets or (reading.parameters.get("subset", "val2014"),):
+            files = dataset_files(path or name, subset, data_root=reading.settings.data_root)
+            yield Input("data", cls.kind, f"{name} {subset}".strip() if cls.subsets else name, files)
 
 
 class CocoSource(GroupsSource):
@@ -92,39 +84,36 @@ class CocoSource(GroupsSource):
     subsets = ("train2014", "val2014")
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #1ae45a93
-class PicturesSource(Source):
+class PicturesSource(_DataInput):
     """Folders of pictures, by name or path; everything in them counts."""
 
+    kind = "pictures"
+
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        for text in filter(None, texts):
-            where = text if text in NAMES else reading.path(text)
-            if where is None:
-                raise FileNotFoundError(f"expected a folder or one of {', '.join(NAMES)}, got {text!r}")
-            found = [*_generated("pictures", text, text, "", reading)]
-            yield from found or [Input("data", "pictures", text,
-                                       dataset_folder(where, data_root=reading.settings.data_root))]
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        where = name if name in NAMES else reading.path(name)
+        if where is None:
+            raise FileNotFoundError(f"expected a folder or one of {', '.join(NAMES)}, got {name!r}")
+        yield Input("data", cls.kind, name, dataset_folder(where, data_root=reading.settings.data_root))
 
 
-class CaptionsSource(Source):
+class CaptionsSource(_DataInput):
     """Captions to count from: COCO by name or folder, or a file."""
 
+    kind = "captions"
+
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        for text in texts:
-            found = [*_generated("captions", text, text, "", reading)]
-            yield from found
-            if not found:
-                where = text if text in NAMES else reading.path(text) or text
-                file = captions_file(where, data_root=reading.settings.data_root)
-                yield Input("data", "captions", f"{text}, {file.name}", file)
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        where = name if name in NAMES else reading.named(name)
+        file = captions_file(where, data_root=reading.settings.data_root)
+        yield Input("data", cls.kind, f"{name}, {file.name}", file)
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #af5c0b45
-class StudySource(Source):
+class StudySource(NamedInput):
     """A study of trainings: its name in data/studies, or a folder; "" for none."""
 
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
+    def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
         for text in filter(None, texts):
             folder = study_folder(text) if study_folder(text).is_dir() else reading.path(text)
             if folder is None:
@@ -132,21 +121,18 @@ class StudySource(Source):
             yield Input("data", "study", text, folder)
 
 
-class ExpressionsSource(Source):
+class ExpressionsSource(_DataInput):
     """Ref-Adv: a folder with its JSON files or one of them; "" for the miniworld's. Where the parameter `images` is "",
     the pictures beside the files are read too."""
 
+    kind, usual = "expressions", "miniworld-ref-adv"
+
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
-        usual, root = "miniworld-ref-adv", reading.settings.data_root
-        for text in texts:
-            found = [*_generated("expressions", text or usual, text or usual, "", reading)]
-            yield from found
-            if found:
-                continue
-            files = expression_files(text if text in NAMES else reading.named(text), data_root=root)
-            folder = files[0].parent
-            more = [file for file in (folder / "scenes.json",) if file.is_file()]
-            yield Input("data", "expressions", text, {file.name: file for file in (*files, *more)})
-            if reading.parameters.get("images") == "" and (folder / "images").is_dir():
-                yield Input("data", "images", f"{text}, images", folder / "images")
+    def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
+        where = name if name in NAMES else reading.named(name)
+        files = expression_files(where, data_root=reading.settings.data_root)
+        folder = files[0].parent
+        more = [file for file in (folder / "scenes.json",) if file.is_file()]
+        yield Input("data", cls.kind, name, {file.name: file for file in (*files, *more)})
+        if reading.parameters.get("images") == "" and (folder / "images").is_dir():
+            yield Input("data", "images", f"{name}, images", folder / "images")

@@ -17,15 +17,13 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from .by_image import picture_path
-from .records import open_image
+from .by_image import check_options, picture_path
+from .records import check_distinct, open_image
 from ..errors import ExampleError, StoreError
-from ..storage.closure import code_fingerprint
 from ..storage.closure import code_fingerprint
 from ..storage.files import check_writable
 from ..storage.fingerprints import own_code, weights_fingerprint
 from ..storage.maps import MapStore
-from ..storage.progress import Work, under
 from ..storage.rows import RecordStore, place_of, shown
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #26c6b435
@@ -158,12 +156,9 @@ class Kept:
         self.maps, self.columns, self.rows = maps, {"bytes": "int64", **columns}, {}
         if self.store is not None:
             self.store.bind(config)
-            self.rows = self._by_id(frame_of(self.store.read(keep="last"), self.columns).to_dict("records"))
+            self.rows = {row["id"]: row for row in frame_of(self.store.read(), self.columns).to_dict("records")}
         if maps is not None:
             maps.bind({key: config[key] for key in self._MADE_BY})
-
-    def _by_id(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        return {row["id"]: row for row in rows}
 
     def lacks(self, item: Asked) -> bool:
         """Is this record still to be asked? Errors: StoreError where its picture was exchanged."""
@@ -185,8 +180,8 @@ class Kept:
             self.maps.append(new, new.values())
         news = [row for row in rows if self.rows.get(row["id"], {"error": ""})["error"] not in (None, row["error"])]
         if self.store is not None:
-            self.store.append(frame_of(news, self.columns), again=any(row["id"] in self.rows for row in news))
-        self.rows |= self._by_id(news)
+            self.store.append(frame_of(news, self.columns))
+        self.rows |= {row["id"]: row for row in news}
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #5df1746f
 def _by_picture(asked: Iterable[Asked]) -> list[list[Asked]]:
@@ -243,10 +238,10 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     Errors: ExampleError naming record and picture; whatever `ask` raises; StoreError where the store has rows made
     under other settings, by other code or weights, or from another picture; ValueError for an option out of range.
     """
-    if on_error not in ("raise", "record"):
-        raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
+    check_options({"on_error": on_error})
     if batch_images < 1:
         raise ValueError(f"batch_images: expected at least 1, got {batch_images!r}")
+    check_distinct(item.id for item in asked)
     begin, story = time.perf_counter(), {"model": dict(model.card), "dataset": dataset, "settings": settings}
     same = {key: dataset[key] for key in ("name", "split", "fingerprint") if key in dataset}
     made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader),
@@ -258,11 +253,10 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
         if place is not None:
             check_writable(place.folder)
     name = f"{model.card.get('name', 'model')} on {dataset['name']}"
-    work = Work(name, len(todo), progress)
-    with under(work), tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
-                           disable=not progress) as bar:
-        while todo:
-            batch, todo = todo[:1 if work.long else batch_images], todo[1 if work.long else batch_images:]
+    with tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
+              disable=not progress) as bar:
+        for start in range(0, len(todo), batch_images):
+            batch = todo[start:start + batch_images]
             kept.add(_answers(model, ask, batch, on_error == "record"))
             bar.update(len(batch))
     frame = frame_of([kept.rows[item.id] for item in asked], columns)

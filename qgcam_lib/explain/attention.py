@@ -23,9 +23,6 @@ class AttentionWatch:
         scores: [P], from the watched pass, one an example, no example depending on another. Raises ValueError where
         the pass ran without gradients.
         """
-        if self.attention is None or not scores.requires_grad:
-            raise ValueError("scores: expected the scores of a watched pass with gradients. Run the model inside "
-                             "`watch_attention`, and not under torch.no_grad().")
         (found,) = torch.autograd.grad(scores.sum(), self.attention)
         return found
 
@@ -43,8 +40,6 @@ def watch_attention(dropout: torch.nn.Module) -> Iterator[AttentionWatch]:
     watch = AttentionWatch()
 
     def keep(module, inputs, output):
-        if watch.attention is not None:
-            raise ValueError("dropout: the layer was passed twice in one watch. Open one watch a pass.")
         watch.attention = output.detach().requires_grad_(torch.is_grad_enabled())
         return watch.attention
 
@@ -65,7 +60,5 @@ def row_maps(attention: torch.Tensor, gradient: torch.Tensor | None, grid: tuple
     whose positive part then weights the attention before the mean (GradCAM); grid: h and w. Raises ValueError where
     the grid does not fit.
     """
-    if attention.shape[-1] != grid[0] * grid[1]:
-        raise ValueError(f"grid: expected rows x columns = {attention.shape[-1]} patches, got {tuple(grid)}.")
     weighted = attention.float() if gradient is None else attention.float() * gradient.float().clamp(min=0)
     return weighted.mean(1).unflatten(-1, tuple(grid)).detach()

@@ -26,11 +26,6 @@ class Tokens:
     mask: torch.Tensor
 
     def __post_init__(self):
-        if self.ids.ndim != 2 or self.ids.shape != self.mask.shape:
-            shapes = f"{tuple(self.mask.shape)} and {tuple(self.ids.shape)}"
-            raise ValueError(f"mask: expected the shape of ids, both [P, T], got {shapes}.")
-        if not self.mask.bool().any(1).all():
-            raise ValueError("mask: expected at least one real token a phrase, got a phrase of padding only.")
         object.__setattr__(self, "mask", self.mask.bool())
         object.__setattr__(self, "index", self.mask.flatten().nonzero().squeeze(1))
         lengths = self.mask.sum(1)
@@ -114,15 +109,8 @@ def match_logits(encoder, head, tokens: Tokens, seen: list) -> torch.Tensor:
     encoder: the text encoder, in evaluation mode; head: the linear matching head; seen: the image, from
     `image_keys_values`.
     """
-    _check_evaluation(encoder)
     x = tokens.pack(encoder.embeddings(tokens.ids))
     return head(_layers(encoder, x, tokens, seen, 0))
-
-
-def _check_evaluation(encoder) -> None:
-    if encoder.training:
-        raise ValueError("encoder: expected evaluation mode, got training mode, where dropout makes maps random. "
-                         "Call model.eval().")
 
 # %% ../../nbs/lib/explain/02_gradcam.ipynb #cc63ca5d
 def attention_gradients(encoder, head, tokens: Tokens, seen: list,
@@ -133,11 +121,7 @@ def attention_gradients(encoder, head, tokens: Tokens, seen: list,
     [heads, N, M] for the N listed tokens and the image's M states, and the logits [P, 2].
     Raises ValueError where the block does not exist or has no cross-attention.
     """
-    _check_evaluation(encoder)
     layers = encoder.encoder.layer
-    if not 0 <= block < len(layers) or seen[block] is None:
-        fusing = [i for i, pair in enumerate(seen) if pair is not None]
-        raise ValueError(f"block: expected a layer with cross-attention, one of {fusing}, got {block}.")
     layer, (keys, values) = layers[block], seen[block]
     with torch.no_grad():
         x = _layers(encoder, tokens.pack(encoder.embeddings(tokens.ids)), tokens, seen, 0, block)
@@ -186,8 +170,6 @@ def token_maps(attention: torch.Tensor, gradient: torch.Tensor, grid: tuple[int,
     attention, gradient: [heads, N, 1 + h*w] from `attention_gradients`; the class token is dropped. Source: LAVIS
     `compute_gradcam`; AMC.
     """
-    if attention.shape[-1] != 1 + grid[0] * grid[1]:
-        raise ValueError(f"grid: expected rows x columns = {attention.shape[-1] - 1} patches, got {tuple(grid)}.")
     product = attention.float() * gradient.float().clamp(min=0)
     return product.mean(0)[:, 1:].unflatten(1, tuple(grid))
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-
-from ..storage.progress import passed, passes
+from tqdm import tqdm
 
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #a07b0185
 def masked_pixels(pixels: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
@@ -86,16 +85,15 @@ def importances(attention, features: torch.Tensor, texts: torch.Tensor,
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #b24e4211
 @torch.no_grad()
 def masked_embeddings(visual, pixels: torch.Tensor, channels: torch.Tensor, chunk: int = 4) -> torch.Tensor:
-    """Unit embeddings [K, D] float32 of a picture seen through K channels [K, h, w], `chunk` at a time, counted by
-    `passes`.
+    """Unit embeddings [K, D] float32 of a picture seen through K channels [K, h, w], `chunk` at a time.
+
+    After ten seconds a bar shows how far it is.
     """
     filled = channels.amax(dim=(1, 2)) > 0
     some = torch.cat([channels[filled], channels[~filled][:1]])
     parts = []
-    with passes(len(some)):
-        for part in some.split(chunk):
-            parts.append(_embed(visual, masked_pixels(pixels, part)))
-            passed(len(part))
+    for part in tqdm(some.split(chunk), desc="masked pictures", leave=False, delay=10):
+        parts.append(_embed(visual, masked_pixels(pixels, part)))
     found = torch.cat(parts)
     place = torch.where(filled, filled.cumsum(0) - 1, filled.sum())
     return found[place]
@@ -139,11 +137,8 @@ def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float
     visual: open_clip's `ModifiedResNet` in evaluation mode; pixels: [3, S, S], normalised, on its device; texts:
     unit vectors [P, D]; scale: factor from cosine to logit; n_channels: channels taken for each phrase, all where
     there are fewer; chunk: masked pictures at once, which sets the memory. A map is zero where no channel is active.
-    Raises ValueError for n_channels or chunk below 1 and for texts that are not [P, D]. Source: Chen et al. 2022.
+    Source: Chen et al. 2022.
     """
-    if min(n_channels, chunk) < 1 or texts.ndim != 2:
-        raise ValueError(f"expected n_channels and chunk >= 1 and texts [P, D], got {n_channels}, {chunk} and "
-                         f"texts {list(texts.shape)}.")
     first = layer4(visual, pixels[None].to(visual.conv1.weight.dtype))[0]
     if not len(texts):
         return ScoreCam(first.new_zeros(0, *first.shape[1:]).float(), texts.new_zeros(0), Shared(0, 0, 0, 0))

@@ -6,8 +6,7 @@
 __all__ = ['BOX_FORMATS', 'BoxRecord', 'read_boxes']
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #0236386b
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..boxes import as_boxes, as_numbers, xywh_to_xyxy, yyxx_to_xyxy
-from ..errors import FileFault, FormatError, needed
+from ..boxes import TO_XYXY, as_boxes, as_numbers
+from ..data.by_image import check_options
+from ..data.tables import read_table
+from ..errors import FileFault
+from ..storage.fields import MAX_PIXELS
 from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f541a015
-BOX_FORMATS = ("xyxy", "xywh", "yyxx")
-_TO_XYXY = {"xyxy": np.asarray, "xywh": xywh_to_xyxy, "yyxx": yyxx_to_xyxy}
+BOX_FORMATS = tuple(TO_XYXY)
 
 
 @dataclass
@@ -41,164 +42,123 @@ class BoxRecord:
 
 
 def _whole_size(size: Any) -> tuple[int, int] | None:
-    """(height, width) as whole numbers; None where none is given. Errors: ValueError, TypeError."""
+    """(height, width) as whole numbers; None where none is given. Errors: ValueError."""
     if size is None:
         return None
-    found = tuple(float(v) for v in size)
-    if len(found) != 2 or not all(math.isfinite(v) and v >= 1 and v == math.floor(v) for v in found):
-        raise ValueError(f"size: expected (height, width), two whole numbers >= 1, got {str(size)[:80]}")
+    found = as_numbers(size, "size")
+    if found.shape != (2,) or not found.prod() <= MAX_PIXELS or not ((found >= 1) & (found % 1 == 0)).all():
+        raise ValueError("size: expected (height, width), two whole numbers >= 1 of at most "
+                         f"{MAX_PIXELS:,} pixels together, got {str(size)[:80]}")
     return int(found[0]), int(found[1])
 
-
-def _record(id: str, boxes: Any, box_format: str, size: Any, group: Any, labels: dict[str, Any],
-            on_error: str) -> BoxRecord:
-    """A record, or a FileFault that says what is wrong with it; "record": a record without boxes that says so."""
-    group, given, known = None if group is None else str(group), np.zeros((0, 4)), None
-    try:
-        known = _whole_size(size)
-        raw = as_numbers(boxes, "boxes")
-        raw = raw[None] if raw.shape == (4,) else raw
-        if raw.ndim != 2 or raw.shape[1] != 4 or not len(raw):
-            raise ValueError(f"boxes: expected one or more lists of four numbers, got {str(boxes)[:80]}")
-        given = _TO_XYXY[box_format](raw)
-        return BoxRecord(as_boxes(given), known, group, labels)
-    except (ValueError, TypeError) as error:
-        if on_error == "record":
-            return BoxRecord(np.zeros((0, 4)), known, group, labels, f"record {id!r}: {error}", given)
-        order = f", say the order of its numbers (box_format, here {box_format})" if len(given) else ""
-        raise FileFault(f"record {id!r}: {error}. Repair it{order}, or on_error='record' goes on without it") from error
-
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #04c488c5
-def _merge(pairs: Iterable[tuple[str, BoxRecord]]) -> dict[str, BoxRecord]:
-    """Records by id, with the boxes of all entries of the same id."""
-    found: dict[str, BoxRecord] = {}
-    parts: dict[str, list[np.ndarray]] = {}
-    mixed: set[str] = set()
-    for id, new in pairs:
-        if id not in found:
-            found[id], parts[id] = new, [new.boxes]
-            continue
-        old = found[id]
-        old.error = old.error or new.error
-        for name in () if old.error else ("size", "group"):
-            if getattr(old, name) != getattr(new, name):
-                raise FileFault(f"record {id!r}: its boxes disagree about the {name}: {getattr(old, name)!r} and "
-                                f"{getattr(new, name)!r}")
-        mixed |= {key for key in {**old.labels, **new.labels} if old.labels.get(key) != new.labels.get(key)}
-        parts[id].append(new.boxes)
-        old.unusable = np.concatenate([old.unusable, new.unusable])
-    for id, record in found.items():
-        record.boxes = np.concatenate(parts[id])
-        record.labels = {key: value for key, value in record.labels.items() if key not in mixed}
-        if len(record.boxes) > 1 and len(np.unique(record.boxes, axis=0)) < len(record.boxes):
-            raise FileFault(f"record {id!r}: the same box is there twice; drop one")
-    return found
+def _merge(old: BoxRecord, new: BoxRecord) -> None:
+    """Add the boxes of another entry of the same id. Errors: ValueError where the two disagree."""
+    old.error = old.error or new.error
+    for name in () if old.error else ("size", "group"):
+        if getattr(old, name) != getattr(new, name):
+            raise ValueError(f"its boxes disagree about the {name}: {getattr(old, name)!r} and {getattr(new, name)!r}")
+    if any(np.array_equal(box, other) for box in old.boxes for other in new.boxes):
+        raise ValueError("the same box is there twice; drop one")
+    old.labels = {key: value for key, value in old.labels.items() if new.labels.get(key) == value}
+    old.boxes = np.concatenate([old.boxes, new.boxes])
+    old.unusable = np.concatenate([old.unusable, new.unusable])
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #84943f11
-def _table_records(table: pd.DataFrame, box_format: str, on_error: str) -> Iterator[tuple[str, BoxRecord]]:
-    """(id, record with one box) of every row."""
-    names = list("xywh") if box_format == "xywh" else ["x0", "y0", "x1", "y1"]
-    if missing := [name for name in ["id", *names] if name not in table]:
-        raise FileFault(f"columns: expected id, {', '.join(names)}, got {list(table.columns)} without {missing}; "
-                        "rename them, or choose another box format")
-    if ("width" in table) != ("height" in table):
-        raise FileFault("columns: expected both width and height, or neither")
-    numeric = [*names, *(("height", "width") if "width" in table else ())]
-    numbers = table[numeric].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-    without_size = np.isnan(numbers[:, 4:]).all(1) & table[numeric[4:]].isna().to_numpy().all(1)
-    bad = np.isnan(numbers) & ~(without_size[:, None] & (np.arange(len(numeric)) > 3))
-    if table["id"].isna().any():
-        raise FileFault(f"row {int(table['id'].isna().to_numpy().argmax()) + 1}: the id is missing")
-    ids = table["id"].astype(str).tolist()
-    if bad.any() and on_error == "raise":
-        row, column = np.argwhere(bad)[0]
-        raise FileFault(f"record {ids[row]!r}: {numeric[column]}: expected a number, got "
-                        f"{table[numeric[column]].iloc[row]!r}")
-    labels = table.drop(columns=["id", "group", *numeric], errors="ignore").astype(object)
-    labels = labels.where(labels.notna(), None).to_dict("records")
-    groups = table["group"].tolist() if "group" in table else [None] * len(table)
-    known = "xywh" if box_format == "xywh" else "xyxy"  # named columns have no order
-    for k, id in enumerate(ids):
-        group = None if pd.isna(groups[k]) else groups[k]
-        size = None if without_size[k] else numbers[k, 4:]
-        yield id, _record(id, numbers[k, :4], known, size, group, labels[k], on_error)
+def _columns(box_format: str | None) -> tuple[str, ...]:
+    return ("x", "y", "w", "h") if box_format == "xywh" else ("x0", "y0", "x1", "y1")
 
-# %% ../../nbs/lib/grounding/03_box_files.ipynb #29a6d69c
-def _entry(id: str, entry: Any, box_format: str | None, sizes: dict[Any, Any], on_error: str) -> BoxRecord:
-    """The record that one JSON object or list of boxes stands for."""
-    if not isinstance(entry, dict):
-        return _record(id, entry, box_format or "xyxy", None, None, {}, on_error)
-    rest = {key: value for key, value in entry.items() if key != "id"}
-    if "bbox" in rest and box_format is None:
-        raise FileFault(f"record {id!r}: `bbox` is x, y, width, height in COCO files and corners in others; say which "
-                        f"by box_format, one of {BOX_FORMATS}")
-    boxes = rest.pop("boxes" if "boxes" in rest else "bbox", None)
-    if boxes is None:
-        raise FileFault(f"record {id!r}: expected `boxes` or `bbox`, got {sorted(rest)}")
-    image = rest.pop("image_id", None)
-    if not isinstance(image, (str, int, float, type(None))):
-        raise FileFault(f"record {id!r}: image_id: expected a text or a number, got {str(image)[:80]}")
-    size = rest.pop("size", None)
-    if size is None and "width" in rest and "height" in rest:
-        size = rest.pop("height"), rest.pop("width")
-    group = rest.pop("group", None)
-    labels = {key: value for key, value in rest.items() if isinstance(value, (str, int, float, bool))}
-    return _record(id, boxes, box_format or "xyxy", sizes.get(image, size), image if group is None else group, labels,
-                   on_error)
+
+def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
+    """Take the boxes out of an entry: as they are given, and the order of their numbers. Errors: ValueError."""
+    columns = _columns(box_format)
+    if columns[0] in entry:
+        return [entry.pop(name, np.nan) for name in columns], "xywh" if box_format == "xywh" else "xyxy"
+    if "boxes" in entry:
+        return entry.pop("boxes"), box_format or "xyxy"
+    if "bbox" not in entry:
+        raise ValueError(f"expected `boxes`, `bbox` or the columns {', '.join(columns)}, got {', '.join(entry)}")
+    if box_format is None:
+        raise ValueError("`bbox` is x, y, width, height in COCO files and corners in others; say which by box_format, "
+                         f"one of {BOX_FORMATS}")
+    return entry.pop("bbox"), box_format
+
+
+def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
+    """The record of one entry; one with wrong boxes or a wrong size has none, and says why in `error`."""
+    boxes, order = _boxes_of(entry, box_format)
+    sides = entry.pop("height", None), entry.pop("width", None)
+    size = entry.pop("size", None if sides == (None, None) else sides)
+    image = entry.pop("image_id", entry.get("image"))
+    group = entry.pop("group", image)
+    labels = {key: value for key, value in entry.items() if isinstance(value, str | int | float | bool)}
+    record = BoxRecord(np.zeros((0, 4)), None, None if group is None else str(group), labels)
+    given = record.unusable
+    try:
+        record.size = _whole_size(size)
+        raw = as_numbers(boxes, "boxes")
+        if raw.shape[-1:] != (4,) or raw.ndim > 2:
+            raise ValueError(f"boxes: expected one or more lists of four numbers, got {str(boxes)[:80]}")
+        given = TO_XYXY[order](raw.reshape(-1, 4))
+        record.boxes = as_boxes(given)
+    except ValueError as error:
+        again = f", say the order of its numbers (box_format, here {order})" if len(given) else ""
+        record.error, record.unusable = f"{error}. Repair it{again}", given
+    return record
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #17aa83a0
-def _json_records(data: Any, box_format: str | None, on_error: str) -> Iterator[tuple[str, BoxRecord]]:
-    """(id, record) of every entry, for the three forms of JSON."""
-    sizes: dict[Any, Any] = {}
-    if isinstance(data, dict) and isinstance(data.get("annotations"), list) and isinstance(data.get("images"), list):
-        sizes = {image["id"]: (image["height"], image["width"]) for image in data["images"]
-                 if isinstance(image, dict) and {"id", "height", "width"} <= image.keys()
-                 and isinstance(image["id"], (str, int, float))}
-        data, box_format = data["annotations"], box_format or "xywh"
-    if isinstance(data, list):
-        for k, entry in enumerate(data):
-            if not isinstance(entry, dict) or "id" not in entry:
-                raise FileFault(f"entry {k}: expected an object with `id` and `bbox` or `boxes`, got {str(entry)[:80]}")
-            yield str(entry["id"]), _entry(str(entry["id"]), entry, box_format, sizes, on_error)
-    elif isinstance(data, dict):
-        for id, entry in data.items():
-            yield id, _entry(id, entry, box_format, sizes, on_error)
-    else:
-        raise FileFault("expected an object by id or a list of objects")
+def _rows(data: Any) -> list:
+    """The rows of a JSON value; one that is no list, such as a text, is a row that the reader refuses."""
+    return data if isinstance(data, list) else [data]
+
+
+def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
+    """The annotations of a COCO file, with the size of their picture."""
+    images = read_table(_rows(data["images"]), {"id": str, "height": int, "width": int}, name=f"{path}: images")
+    entries = read_table(_rows(data["annotations"]), {"id": str, "image_id": str, "bbox": object},
+                         name=f"{path}: annotations")
+    sizes = images.drop_duplicates("id").set_index("id")[["height", "width"]]
+    return entries.drop(columns=["height", "width"], errors="ignore").join(sizes, on="image_id")
+
+
+def _entries(path: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, bool]:
+    """One row a box or record, as the file has it, and whether it is a COCO file. columns: of a box's numbers."""
+    if path.suffix != ".json":
+        numbers = dict.fromkeys([*columns, "height", "width"], float)
+        return read_table(path, {"id": str}, {"group": str, **numbers}), False
+    data = read_json(path, nan=True)
+    if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
+        return _coco_entries(data, path), True
+    if isinstance(data, dict):
+        data = [{**(entry if isinstance(entry, dict) else {"boxes": entry}), "id": id} for id, entry in data.items()]
+    return read_table(_rows(data), {"id": str}, {"group": str}, name=str(path)), False
 
 # %% ../../nbs/lib/grounding/03_box_files.ipynb #f670aaf9
 def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = "raise") -> dict[str, BoxRecord]:
-    """The boxes of a `.csv`, `.parquet` or `.json` file, by record; see the tables above.
+    """The boxes of a table or of a `.json` file, by record; see the tables above.
 
     box_format: the order in which four numbers are written, "xyxy" (None), "xywh" or "yyxx". on_error: "raise", or
     "record": a record with an inverted box or one that is no number, or with a wrong size, has no boxes and its reason
     in `error`. Errors: FileNotFoundError, ValueError for another format, FileFault that names the record.
     """
-    if on_error not in ("raise", "record"):
-        raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
-    path = Path(path)
+    check_options({"on_error": on_error})
     if box_format not in (None, *BOX_FORMATS):
         raise ValueError(f"box_format: expected one of {BOX_FORMATS}, got {box_format!r}")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file of boxes")
-    if path.suffix == ".parquet":
-        needed("pyarrow", f"reading {path.name}")
-    try:
-        if path.suffix == ".json":
-            data = read_json(path, nan=True)
-            found = _merge(_json_records(data, box_format, on_error))
-        elif path.suffix in (".csv", ".parquet"):
-            table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(
-                path, dtype={"id": "str", "group": "str"}, keep_default_na=False, na_values=[""])
-            found = _merge(_table_records(table, box_format or "xyxy", on_error))
-        else:
-            raise FileFault(f"boxes are read from .csv, .parquet or .json, not from {path.suffix or 'this'}")
-    except FormatError:
-        raise
-    except FileFault as fault:
-        raise FileFault(f"{path}: {fault}") from fault
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:  # what the parsers raise
-        raise FileFault(f"{path}: cannot be read ({error})") from error
+    path, found = Path(path), {}
+    entries, coco = _entries(path, _columns(box_format))
+    for entry in entries.to_dict("records"):
+        entry = {key: value for key, value in entry.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
+        id = entry.pop("id")
+        try:
+            record = _record(entry, box_format or ("xywh" if coco else None))
+            if record.error and on_error == "raise":
+                raise ValueError(f"{record.error}, or on_error='record' goes on without it")
+            if id in found:
+                _merge(found[id], record)
+        except ValueError as error:
+            raise FileFault(f"{path}: record {id!r}: {error}") from error
+        record.error = record.error and f"record {id!r}: {record.error}"
+        found.setdefault(id, record)
     if not found:
         raise FileFault(f"{path}: there is no record in this file")
     return found

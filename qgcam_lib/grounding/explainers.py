@@ -40,10 +40,14 @@ class StoredMaps:
         return self.file.load([example.id for example in examples])
 
     def check_ids(self, ids: Sequence[str]) -> None:
-        """Raises FileFault where the file has a map of none of these ids: it is of other data."""
+        """Raises FileFault where the file has a map of none of these ids: it has none, or is of other data."""
         if ids and not self._known.intersection(ids):
-            raise FileFault(f"{self.file.path}: expected maps by the ids of the examples, such as {ids[0]!r}, got "
-                            f"{self.file.ids[0]!r}. Is it the data set and split of these maps?")
+            own = self.file.ids == tuple(map(str, range(len(self.file))))
+            fix = ("It has row numbers only: save the ids beside the maps, np.savez(..., ids=...)" if own else
+                   f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or make maps of those that "
+                   "`qgcam data ids DATASET --limit N` lists")
+            raise FileFault(f"{self.file.path}: expected maps by the ids of the {len(ids)} examples drawn, such as "
+                            f"{ids[0]!r}, got {self.file.ids[0]!r}. {fix}")
 
 # %% ../../nbs/lib/grounding/06_explainers.ipynb #d0e50009
 def load_explainer(source: str, weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0,

@@ -8,13 +8,13 @@ __all__ = ['MapFile', 'open_maps']
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #431f4be4
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..errors import FileFault, StoreError
-from ..storage.arrays import Npz
+from ..errors import FileFault
 from ..storage.maps import MapStore
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #2b9eb2ba
@@ -41,11 +41,7 @@ def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _distinct(path: Path, ids: Sequence[str]) -> tuple[str, ...]:
-    seen: set[str] = set()
-    if twice := next((id for id in ids if id in seen or seen.add(id)), None):
-        raise FileFault(f"{path}: map {twice!r} is there twice; give every map an id of its own")
-    return tuple(ids)
+
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #03d5bd2f
 def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Callable[[str], np.ndarray],
@@ -59,14 +55,12 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
         ids = stack_ids() if stack_ids else [str(k) for k in range(n)]
         if len(ids) != n:
             raise FileFault(f"{path}: expected one id a map, got {len(ids)} ids and {n} maps")
-        place, stack = {id: k for k, id in enumerate(_distinct(path, ids))}, []
-
-        def load(wanted: Sequence[str]) -> list[np.ndarray]:
-            if not stack:
-                stack.append(get(deep[0]))
-            return [_checked(path, id, stack[0][place[id]]) for id in wanted]
-
-        return MapFile(path, tuple(ids), load)
+        place = {id: k for k, id in enumerate(ids)}
+        if len(place) < n:
+            twice = next(id for k, id in enumerate(ids) if place[id] != k)
+            raise FileFault(f"{path}: map {twice!r} is there twice; give every map an id of its own")
+        stack = cache(partial(get, deep[0]))  # read once, and not before it is needed
+        return MapFile(path, tuple(ids), lambda wanted: [_checked(path, id, stack()[place[id]]) for id in wanted])
     if stack_ids:
         raise FileFault(f"{path}: `ids` belongs to one stack of maps [N, h, w], got arrays {list(shapes)[:5]}")
     return MapFile(path, tuple(shapes), lambda wanted: [_checked(path, id, get(id)) for id in wanted])
@@ -92,41 +86,36 @@ def _open_safetensors(path: Path) -> MapFile:
     return _named_or_stacked(path, {name: tuple(part.get_shape()) for name, part in slices.items()}, get)
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #cb893ec2
-def _loaded(path: Path, what: str, read: Callable[[], np.ndarray]) -> np.ndarray:
+def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
+    """An array of NumPy from a file; name: of the array. Zip and header faults come as many types."""
     try:
-        with np.errstate(over="ignore"):  # a shape that no memory holds is refused below
-            return read()
-    except ValueError as error:
-        if "pickled (object) data" in str(error):  # NumPy takes whatever it does not know for a pickle
-            raise FileFault(f"{path}: {what} is torn or not written by NumPy; a pickle is never loaded") from error
-        if "Object arrays" in str(error):
-            raise FileFault(f"{path}: {what} holds Python objects, which can run code when they are loaded; save plain "
-                            "numbers, one 2-D array a map") from error
-        raise FileFault(f"{path}: {what} cannot be read ({error})") from error
-    except Exception as error:  # zip and header faults come as many types
-        raise FileFault(f"{path}: {what} cannot be read ({error})") from error
+        found = read()
+    except Exception as error:
+        text = ("holds Python objects, which could run code" if "allow_pickle" in str(error) else
+                f"does not fit in memory ({error})" if isinstance(error, MemoryError) else f"is damaged ({error})")
+        raise FileFault(f"{path}: {name} {text}; write plain numbers, one 2-D array a map") from error
+    if not isinstance(found, np.ndarray):  # NumPy gives the bytes of what it does not know
+        raise FileFault(f"{path}: {name} is no array of NumPy; write it with np.savez")
+    return found
 
 
 def _open_npz(path: Path) -> MapFile:
-    archive = _loaded(path, "the file", lambda: np.load(path, allow_pickle=False))
-    if not hasattr(archive, "files"):
-        raise FileFault(f"{path}: not an npz file but a single array; name it .npy")
-    Npz(path)  # refuses what unfolds to more than is allowed, entries over one another, a name that is there twice
+    try:
+        archive = np.load(path, allow_pickle=False)
+        names = [name for name in archive.files if name != "ids"]
+    except Exception as error:
+        raise FileFault(f"{path}: not an npz file ({error}); write it with np.savez") from error
 
     def get(name: str) -> np.ndarray:
-        array = _loaded(path, f"array {name!r}", lambda: archive[name])
-        if not isinstance(array, np.ndarray):  # NumPy gives the bytes of what it does not know
-            raise FileFault(f"{path}: {name!r} in this file is no array of NumPy; write it again with np.savez")
-        return array
+        return _load_array(path, f"array {name!r}", lambda: archive[name])
 
-    names = [name for name in archive.files if name != "ids"]
     shapes = dict.fromkeys(names, (0, 0)) if len(names) > 1 else {name: get(name).shape for name in names}
     stack_ids = (lambda: [str(id) for id in get("ids").ravel().tolist()]) if "ids" in archive.files else None
     return _named_or_stacked(path, shapes, get, stack_ids)
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #2e4c30de
 def _open_npy(path: Path) -> MapFile:
-    stack = _loaded(path, "the array", lambda: np.load(path, allow_pickle=False, mmap_mode="r"))
+    stack = _load_array(path, "the array", lambda: np.load(path, allow_pickle=False, mmap_mode="r"))
     name = path.stem if stack.ndim == 2 else "maps"
     return _named_or_stacked(path, {name: stack.shape}, lambda _: stack)
 
@@ -137,24 +126,14 @@ def _open_folder(path: Path) -> MapFile:
         raise FileFault(f"{path}: this folder holds neither .npy files nor a map store")
 
     def one(id: str) -> np.ndarray:
-        return _checked(files[id], id, _loaded(files[id], "the array", lambda: np.load(files[id], allow_pickle=False)))
+        return _checked(path, id, _load_array(files[id], "the array", lambda: np.load(files[id], allow_pickle=False)))
 
     return MapFile(path, tuple(files), lambda wanted: [one(id) for id in wanted])
 
 
 def _open_store(path: Path) -> MapFile:
-    try:
-        store = MapStore(path)
-    except StoreError as error:
-        raise FileFault(str(error)) from error
-
-    def load(wanted: Sequence[str]) -> list[np.ndarray]:
-        try:
-            return store.maps(wanted)
-        except StoreError as error:
-            raise FileFault(str(error)) from error
-
-    return MapFile(path, tuple(store), load)
+    store = MapStore(path)
+    return MapFile(path, tuple(store), store.maps)
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #6d6a67a4
 _OPENERS = {".safetensors": _open_safetensors, ".npz": _open_npz, ".npy": _open_npy}
@@ -172,8 +151,7 @@ def open_maps(path: str | Path) -> MapFile:
     if path.is_dir():
         return _open_store(path) if MapStore.is_store(path) else _open_folder(path)
     if path.suffix not in _OPENERS:
-        risky = path.suffix in (".pt", ".pth", ".pkl", ".pickle", ".bin")
-        remedy = ("such files can run code when they are loaded; write one with safetensors.torch.save_file"
-                  if risky else f"expected one of {', '.join(_OPENERS)}, a folder of .npy or a map store")
-        raise FileFault(f"{path}: maps are not read from a {path.suffix or 'file without a suffix'}: {remedy}")
+        raise FileFault(f"{path}: maps are not read from {path.suffix or 'a file without a suffix'}: expected one of "
+                        f"{', '.join(_OPENERS)}, a folder of .npy or a map store. A pickle (.pt, .pkl) could run code: "
+                        "write one with safetensors.torch.save_file")
     return _OPENERS[path.suffix](path)

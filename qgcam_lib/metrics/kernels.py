@@ -192,12 +192,18 @@ def _load(raw, plan, s):
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #80a09e18
 @njit(cache=True)
-def _row(i, plan, s, clip, after):
-    "Row i of the prepared map into s.row."
+def _resized_row(i, plan, s, clip):
+    "Row i of the resized map into s.row."
     if plan.resized:
         _mix(s.rows, plan.first[i], plan.weights[i], clip[0], clip[1], s.row)
     else:
         s.row[:] = s.a[i]
+
+
+@njit(cache=True)
+def _row(i, plan, s, clip, after):
+    "Row i of the prepared map into s.row."
+    _resized_row(i, plan, s, clip)
     if plan.after:
         _scale(s.row, plan.after, after[0], after[1])
 
@@ -207,10 +213,7 @@ def _range_after(plan, s, clip):
     "Lowest and highest value of the resized map, for a normalisation at the end."
     low, high = s.a.dtype.type(np.inf), s.a.dtype.type(-np.inf)
     for i in range(plan.height):
-        if plan.resized:
-            _mix(s.rows, plan.first[i], plan.weights[i], clip[0], clip[1], s.row)
-        else:
-            s.row[:] = s.a[i]
+        _resized_row(i, plan, s, clip)
         row_low, row_high = _low_high(s.row)
         low, high = min(low, row_low), max(high, row_high)
     return low, high
@@ -267,16 +270,10 @@ def _score_block(maps, bits, boxes, ranges, starts, plan, out):
     "Some maps, one after the other, with one set of scratch arrays."
     h, w, n_coefficients = maps.shape[1], maps.shape[2], plan.prefilter.shape[0]
     row = np.empty(plan.width, maps.dtype)
-    s = Scratch(
-        a=np.empty((h, w), maps.dtype),
-        half=np.empty((n_coefficients, w)),
-        rows=np.empty((n_coefficients, plan.width)),
-        row=row,
-        d=np.empty(plan.width, maps.dtype),
-        bits=row.view(bits.dtype),
-        tops=np.empty(plan.height, bits.dtype),
-        at=np.empty(plan.height * plan.width, np.int64),
-    )
+    s = Scratch(a=np.empty((h, w), maps.dtype), half=np.empty((n_coefficients, w)),
+                rows=np.empty((n_coefficients, plan.width)), row=row, d=np.empty(plan.width, maps.dtype),
+                bits=row.view(bits.dtype), tops=np.empty(plan.height, bits.dtype),
+                at=np.empty(plan.height * plan.width, np.int64))
     for n in range(maps.shape[0]):
         b, r = boxes[starts[n] : starts[n + 1]], ranges[starts[n] : starts[n + 1]]
         status, low, high = _load(maps[n], plan, s)
@@ -285,16 +282,17 @@ def _score_block(maps, bits, boxes, ranges, starts, plan, out):
             if plan.after:
                 after = _range_after(plan, s, clip)
             status = 0 if _mass(b, r, plan, s, clip, after, out[n]) else 2
-        out[n, STATUS] = status
         if not status:
             _ties(r, plan, s, clip, after, out[n])
+        out[n, STATUS] = status
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #52ea13bd
 @njit(cache=True, parallel=True)
 def score_all(maps, bits, boxes, ranges, starts, plan, block):
-    "Blocks of maps over the threads. Returns the parts, float64 [n, 12]."
+    "Blocks of maps over the threads. Returns the parts, float64 [n, 12]; status -1 where a block was not computed."
     n = maps.shape[0]
     out = np.zeros((n, len(PARTS)))
+    out[:, STATUS] = -1  # an exception in a thread is swallowed
     for k in prange((n + block - 1) // block):
         low, high = k * block, min(n, (k + 1) * block)
         _score_block(maps[low:high], bits, boxes, ranges, starts[low:high + 1], plan, out[low:high])

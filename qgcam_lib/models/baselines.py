@@ -25,15 +25,10 @@ class _Baseline:
     protocol = "pixel"
 
     def __init__(self, name: str, grid: tuple[int, int], **options):
-        if len(grid) != 2 or min(grid) < 1:
-            raise ValueError(f"grid: expected two numbers of cells above 0, (height, width), got {grid!r}")
         self.grid = (int(grid[0]), int(grid[1]))
         self.card: dict[str, Any] = {
             "name": name, "weights": "none", "checkpoint": "", "sha256": "", "block": None, "tokens": "none",
             "grid": list(self.grid), "input_size": None, "parameters": 0, "licence": "Apache-2.0", **options}
-
-    def _map(self, image: "Image.Image", phrase: str) -> np.ndarray:
-        raise NotImplementedError
 
     def maps(self, image: "Image.Image | str", phrases: Sequence[str]) -> "torch.Tensor":
         """Maps [P, h, w] float32, >= 0, one a phrase."""
@@ -52,8 +47,6 @@ class CentreGuess(_Baseline):
     """A Gaussian over the middle, the same for every phrase. spread: standard deviation, in sides of the picture."""
 
     def __init__(self, spread: float = 0.25, grid: tuple[int, int] = (25, 25)):
-        if not spread > 0:
-            raise ValueError(f"spread: expected a number above 0, got {spread!r}")
         super().__init__("centre guess", grid, spread=spread)
         y, x = (((np.arange(n) + 0.5) / n - 0.5) ** 2 for n in self.grid)
         self._hill = np.exp(-(y[:, None] + x) / (2 * spread**2))

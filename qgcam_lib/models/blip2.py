@@ -18,7 +18,7 @@ from ..explain.gradcam import Tokens, split_heads
 from .common.adapter import ITM_SCORES, one_of
 from .common.attention_explainer import AttentionExplainer, EncodedImage, load_matcher
 from .common.words import clean_phrase
-from .registry import ModelEntry
+from .registry import ModelEntry, published_sizes
 
 # %% ../../nbs/lib/models/05_blip2.ipynb #82f6866c
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, see
     """Load BLIP-2's matcher; called by `load_model`; options: see `load_matcher`."""
     from transformers import Blip2ForImageTextRetrieval
 
-    config = _matching_config() if config is None and weights == "random" else config
+    config = published_sizes("blip2-itm") if config is None and weights == "random" else config
     loaded = load_matcher(entry, weights, Blip2ForImageTextRetrieval, Blip2Explainer, seed=seed, config=config,
                           text_part="qformer_config", **options)
     if weights == "random":  # transformers leaves the queries at zero, all alike; drawn as in LAVIS
@@ -160,10 +160,3 @@ def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, see
         drawn = torch.empty(queries.shape).normal_(0, spread, generator=torch.Generator().manual_seed(seed))
         queries.data.copy_(drawn)
     return loaded
-
-
-def _matching_config():
-    """The published sizes of the matching model; transformers' own defaults describe the one that writes text."""
-    from transformers import Blip2Config
-
-    return Blip2Config(qformer_config={"vocab_size": 30523, "use_qformer_text_input": True}, image_text_hidden_size=256)

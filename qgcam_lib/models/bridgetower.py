@@ -13,7 +13,7 @@ import torch
 
 from ..explain.gradcam import Tokens
 from .common.attention_explainer import AttentionExplainer, EncodedImage, load_matcher
-from .registry import ModelEntry, find_model
+from .registry import ModelEntry, find_model, published_sizes
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #77ac332a
 class BridgeTowerExplainer(AttentionExplainer):
@@ -75,12 +75,6 @@ class BridgeTowerExplainer(AttentionExplainer):
         return self.model.bridgetower.cross_modal_text_layers[self.block].crossattention.self
 
 # %% ../../nbs/lib/models/04_bridgetower.ipynb #e7b05884
-_WIDE = {"hidden_size": 1024, "num_hidden_layers": 24}
-_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 6,
-          "text_config": {**_WIDE, "num_attention_heads": 16, "intermediate_size": 4096},
-          "vision_config": {**_WIDE, "patch_size": 14, "image_size": 294}}
-
-
 def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", *, vocab: str | Path | None = None,
                      config: Any = None, **options: Any) -> BridgeTowerExplainer:
     """Load BridgeTower; called by `load_model`; options: see `load_matcher`. vocab: for random weights only."""
@@ -89,7 +83,6 @@ def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", 
     if vocab is not None and weights != "random":
         raise ValueError("vocab: BridgeTower's words are RoBERTa's, in its folder. Leave it out; it is for weights="
                          "'random'.")
-    if find_model(entry).name == "bridgetower-large" and weights == "random":
-        config = config or _LARGE
+    config = config or published_sizes(find_model(entry).name) or None if weights == "random" else config
     return load_matcher(entry, weights, BridgeTowerForImageAndTextRetrieval, BridgeTowerExplainer, vocab=vocab,
                         config=config, text_part="text_config", **options)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from .common.images import as_picture
+from .common.adapter import one_of, same_length
+from .common.images import Picture, as_picture
 from .registry import ModelEntry, find_model, load_model
 from .roles import Matcher
 
@@ -29,8 +29,6 @@ def question_to_caption(question: str) -> str:
 
     ValueError where nothing is left.
     """
-    if not isinstance(question, str):
-        raise ValueError(f"question: expected a text, got {question!r}")
     text = _OPENING.sub("", question, count=1) if _OPENING.match(question) else question
     text = " ".join(text.split()).rstrip("?. ")
     if not text:
@@ -75,18 +73,17 @@ class MatchingAnswerer:
         self.card = {**matcher.card, "name": name or f"{matcher.card.get('name', 'matcher')}-as-answerer",
                      "threshold": self.threshold}
 
-    def yes_score(self, image: Image.Image | str | Path, question: str) -> float:
+    def yes_score(self, image: Picture, question: str) -> float:
         """The matcher's score of the picture with the question's caption."""
         return float(self.matcher.score([image], [question_to_caption(question)])[0, 0])
 
-    def answer(self, image: Image.Image | str | Path, question: str) -> str:
+    def answer(self, image: Picture, question: str) -> str:
         """"yes" or "no", or "undecided" without a threshold."""
         return self.answer_batch([image], [question])[0]
 
     def answer_batch(self, images: Sequence, questions: Sequence[str]) -> list[str]:
         """One answer a question, one pass a picture; equal to `answer` for each."""
-        if len(images) != len(questions):
-            raise ValueError(f"questions: expected {len(images)}, one an image, got {len(questions)}")
+        same_length(images, questions=questions)
         rows: dict[int, list[int]] = {}
         for row, image in enumerate(images):
             rows.setdefault(id(image), []).append(row)
@@ -104,7 +101,7 @@ AS_ANSWERERS = {"blip-base-as-answerer": ("blip-base", 0.5),
                 "clip-rn50x16-as-answerer": ("clip-rn50x16-gscorecam", None)}
 
 
-def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
+def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini", *,
                            threshold: float | None = None, **options: Any) -> MatchingAnswerer:
     """Load a matcher as Answerer; called by `load_model`, whose docstring explains the common arguments.
 
@@ -115,8 +112,8 @@ def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini"
     entry = find_model(entry)
     matcher, usual = AS_ANSWERERS[entry.name]
     usual = None if options.get("head") == "itc" else usual
-    model = load_model(matcher, weights, device, seed=seed, **options)
-    return MatchingAnswerer(model, usual if threshold is None else threshold, name=entry.name)
+    return MatchingAnswerer(load_model(matcher, weights, **options), usual if threshold is None else threshold,
+                            name=entry.name)
 
 # %% ../../nbs/lib/models/10_matching.ipynb #c4206841
 BASELINES = ("always yes", "always no", "coin")
@@ -129,12 +126,10 @@ class BaselineAnswerer:
     """
 
     def __init__(self, name: str, seed: int = 0):
-        if name not in BASELINES:
-            raise ValueError(f"name: expected one of {BASELINES}, got {name!r}")
-        self.name, self.seed = name, seed
+        self.name, self.seed = one_of("name", name, BASELINES), seed
         self.card = {"name": name, "weights": "none", "licence": "", **({"seed": seed} if name == "coin" else {})}
 
-    def answer(self, image: Image.Image | str | Path, question: str) -> str:
+    def answer(self, image: Picture, question: str) -> str:
         """"yes" or "no"."""
         if self.name != "coin":
             return self.name.removeprefix("always ")

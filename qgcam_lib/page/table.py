@@ -6,6 +6,7 @@
 __all__ = ['Table', 'p_text', 'show']
 
 # %% ../../nbs/lib/page/02_table.ipynb #30b6ab4e
+import hashlib
 import re
 from html import escape, unescape
 from typing import Any
@@ -15,7 +16,6 @@ from pandas.io.formats.style import Styler
 
 from ..errors import visible
 from .text import no_formula
-from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/page/02_table.ipynb #7f057ed6
 class Table(Styler):
@@ -92,7 +92,8 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
         cells[k] = [_cell_html(value, one, precision, tag) for value, tag in zip(frame.iloc[:, k], tags)]
     shown = pd.DataFrame(cells, index=frame.index, dtype=object).set_axis(frame.columns, axis=1)
     shown = shown.rename(index=_label, columns=_label)
-    table = Table(shown, cell_ids=False, uuid=sha256_of(shown.to_csv(), caption)[:8])  # no two tables share a style
+    key = hashlib.sha256(f"{shown.to_csv()}{caption}".encode()).hexdigest()
+    table = Table(shown, cell_ids=False, uuid=key[:8])  # no two tables share a style
     for axis in (0, 1):
         table.format_index(escape="html", axis=axis).format_index_names(escape="html", axis=axis)
     words = [k for k in range(frame.shape[1]) if any(_is_words(cell) for cell in frame.iloc[:, k])]

@@ -13,17 +13,12 @@ import numpy as np
 import pandas as pd
 
 from .matching import THRESHOLDS
-from .parts import Part, part_names, parts
+from .parts import Part, parts
 from .score import Matches, overlap_aps
-from ..statistics import N_BOOTSTRAP, ratio
+from ..statistics import N_BOOTSTRAP
+from ..statistics.groups import ratio
 
 # %% ../../nbs/lib/phrase_detection/09_analysis.ipynb #af961d89
-def _part(matches: Matches, subset: str, by: str) -> Part:
-    if subset not in part_names(matches.data, by):
-        raise ValueError(f"subset: expected one of {part_names(matches.data, by)}, got {subset!r}")
-    return parts(matches.data, n_bootstrap=0, subsets=(subset,), by=by)[0]
-
-
 def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, subset: str = "all",
                      by: str = "subset") -> pd.DataFrame:
     """The precision-recall curves under AP, one row a box and overlap, in descending score.
@@ -36,7 +31,7 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
     at = [np.flatnonzero(np.isclose(THRESHOLDS, value)) for value in iou]
     if not at or not all(len(found) for found in at):
         raise ValueError(f"iou: expected some of .50, .55, ..., .95, got {tuple(iou)!r}")
-    part, tables = _part(matches, subset, by), []
+    part, tables = parts(matches.data, n_bootstrap=0, subsets=(subset,), by=by)[0], []
     inside = part.inside[matches.pair]
     data = matches.data
     total = np.diff(data.truth_starts)[part.inside[data.phrase_pairs]].sum()

@@ -18,15 +18,9 @@ import pandas as pd
 
 from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
-from ..intervals import cluster_interval, cluster_p, effective_groups, of_replicates, spread_of
 from ..models.matching import choose_threshold
 from ..models.named import file_source
-from qgcam_lib.phrase_detection.analysis import (
-    calibration,
-    false_alarm_rates,
-    precision_recall,
-    price_of_false_captions,
-)
+from . import analysis
 from .parts import Part, parts
 from .presence import presence
 from .question_run import answers_for, take_question_groups
@@ -34,7 +28,9 @@ from .questions import evaluate_answers, load_tricd_vqa
 from .run import predictions_for, take_groups
 from .score import Matches, match_predictions, overlap_aps, summarize_matches
 from .synthetic import break_ties
-from ..statistics import N_BOOTSTRAP, compare, group_weights
+from ..statistics import N_BOOTSTRAP, compare
+from ..statistics.groups import group_weights
+from ..statistics.intervals import cluster_interval, cluster_p, spread_of
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #e7b295c3
 def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
@@ -44,7 +40,7 @@ def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
 
 def detect_all(sources: Mapping[str, str], data: Tricd, images: Any, *, folder: str | Path | None = None,
                **options: Any) -> dict[str, Any]:
-    """Predictions of every source on one part of the data: {name: FoundPhrases}.
+    """Predictions of every source on one part of the data: {name: Predictions}.
 
     sources: {name: a detector's name, or predictions:PATH}; images: folder or folders of the pictures; folder: where
     finished pictures are kept, one folder a model; options (limit, seed, weights, ...) go to `predictions_for`.
@@ -68,8 +64,16 @@ def match_all(predictions: Mapping[str, Any], data: Tricd, *, limit: int = 0, se
     return found | {"whole image": match_predictions(part, break_ties(whole_image(part), seed))}
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #7bb7b41f
-_ANALYSES = {"scores": summarize_matches, "price": price_of_false_captions, "calibration": calibration,
-             "presence": presence, "curve": precision_recall, "alarms": false_alarm_rates}
+_ANALYSES = {"scores": summarize_matches, "price": analysis.price_of_false_captions, "presence": presence,
+             "calibration": analysis.calibration, "curve": analysis.precision_recall,
+             "alarms": analysis.false_alarm_rates}
+
+
+def _with_model(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The tables of all models as one, with a column `model` first."""
+    for name, table in tables.items():
+        table.insert(0, "model", name)
+    return pd.concat(list(tables.values()), ignore_index=True)
 
 
 def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: Any) -> pd.DataFrame:
@@ -80,27 +84,15 @@ def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: A
     """
     if what not in _ANALYSES:
         raise ValueError(f"what: expected one of {sorted(_ANALYSES)}, got {what!r}")
-    tables = [_ANALYSES[what](one, **options) for one in matches.values()]
-    for name, table in zip(matches, tables):
-        table.insert(0, "model", name)
-    return pd.concat(tables, ignore_index=True)
+    return _with_model({name: _ANALYSES[what](one, **options) for name, one in matches.items()})
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #ba0f0840
-def _replicates(matches: Matches, weights: np.ndarray) -> np.ndarray:
-    "AP of the whole set in points under each row of weights [R, groups]."
-    whole = replace(parts(matches.data, 0, subsets=("all",))[0], weights=weights)
-    return 100 * overlap_aps(matches, whole).mean(1)
-
-
-def _gap(better: np.ndarray, worse: np.ndarray, n_bootstrap: int,
-         counts: np.ndarray) -> tuple[float, float, bool, float, float, bool]:
-    """gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts.
-    counts: pairs of each group."""
-    both = np.column_stack([better, worse, better - worse])
-    sd = spread_of(both[1 + n_bootstrap :])[2, :2].max()
-    found = of_replicates(both[0, 2:], both[1 : 1 + n_bootstrap, 2:], len(counts), effective_groups(counts[:, None]))
-    (low, high), gap = np.clip(cluster_interval(found)[:, 0], -100, 100), both[0, 2]
-    return gap, sd, gap > sd, low, high, bool(low > 0 or high < 0)
+def _gap(part: Part, better: np.ndarray, worse: np.ndarray) -> tuple[float, float, bool, float, float, bool]:
+    """gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts."""
+    gap = better - worse
+    sd = spread_of(np.column_stack([better, worse])[1 + part.n_bootstrap:])[2].max()
+    low, high = np.clip(cluster_interval(part.resampled(gap[:, None]))[:, 0], -100, 100)
+    return gap[0], sd, gap[0] > sd, low, high, bool(low > 0 or high < 0)
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #544cb278
 def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_BOOTSTRAP, n_subsets: int = 100,
@@ -113,26 +105,23 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
     """
     if len({id(m.data) for m in matches.values()}) > 1:
         raise ValueError("matches: expected all on the same annotations; load those once for all models")
-    groups = next((m.data.group_names for m in matches.values()), ("",))
-    weights = group_weights(len(groups), n_bootstrap, n_subsets, np.random.default_rng(seed))
-    ap = {name: _replicates(m, weights) for name, m in matches.items()}
-    codes = next((m.data.group_codes for m in matches.values()), np.zeros(1, int))
-    order, counts = sorted(ap, key=lambda name: -ap[name][0]), np.bincount(codes, minlength=len(groups))
-    rows = [(*pair, *_gap(ap[pair[0]], ap[pair[1]], n_bootstrap, counts)) for pair in combinations(order, 2)]
+    ap = {}
+    for name, one in matches.items():
+        weights = group_weights(len(one.data.group_names), n_bootstrap, n_subsets, np.random.default_rng(seed))
+        whole = replace(parts(one.data, 0, subsets=("all",))[0], weights=weights, n_bootstrap=n_bootstrap)
+        ap[name] = 100 * overlap_aps(one, whole).mean(1)
+    order = sorted(ap, key=lambda name: -ap[name][0])
+    rows = [(*pair, *_gap(whole, ap[pair[0]], ap[pair[1]])) for pair in combinations(order, 2)]
     return pd.DataFrame(rows, columns=["better", "worse", "gap", "sd_90", "by_paper", "ci_low", "ci_high",
                                        "by_bootstrap"])
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #d9517b0d
-def _ap_row(a: Matches, b: Matches, part: Part) -> dict[str, Any]:
+def _ap_rows(a: Matches, b: Matches, part: Part) -> pd.DataFrame:
     "The difference in AP of one part, its interval and p-value by resampled groups."
     first, second = (overlap_aps(one, part).mean(1) for one in (a, b))
     apart = (first - second)[:, None]
-    found = part.resampled(apart)
-    row = part.rows(["AP"], apart, np.array([part.inside.sum()])).iloc[0]
-    return {"subset": part.name, "metric": "AP", "a": first[0], "b": second[0], "difference": row["value"],
-            "ci_low": row["ci_low"], "ci_high": row["ci_high"], "p_value": cluster_p(found)[0]} | {
-            name: row[name] for name in ("n", "n_undefined", "n_groups", "n_groups_effective")} | {
-            "n_unmatched": 0, "interval": row["interval"], "note": row["note"]}
+    rows = part.rows(["AP"], apart, np.array([part.inside.sum()])).rename(columns={"value": "difference"})
+    return rows.assign(a=first[0], b=second[0], p_value=cluster_p(part.resampled(apart)), n_unmatched=0)
 
 
 def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
@@ -163,7 +152,7 @@ def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5)
         metrics = [name for name in left if "@" in name]
         rows = compare(left[inside], right[inside], metrics, n_bootstrap=n_bootstrap, level=level, seed=seed)
         rows.insert(0, "subset", part.name)
-        tables += [pd.DataFrame([_ap_row(a, b, part)]), rows]
+        tables += [_ap_rows(a, b, part)[list(rows)], rows]
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/lib/phrase_detection/16_compare.ipynb #c589aedd
@@ -215,8 +204,6 @@ def score_answers(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFr
     answers: model -> {image_id: answer}; options go to `evaluate_answers`.
     """
     part = take_question_groups(questions, limit, seed)
-    tables = [evaluate_answers(part, {id: said[id] for id in part["image_id"] if id in said}, on_missing="count",
-                               **options) for said in answers.values()]
-    for name, table in zip(answers, tables):
-        table.insert(0, "model", name)
-    return pd.concat(tables, ignore_index=True)
+    return _with_model({
+        name: evaluate_answers(part, {id: said[id] for id in part["image_id"] if id in said}, on_missing="count",
+                               **options) for name, said in answers.items()})

@@ -4,19 +4,17 @@
 
 # %% auto #0
 __all__ = ['THRESHOLDS', 'RECALL_POINTS', 'MAX_BOXES', 'descending', 'best_of_each', 'find_phrases', 'best_overlap',
-           'merged_boxes', 'match', 'average_precisions', 'positions_of', 'first_hits', 'count_places', 'count_ties',
-           'late_last']
+           'merged_boxes', 'match', 'average_precisions', 'positions_of', 'first_hits', 'count_places', 'count_ties']
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #9c4bf35d
 import numpy as np
+import pandas as pd
 from numba import njit
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #a7d028d2
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)
 MAX_BOXES = 100  # a pair's boxes beyond its 100 best are not part of AP (COCO's maxDets, TRICD's evaluator)
-for _shared in (THRESHOLDS, RECALL_POINTS):
-    _shared.flags.writeable = False
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #9ae62296
 def descending(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
@@ -191,60 +189,18 @@ def first_hits(order, phrase, hit, n_phrases):
     return rank
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #92d98e45
-@njit(cache=True)
-def count_places(boxes, pair, sizes):
-    """How many boxes have no area, lie outside their picture, or stick out of it by more than a pixel. int64 [3].
+def count_places(boxes: np.ndarray, pair: np.ndarray, sizes: np.ndarray) -> tuple[int, int, int]:
+    """How many boxes have no area, lie outside their picture, or stick out of it by more than a pixel.
 
     boxes [N, 4] xyxy; pair int64 [N]; sizes float64 [P, 2], (height, width) of each pair's picture.
     """
-    found = np.zeros(3, np.int64)
-    for n in range(len(boxes)):
-        x0, y0, x1, y1 = boxes[n, 0], boxes[n, 1], boxes[n, 2], boxes[n, 3]
-        h, w = sizes[pair[n], 0], sizes[pair[n], 1]
-        if x1 <= x0 or y1 <= y0:
-            found[0] += 1
-        elif x1 <= 0 or y1 <= 0 or x0 >= w or y0 >= h:
-            found[1] += 1
-        elif x0 < -1 or y0 < -1 or x1 > w + 1 or y1 > h + 1:
-            found[2] += 1
-    return found
+    (x0, y0, x1, y1), (h, w) = boxes.T, sizes[pair].T
+    no_area = (x1 <= x0) | (y1 <= y0)
+    outside = ~no_area & ((x1 <= 0) | (y1 <= 0) | (x0 >= w) | (y0 >= h))
+    stick_out = ~no_area & ~outside & ((x0 < -1) | (y0 < -1) | (x1 > w + 1) | (y1 > h + 1))
+    return int(no_area.sum()), int(outside.sum()), int(stick_out.sum())
 
 
-@njit(cache=True)
-def count_ties(order, score, key, n_keys):
-    """How many boxes have the score of another box of their ranking.
-
-    order: all boxes, best first; score float64 [N]; key int64 [N], the ranking each box stands in, 0 .. n_keys - 1.
-    """
-    many, n, start = np.zeros(n_keys, np.int64), 0, 0
-    while start < len(order):
-        end, value = start + 1, score[order[start]]
-        while end < len(order) and score[order[end]] == value:
-            end += 1
-        if end - start > 1:
-            for i in order[start:end]:
-                many[key[i]] += 1
-            for i in order[start:end]:
-                n += many[key[i]] > 1
-            for i in order[start:end]:
-                many[key[i]] = 0
-        start = end
-    return n
-
-
-@njit(cache=True)
-def late_last(order, score, late):
-    """`order` (indices, best first) with those marked late (bool [N]) last among equal scores; else it stays. int64"""
-    turned, start = np.empty(len(order), np.int64), 0
-    while start < len(order):
-        end, value = start + 1, score[order[start]]
-        while end < len(order) and score[order[end]] == value:
-            end += 1
-        at = start
-        for wanted in (False, True):
-            for i in order[start:end]:
-                if late[i] == wanted:
-                    turned[at] = i
-                    at += 1
-        start = end
-    return turned
+def count_ties(score: np.ndarray, key: np.ndarray) -> int:
+    """How many boxes have the score of another box of their ranking. score float64 [N]; key int64 [N], the ranking."""
+    return int(pd.DataFrame({"key": key, "score": score}).duplicated(keep=False).sum())

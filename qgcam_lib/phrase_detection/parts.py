@@ -13,16 +13,11 @@ import numpy as np
 import pandas as pd
 
 from ..data.tricd.pairs import SUBSETS, Tricd
-from ..intervals import Estimate, check_interval, effective_groups, of_replicates
 from .matching import MAX_BOXES
-from qgcam_lib.statistics import (
-    N_BOOTSTRAP,
-    check_resampling,
-    estimate_means,
-    group_sums,
-    group_weights,
-    summary_rows,
-)
+from ..statistics import N_BOOTSTRAP
+from ..statistics.groups import check_resampling, group_sums, group_weights
+from ..statistics.intervals import Estimate, check_interval, effective_groups, of_replicates
+from ..statistics.summary import estimate_means, summary_rows
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #6d6e68bb
 BY = ("subset", "contradiction")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..data.tables import read_table
 from ..data.tricd.pairs import Tricd, json_of
 from ..errors import ExampleError, needed
 from .prediction_rows import FORMS, rows_of, whole_number
@@ -25,21 +26,17 @@ from ..storage.files import whole_file, write_whole
 class Predictions(dict[int, dict[str, np.ndarray]]):
     """{pair id: {"scores": float64 [n], "boxes": float64 [n, 4] xyxy, "phrase_ids": int64 [n]}}, what `evaluate` takes.
 
-    form: one of `prediction_rows.FORMS`. file: where it was read. left_out: {reason: number of boxes}, what the
-    file had beyond this. looked_at: boxes that look misread were named when the file was read.
+    attrs: of a run, those of `ask_pictures`; `problems` has one {"id", "image", "error"} a failed pair. Such a pair has
+    no entry, and `evaluate` takes it for silence. form: one of `prediction_rows.FORMS`. file: where it was read.
+    left_out: {reason: number of boxes}, what the file had beyond this; faults: texts that name inverted boxes.
     """
 
-    form: str = "tricd"
-    file: str = ""
-    left_out: dict[str, int]
-    faults: tuple[str, ...] = ()
-    looked_at: bool = False
-
-    def __init__(self, *args: Any, form: str = "tricd", file: str | Path = "",
-                 left_out: Mapping[str, int] | None = None, faults: Sequence[str] = ()) -> None:
-        super().__init__(*args)
-        self.faults = tuple(faults)
-        self.form, self.file, self.left_out = form, str(file), dict(left_out or {})
+    def __init__(self, items: Mapping[int, dict[str, np.ndarray]], attrs: Mapping[str, Any] | None = None,
+                 form: str = "tricd", file: str | Path = "", left_out: Mapping[str, int] | None = None,
+                 faults: Sequence[str] = ()):
+        super().__init__(items)
+        self.attrs, self.form, self.file = dict(attrs or {}), form, str(file)
+        self.left_out, self.faults = dict(left_out or {}), tuple(faults)
 
     def __repr__(self) -> str:
         return (f"{type(self).__name__}({self.n_boxes} boxes of {len(self)} pairs; form {self.form!r}, "
@@ -75,28 +72,17 @@ def _from_torch(path: Path) -> Any:
         raise ExampleError(f"not a usable torch file: {str(error)[:200]}") from error
 
 
-def _content(path: Path) -> Any:
-    "What the file holds: objects and lists, or a frame."
-    if path.suffix in (".pth", ".pt"):
-        return _from_torch(path)
-    if path.suffix in (".csv", ".parquet"):
-        if path.suffix == ".parquet":
-            needed("pyarrow", f"reading {path.name}")
-        try:
-            return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-        except (ValueError, OSError) as error:
-            raise ExampleError(f"not a usable table: {error}") from error
-    return json_of(path)
+_READERS = {".pth": _from_torch, ".pt": _from_torch, ".json": json_of}
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #d34a5122
 def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None,
-                     on_error: str = "raise", allow: Sequence[str] | str = ()) -> Predictions:
+                     on_error: str = "raise", box_format: str | None = None) -> Predictions:
     """Predictions from a file, in the form that `qgcam_lib.phrase_detection.evaluate` takes.
 
-    path: .json, .csv, .parquet, .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
+    path: .json, a table (see `data.tables`), .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
     data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
-    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; allow:
-    what is not to be named; see `predictions.pack`. `.faults` of the result names the boxes that were left out so.
+    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; box_format:
+    the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were left out so.
     Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
     of the result say what was done.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
@@ -106,16 +92,15 @@ def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of predictions")
     try:
-        packed = pack(data, _content(path), images=images, phrases=phrases, on_error=on_error, allow=allow)
+        content = _READERS.get(path.suffix, read_table)(path)
+        packed = pack(data, content, images=images, phrases=phrases, on_error=on_error, box_format=box_format)
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, path, error.remedy) from error
     columns = {"scores": packed.score, "boxes": packed.boxes, "phrase_ids": data.phrase_ids[packed.phrase]}
     cuts = np.searchsorted(packed.pair, [packed.named, packed.named + 1]).T.tolist()
     found = {id: {name: column[start:end] for name, column in columns.items()}
              for id, (start, end) in zip(data.pair_ids[packed.named].tolist(), cuts)}
-    predictions = Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
-    predictions.looked_at = True
-    return predictions
+    return Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:

@@ -16,7 +16,8 @@ from ..errors import needed
 from .matching import THRESHOLDS, match
 from .parts import parts
 from .score import Matches
-from ..statistics import N_BOOTSTRAP, ratio
+from ..statistics import N_BOOTSTRAP
+from ..statistics.groups import ratio
 
 # %% ../../nbs/lib/phrase_detection/08_presence.ipynb #ad8e5e04
 def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -82,15 +83,13 @@ def presence_curve(matches: Matches) -> pd.DataFrame:
                          "IL_FPR": ratio(wrong, wrong + quiet), "pmF1": f1, "cgF1": f1 * mcc})
 
 # %% ../../nbs/lib/phrase_detection/08_presence.ipynb #56f2a1c1
-def best_threshold(matches: Matches, score: str = "cgF1") -> float:
-    """The threshold with the highest "cgF1", "IL_MCC" or "pmF1" of `presence_curve`, the largest one among equals.
+def best_threshold(matches: Matches) -> float:
+    """The threshold with the highest cgF1 of `presence_curve`, the largest one among equals.
 
     Chosen on the data it is scored on, so a score at it is optimistic. NaN where the score is undefined everywhere.
     """
-    if score not in ("cgF1", "IL_MCC", "pmF1"):
-        raise ValueError(f"score: expected 'cgF1', 'IL_MCC' or 'pmF1', got {score!r}")
-    curve = presence_curve(matches).dropna(subset=score).reset_index()
-    return float(curve["threshold"][curve[score].idxmax()]) if len(curve) else np.nan
+    curve = presence_curve(matches).dropna(subset="cgF1").reset_index()
+    return float(curve["threshold"][curve["cgF1"].idxmax()]) if len(curve) else np.nan
 
 # %% ../../nbs/lib/phrase_detection/08_presence.ipynb #61e8c92c
 def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = N_BOOTSTRAP,

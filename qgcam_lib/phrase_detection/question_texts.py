@@ -7,22 +7,20 @@ __all__ = ['caption_to_question', 'parse_answer', 'parse_answers']
 
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #1ba5b1f5
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..settings import project_file
+
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #0c1f445e
 _AN = re.compile(r"(?!uni(?![dmn])|u[st][aeiu]|eu|ewe|one\b|once|ufo)[aeiou]|hour|honest|honou?r|heir")
-_PLURAL = frozenset("people children grandchildren teeth feet mice geese oxen cattle skis taxis kiwis menus".split())
-_SINGULAR = frozenset("gas lens canvas atlas christmas news series species specimen omen abdomen ramen".split())
-_MASS = frozenset(
-    "water snow ice sand grass smoke steam fog rain mud dirt dust food rice bread butter milk soup meat hay straw "
-    "luggage furniture traffic graffiti lightning money broccoli clothing jewelry jewellery equipment".split()
-)
+_WORDS = {name: frozenset(words.split()) for name, words in tomllib.loads(
+    project_file("data/words/questions.toml").read_text(encoding="utf-8")).items()}
 
 
 def _article(word: str) -> str:
@@ -32,103 +30,47 @@ def _article(word: str) -> str:
 
 def _is_plural(word: str) -> bool:
     "Whether a noun looks like a plural: irregular ones by a list, the others by their ending."
-    if word in _PLURAL or word in _SINGULAR:
-        return word in _PLURAL
+    if word in _WORDS["plural"] or word in _WORDS["singular"]:
+        return word in _WORDS["plural"]
     return word.endswith("men") or (word.endswith("s") and not word.endswith(("ss", "us", "is", "'s")))
 
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #65f9d4bd
-_STOPS = frozenset(
-    "in on at with of by under over behind beside besides near next inside outside from to into onto through between "
-    "above below across against along around for off out up down without within infront beneath atop underneath "
-    "toward towards past who which that while and or as but a an the is are was were has have".split()
-)
-_ING_NOUNS = frozenset("king ring wing string building painting ceiling wedding railing clothing lightning".split())
-
-
 def _head(words: list[str]) -> str:
     "The noun that decides the number: the last word before a preposition, a determiner or an -ing word."
     taken = words[:1]
     for word in words[1:]:
-        if word in _STOPS or (word.endswith("ing") and word not in _ING_NOUNS):
+        if word in _WORDS["stops"] or (word.endswith("ing") and word not in _WORDS["ing_nouns"]):
             break
         taken.append(word)
     nouns = [word for word in taken if not (len(word) > 4 and word.endswith("ed"))]
     return (nouns or taken)[-1]
 
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #37f4a444
-_ONE = frozenset("a an one another each every someone somebody something this that 1".split())
-_MANY = frozenset(
-    "two three four five six seven eight nine ten eleven twelve many several few both various multiple numerous these "
-    "those".split()
-)
-_OPEN = frozenset("the some any no my your his her its our their all".split())
-_ASKS = frozenset("is are was were do does did has have can".split())
 _COPULA = re.compile(r"((?:(?!\b(?:who|which|that|while|when|where|is|are)\b).)+?)\s+(is|are|was|were)\s+(.+)", re.I)
 
 
-def _opening(words: list[str], noun: tuple[str, bool] | None = None) -> str:
-    """The words that go before a noun phrase: is there, is there a, is there an, are there.
-
-    noun: its head and whether that is a plural, None: by `_head` and `_is_plural`.
-    """
-    first, head = words[0], noun[0] if noun else _head(words)
-    if first in _ONE:
+def _opening(words: list[str]) -> str:
+    """The words that go before a noun phrase: is there, is there a, is there an, are there."""
+    first, head = words[0], _head(words)
+    if first in _WORDS["one"]:
         return "is there"
-    if first in _MANY or first.isdecimal():
+    if first in _WORDS["many"] or first.isdecimal():
         return "are there"
-    number = "are there" if (noun[1] if noun else _is_plural(head)) else "is there"
-    if first in _OPEN or number == "are there" or head in _MASS:
+    number = "are there" if _is_plural(head) else "is there"
+    if first in _WORDS["open"] or number == "are there" or head in _WORDS["mass"]:
         return number
     return f"is there {_article(first)}"
 
-# %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #9b655645
-@cache
-def _english() -> Any:
-    "spaCy's small English pipeline, which is installed by hand."
-    import spacy
-
-    try:
-        return spacy.load("en_core_web_sm")
-    except OSError as error:
-        raise ValueError("tagger: spaCy's model en_core_web_sm is not installed. Install it (python -m spacy download "
-                         "en_core_web_sm), or use tagger='rule'") from error
-
-
-def _pipeline(tagger: Any) -> Any:
-    "The pipeline that is meant, None for the rule."
-    if tagger in ("rule", "spacy"):
-        return _english() if tagger == "spacy" else None
-    if not callable(tagger):
-        raise ValueError(f"tagger: expected 'rule', 'spacy' or a loaded pipeline of spaCy, got {tagger!r:.40}")
-    return tagger
-
-
-def _tagged_noun(text: str, pipeline: Any) -> tuple[str, bool] | None:
-    "The last noun of the first run of nouns and whether it is a plural, by Penn Treebank's tags; None without a noun."
-    tokens = [(token.text.lower(), token.tag_) for token in pipeline(text)]
-    if not any(tag for _, tag in tokens):
-        raise ValueError("tagger: the pipeline gives no tags; it needs a tagger")
-    for (word, tag), (_, after) in zip(tokens, [*tokens[1:], ("", "")]):
-        if tag.startswith("NN") and not after.startswith("NN"):
-            return word, tag.endswith("S")
-    return None
-
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #b3fd65f1
-def caption_to_question(caption: str, *, style: str = "shipped", tagger: Any = "rule") -> str:
-    """A yes/no question that asks whether the caption is true of the picture.
+def caption_to_question(caption: str) -> str:
+    """A yes/no question that asks whether the caption is true of the picture, as in TRICD's files.
 
-    style: "shipped" (no capital, no question mark, as in TRICD's files) or "sentence" ("Is there a vase?", for models
-    that expect a sentence). Spaces are collapsed, a final stop is dropped. tagger: how the first noun and its number
-    are found: "rule" (word endings), "spacy" (the tags of spaCy's en_core_web_sm, which must be installed), or a
-    loaded pipeline of spaCy with a tagger; the rule where it finds no noun.
+    It has no capital and no question mark. Spaces are collapsed, a final stop is dropped.
     The form is that of TRICD, appendix C.2; we take the number from the head of the first noun phrase by its ending,
     where the authors tag the first word and correct by hand. Not handled: a sentence whose verb is not a form of
     "be" ("the dog chases the cat" gives "is there the dog chases the cat").
-    Errors: ValueError for a caption without a word, an unknown style, or a tagger that is not there or gives no tags.
+    Errors: ValueError for a caption without a word.
     """
-    if style not in ("shipped", "sentence"):
-        raise ValueError(f"style: expected 'shipped' or 'sentence', got {style!r}")
-    pipeline = _pipeline(tagger)
     text = " ".join(caption.split()).strip(" .?!") if isinstance(caption, str) else ""
     words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", text.lower())
     if not words:
@@ -137,12 +79,10 @@ def caption_to_question(caption: str, *, style: str = "shipped", tagger: Any = "
         text = text[0].lower() + text[1:]
     if swapped := re.match(r"there\s+(is|are)\b(.*)|there['’](s)\b(.*)", text):
         text = (swapped[1] or "is") + " there" + (swapped[2] or swapped[4] or "")
-    elif words[0] not in _ASKS:
+    elif words[0] not in _WORDS["asks"]:
         inverted = _COPULA.fullmatch(text)
-        if not inverted:
-            noun = _tagged_noun(text, pipeline) if pipeline else None
-        text = f"{inverted[2]} {inverted[1]} {inverted[3]}" if inverted else f"{_opening(words, noun)} {text}"
-    return text if style == "shipped" else text[0].upper() + text[1:] + "?"
+        text = f"{inverted[2]} {inverted[1]} {inverted[3]}" if inverted else f"{_opening(words)} {text}"
+    return text
 
 # %% ../../nbs/lib/phrase_detection/11_question_texts.ipynb #e39fb4bb
 _ADVERB = r"(?:(?:clearly|definitely|certainly|really|actually|simply|just|currently|also|indeed)\s+)?"
@@ -219,13 +159,7 @@ def parse_answer(text: Any) -> bool | None:
 def parse_answers(answers: Iterable[Any]) -> pd.DataFrame:
     """Many answers at once: one row an answer with text, answer (True, False or None) and rule (which one decided).
 
-    `parse_answers(texts).rule.value_counts()` counts the rules. Errors: ValueError that names the number of the
-    answer.
+    `parse_answers(texts).rule.value_counts()` counts the rules. Errors: ValueError as in `parse_answer`.
     """
-    rows = []
-    for number, text in enumerate(answers):
-        try:
-            rows.append((text, *_read_answer(text)))
-        except ValueError as error:
-            raise ValueError(f"answer number {number}: {error}") from error
+    rows = [(text, *_read_answer(text)) for text in answers]
     return pd.DataFrame(rows, columns=["text", "answer", "rule"], dtype=object)

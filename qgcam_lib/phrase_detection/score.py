@@ -15,27 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..checks import warn_of
 from ..data.tricd.pairs import Tricd
-from ..intervals import join_estimates
-from qgcam_lib.phrase_detection.matching import (
-    MAX_BOXES,
-    RECALL_POINTS,
-    THRESHOLDS,
-    average_precisions,
-    best_of_each,
-    best_overlap,
-    count_places,
-    count_ties,
-    descending,
-    first_hits,
-    late_last,
-    match,
-    merged_boxes,
-    positions_of,
-)
+from ..errors import ExampleError, enough_memory
+from . import matching
 from .parts import Part, parts
-from .predictions import Packed, pack
-from ..statistics import N_BOOTSTRAP, Metric, ratio
+from .predictions import Packed, pack, prediction_findings
+from ..statistics import N_BOOTSTRAP, Metric
+from ..statistics.groups import ratio
+from ..statistics.intervals import join_estimates
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #78bb53b1
 TIES = ("stable", "pessimistic")
@@ -51,9 +39,10 @@ class Matches:
     descending score; n_cut, the number of boxes beyond; hit, bool over all boxes: IoU of at least .5 with any truth box
     of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; and float64 [Q], the rank of each
     phrase's first hit (0 the best, infinity none) as rank, merged_rank, group_rank, NaN where undefined: phrases not
-    asked, and for group_rank those without a partner on the other image; empty_pairs bool [P] and
-    empty_phrases bool [Q], those without a box; equal, whether any two boxes have the same score; tied, whether two of
-    one ranking do; worst_group_rank, the group_rank with boxes of false captions first; counts, see `count_input`.
+    asked, and for group_rank those without a partner on the other image; worst_rank, worst_merged_rank and
+    worst_group_rank, the same where at equal scores boxes that miss are first, for the last those of false captions;
+    empty_pairs bool [P] and empty_phrases bool [Q], those without a box; equal, whether any two boxes have the same
+    score; tied, whether two of one ranking do; counts, see `count_input`.
     """
 
     data: Tricd
@@ -72,10 +61,15 @@ class Matches:
     score = cached_property(lambda self: self.packed.score[self.kept])
     n_cut = property(lambda self: len(self.order) - len(self.kept))
     hit = cached_property(lambda self: _hits_any(self, self.data.truth, self.data.truth_starts))
-    asked = cached_property(lambda self: _asked(self.data))
-    rank = cached_property(lambda self: _ranks(self, self.hit))
-    merged_rank = cached_property(lambda self: _ranks(
-        self, _hits_any(self, *merged_boxes(self.data.truth, self.data.truth_starts))))
+    merged_hit = cached_property(lambda self: _hits_any(
+        self, *matching.merged_boxes(self.data.truth, self.data.truth_starts)))
+    asked = cached_property(lambda self: self.data.positive[self.data.phrase_pairs] & (
+        np.diff(self.data.truth_starts) > 0))
+    rank = cached_property(lambda self: _ranks(self, self.hit, self.order))
+    merged_rank = cached_property(lambda self: _ranks(self, self.merged_hit, self.order))
+    worst_rank = cached_property(lambda self: _ranks(self, self.hit, matching.descending(self.packed.score, self.hit)))
+    worst_merged_rank = cached_property(lambda self: _ranks(
+        self, self.merged_hit, matching.descending(self.packed.score, self.merged_hit)))
     group_rank = cached_property(lambda self: _group_ranks(self, self.ties))
     worst_group_rank = cached_property(lambda self: _group_ranks(self, "pessimistic"))
     counts = cached_property(lambda self: count_input(self))
@@ -86,19 +80,14 @@ class Matches:
     tied = property(lambda self: self.counts["tied"] > 0)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #8210c60e
-def _asked(data: Tricd) -> np.ndarray:
-    "Phrases of true captions that have a truth box. bool [Q]"
-    return data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0)
-
-
 def _hits_any(matches: Matches, truth: np.ndarray, starts: np.ndarray) -> np.ndarray:
     "Boxes with an IoU of at least .5 with any truth box of their phrase; truth, starts: as in `best_overlap`. bool"
-    return best_overlap(matches.packed.boxes, matches.packed.phrase, truth, starts) >= THRESHOLDS[0]
+    return matching.best_overlap(matches.packed.boxes, matches.packed.phrase, truth, starts) >= matching.THRESHOLDS[0]
 
 
-def _ranks(matches: Matches, hit: np.ndarray) -> np.ndarray:
+def _ranks(matches: Matches, hit: np.ndarray, order: np.ndarray) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes."
-    found = first_hits(matches.order, matches.packed.phrase, hit, len(matches.data.phrases))
+    found = matching.first_hits(order, matches.packed.phrase, hit, len(matches.data.phrases))
     return np.where(matches.asked, found, np.nan)
 
 
@@ -107,27 +96,32 @@ def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
     data, packed, order = matches.data, matches.packed, matches.order
     target, true = data.rival_of[packed.phrase], data.positive[packed.pair]
     if matches.equal:
-        order = late_last(order, packed.score, late=~true if ties == "stable" else true)
-    pooled = first_hits(order[target[order] >= 0], target, matches.hit & true, len(data.phrases))
+        order = matching.descending(packed.score, late=~true if ties == "stable" else true)
+    pooled = matching.first_hits(order[target[order] >= 0], target, matches.hit & true, len(data.phrases))
     return np.where(matches.asked & data.has_rival, pooled, np.nan)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #49e64bd7
-def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable", allow: Sequence[str] | str = ()
+def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable"
                       ) -> Matches:
     """Match predictions (see `pack` for their forms) with the truth, once for all scores.
 
     ties: what stands first at equal scores. "stable", as in the authors' code: in group recall the true pair, in AP the
-    pair with the lower id. "pessimistic": in both, the boxes of false captions. allow: see `pack`. Errors: see `pack`;
-    ValueError for an unknown `ties` or for data that `load_tricd` did not make.
+    pair with the lower id. "pessimistic": in both, the boxes of false captions. What is suspicious
+    is one warning (SuspiciousInput), see `prediction_findings`. Errors: see `pack`; ExampleError for boxes that are all
+    shares of their pictures; ValueError for an unknown `ties` or for data that `load_tricd` did not make.
     """
     if not isinstance(data, Tricd):
         raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
-    packed = pack(data, predictions, allow=allow)
-    order = descending(packed.score, data.positive[packed.pair] if ties == "pessimistic" else None)
-    kept = best_of_each(order, packed.pair, len(data), MAX_BOXES)
-    hits = match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, THRESHOLDS)
+    packed = pack(data, predictions)
+    try:
+        warn_of(prediction_findings(data, packed), stacklevel=3)
+    except ValueError as error:
+        raise ExampleError(str(error), file=getattr(predictions, "file", None)) from error
+    order = matching.descending(packed.score, data.positive[packed.pair] if ties == "pessimistic" else None)
+    kept = matching.best_of_each(order, packed.pair, len(data), matching.MAX_BOXES)
+    hits = matching.match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, matching.THRESHOLDS)
     return Matches(data, packed, order, kept, hits, ties)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #74f843bb
@@ -143,7 +137,8 @@ def overlap_aps(matches: Matches, part: Part, chosen: np.ndarray | None = None,
     at = np.flatnonzero(inside) if order is None else order[inside[order]]
     hits = matches.hits if len(at) == len(inside) and order is None else matches.hits[:, at]
     totals = part.sums(np.diff(data.truth_starts)[:, None].astype(np.float64), data.phrase_pairs)[:, 0]
-    return average_precisions(*positions_of(hits), part.codes[matches.pair[at]], part.weights, totals, RECALL_POINTS)
+    return matching.average_precisions(*matching.positions_of(hits), part.codes[matches.pair[at]], part.weights,
+                                       totals, matching.RECALL_POINTS)
 
 
 def _hits_at(rank: np.ndarray, recall_at: Sequence[int]) -> np.ndarray:
@@ -178,16 +173,22 @@ def detection_contract(name: str) -> Metric:
     return replace(found, name=name, symbol=name)
 
 
-def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    "Names of the metrics that are means over phrases, and their values of each phrase, [Q, m]."
-    names, columns = [], [np.zeros((len(matches.data.phrases), 0))]
+def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]
+                   ) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of the metrics that are means over phrases, their values of each phrase, [Q, m], and those where ties fall
+    badly, NaN where no scores tie and for what `ties` settles already."""
+    empty = np.zeros((len(matches.data.phrases), 0))
+    names, columns, worst = [], [empty], [empty]
     for family in METRICS[1:]:
         if family in metrics:
             rank = {"merged_recall": "merged_rank", "group_recall": "group_rank"}.get(family, "rank")
             at = [np.inf] if family == "upper_bound" else list(recall_at)
             names += ["upper_bound"] if family == "upper_bound" else [f"{family}@{k}" for k in at]
             columns.append(_hits_at(getattr(matches, rank), at))
-    return names, np.column_stack(columns)
+            settled = family == "group_recall" and matches.ties == "pessimistic" or not matches.tied
+            worst.append(np.full_like(columns[-1], np.nan) if settled else _hits_at(
+                getattr(matches, f"worst_{rank}"), at))
+    return names, np.column_stack(columns), np.column_stack(worst)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #c25a3080
 def count_input(matches: Matches) -> dict[str, int]:
@@ -195,32 +196,17 @@ def count_input(matches: Matches) -> dict[str, int]:
     beside the picture), stick_out (of it, by more than a pixel); tied (boxes with the score of another box in the
     ranking of their phrase, that of group recall where the phrase takes part in one)."""
     data, packed = matches.data, matches.packed
-    no_area, outside, stick_out = count_places(packed.boxes, packed.pair, data.sizes).tolist()
+    no_area, outside, stick_out = matching.count_places(packed.boxes, packed.pair, data.sizes)
     ranking = np.where(data.rival_of < 0, np.arange(len(data.phrases)), data.rival_of)
-    tied = count_ties(matches.order, packed.score, ranking[packed.phrase], len(data.phrases)) if matches.equal else 0
+    tied = matching.count_ties(packed.score, ranking[packed.phrase]) if matches.equal else 0
     return {"pairs": len(data), "pairs_without": int(matches.empty_pairs.sum()), "phrases": len(data.phrases),
             "phrases_without": int(matches.empty_phrases.sum()), "boxes": len(packed.score), "no_area": no_area,
             "outside": outside, "stick_out": stick_out, "tied": tied}
 
-
-def _worst_scores(matches: Matches, names: Sequence[str], recall_at: Sequence[int]) -> np.ndarray:
-    "Group recall of each phrase with the false picture first at equal scores: [Q, m], NaN where ties decide nothing."
-    worst = np.full((len(matches.data.phrases), len(names)), np.nan)
-    columns = [n for n, name in enumerate(names) if name.startswith("group_recall")]
-    if columns and matches.ties != "pessimistic" and matches.tied:
-        worst[:, columns] = _hits_at(matches.worst_group_rank, recall_at)
-    return worst
-
-
-def _means(values: np.ndarray) -> np.ndarray:
-    "Means of the columns over what is defined, NaN where nothing is."
-    there = ~np.isnan(values)
-    return ratio(np.where(there, values, 0).sum(0), there.sum(0))
-
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #f2f207cc
 def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list[str], scores: np.ndarray,
                worst: np.ndarray) -> pd.DataFrame:
-    "The rows of one part; names, scores: see `_phrase_scores`; worst: see `_worst_scores`."
+    "The rows of one part; names, scores: worst: see `_phrase_scores`."
     data = matches.data
     phrases = part.inside[data.phrase_pairs] & data.positive[data.phrase_pairs]
     values = ratio(part.sums(scores, data.phrase_pairs), part.sums(~np.isnan(scores), data.phrase_pairs))
@@ -228,7 +214,8 @@ def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list
     n = phrases.sum() - undefined
     found = part.means(scores, data.phrase_pairs) if part.n_bootstrap else None
     bare = phrases & matches.empty_phrases
-    n_empty, pessimistic = (~np.isnan(scores[bare])).sum(0), _means(worst[phrases])
+    n_empty, late = (~np.isnan(scores[bare])).sum(0), worst[phrases]
+    pessimistic = ratio(np.nansum(late, 0), (~np.isnan(late)).sum(0))
     pessimistic = np.where(np.isclose(pessimistic, values[0], rtol=0, atol=1e-12), np.nan, pessimistic)
     if "AP" in metrics:
         names = ["AP", "AP50", "AP75", *names]
@@ -259,8 +246,7 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
                       metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
     """Every score of every subset from matches that are already there; see `evaluate` for arguments and columns."""
     _check_options(recall_at, metrics)
-    names, scores = _phrase_scores(matches, metrics, recall_at)
-    worst = _worst_scores(matches, names, recall_at)
+    names, scores, worst = _phrase_scores(matches, metrics, recall_at)
     tables = [_part_rows(matches, part, metrics, names, scores, worst)
               for part in parts(matches.data, n_bootstrap, **options)]
     table = pd.concat(tables, ignore_index=True)
@@ -269,38 +255,35 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #307a9b31
 def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
-             n_subsets: int = 0, level: float = 0.95, seed: int = 0, ties: str = "stable",
-             metrics: Sequence[str] = METRICS, subsets: Sequence[str] | None = None, by: str = "subset",
-             allow: Sequence[str] | str = (), interval: str = "cluster") -> pd.DataFrame:
+             ties: str = "stable", metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
     """TRICD's detection scores.
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
     [n]}}, image ids int or str, or a frame, or a COCO-like list (see `pack`); absent pairs and phrases are allowed.
-    Nothing is changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by
-    default, here alone, because programs call this in loops for its values. n_subsets: parts of 90 % of the groups
-    without replacement, 100 in the paper. ties: see `match_predictions`. metrics:
-    families to compute, of METRICS; ("AP",) is the fastest. subsets: parts to report, None for "all" and every subset.
-    by: "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
+    Nothing is changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by default, here alone,
+    because programs call this in loops for its values. ties: see `match_predictions`. metrics: families to compute, of
+    METRICS; ("AP",) is the fastest. options: those of `parts`, level and seed among them. n_subsets: parts of 90 % of
+    the groups without replacement, 100 in the paper. subsets: parts to report, None for "all" and every subset. by:
+    "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
     interval: "cluster" for `intervals.cluster_interval`, with the bootstrap's variance where a score is no mean, or
     "percentile".
-    allow: of `suspicions.SUSPICIONS`, what is not to be named, see `pack`.
     Returns one row a subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
     `statistics.summary_rows`, value in 0..1, n (pairs for AP, phrases of true captions for the others), n_undefined
     (phrases left out: no truth box, or for group recall no pair with the other image); then n_empty, how many of the n
-    have no box at all, and pessimistic, the value of group recall with the boxes of false captions first at equal
-    scores, where that is another one (NaN elsewhere; all scores equal: 1.0, and 0.0 beside it).
+    have no box at all, and pessimistic, the value of a recall with boxes that miss first at equal scores, in group
+    recall the boxes of false captions, where that is another value (NaN elsewhere; all scores equal: up to 1.0, and 0.0
+    beside it).
     `attrs["input"]`: see `count_input`.
     Metrics: AP (mean over IoU .50:.05:.95, 101 recall points, one curve over all pairs, the 100 best boxes a pair, a
     box matches truth of its own phrase), AP50, AP75; recall@k and upper_bound (any k) on true pairs, any truth box of
     the phrase, IoU at least .5; merged_recall@k, the same with the phrase's truth boxes replaced by the one box that
     encloses them; group_recall@k with the boxes for the same caption on the group's other image in the ranking.
     Undefined, NaN: a subset without a truth box (AP), or without a defined phrase.
-    Errors: ExampleError (a ValueError) that names the image, see `pack`; ValueError for a bad option.
+    Errors: ExampleError (a ValueError) that names the image, see `pack`; ValueError for a bad option; OutOfMemory.
     Source: Kamath et al. 2023, section 5 and appendix, and the authors' evaluator. We depart from that one where it
     changes the predictions between scores and where it refuses silent models; IoU is float64, not float32. Merged
     boxes are the MERGED protocol of phrase grounding on Flickr30k Entities (Plummer et al. 2015; MDETR reports both).
     """
-    _check_options(recall_at, metrics)
-    matches = match_predictions(data, predictions, ties=ties, allow=allow)
-    return summarize_matches(matches, recall_at, n_bootstrap, n_subsets=n_subsets, level=level, seed=seed,
-                             metrics=metrics, subsets=subsets, by=by, interval=interval)
+    with enough_memory("predictions: not enough memory to score them: give fewer boxes or replicates"):
+        matches = match_predictions(data, predictions, ties=ties)
+        return summarize_matches(matches, recall_at, n_bootstrap, metrics=metrics, **options)

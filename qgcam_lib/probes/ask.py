@@ -6,7 +6,6 @@
 __all__ = ['COMPARISONS', 'FORM_NAMES', 'choices_of', 'form_of', 'prompts_by_picture', 'take_groups', 'ask_prompts']
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #2f4015a7
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pandas as pd
 from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
 from ..data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file
 from ..errors import ExampleError
+from ..models.named import as_model
 from ..storage.files import sha256_of
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #4a7dcedb
@@ -69,18 +69,13 @@ def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
 def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[Any]:
     "Scores of each picture with its own prompts."
     if hasattr(matcher, "score_batch"):
-        found = list(matcher.score_batch(pictures, [list(texts) for texts in prompts]))
-        if len(found) != len(pictures):
-            raise ValueError(f"matcher: expected scores of {len(pictures)} pictures, got {len(found)}")
-        return found
+        return list(matcher.score_batch(pictures, [list(texts) for texts in prompts]))
     found, same = [None] * len(pictures), {}
     for place, texts in enumerate(prompts):
         same.setdefault(texts, []).append(place)
     for texts, places in same.items():
         rows = matcher.score([pictures[place] for place in places], list(texts))
-        if len(rows) != len(places):
-            raise ValueError(f"matcher: expected scores [{len(places)}, {len(texts)}], got {len(rows)} rows")
-        for place, row in zip(places, rows):
+        for place, row in zip(places, rows, strict=True):
             found[place] = row
     return found
 
@@ -88,7 +83,7 @@ def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> li
 def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
     "The same as rows, checked."
     rows = []
-    for texts, found in zip(prompts, _answers(matcher, pictures, prompts)):
+    for texts, found in zip(prompts, _answers(matcher, pictures, prompts), strict=True):
         found = found.detach().cpu().numpy() if hasattr(found, "detach") else found
         scores = np.asarray(found, np.float64)
         if scores.shape != (len(texts),) or not np.isfinite(scores).all():
@@ -115,20 +110,17 @@ def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence
                 limit: int | None = None, seed: int = 0, name: str = "", **run_options: Any) -> pd.DataFrame:
     """Ask a model every prompt of every picture of some groups, each picture once.
 
-    model: a Matcher (`models.roles`), giving logits. groups: of one probe (`data.probes.groups`). images: the folder of
-    the pictures, or several, the first that has a picture counts. limit: so many groups (None or 0: all), drawn with
-    `seed`. name: of the groups, to report. run_options: store (a folder; a stopped run is continued by the same call),
-    on_error ("raise" or "record"), batch_images, progress; see `ask_pictures`.
+    model: a Matcher, whose card says what kind of scores it gives, see `models.named.as_model`. groups: of one probe
+    (`data.probes.groups`). images: the folder of the pictures, or several, the first that has a picture counts. limit:
+    so many groups (None or 0: all), drawn with `seed`. name: of the groups, to report. run_options: store (a folder; a
+    stopped run is continued by the same call), on_error ("raise" or "record"), batch_images, progress; see
+    `ask_pictures`.
     Returns one row a picture and prompt: image, prompt, score (NaN where the picture failed). `attrs`: those of
     `ask_pictures`; `problems` has one {"id", "image", "error"} a failed picture.
-    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it); ValueError for a model that is no
-    Matcher, or gives other scores than one a prompt.
+    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it) and of `as_model`; ValueError for
+    other scores than one a prompt.
     """
-    if not hasattr(model, "score") or not hasattr(model, "card"):
-        raise ValueError(f"model: expected a Matcher, with `score` and `card`, got {type(model).__name__}")
-    if "probability" in str(model.card.get("score", "")):
-        warnings.warn(f"{model.card.get('name', 'model')}: its scores are probabilities, and a softmax over them gives "
-                      "confidences that mean little; load it with score='logit'", UserWarning, stacklevel=2)
+    model = as_model(model, "matcher")
     form, folders = form_of(groups), folders_of(images)
     by_picture = prompts_by_picture(take_groups(groups, limit, seed))
     asked = [_asked(picture, prompts, folders) for picture, prompts in by_picture.items()]

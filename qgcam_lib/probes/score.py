@@ -127,14 +127,12 @@ def _as_classes(scores: Any, present: Any, asked: Any) -> tuple[np.ndarray, np.n
     values = np.array(scores.detach().cpu().numpy() if hasattr(scores, "detach") else scores, np.float64)
     if values.ndim != 2:
         raise ValueError(f"scores: expected [N, C], one row a picture and one column a class, got {values.shape}")
-    masks = {"present": present, "asked": np.ones(values.shape, bool) if asked is None else asked}
-    for name, mask in masks.items():
-        masks[name] = np.asarray(mask)
-        if masks[name].shape != values.shape or not np.isin(masks[name], (0, 1)).all():
+    present, asked = np.asarray(present), np.ones(values.shape, bool) if asked is None else np.asarray(asked)
+    for name, mask in (("present", present), ("asked", asked)):
+        if mask.shape != values.shape or not np.isin(mask, (0, 1)).all():
             raise ValueError(f"{name}: expected true or false for each of {values.shape} scores, got shape "
-                             f"{masks[name].shape} of {masks[name].dtype}")
-        masks[name] = masks[name].astype(bool)
-    present, asked = masks["present"], masks["asked"]
+                             f"{mask.shape} of {mask.dtype}")
+    present, asked = present.astype(bool), asked.astype(bool)
     for wrong, text in ((present & ~asked, "present classes among those asked"),
                         (asked & ~np.isfinite(values), "a finite score for each class asked")):
         if wrong.any():
@@ -212,45 +210,29 @@ def change(reference: Any, other: Any) -> np.ndarray:
 # %% ../../nbs/lib/probes/01_score.ipynb #e9311cb2
 STEPS = (("reference", "patch"), ("reference", "edited"), ("patch", "edited"))
 _EQ, _CODE = "conceptual probes, ", "the published code"
-_CHOICE = (
-    Metric("confidence", "$conf$", "softmax over the two prompts, at the right one", (0, 1), True, "a score is missing",
-           _EQ + "equations 1 and 2", 0.5),
-    Metric("correct", "$acc$", "has the right prompt the higher score", (0, 1), True, "a score is missing",
-           _EQ + "equation 5", 0.5),
-    Metric("tie", "ties", "have both prompts the same score (then it is wrong)", (0, 1), False, "a score is missing",
-           "ours"),
-    Metric("text_score", "text", "each image of the pair prefers its prompt", (0, 1), True, "a score is missing",
-           _EQ + "equation 9", 1 / 4),
-    Metric("image_score", "image", "each prompt of the pair prefers its image", (0, 1), True, "a score is missing",
-           _EQ + "equation 13", 1 / 4),
-    Metric("group_score", "group", "text and image", (0, 1), True, "a score is missing", _EQ + "equation 17", 1 / 6),
-    Metric("n_ties", "ties", "comparisons of the pair between equal scores", (0, 4), False, "a score is missing",
-           "ours"),
-)
+_CHOICE = [Metric(name, symbol, what, (0, most), better, "a score is missing", source, chance)
+           for name, symbol, what, most, better, source, chance in (
+    ("confidence", "$conf$", "softmax over the two prompts, at the right one", 1, True, _EQ + "equations 1 and 2", 0.5),
+    ("correct", "$acc$", "has the right prompt the higher score", 1, True, _EQ + "equation 5", 0.5),
+    ("tie", "ties", "have both prompts the same score (then it is wrong)", 1, False, "ours", None),
+    ("text_score", "text", "each image of the pair prefers its prompt", 1, True, _EQ + "equation 9", 1 / 4),
+    ("image_score", "image", "each prompt of the pair prefers its image", 1, True, _EQ + "equation 13", 1 / 4),
+    ("group_score", "group", "text and image", 1, True, _EQ + "equation 17", 1 / 6),
+    ("n_ties", "ties", "comparisons of the pair between equal scores", 4, False, "ours", None))]
 
 # %% ../../nbs/lib/probes/01_score.ipynb #8c1d6a1b
-def _of_pictures() -> list[Metric]:
-    "The contracts of Probe-B, one for each picture or step."
-    none, found = "no class is present, or a score is missing", []
-    for p in ("reference", "patch", "edited"):
-        found += [Metric(f"ap_{p}", f"$AP_{{{p}}}$", f"average precision of the present classes, {p}", (0, 1), True,
-                         none, _EQ + "section 3.2"),
-                  Metric(f"confidence_{p}", f"$conf_{{{p}}}$", f"mean softmax of the present classes, {p}", (0, 1),
-                         True, none, _CODE),
-                  Metric(f"first_{p}", f"$acc_{{{p}}}$", f"is the first class a present one, {p}", (0, 1), True, none,
-                         _CODE)]
-    for a, b in STEPS:
-        step, sign = f"{a}_{b}", f"{{{a} - {b}}}"
-        found += [Metric(f"robustness_{step}", rf"$\gamma_{sign}$", f"share of the AP that is left from {a} to {b}",
-                         (0, np.inf), None, f"{none}, or AP of {a} is 0", _EQ + "equation 18"),
-                  Metric(f"change_{step}", rf"$\delta_{sign}$", f"AP lost from {a} to {b}", (-1, 1), None, none,
-                         _EQ + "equation 19"),
-                  Metric(f"confidence_change_{step}", rf"$\Delta conf_{sign}$", f"confidence lost from {a} to {b}",
-                         (-1, 1), None, none, _EQ + "section 3.2"),
-                  Metric(f"confidence_robustness_{step}", rf"$\gamma^{{conf}}_{sign}$",
-                         f"share of the confidence that is left from {a} to {b}", (0, np.inf), None,
-                         f"{none}, or the confidence of {a} is 0", _CODE)]
-    return found
-
-
-PROBE_SCORES: dict[str, Metric] = {m.name: m for m in (*_CHOICE, *_of_pictures())}
+_NONE = "no class is present, or a score is missing"
+_PICTURES = [Metric(f"{name}_{p}", f"${symbol}_{{{p}}}$", f"{what}, {p}", (0, 1), True, _NONE, source)
+             for p in ("reference", "patch", "edited") for name, symbol, what, source in (
+    ("ap", "AP", "average precision of the present classes", _EQ + "section 3.2"),
+    ("confidence", "conf", "mean softmax of the present classes", _CODE),
+    ("first", "acc", "is the first class a present one", _CODE))]
+_CHANGES = [Metric(f"{name}_{a}_{b}", f"${symbol}_{{{a} - {b}}}$", f"{what} from {a} to {b}", ends, None,
+                   f"{_NONE}, or {zero} of {a} is 0" if zero else _NONE, source)
+            for a, b in STEPS for name, symbol, what, ends, zero, source in (
+    ("robustness", r"\gamma", "share of the AP that is left", (0, np.inf), "AP", _EQ + "equation 18"),
+    ("change", r"\delta", "AP lost", (-1, 1), "", _EQ + "equation 19"),
+    ("confidence_change", r"\Delta conf", "confidence lost", (-1, 1), "", _EQ + "section 3.2"),
+    ("confidence_robustness", r"\gamma^{conf}", "share of the confidence that is left", (0, np.inf), "the confidence",
+     _CODE))]
+PROBE_SCORES: dict[str, Metric] = {m.name: m for m in (*_CHOICE, *_PICTURES, *_CHANGES)}

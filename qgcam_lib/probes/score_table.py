@@ -11,50 +11,32 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ..checks import ScoreKind, kind_of_card
+from ..data.tables import read_table
 from ..errors import ExampleError, FormatError
 
 # %% ../../nbs/lib/probes/03_score_table.ipynb #0f0e6d57
 class ScoreTable:
-    """Scores by picture and prompt. scores: a frame with the columns image, prompt, score (NaN: known to be missing).
+    """Scores by picture and prompt, higher is better. scores: a frame with the columns image, prompt, score (NaN: known
+    to be missing). kind: what kind of number they are; None: what the card of the model in `attrs` says, else logits.
 
-    Errors: FormatError for a column that lacks, a score that is no number or infinite, a picture and prompt that stand
-    twice with different scores.
+    Errors: FormatError for a column that is missing, a score that is no number or infinite, a picture and prompt that
+    stand twice with different scores.
     """
 
-    def __init__(self, scores: pd.DataFrame):
-        if lost := [name for name in ("image", "prompt", "score") if name not in scores]:
-            raise FormatError(f"scores: expected the columns image, prompt and score, got {list(scores.columns)}; "
-                              f"{', '.join(lost)} is not there")
-        values = pd.to_numeric(scores["score"], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        wrong = np.isinf(values) | (np.isnan(values) & scores["score"].notna().to_numpy())
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            raise FormatError(f"scores: expected a finite number, got {scores['score'].iloc[row]!r} for image "
-                              f"{scores['image'].iloc[row]!r} in row {row}")
-        scores, values = scores[~np.isnan(values)], values[~np.isnan(values)]
-        codes, self.images = pd.factorize(scores["image"].astype(str))
-        more, self.prompts = pd.factorize(scores["prompt"].astype(str))
-        keys = codes.astype(np.int64) * len(self.prompts) + more
-        order = np.argsort(keys, kind="stable")
-        keys, values = keys[order], values[order]
-        again = np.flatnonzero(keys[1:] == keys[:-1])
-        apart = again[values[again] != values[again + 1]]
-        if len(apart):
-            one = scores.iloc[order[apart[0] + 1]]
-            raise FormatError(f"scores: expected one score of a picture and a prompt, got {values[apart[0]]} and "
-                              f"{values[apart[0] + 1]} for image {one['image']!r}, prompt {one['prompt']!r}")
-        self.keys, self.values = keys, values
+    def __init__(self, scores: pd.DataFrame, kind: ScoreKind | None = None):
+        table = read_table(scores, {"image": str, "prompt": str, "score": float}, name="scores", empty=("score",))
+        table = table.dropna(subset="score").drop_duplicates(["image", "prompt", "score"])
+        if (again := table.duplicated(["image", "prompt"])).any():
+            one = table[again].iloc[0]
+            raise FormatError(f"{scores.attrs.get('file', 'scores')}: expected one score of a picture and a prompt, "
+                              f"got several for image {one['image']!r}, prompt {one['prompt']!r}")
+        self.kind = kind or kind_of_card(scores.attrs.get("model"))
+        self.scores = table.assign(score=self.kind.logits(table["score"])).set_index(["image", "prompt"])["score"]
 
     def of(self, images: Sequence[str], prompts: Sequence[str]) -> np.ndarray:
         """The score of each picture with the prompt beside it: float64 of their length, NaN where there is none."""
-        i, p = self.images.get_indexer(list(images)), self.prompts.get_indexer(list(prompts))
-        known, keys = (i >= 0) & (p >= 0), i.astype(np.int64) * len(self.prompts) + p
-        place = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
-        found = np.full(len(keys), np.nan)
-        if len(self.keys):
-            known &= self.keys[place] == keys
-            found[known] = self.values[place[known]]
-        return found
+        return self.scores.reindex(pd.MultiIndex.from_arrays([list(images), list(prompts)])).to_numpy()
 
 # %% ../../nbs/lib/probes/03_score_table.ipynb #f9e2ffb3
 MISSING = ("raise", "undefined")
@@ -72,7 +54,8 @@ def look_up(table: ScoreTable, ids: Sequence[str], images: Sequence[str], prompt
     found = table.of(images, prompts)
     if missing == "raise" and (lost := np.isnan(found)).any():
         k = int(np.flatnonzero(lost)[0])
-        place = "" if images[k] in table.images else f"; its pictures are such as {list(table.images[:2])}"
+        known = table.scores.index.levels[0]
+        place = "" if images[k] in known else f"; its pictures are such as {list(known[:2])}"
         raise ExampleError(f"the score of picture {images[k]!r} with prompt {prompts[k]!r} is missing ({lost.sum()} of "
                            f"{len(found)} are){place}", str(ids[k]), "scores",
                            "Complete the table, or pass missing='undefined' to count such groups as undefined")

@@ -2,9 +2,10 @@
 
 from ..errors import needed
 from .perturb import perturb
-from .run import refer
+from .run import read_expressions, refer
+from .summary import summarize_choices
 
-__all__ = ["ContrastiveHinge", "perturb", "refer"]
+__all__ = ["ContrastiveHinge", "perturb", "read_expressions", "refer", "summarize_choices"]
 
 
 def __getattr__(name: str):

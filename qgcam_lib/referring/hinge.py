@@ -60,7 +60,3 @@ class ContrastiveHinge(nn.Module):
         drawn, own = draw_negatives(usable, self.negatives, self.generator), scores.diagonal()[:, None]
         costs = [(self.margin + other - own).clamp(min=0).masked_fill(~drawn, 0.0) for other in (scores, scores.T)]
         return sum(cost.sum() if self.reduction == "sum" else cost.amax(1).sum() for cost in costs)
-
-    def extra_repr(self) -> str:
-        """Its options, as torch prints them."""
-        return f"margin={self.margin}, reduction={self.reduction!r}, negatives={self.negatives}"

@@ -7,7 +7,7 @@ __all__ = ['PLACE_WORDS', 'HOW', 'expression_words', 'shuffled', 'noun_places', 
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0103
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -82,23 +82,16 @@ def head_swapped(words: Sequence[str], seed: int = 0, tagger: str = "auto") -> l
 HOW = ("plain", "shuffle", "reverse", "nouns_adjectives", "swap_head", "shipped")
 
 
-def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto", shipped: Mapping[str, str] | None = None,
-            string: str = "shuffle") -> str:
+def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto") -> str:
     """An expression without its order, or with less or other words; the same arguments give the same text.
 
-    how: one of HOW, see the table above. Words come in lower case, without marks, joined by blanks; "shipped" returns
-    `shipped[string]` verbatim, of the strings that were published with the expression. seed: of "shuffle" and
-    "swap_head". tagger: of "nouns_adjectives" and "swap_head". The text is empty where "nouns_adjectives" finds none.
-    Errors: ValueError for another word, a text without words, or a string that was not published with it.
+    how: one of HOW but "shipped", see the table above. Words come in lower case, without marks, joined by blanks. seed:
+    of "shuffle" and "swap_head". tagger: of "nouns_adjectives" and "swap_head". The text is empty where
+    "nouns_adjectives" finds none. Errors: ValueError for another word, a text without words.
     Source: Ref-Adv, section 2 and appendix A.2 (shuffle, N+J); the rules for words, head and seed are ours.
     """
-    if how not in HOW:
-        raise ValueError(f"how: expected one of {', '.join(HOW)}, got {how!r}")
-    if how == "shipped":
-        if string not in (shipped or {}):
-            raise ValueError(f"shipped: expected a published string {string!r} with {text!r}, got "
-                             f"{sorted(shipped or {}) or 'none'}; only the sentences of Ref-Adv come with them")
-        return shipped[string]
+    if how not in HOW[:-1]:
+        raise ValueError(f"how: expected one of {', '.join(HOW[:-1])}, got {how!r}")
     words = expression_words(text)
     if how == "nouns_adjectives":
         kinds = _kinds(tuple(words), tagger)
@@ -108,23 +101,22 @@ def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto", shipped
     return " ".join(orders[how]())
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0112
-def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: int = 0, tagger: str = "auto",
-                        string: str = "shuffle") -> Expressions:
+def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: int = 0, tagger: str = "auto"
+                        ) -> Expressions:
     """Expressions with perturbed texts, and all else as it was; `left_out` counts those of which no word is left.
 
-    how, seed, tagger, string: as in `perturb`. Errors: ExampleError naming the expression, also for "shipped" where
-    the published strings distort another sentence than the expression's own; ValueError for another word.
+    how: of HOW; "shipped" takes the shuffled text that was published with an expression, verbatim. seed, tagger: as in
+    `perturb`. Errors: ExampleError naming the expression, also for "shipped" where no text was published, or one that
+    distorts another sentence.
     """
     found = []
     for one in expressions:
-        if how == "shipped" and one.original not in ("", one.text):
-            raise ExampleError(f"its published strings distort {one.original!r}, which is about another object", one.id,
-                               remedy="Perturb the expressions of Ref-Hard that they were made from")
+        if how == "shipped" and (one.original not in ("", one.text) or "shuffle" not in one.shipped):
+            raise ExampleError(f"no shuffled text was published with {one.text!r}", one.id, remedy="Perturb the "
+                               "expressions of Ref-Hard that those of Ref-Adv were made from")
         try:
-            text = perturb(one.text, how, seed=seed, tagger=tagger, shipped=one.shipped, string=string)
+            text = one.shipped["shuffle"] if how == "shipped" else perturb(one.text, how, seed=seed, tagger=tagger)
         except ValueError as error:
-            if how not in HOW:
-                raise
             raise ExampleError(str(error), one.id) from error
         if text.strip():
             found.append(replace(one, text=text))

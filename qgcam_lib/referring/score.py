@@ -13,33 +13,9 @@ import pandas as pd
 
 from ..boxes import box_iou
 from ..data.referring.expressions import Expression, Expressions
+from ..data.tables import read_table
 from ..errors import ExampleError, FormatError
 from ..statistics import Metric
-
-# %% ../../nbs/lib/referring/02_score.ipynb #7a6f0206
-_COLUMNS = ("id", "candidate", "score")
-
-
-def _first(wrong: np.ndarray) -> int:
-    return int(np.flatnonzero(wrong)[0])
-
-
-def _numbers(scores: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    "Places int64 and scores float64 of a table, or a FormatError that names the row."
-    if lost := [name for name in _COLUMNS if name not in scores]:
-        raise FormatError(f"scores: expected the columns {', '.join(_COLUMNS)}, got {list(scores.columns)}; "
-                          f"{', '.join(lost)} lack")
-    values, places = (pd.to_numeric(scores[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-                      for name in ("score", "candidate"))
-    no_score = np.isinf(values) | (np.isnan(values) & scores["score"].notna().to_numpy())
-    no_place = ~((places >= 0) & (places % 1 == 0) & (places < 2**53))
-    for wrong, name, expected in ((no_score, "score", "a finite number"),
-                                  (no_place, "candidate", "a whole number from 0")):
-        if wrong.any():
-            row = scores.iloc[_first(wrong)]
-            raise FormatError(f"scores: expected {expected} as {name} in row {_first(wrong)}, expression "
-                              f"{row['id']!r}, got {row[name]!r}")
-    return places.astype(np.int64), values
 
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f0207
 def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.ndarray:
@@ -47,26 +23,27 @@ def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.
 
     Errors: FormatError for a table that is none, an unknown id, a place without a box, a place given twice.
     """
-    places, values = _numbers(scores)
+    table = read_table(scores, {"id": str, "candidate": int, "score": float}, name="scores", empty=("score",))
     n = np.array([len(one.candidates) for one in expressions], np.int64)
-    rows = pd.Index([one.id for one in expressions]).get_indexer(scores["id"].astype(str))
-    matrix = np.full((len(n), n.max(initial=0)), np.nan)
+    rows, places = pd.Index([one.id for one in expressions]).get_indexer(table["id"]), table["candidate"].to_numpy()
+    boxes = np.where(rows >= 0, n[rows], 0)
 
     def refuse(wrong: np.ndarray, text: str) -> None:
         if wrong.any():
-            one = scores.iloc[_first(wrong)]
-            boxes = n[rows[_first(wrong)]] if rows[_first(wrong)] >= 0 else 0
-            raise FormatError("scores: " + text.format(id=one["id"], k=one["candidate"], n=boxes, all=wrong.sum()))
+            k = int(wrong.argmax())
+            id, place = table[["id", "candidate"]].iloc[k]
+            raise FormatError(f"{table.attrs.get('file', 'scores')}: " + text.format(id=id, k=place, n=boxes[k],
+                                                                                     all=wrong.sum()))
 
     refuse(rows < 0, "no expression has the id {id!r} ({all} rows are of unknown ids); are they of another split?")
-    behind = places >= n[rows]
-    if behind.any() and places.min() == 1 and (places <= n[rows]).all():
-        raise FormatError(f"scores: candidates are counted from 0, these begin at 1, and {behind.sum()} of "
-                          f"{len(places)} rows lie one behind the last box: subtract 1 from the column candidate")
-    refuse(behind, "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
-    keys = rows.astype(np.int64) * max(matrix.shape[1], 1) + places
-    refuse(pd.Series(keys).duplicated().to_numpy(), "expression {id!r} has two scores for candidate {k}")
-    matrix[rows, places] = values
+    behind = places >= boxes
+    if behind.any() and places.min() == 1 and (places <= boxes).all():
+        refuse(behind, "candidates are counted from 0, these begin at 1, and {all} of "
+               f"{len(places)} rows lie one behind the last box: subtract 1 from the column candidate")
+    refuse(behind | (places < 0), "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
+    refuse(table.duplicated(["id", "candidate"]).to_numpy(), "expression {id!r} has two scores for candidate {k}")
+    matrix = np.full((len(n), n.max(initial=0)), np.nan)
+    matrix[rows, places] = table["score"]
     return matrix
 
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f0209

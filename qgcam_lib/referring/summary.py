@@ -7,27 +7,16 @@ __all__ = ['summarize_choices', 'compare_choices', 'compare_splits']
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0403
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from qgcam_lib.intervals import (
-    check_interval,
-    cluster_interval,
-    effective_groups,
-    few_groups,
-    of_replicates,
-    spread_of,
-)
-from ..row_checks import allowed
-from qgcam_lib.statistics import (
-    N_BOOTSTRAP,
-    check_resampling,
-    compare,
-    group_codes,
-    mean_replicates,
-    summarize,
-)
+from ..statistics import N_BOOTSTRAP, compare, intervals, summarize
+from ..statistics.groups import check_resampling, group_codes, mean_replicates
+from ..statistics.intervals import cluster_interval, effective_groups, few_groups, of_replicates
+from ..statistics.row_checks import without_rules
+from ..statistics.summary import TASKS
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0406
 def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> None:
@@ -36,21 +25,21 @@ def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> N
                          f"lack; it has {list(frame.columns)}")
 
 
-def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", *, n_bootstrap: int = N_BOOTSTRAP,
-                      level: float = 0.95, seed: int = 0, allow: Sequence[str] | str = ()) -> pd.DataFrame:
+def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:
     """Accuracy with an interval clustered by picture, beside the random choice.
 
     frame: of `score_choices` or `refer`, or several below each other. by: columns that split the table, () for none.
+    options: n_bootstrap, level, seed, of `statistics.summarize`.
     Returns one row a cell: *by, metric ("correct"), value, ci_low, ci_high, random (accuracy of a random choice),
     candidates (mean number), n, n_undefined, n_groups (pictures), n_ties (choices that a tie decided), n_no_target
     (expressions without a right candidate), bootstrap_sd, note. random and candidates are means over the rows where
     the choice is defined. Errors: ValueError for a column that lacks, and for rows that `statistics.summarize` refuses
-    (an expression twice in a cell, two models together) unless `allow` names it.
+    (an expression twice in a cell, two models together).
     """
     by = [by] if isinstance(by, str) else list(by)
     _need(frame, ["correct", "random", "n_candidates", "ties", "group"])
     _need(frame, by, "by")
-    table = summarize(frame, "correct", by=by, n_bootstrap=n_bootstrap, level=level, seed=seed, allow=allow)
+    table = summarize(frame, "correct", by=by, **options)
     made = frame["correct"].notna()
     beside = frame[["random", "n_candidates"]].astype(float).where(made).set_axis(["random", "candidates"], axis=1)
     beside = beside.assign(n_ties=(frame["ties"] > 0).fillna(False).astype(int),
@@ -62,9 +51,12 @@ def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", *,
     table.attrs = dict(frame.attrs)
     return table
 
+
+TASKS[frozenset({"correct", "random", "n_candidates", "ties", "split"})] = summarize_choices
+
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f040a
-def _same_candidates(a: pd.DataFrame, b: pd.DataFrame) -> None:
-    both = a[["id", "n_candidates", "random"]].merge(b[["id", "n_candidates", "random"]], on="id")
+def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
+    both = a[[*key, "n_candidates", "random"]].merge(b[[*key, "n_candidates", "random"]], on=key)
     apart = (both["n_candidates_x"] != both["n_candidates_y"]) | ~np.isclose(both["random_x"], both["random_y"])
     if apart.any():
         one = both[apart].iloc[0]
@@ -73,30 +65,27 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame) -> None:
                          f"({one['random_y']:.3f}); {apart.sum()} differ")
 
 
-def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", *,
-                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0, n_permutations: int = 9999,
-                    allow: Sequence[str] | str = ()) -> pd.DataFrame:
+def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any
+                    ) -> pd.DataFrame:
     """Paired difference of accuracy of two runs on the same expressions, a - b, such as shuffled - in order.
 
-    a, b: frames of `score_choices` or `refer`, matched by id. by: columns of `a` that split the table, () for none.
+    a, b: frames of `score_choices` or `refer`, matched by id. by: columns that split the table, () for none. options:
+    n_bootstrap, level, seed, n_permutations, of `statistics.compare`.
     Returns one row a cell: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low, ci_high,
     p_value (sign flips of whole pictures), n, n_undefined, n_groups, n_unmatched (rows without a partner), note.
     Errors: ValueError for a column that lacks, no row in common, an id twice, candidates that differ, or another
-    threshold (allow="protocol" to insist). The words may differ: that is what shuffled words are compared for.
+    threshold. The words may differ: that is what shuffled words are compared for.
     Nothing is corrected for the number of tests.
     """
     by = [by] if isinstance(by, str) else list(by)
     for name, frame in (("a", a), ("b", b)):
         _need(frame, ["id", "group", "correct", "random", "n_candidates", *by], name)
-    options = {"n_bootstrap": n_bootstrap, "level": level, "seed": seed, "n_permutations": n_permutations,
-               "allow": allowed(allow) | {"data"}}  # candidates are compared here, and words are meant to differ
-    cells, theirs = [], dict(list(b.groupby(by, dropna=False))) if by else {(): b}
-    for key, cell in a.groupby(by, sort=True, dropna=False) if by else [((), a)]:
-        other = theirs.get(key, b[:0])
-        rows = compare(cell, other, "correct", **options)
-        _same_candidates(cell, other)
-        cells.append(pd.concat([pd.DataFrame([key], columns=by), rows], axis=1))
-    return pd.concat(cells, ignore_index=True)
+    bare = [without_rules(frame, by) for frame in (a, b)]  # candidates are compared below, words are meant to differ
+    for one, frame in zip(bare, (a, b)):
+        one.attrs = {"options": frame.attrs.get("options")}
+    rows = compare(*bare, "correct", by=by, **options)
+    _same_candidates(a, b, ["id", *by])
+    return rows
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f040d
 def _difference(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -109,12 +98,12 @@ def _difference(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.column_stack([sides, sides[:, 0] - sides[:, 1]])
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f040e
-def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split", equal: str | None = "n_candidates",
+def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "n_candidates",
                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
                    interval: str = "cluster") -> pd.DataFrame:
     """Difference of accuracy between two splits of one run, a - b, at equal candidates.
 
-    frame: of `score_choices` or `refer`, with both splits. column: what a and b are values of. equal: expressions are
+    frame: of `score_choices` or `refer`, with both splits. equal: expressions are
     compared within equal values of this column, weighted as those of `a`; None: as they are. interval: "cluster", with
     the variance of a bootstrap of pictures, one draw for both, or "percentile", that bootstrap's percentiles.
     Returns one row: a, b (names), value_a, value_b (weighted), difference, ci_low, ci_high, random_a, random_b (the
@@ -124,15 +113,15 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split"
     in common.
     """
     check_resampling(n_bootstrap, level)
-    check_interval(interval)
-    _need(frame, ["correct", "random", "group", column, *([equal] if equal else [])])
+    intervals.check_interval(interval)
+    _need(frame, ["correct", "random", "group", "split", *([equal] if equal else [])])
     for name in (a, b):
-        if not (frame[column] == name).any():
-            raise ValueError(f"{column}: expected one of {sorted(frame[column].unique())}, got {name!r}")
-    part = frame[frame[column].isin([a, b])]
+        if not (frame["split"] == name).any():
+            raise ValueError(f"split: expected one of {sorted(frame['split'].unique())}, got {name!r}")
+    part = frame[frame["split"].isin([a, b])]
     rows = part[part["correct"].notna()]
     strata, kinds = pd.factorize(rows[equal] if equal else np.zeros(len(rows)))
-    side = (rows[column] == b).to_numpy(int)
+    side = (rows["split"] == b).to_numpy(int)
     several = np.stack([np.bincount(strata[side == k], minlength=len(kinds)) for k in (0, 1)])
     shared = (several > 0).all(0)
     if not shared.any():
@@ -145,8 +134,9 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, column: str = "split"
         means, _ = mean_replicates(values, codes, n_groups, n_bootstrap, np.random.default_rng(seed))
         found[name] = _difference(means.reshape(len(means), 2, -1), several[0] * shared)
     drawn, effective = found["correct"][:, 2:], effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
-    low, high = (cluster_interval(of_replicates(drawn[0], drawn[1:], n_groups, effective), level) if
-                 interval == "cluster" else spread_of(drawn[1:], level)[:2])[:, 0] if n_groups > 1 else (np.nan, np.nan)
+    ends = (cluster_interval(of_replicates(drawn[0], drawn[1:], n_groups, effective), level) if
+            interval == "cluster" else intervals.spread_of(drawn[1:], level))
+    low, high = ends[:2, 0] if n_groups > 1 else (np.nan, np.nan)
     low, high = np.clip([low, high], -1, 1)
     (value_a, value_b, difference), (random_a, random_b, _) = found["correct"][0], found["random"][0]
     return pd.DataFrame([{

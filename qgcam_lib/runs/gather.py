@@ -11,34 +11,23 @@ import json
 import re
 import shutil
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..errors import RunError, visible
+from ..errors import visible
 from ..page.result_box import ResultBox
 from .current import lock_run
-from .provenance import Colophon
-from .record import check_outputs, read_run, record_fault, write_run
+from .provenance import Colophon, code_of
+from .record import finished_run, write_run
 from ..storage.files import disk_errors, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #4ea0a8c5
-_STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#1c1c1c, #e8e8e8); --ground: light-dark(#fff, #17191c);
-        --line: light-dark(#ddd, #444); --link: light-dark(#0b4f9e, #8ab8f0); --faint: light-dark(#595959, #a8a8a8) }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; padding: 0 1.2rem; max-width: 76rem;
-       color: var(--ink); background: var(--ground) }
-a { color: var(--link) } footer, .faint { color: var(--faint) } footer { margin-top: 1rem }
-.wide, pre { overflow-x: auto; max-width: 100% } pre { background: light-dark(#f4f4f4, #24272b); padding: .5rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } caption { text-align: left; padding: 0 0 .6rem }
-th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
-h1, h2, h3, a { overflow-wrap: anywhere } .anchor-link { display: none } .formula { display: block }
-img { max-width: 100%; height: auto; background: #fff } .three { display: flex; flex-wrap: wrap; gap: 1rem }
-figure { margin: 0 0 1rem } .three figure { flex: 1 1 20rem; min-width: 0 } figcaption { padding: .3rem 0 }
-"""
+_STYLE = files("qgcam_lib.runs").joinpath("gather.css").read_text(encoding="utf-8")
 
 
 def html_page(title: str, body: str, source: str = "") -> str:
@@ -48,7 +37,7 @@ def html_page(title: str, body: str, source: str = "") -> str:
     """
     return visible('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>\n{body}\n</main>"
+            f"<title>{escape(title)}</title><style>\n{_STYLE}</style></head><body><main>\n{body}\n</main>"
             f"<footer>{escape(source)}</footer></body></html>\n")
 
 
@@ -132,11 +121,9 @@ def shown_tables(path: str | Path) -> dict[str, str]:
 # %% ../../nbs/lib/runs/07_gather.ipynb #df4fa72d
 def run_line(record: dict) -> str:
     """One line that says which run a result came from: id, notebook, code, start, and the parameters."""
-    git = record.get("git") or {}
-    code = (git.get("commit") or "unknown")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
     given = ", ".join(f"{name}={value}" for name, value in record["parameters"].items() if value not in ("", None))
     began = record.get("started", "unknown")
-    return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code}; started {began}."
+    return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code_of(record)}; started {began}."
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #7233c921
 def _fields(pairs: Any, caption: str) -> str:
@@ -191,23 +178,15 @@ def run_page(record: dict) -> str:
     return html_page(title, "\n".join(body), run_line(record))
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #writepages
-def _need_record(folder: Path) -> None:
-    """Refuse a folder whose record cannot be used: RunError."""
-    if fault := record_fault(folder):
-        raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
-
-
 def write_pages(folder: str | Path) -> dict[str, str]:
     """Write the pages of the run in `folder`: run.html, notebook.html, and one a table; returns their captions by path.
 
-    Raises RunError when a table or the notebook is not as recorded.
+    Raises RunError for a run that is not finished, or whose tables or notebook are not as recorded.
     """
     import pandas as pd
 
     folder = Path(folder)
-    _need_record(folder)
-    check_outputs(folder, ("table", "notebook"))
-    record, notebook = read_run(folder), folder / "run.ipynb"
+    record, notebook = finished_run(folder, ("table", "notebook")), folder / "run.ipynb"
     pages = {"run.html": (run_page(record), "")}
     if notebook.is_file():
         pages["notebook.html"] = notebook_page(notebook, run_line(record)), ""
@@ -229,27 +208,19 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
     """Copy a finished run's figures, tables and pages to `target`; returns the captions by path within it.
 
     target gets figures/ (PNG and SVG), tables/ (for each table an HTML page and the CSV), run.html, notebook.html and
-    run.json; figures/ and tables/ there are replaced. One process at a time does this. Raises ValueError for a run that
-    is not finished, RunError when one of its files is not as recorded.
+    run.json; figures/ and tables/ there are replaced. One process at a time does this. Raises RunError for a run that
+    is not finished, or one of whose files is not as recorded.
     """
     folder, target = Path(folder), Path(target)
-    _need_record(folder)
-    record = read_run(folder)
-    if record.get("status") != "ok":
-        raise ValueError(f"folder: expected a finished run, given {folder} with the status {record.get('status')!r}.")
-    check_outputs(folder, ("figure", "table"))
-    with lock_run(folder, GATHER_WAIT), disk_errors(target):
-        return _copied(folder, target, record)
-
-
-def _copied(folder: Path, target: Path, record: dict[str, Any]) -> dict[str, str]:
-    for name in ("figures", "tables"):
-        shutil.rmtree(target / name, ignore_errors=True)
-        (target / name).mkdir(parents=True, exist_ok=True)
+    record = finished_run(folder, ("figure", "table"))
     captions = {item["path"]: item["caption"] for item in record["outputs"]
                 if item["kind"] in ("figure", "table") and not item["path"].endswith(".parquet")}
-    captions |= write_pages(folder)
-    for path in captions:
-        shutil.copyfile(folder / path, target / path)
-    write_run(target, record)
+    with lock_run(folder, GATHER_WAIT), disk_errors(target):
+        for name in ("figures", "tables"):
+            shutil.rmtree(target / name, ignore_errors=True)
+            (target / name).mkdir(parents=True, exist_ok=True)
+        captions |= write_pages(folder)
+        for path in captions:
+            shutil.copyfile(folder / path, target / path)
+        write_run(target, record)
     return captions

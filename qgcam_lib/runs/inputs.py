@@ -15,15 +15,15 @@ from ..errors import FileFault, FormatError, ParameterError
 from .parameters import Parameter
 from ..settings import ROOT, Settings, load_settings
 from ..storage.closure import code_fingerprint
-from ..storage.inputs import Generated, Input, Reading, Source
+from ..storage.inputs import Generated, Input, NamedInput, RunContext
 from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #5de60047
-class RunId(Source):
+class RunId(NamedInput):
     """The id of a run. An empty list of them reads the record of every finished run."""
 
     @classmethod
-    def inputs(cls, texts: Sequence[str], reading: Reading) -> Iterator[Input]:
+    def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
         found, outputs = {}, reading.settings.outputs
         for file in [*outputs.glob("*/*/run.json"), *outputs.glob("interactive/*/*/run.json")] if not texts else ():
             with contextlib.suppress(FileNotFoundError, FormatError):
@@ -54,7 +54,7 @@ def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: 
     it runs in; options: the settings, None loads them. Raises ParameterError that names the parameter whose data set or
     file is not there.
     """
-    reading, found = Reading(values, Path(cwd), options or load_settings()), []
+    reading, found = RunContext(values, Path(cwd), options or load_settings()), []
     for name, parameter in known.items():
         try:
             found += parameter.source.inputs([*_texts(values.get(name))], reading)
@@ -63,13 +63,14 @@ def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: 
     return [*{(one.group, one.path): one for one in found}.values()]  # two models may share a mini
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #3b8a7ed2
-def input_entries(inputs: Iterable[Input], cache: Path | None = None) -> dict[str, list[dict[str, str]]]:
+def input_entries(inputs: Iterable[Input], cache: Path | None = None, progress: bool = True
+                  ) -> dict[str, list[dict[str, str]]]:
     """The inputs as the record lists them: {"data": [...], "weights": [...]}, each entry {kind, path, sha256}.
 
-    cache: folder of the table of known checksums; None knows none.
+    cache: folder of the table of known checksums; None knows none. progress: show bars.
     """
     inputs, cache = [*inputs], cache and cache / "fingerprints.sqlite"
-    return {group: [one.entry(cache) for one in inputs if one.group == group and one.fetch is None]
+    return {group: [one.entry(cache, progress) for one in inputs if one.group == group and one.fetch is None]
             for group in ("data", "weights")}
 
 

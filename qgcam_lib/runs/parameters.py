@@ -11,40 +11,38 @@ import contextlib
 import difflib
 import importlib
 import io
-import logging
 import os
-import sys
 import tokenize
+import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Union
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
 from ..errors import FormatError, ParameterError
-from ..storage.inputs import AnyText, Source
-from ..storage.json_reader import parse_json
+from ..storage.inputs import AnyText, NamedInput
+from ..storage.json_reader import parse_json, read_json
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #a862ff68
-def _type_of(node: ast.expr) -> tuple[str, list[ast.expr]]:
-    """Name of an annotation and the trees of its arguments; every spelling of a union becomes "Union"."""
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name, []
-        case ast.Constant(value=None):
-            return "None", []
-        case ast.Constant(value=str(text)):
-            return _type_of(ast.parse(text, mode="eval").body)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return "Union", [left, right]
-        case ast.Subscript(value=value, slice=inner):
-            name, _ = _type_of(value)
-            arguments = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
-            return ("Union", [*arguments, ast.Constant(None)]) if name == "Optional" else (name, arguments)
-    raise TypeError(f"{ast.unparse(node)} is not a type that a parameter can have")
+_TYPES = {name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union")} | {
+    one.__name__: one for one in (bool, dict, float, int, list, object, str, tuple)}
+_PLAIN = (ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Subscript, ast.Tuple, ast.BinOp, ast.BitOr)
+
+
+def _annotated(annotation: str, origins: Mapping[str, str]) -> Any:
+    """The type that an annotation means; origins: "module.name" of the names in it that are from this library."""
+    tree = ast.parse(annotation, mode="eval")
+    if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
+        raise TypeError(f"{annotation} is not a type that a parameter can have")
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    places = {name: origins[name].rpartition(".") for name in names if name in origins}
+    own = {name: getattr(importlib.import_module(module), last) for name, (module, _, last) in places.items()}
+    return eval(compile(tree, "annotation", "eval"), {"__builtins__": {}} | _TYPES | own)
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #23efbcd2
 def to_plain(value: Any) -> Any:
@@ -77,13 +75,13 @@ def _reads(convert: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda value, info: convert(value) if info.context and isinstance(value, str) else value)
 
 
-_SIMPLE = {"Any": Any, "object": Any, "str": Annotated[str, Strict()], "int": Annotated[int, Strict(), _reads(int)],
-           "float": Annotated[float, Strict(), _reads(float)],
-           "bool": Annotated[bool, Strict(), _reads(lambda text: _WORDS.get(text.strip().lower(), text))],
-           "None": Annotated[None, _reads(lambda text: None if text.strip().lower() in ("none", "null") else text)]}
+_SIMPLE = {Any: Any, object: Any, str: Annotated[str, Strict()], int: Annotated[int, Strict(), _reads(int)],
+           float: Annotated[float, Strict(), _reads(float)],
+           bool: Annotated[bool, Strict(), _reads(lambda text: _WORDS.get(text.strip().lower(), text))],
+           NoneType: Annotated[None, _reads(lambda text: None if text.strip().lower() in ("none", "null") else text)]}
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #0b4992de
-def _choice(options: list, value: Any, info: Any) -> Any:
+def _choice(options: tuple, value: Any, info: Any) -> Any:
     """The one of `options` that equals `value` in value and type, or, where texts may be read, that is spelled so."""
     for option in options:
         if (type(value) is type(option) and value == option) or (info.context and value == str(option)):
@@ -97,51 +95,36 @@ def _sequence(value: Any) -> Any:
     return value
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #9480c374
-def _members(node: ast.expr) -> list[ast.expr]:
-    """The members of a union, also of one that is written inside another; any other type alone."""
-    name, inner = _type_of(node)
-    return [member for one in inner for member in _members(one)] if name == "Union" else [node]
-
-
-def _type(node: ast.expr, origins: Mapping[str, str]) -> Any:
-    """The type for pydantic that the tree of an annotation means; TypeError where no parameter can have it."""
-    (name, inner), inside = _type_of(node), partial(_type, origins=origins)
-    if name == "Literal":
-        return Annotated[Any, BeforeValidator(partial(_choice, [ast.literal_eval(option) for option in inner]))]
-    if name == "Union":
-        members = sorted(_members(node), key=lambda member: _type_of(member)[0] == "str")
-        return Annotated[Union[*map(inside, members)], Field(union_mode="left_to_right")]
-    if name in ("list", "List", "Sequence"):
-        return Annotated[list[inside(inner[0])] if inner else list, BeforeValidator(_sequence), _reads(_items)]
-    if name in ("tuple", "Tuple"):
-        parts = [... if isinstance(one, ast.Constant) and one.value is ... else inside(one) for one in inner]
+def _type(kind: Any) -> Any:
+    """The type for pydantic that a type of an annotation means; TypeError where no parameter can have it."""
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is Annotated:
+        return Annotated[_type(inner[0]), *inner[1:]]
+    if origin is Literal:
+        return Annotated[Any, BeforeValidator(partial(_choice, inner))]
+    if origin in (Union, UnionType):
+        members = sorted(inner, key=lambda member: member is str)
+        return Annotated[Union[*map(_type, members)], Field(union_mode="left_to_right")]
+    if origin is list:
+        return Annotated[list[_type(inner[0])] if inner else list, BeforeValidator(_sequence), _reads(_items)]
+    if origin is tuple:
+        parts = [one if one is ... else _type(one) for one in inner]
         return Annotated[tuple[*parts] if parts else tuple, BeforeValidator(_sequence), _reads(_items)]
-    if name in ("dict", "Dict", "Mapping"):
-        return Annotated[dict[Any, inside(inner[1])] if inner[1:] else dict, _reads(parse_json)]
-    if inner or name not in {**_SIMPLE, **origins}:
-        raise TypeError(f"{ast.unparse(node)} is not a type that a parameter can have")
-    if name in origins:
-        module, _, original = origins[name].rpartition(".")
-        return getattr(importlib.import_module(module), original)
-    return _SIMPLE[name]
+    if origin is dict:
+        return Annotated[dict[Any, _type(inner[1])] if inner else dict, _reads(parse_json)]
+    if isinstance(kind, type) and issubclass(kind, NamedInput):
+        return kind
+    if kind not in _SIMPLE:
+        raise TypeError(f"{kind} is not a type that a parameter can have")
+    return _SIMPLE[kind]
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011002
-def _statements(source: str) -> list[ast.stmt]:
-    """The statements of a cell; SyntaxError for all that Python cannot parse, also NUL and half a character."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # such as `1if x`: the kernel says it where the cell is run
-            return ast.parse(source).body
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SyntaxError(str(error)) from error
-
-
 def _origins(sources: Iterable[str]) -> dict[str, str]:
     """What some cells import by name from this library: name -> "module.name". Cells that are not Python are passed."""
     found = {}
     for source in sources:
         with contextlib.suppress(SyntaxError):
-            for statement in _statements(source):
+            for statement in ast.parse(source).body:
                 if isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "qgcam_lib":
                     found |= {alias.asname or alias.name: f"{statement.module}.{alias.name}"
                               for alias in statement.names}
@@ -167,19 +150,27 @@ class Parameter:
         return self.annotation or ("Any" if self.default is None else type(self.default).__name__)
 
     @property
-    def source(self) -> "type[Source]":
-        """The class in the annotation that says what a run reads; `AnyText` where there is none."""
-        names = [node.id for node in ast.walk(ast.parse(self.type, mode="eval")) if isinstance(node, ast.Name)]
-        for module, _, name in (self.origins[name].rpartition(".") for name in names if name in self.origins):
-            kind = getattr(importlib.import_module(module), name)
-            if isinstance(kind, type) and issubclass(kind, Source):
-                return kind
-        return AnyText
+    def kind(self) -> Any:
+        """The type itself."""
+        return _annotated(self.type, self.origins)
+
+    @property
+    def source(self) -> "type[NamedInput]":
+        """The class that says what a run reads, alone, in a list or in a union; `AnyText` where there is none."""
+        kinds = [self.kind, *typing.get_args(self.kind)]
+        return next((one for one in kinds if isinstance(one, type) and issubclass(one, NamedInput)), AnyText)
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #ad8ccc70
-_REMEDY = {"int": "Give a whole number such as 500.", "float": "Give a number such as 0.7.",
-           "bool": "Give true or false.", "list": "Give items with commas between them, or JSON such as [1, 2].",
-           "dict": 'Give JSON such as {"key": 1}.', "Literal": "Give one of the listed values."}
+_REMEDY = {int: "Give a whole number such as 500.",  float: "Give a number such as 0.7.", bool: "Give true or false.",
+           list: "Give items with commas between them, or JSON such as [1, 2].",
+           dict: 'Give JSON such as {"key": 1}.', Annotated: "Give a whole number from 0 on."}
+
+
+def _remedy(kind: Any) -> str:
+    """What to give for a type."""
+    if options := next((one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal), None):
+        return f"Give one of {', '.join(map(repr, typing.get_args(options)))}."
+    return _REMEDY.get(typing.get_origin(kind) or kind, "Give a value of that type.")
 
 
 def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
@@ -188,92 +179,67 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
     text: read a str as the type, as the command line needs it; False asks for the type itself.
     Raises ParameterError with name, expected type, given value and remedy.
     """
-    node = ast.parse(parameter.type, mode="eval").body
     try:
-        return to_plain(TypeAdapter(_type(node, parameter.origins)).validate_python(to_plain(value), context=text))
+        kind = parameter.kind
+        return to_plain(TypeAdapter(_type(kind)).validate_python(to_plain(value), context=text))
     except ValidationError as error:
         where = " (its default)" if value is parameter.default and not text else ""
-        remedy = _REMEDY.get(_type_of(node)[0].lower(), _REMEDY.get(_type_of(node)[0], "Give a value of that type."))
         reasons = [one.get("ctx", {}).get("error") for one in error.errors()]
-        remedy = next((str(reason) for reason in reasons if isinstance(reason, ParameterError)), remedy)
+        remedy = next((str(reason) for reason in reasons if isinstance(reason, ParameterError)),
+                      _remedy(kind))
         found = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
                              f"given {value!r:.200} ({type(value).__name__}). {found}{remedy}") from error
-    except RecursionError as error:
-        raise ParameterError(f"parameter `{parameter.name}`: expected {parameter.type}, given lists inside lists, "
-                             "deeper than Python follows. Give it with fewer brackets.") from error
-    except (TypeError, SyntaxError, ImportError, AttributeError) as error:
+    except (TypeError, NameError, SyntaxError, ImportError, AttributeError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #1632da07
-@contextlib.contextmanager
-def _without_grammar() -> Iterator[None]:
-    """Let jsonschema do without `rfc3987_syntax` in the block: it would build a grammar of addresses for 0.7 s."""
-    stops = {"rfc3987_syntax": None} if "jsonschema" not in sys.modules else {}
-    sys.modules.update(stops)
-    try:
-        yield
-    finally:
-        for name in stops:
-            del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """No log below critical from the logger `name` in the block."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 def read_notebook(notebook: str | Path | Any) -> Any:
     """The notebook as nbformat's node (format 4); a node is returned as it is.
 
     Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook, or no valid one.
     """
-    with _without_grammar():
-        import nbformat
+    import nbformat
 
     if isinstance(notebook, nbformat.NotebookNode):
         return notebook
     if not Path(notebook).is_file():
         raise FileNotFoundError(f"notebook: expected a file, given {notebook}, which does not exist. "
                                 "Paper notebooks lie in nbs/papers.")
-    found, faults = None, {}
-    with warnings.catch_warnings(), _quiet("traitlets"):
-        warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
-        try:
-            found = nbformat.read(str(notebook), as_version=4, capture_validation_error=faults)
-        except OSError as error:
-            raise ParameterError(f"notebook: {notebook} cannot be read: {error.strerror}.") from error
-        except Exception as error:  # nbformat says what is wrong with a broken file in any way
-            raise ParameterError(f"notebook: expected a Jupyter notebook, given {notebook}, which is none.") from error
-    for fault in faults.values():
-        raise ParameterError(f"notebook: {notebook} is no valid notebook: "
-                             f"{str(fault).strip().partition(chr(10))[0][:200]}. Open it in Jupyter and save it, or "
-                             "fetch it again.") from fault
-    return found
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
+            found = nbformat.v4.reads(Path(notebook).read_text(encoding="utf-8"))
+            nbformat.validate(found)
+            return found
+    except Exception as error:  # nbformat says what is wrong with a broken file in any way
+        raise ParameterError(f"notebook: {notebook} is no valid notebook of format 4 "
+                             f"({str(error).strip().partition(chr(10))[0][:200]}). Open it in Jupyter and save it, or "
+                             "fetch it again.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #6858b614
-def _parameters_source(node: Any, name: str) -> str:
+def _code_cells(notebook: str | Path | Any) -> list[tuple[str, list[str]]]:
+    """(source, tags) of the code cells. A file is read as plain JSON where it can be: quicker than nbformat."""
+    try:
+        cells = read_json(notebook)["cells"]
+        return [("".join(cell["source"]), [*cell["metadata"].get("tags", [])]) for cell in cells
+                if cell["cell_type"] == "code"]
+    except (OSError, FormatError, TypeError, KeyError, AttributeError):
+        return [(cell.source, cell.metadata.get("tags", [])) for cell in read_notebook(notebook).cells
+                if cell.cell_type == "code"]
+
+
+def _parameters_source(cells: Iterable[tuple[str, list[str]]], name: str) -> str:
     """Source of the one cell tagged `parameters`; ParameterError when there is none, or more, or an injected one."""
-    tagged = {tag: [c for c in node.cells if tag in c.get("metadata", {}).get("tags", [])]
-              for tag in ("parameters", "injected-parameters")}
+    tagged = {tag: [source for source, tags in cells if tag in tags] for tag in ("parameters", "injected-parameters")}
     if tagged["injected-parameters"]:
         raise ParameterError(f"{name}: expected a source notebook, given one that papermill has filled in (a cell is "
                              "tagged `injected-parameters`). Run the original, or delete that cell.")
     if len(tagged["parameters"]) != 1:
-        raise ParameterError(f"{name}: expected exactly one cell tagged `parameters`, found "
+        raise ParameterError(f"{name}: expected exactly one code cell tagged `parameters`, found "
                              f"{len(tagged['parameters'])}. Set the tag in Jupyter's property inspector (Cell Tags).")
-    cell = tagged["parameters"][0]
-    if cell.cell_type != "code":
-        raise ParameterError(f"{name}: the cell tagged `parameters` is a {cell.cell_type} cell; it must hold code.")
-    return cell.source
+    return tagged["parameters"][0]
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #ad564eaf
 def _comments(source: str) -> dict[int, str]:
@@ -312,17 +278,13 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
     """
     origins = _origins(others)
     try:
-        statements, comments = _statements(source), _comments(source)
-    except (SyntaxError, tokenize.TokenError) as error:
+        statements, comments = ast.parse(source).body, _comments(source)
+    except (SyntaxError, ValueError, tokenize.TokenError) as error:
         raise ParameterError(f"{name}: the parameters cell is not plain Python ({error}). "
                              "Move magics and shell lines to another cell.") from error
     found: dict[str, Parameter] = {}
     for statement in statements:
-        try:
-            parameter = _parameter(statement, comments, name, origins)
-        except (RecursionError, MemoryError) as error:
-            raise ParameterError(f"{name}: line {statement.lineno} of the parameters cell is nested deeper "
-                                 "than Python follows. Write it with fewer brackets.") from error
+        parameter = _parameter(statement, comments, name, origins)
         if parameter is not None and parameter.name in found:
             raise ParameterError(f"parameter `{parameter.name}`: given twice in the parameters cell. Delete one line.")
         if parameter is not None:
@@ -336,9 +298,8 @@ def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:
     notebook: path or nbformat node. Raises ParameterError unless exactly one code cell is tagged `parameters`, every
     line in it is `name: type = literal`, every default fits its annotation, and no name comes twice.
     """
-    name, node = Path(notebook).name if isinstance(notebook, str | Path) else "notebook", read_notebook(notebook)
-    code = [cell.source for cell in node.cells if cell.cell_type == "code"]
-    return read_cell(_parameters_source(node, name), name, code)
+    name, cells = Path(notebook).name if isinstance(notebook, str | Path) else "notebook", _code_cells(notebook)
+    return read_cell(_parameters_source(cells, name), name, [source for source, _ in cells])
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #df95810d
 def resolve_parameters(parameters: Mapping[str, Parameter], given: Mapping[str, Any], *,
@@ -352,7 +313,7 @@ def resolve_parameters(parameters: Mapping[str, Parameter], given: Mapping[str, 
         if name not in parameters:
             near = difflib.get_close_matches(name, list(parameters), n=1, cutoff=0.5)
             hint = f" Did you mean `{near[0]}`?" if near else ""
-            raise ParameterError(f"parameter `{name}`: the notebook has no such parameter.{hint} "
-                                 f"It has: {', '.join(parameters) or 'none'}.")
+            raise ParameterError(f"parameter `{name}`: there is no such parameter.{hint} "
+                                 f"There are: {', '.join(parameters) or 'none'}.")
     return {name: coerce(parameter, given[name], text=text) if name in given else to_plain(parameter.default)
             for name, parameter in parameters.items()}

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['RUN_FILE', 'to_json', 'read_run', 'record_fault', 'write_run', 'update_run', 'register_output', 'changed_outputs',
-           'check_outputs', 'lock_path', 'is_held', 'find_runs']
+           'check_outputs', 'finished_run', 'lock_path', 'is_held', 'find_runs']
 
 # %% ../../nbs/lib/runs/04_record.ipynb #2c01613a
 import math
 import os
 import socket
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from ..errors import FormatError, RunError
 from .parameters import to_plain
@@ -37,68 +39,51 @@ def to_json(value: Any) -> Any:
 
 # %% ../../nbs/lib/runs/04_record.ipynb #8385a806
 RUN_FILE = "run.json"
-_TEXT, _TABLE, _ROWS = (str,), (dict,), (list,)
-_FORM = {"run_id": _TEXT, "notebook": _TEXT, "status": _TEXT, "parameters": _TABLE, "results": _TABLE, "outputs": _ROWS,
-         "data": _ROWS, "weights": _ROWS, "started": (str, type(None)), "finished": (str, type(None)),
-         "seconds": (int, float, type(None)), "attempts": (int,), "git": (dict, type(None)),
-         "device": _TEXT, "error": (dict, str, type(None)), "settings": _TABLE, "versions": _TABLE,
-         "machine": (dict, type(None))}
-_ITEMS = {"outputs": ("path", "sha256", "kind", "caption"), "data": ("kind", "path", "sha256"),
-          "weights": ("kind", "path", "sha256")}
-_WITHIN = {"git": ("commit",), "machine": ("cpu", "instructions", "gpu")}
-_LISTED = ("run_id", "notebook", "status", "parameters", "results", "outputs")
 
 
-def _faults(record: Any) -> Iterator[str]:
-    """What in a record is not of the form that `_begin` of the runner and `Run` give it."""
-    if not isinstance(record, dict):
-        yield f"expected a JSON object, found {type(record).__name__}"
-        return
-    for name, kinds in _FORM.items():
-        value = record.get(name, kinds[0]())
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            yield f"`{name}`: expected {kinds[0].__name__}, found {type(value).__name__}"
-    for name, keys in _ITEMS.items():
-        items = record.get(name) if isinstance(record.get(name), list) else []
-        if any(not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in keys) for one in items):
-            yield f"`{name}`: expected objects with the texts {', '.join(keys)}"
-        elif name == "outputs" and any(_leads_out(one["path"]) for one in items):
-            yield "`outputs`: a path that leads out of the run's folder"
-    for name, keys in _WITHIN.items():
-        inside = record.get(name) if isinstance(record.get(name), dict) else {}
-        yield from (f"`{name}`: expected a text as {key}" for key in keys
-                    if not isinstance(inside.get(key), str | None))
+class _Output(BaseModel):
+    path: str
+    sha256: str
+    kind: str
+    caption: str
 
 
-def _leads_out(path: str) -> bool:
-    return not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
+class _Record(BaseModel):
+    """What every reader of a record relies on."""
+
+    run_id: str
+    notebook: str
+    status: str
+    parameters: dict[str, Any]
+    results: dict[str, Any]
+    outputs: list[_Output]
+    data: list[dict[str, Any]] = []
+    weights: list[dict[str, Any]] = []
+    git: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
 
 # %% ../../nbs/lib/runs/04_record.ipynb #d15c1002
-def _read(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The record in a folder and what is wrong with it; (None, "") where there is none."""
-    path = folder / RUN_FILE
-    try:
-        record = read_json(path)
-    except FileNotFoundError:
-        return None, ""
-    except FormatError as error:
-        if path.parent.is_dir():
-            return None, str(error).removeprefix(f"{path}: ")[:200]
-        return None, ""  # the folder is none, so no run was there
-    fault = next(_faults(record), "")
-    return (None, fault) if fault else (record, "")
-
-
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """The record of the run in `folder`; an empty dict when there is none, or one that is not of a record's form."""
-    return _read(Path(folder))[0] or {}
+    """The record of the run in `folder`; an empty dict when there is none, or one that is no JSON object."""
+    try:
+        record = read_json(Path(folder) / RUN_FILE)
+    except (FileNotFoundError, FormatError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def record_fault(folder: str | Path) -> str:
     """Why the run in `folder` cannot be listed, in a few words; "" when it can, or when there is no record."""
-    record, fault = _read(Path(folder))
-    lacking = [name for name in _LISTED if record is not None and name not in record]
-    return fault or (f"lacks {', '.join(lacking)}" if lacking else "")
+    if not (Path(folder) / RUN_FILE).is_file():
+        return ""
+    try:
+        _Record.model_validate(read_json(Path(folder) / RUN_FILE), strict=True)
+    except FormatError as error:
+        return str(error)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
+    return ""
 
 
 def write_run(folder: str | Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +132,19 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise RunError(f"run {Path(folder).name}: {found[0]}{more}. Run the notebook again with these parameters: the "
                        "folder as it is will be kept beside the new one.", Path(folder))
+
+
+def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:
+    """The record of a finished run whose files are as recorded; else RunError. kinds: as in `check_outputs`."""
+    folder = Path(folder)
+    if fault := record_fault(folder):
+        raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
+    record = read_run(folder)
+    if record.get("status") != "ok":
+        said = f"its status is {record['status']!r}" if record else "there is no record"
+        raise RunError(f"run {folder.name}: expected a finished run, but {said}. Run its notebook to the end", folder)
+    check_outputs(folder, kinds)
+    return record
 
 # %% ../../nbs/lib/runs/04_record.ipynb #d15c1004
 def lock_path(folder: str | Path) -> Path:

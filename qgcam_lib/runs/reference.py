@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RunError
-from .record import check_outputs, read_run
+from .record import finished_run, read_run
 from ..settings import ROOT
 from ..storage.files import write_json, write_whole
 from ..storage.json_reader import read_json
@@ -41,10 +41,6 @@ def allowed(value: float, half_width: float = math.nan) -> float:
     return max(RELATIVE * abs(value) if math.isnan(half_width) else INTERVAL_SHARE * half_width, SMALLEST)
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #677973d3
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
 @dataclass(frozen=True)
 class Difference:
     """A value that differs from the reference by more than the rule allows.
@@ -67,7 +63,7 @@ class Difference:
         return numbers[0] != numbers[1] or not numbers[0]
 
     def __str__(self) -> str:
-        both = ["missing" if _is_missing(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
+        both = ["missing" if pd.isna(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
                 for one in (self.before, self.after)]
         start = max(len(os.path.commonprefix(both)) - 40, 0)  # of long texts, where they part
         before, after = both if len(max(both, key=len)) <= 100 else (f"...{one[start : start + 80]}..." for one in both)
@@ -107,8 +103,8 @@ def _as_z(p: float) -> float:
 
 def _moved(before: Any, after: Any, half_width: float = math.nan, is_p: bool = False) -> float | None:
     """How far a value moved in units of what it may; NaN for one that must be equal and is not, None where equal."""
-    if _is_missing(before) or _is_missing(after):
-        return None if _is_missing(before) and _is_missing(after) else math.nan
+    if pd.isna(before) or pd.isna(after):
+        return None if pd.isna(before) and pd.isna(after) else math.nan
     if isinstance(before, str) and isinstance(after, str):
         return _text_moved(before, after)
     is_number = [isinstance(one, int | float) and not isinstance(one, bool) for one in (before, after)]
@@ -241,16 +237,6 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {place: value if isinstance(value, str | int | float | None) else str(value)}
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #97e74f56
-def _finished(folder: Path) -> dict[str, Any]:
-    """The record of a finished run whose tables are as recorded."""
-    record = read_run(folder)
-    if record.get("status") != "ok":
-        said = f"its status is {record['status']!r}" if record else "there is no record"
-        raise RunError(f"run {folder.name}: expected a finished run, but {said}. Run its notebook to the end", folder)
-    check_outputs(folder, ("table",))
-    return record
-
-
 def processor_of(record: Mapping[str, Any]) -> str:
     """The processor that computed a run: what its record says of the machine, without system and number of cores."""
     about = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
@@ -264,7 +250,7 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     Raises RunError for a run that is not finished or whose tables are not as recorded.
     """
     folder, target = Path(folder), Path(target)
-    record = _finished(folder)
+    record = finished_run(folder, ("table",))
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     for path in sorted((folder / "tables").glob("*.csv")):
@@ -300,7 +286,7 @@ def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
     RunError for a run that is not finished or whose tables are not as recorded, and where there is no reference.
     """
     folder, reference = Path(folder), Path(reference)
-    record, about = _finished(folder), read_reference(reference)
+    record, about = finished_run(folder, ("table",)), read_reference(reference)
     if not about:
         raise RunError(f"run {folder.name}: {reference} holds no reference. Store its page: make papers", folder)
     both = about, record

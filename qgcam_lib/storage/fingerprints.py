@@ -6,76 +6,60 @@
 __all__ = ['files_fingerprint', 'fingerprint', 'parts_of', 'weights_fingerprint', 'own_code']
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #f5fbc0f4
-import contextlib
 import hashlib
 import os
-import re
 import sqlite3
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .closure import named_modules, own_file, own_module
+from ..errors import StoreError
+from .closure import own_file
 from .files import file_sha256, sha256_of
-
+from .modules import module_files
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #4018aff1
-class _Known:
-    """Known checksums by path, size and times of a file, in the SQLite file `cache`; None remembers nothing."""
-
-    def __init__(self, cache: str | Path | None):
-        self.file, self.connection, self.news = cache and Path(cache), None, []
-        if self.file:
-            with contextlib.suppress(OSError):
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-            self._do("CREATE TABLE IF NOT EXISTS checksums (key TEXT PRIMARY KEY, sha256 TEXT)", [()])
-
-    def _do(self, statement: str, rows: list[tuple]) -> list[tuple]:
-        """The rows that a statement gives; none where the table cannot be used. A damaged file is deleted."""
-        try:
-            self.connection = self.connection or sqlite3.connect(self.file, timeout=20)
-            found = [row for one in rows for row in self.connection.execute(statement, one)]
-            self.connection.commit()
-            return found
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            if not isinstance(error, sqlite3.OperationalError):
-                with contextlib.suppress(OSError):
-                    self.file.unlink()
-            return []
-
-    def find(self, key: str) -> str | None:
-        """The checksum under a key, None for an unknown one."""
-        found = self._do("SELECT sha256 FROM checksums WHERE key=?", [(key,)]) if self.file else []
-        return found[0][0] if found and re.fullmatch("[0-9a-f]{64}", str(found[0][0])) else None
-
-    def close(self) -> None:
-        """Write what is new and let go of the file."""
-        if self.file and self.news:
-            self._do("INSERT OR REPLACE INTO checksums VALUES (?, ?)", self.news)
-        if self.connection is not None:
-            self.connection.close()
+@contextmanager
+def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
+    """The known checksums, by path, size and times of a file; what the block adds is kept in `cache` (SQLite)."""
+    known: dict[str, str] = {}
+    if cache is None:
+        yield known
+        return
+    Path(cache).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with closing(sqlite3.connect(cache, timeout=20)) as table:
+            table.execute("CREATE TABLE IF NOT EXISTS checksums (key TEXT PRIMARY KEY, sha256 TEXT)")
+            known.update(table.execute("SELECT key, sha256 FROM checksums").fetchall())
+            before = set(known)
+            yield known
+            new = [(key, known[key]) for key in known.keys() - before]
+            table.executemany("INSERT OR REPLACE INTO checksums VALUES (?, ?)", new)
+            table.commit()
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{cache}: the cache of checksums cannot be used ({error}). Delete it") from error
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #3a4a686a
 _TICK_NS = 2_000_000_000
 
 
-def _cached_sha256(path: str | Path, known: _Known) -> tuple[int, str]:
-    """Size and SHA-256 of a file; read only when the cache does not know this path, size and time."""
+def _cached_sha256(path: str | Path, known: dict[str, str]) -> tuple[int, str]:
+    """Size and SHA-256 of a file; read only when this path, size and time are not known."""
     stat = os.stat(path)
     name = os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace")
     key = f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-    if digest := known.find(key):
-        return stat.st_size, digest
+    if key in known:
+        return stat.st_size, known[key]
     digest = file_sha256(path)
     if time.time_ns() - stat.st_mtime_ns > _TICK_NS:
-        known.news.append((key, digest))
+        known[key] = digest
     return stat.st_size, digest
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #b9256e91
@@ -89,7 +73,7 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
     from tqdm.auto import tqdm
 
     total = hashlib.sha256()
-    with closing(_Known(cache)) as known:
+    with _checksums(cache) as known:
         silent = not progress or len(files) < 1000
         for name in tqdm(sorted(files), desc=progress, disable=silent, leave=False, delay=1):
             try:
@@ -112,7 +96,7 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
     if not path.exists():
         raise FileNotFoundError(f"path: expected a file or folder, given {path}, which does not exist.")
     if path.is_file():
-        with closing(_Known(cache)) as known:
+        with _checksums(cache) as known:
             return _cached_sha256(path, known)[1]
     below = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
     return files_fingerprint({file.relative_to(path).as_posix(): file for file in below}, cache=cache,
@@ -175,32 +159,21 @@ def _classes(thing: Any) -> set[Any]:
 _TOKENS: WeakKeyDictionary = WeakKeyDictionary()  # class or function without a file -> a random number
 
 
-def _with_imported(file: str, package: str, found: set[str]) -> None:
-    """Add a user's file and those of theirs that it imports to `found`."""
-    found.add(file)
-    text = Path(file).read_text(encoding="utf-8") if file.endswith(".py") else ""
-    for name in named_modules(text, package):
-        other = own_module(name) if name in sys.modules else None
-        if other and other not in found:
-            _with_imported(other, sys.modules[name].__package__ or "", found)
-
-
 def own_code(*roots: Any) -> str:
     """SHA-256 over the users' files whose classes and functions some objects are of; "" for none.
 
     roots: a model (with what it holds) or a function (also within a `partial`). Where a class has no file,
     it is the text "no file of NAME" with a random number of this class object.
     """
-    files, names, unknown = set(), set(), {}
+    names, files = set(), set()
     todo = [part for root in roots for part in ((root.func, *root.args) if isinstance(root, partial) else (root,))]
-    for kind in {kind for root in todo for _, thing, _ in parts_of(root) for kind in _classes(thing)}:
+    kinds = {kind for root in todo for _, thing, _ in parts_of(root) for kind in _classes(thing)}
+    for kind in sorted(kinds, key=lambda one: one.__qualname__):
         file = own_file(kind)
         if file == "":
-            unknown[kind.__qualname__] = _TOKENS.setdefault(kind, uuid.uuid4().hex)
-        elif file is not None:
+            return f"no file of {kind.__qualname__}: {_TOKENS.setdefault(kind, uuid.uuid4().hex)}"
+        if file is not None:
             names.add(f"class {kind.__qualname__}")
-            _with_imported(file, kind.__module__.rpartition(".")[0], files)
-    if unknown:
-        return f"no file of {min(unknown)}: {sha256_of(*sorted(unknown.values()), *sorted(names))[:32]}"
-    lines = sorted(f"{Path(file).name} {file_sha256(file)}" for file in files)
+            files |= {Path(file), *module_files(kind.__module__).values()}
+    lines = sorted(f"{file.name} {file_sha256(file)}" for file in files)
     return sha256_of(*sorted(names), *lines) if names else ""

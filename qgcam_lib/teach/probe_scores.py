@@ -13,11 +13,11 @@ from itertools import product
 
 import numpy as np
 
-from ..miniworld.scenes.render import SEED, Picture, settle
+from ..miniworld.scenes.render import SEED, Rendering, settle
 from ..miniworld.scenes.scene import Scene, Thing
-from ..miniworld.words.claims import Caption, Noun, certainly_false, certainly_true
+from ..miniworld.words.claims import Caption, Noun, certainly_true
 from ..probes.score import pair_scores, pair_ties
-from .explorer import Explorer, data_uri
+from .explorer import Explorer, data_uri, page_part, score_tables
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #d707343a
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ _HEIGHTS = {"cow": 34.0, "dog": 28.0}  # pixels
 _LEFT, _RIGHT, _FOOT = 26.0, 72.0, 77.0
 
 
-def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Picture:
+def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Rendering:
     "A state of the scene, its background still there."
     ends = (_LEFT, _RIGHT) if on_the_left == "the animal" else (_RIGHT, _LEFT)
     things = (
@@ -67,62 +67,11 @@ def edited_scenes() -> EditedScenes:
         erased = (picture.owner < 0) & (state[-1] == "erased")
         pictures.append(np.where(erased[..., None], np.uint8(_GRAY), picture.image))
         truth.append([certainly_true(picture, caption) for caption in captions])
-        assert all(true or certainly_false(picture, c) for true, c in zip(truth[-1], captions))
     prompts = [f"{c.text[0].upper()}{c.text[1:]}." for c in captions]
     return EditedScenes(_CHOICES, pictures, prompts, np.array(truth))
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #73facccd
-_SCORES_JS = """
-function pairScores(S) {
-  const [[a, b], [c, d]] = S, sure = x => 1 / (1 + Math.exp(-x));
-  const text = a > b && d > c, image = a > c && d > b;
-  const ties = [[a, b], [d, c], [a, c], [d, b]].filter(([x, y]) => x === y).length;
-  return {text, image, group: text && image, confidence: (sure(a - b) + sure(d - c)) / 2, ties};
-}
-const rounded = (x, digits) => digits === "" ? x : Math.floor(x * 10 ** digits + .5) / 10 ** digits;
-"""
-
-# %% ../../nbs/lib/teach/03_probe_scores.ipynb #886d5885
-_PAGE_JS = """
-function explorer(root, facts, changed, says) {
-  const read = q => root.querySelector(q), all = q => [...root.querySelectorAll(q)];
-  const sizes = facts.choices.map(values => values.length), own = Math.random().toString(36).slice(2);
-  all("[data-choice]").forEach(e => { e.name = `${own}-${e.dataset.choice}`; });
-  const chosen = k => sizes.reduce((at, size, c) => at * size + +read(`[name="${own}-${k}-${c}"]:checked`).value, 0);
-  const show = (q, text) => { read(q).textContent = text; };
-  const number = x => (Math.abs(x) < 5e-4 ? 0 : x).toFixed(3);
-  const text = v => typeof v === "boolean" ? (v ? "yes" : "no") : Number.isInteger(v) ? String(v) : v.toFixed(6);
-  let state = facts.start;
-  function draw() {
-    const {states, prompts, model, digits} = state;
-    const S = states.map(s => prompts.map(p => rounded(facts.scores[model][s][p], digits)));
-    const truth = states.map(s => prompts.map(p => facts.truth[s][p])), values = pairScores(S), library = says(state);
-    states.forEach((s, i) => { read(`.picture${i}`).src = facts.pictures[s];
-      prompts.forEach((p, j) => { show(`[data-cell="${i}${j}"]`, number(S[i][j]));
-        show(`[data-truth="${i}${j}"]`, truth[i][j] ? "true" : "false"); }); });
-    for (const [q, x, y] of facts.comparisons) {
-      const one = S[x[0]][x[1]], other = S[y[0]][y[1]];
-      show(`[data-sign="${q}"]`, `${number(one)} ${one > other ? ">" : one < other ? "<" : "="} ${number(other)}`);
-      show(`[data-right="${q}"]`, one > other ? "right" : one < other ? "wrong" : "a tie: wrong"); }
-    show(".fair", facts.fair[+(truth[0][0] && truth[1][1] && !truth[0][1] && !truth[1][0])]);
-    for (const name in values) { show(`[data-here="${name}"]`, text(values[name]));
-      show(`[data-python="${name}"]`, library ? text(library[name]) : ""); }
-    root.dataset.values = JSON.stringify({...values, states, prompts, model});
-  }
-  function put(s) { state = s;
-    [0, 1].forEach(k => { let at = s.states[k];
-      for (let c = sizes.length - 1; c >= 0; c--) {
-        read(`[name="${own}-${k}-${c}"][value="${at % sizes[c]}"]`).checked = true; at = Math.floor(at / sizes[c]); }
-      read(`.prompt${k}`).value = s.prompts[k]; });
-    read(".model").value = s.model; read(".digits").value = s.digits; draw(); }
-  all("input, select").forEach(e => e.addEventListener("input", () => {
-    state = {states: [0, 1].map(chosen), prompts: [0, 1].map(k => +read(`.prompt${k}`).value),
-      model: read(".model").value, digits: read(".digits").value}; draw(); changed(state); }));
-  read(".again").addEventListener("click", () => { put({...facts.start, model: state.model}); changed(state); });
-  put(state);
-  return {put, draw};
-}
-"""
+_SCRIPT, _CSS = page_part("probe_scores.js"), page_part("probe_scores.css")
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #1b866f92
 _COMPARISONS = (  # what is compared: the right cell of the table, and its rival
@@ -134,9 +83,6 @@ _COMPARISONS = (  # what is compared: the right cell of the table, and its rival
 _RESULTS = ("text", "image", "group", "confidence", "ties")
 _FAIR = ("Not a fair question: see which prompts are true of which picture.",
          "Each prompt is true of its own picture only: a fair question.")
-_CSS = """ROOT td{font-family:monospace}ROOT img{width:192px;height:192px;image-rendering:pixelated;display:block}
-ROOT fieldset{border:0;padding:0;margin:.2em 0}ROOT legend{float:left;width:6.2em}ROOT label{margin-right:.6em}
-ROOT thead th+th{text-align:right}"""
 _JPEG = {"quality": 85, "subsampling": 0}  # of the pictures in the page; the models saw the originals
 
 
@@ -208,20 +154,10 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
     scores: of each model the logits [states, prompts], kept to six digits; start: the two states and the two prompts
     (numbers; negative ones count from the end) that are shown first; title: a line above. For the start the page holds
     the values of `pair_scores`, for every model. Its `widget()` has the attributes states, prompts, model, digits and
-    scores (see `scores_of_pair`). Errors: ValueError for scores of another shape or not finite, for no model, and for a
-    start that is not there.
+    scores (see `scores_of_pair`). Errors: ValueError, see `score_tables`.
     """
-    if not scores:
-        raise ValueError("scores: expected those of at least one model, got none")
-    tables = {name: np.round(np.asarray(table, float), 6) for name, table in scores.items()}
-    for name, table in tables.items():
-        if table.shape != scenes.truth.shape or not np.isfinite(table).all():
-            raise ValueError(f"scores: expected finite numbers of shape {scenes.truth.shape} (states, prompts) for "
-                             f"{name!r}, got shape {table.shape}; ask about every state")  # fmt: skip
-    try:
-        begin = [np.arange(size)[list(two)].tolist() for size, two in zip(scenes.truth.shape, start, strict=True)]
-    except IndexError as error:
-        raise ValueError(f"start: expected two states and two prompts of {scenes.truth.shape}, got {start}") from error
+    tables = score_tables(scores, scenes.truth.shape)
+    begin = [np.arange(size)[list(two)].tolist() for size, two in zip(scenes.truth.shape, start, strict=True)]
     first = {"states": begin[0], "prompts": begin[1], "model": next(iter(tables)), "digits": ""}
     pictures = [data_uri(picture, "JPEG", **_JPEG) for picture in scenes.pictures]
     facts = {"choices": [list(values) for values in scenes.choices.values()], "comparisons": _COMPARISONS,
@@ -235,7 +171,7 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
     asked = np.ix_(*begin)
     body += (f"<div><b>{escape(title)}</b><br>{_controls(scenes, first, list(tables))}"
              f'{_tables(tables[first["model"]][asked], scenes.truth[asked], library(first))}</div>')
-    return Explorer(body, _CSS, _SCORES_JS + _PAGE_JS, facts, first, library,
+    return Explorer(body, _CSS, _SCRIPT, facts, first, library,
                     [{**first, "model": name} for name in list(tables)[1:]])
 
 
@@ -243,17 +179,14 @@ def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
     """What `pair_scores` and `pair_ties` say of a state of the explorer: text, image, group, confidence, ties.
 
     tables: of each model the scores [states, prompts]; state: states and prompts (two numbers each), model, digits
-    ("" or so many that the scores are rounded to, halves up). Errors: ValueError for what is not there.
+    ("" or so many that the scores are rounded to, halves up).
     """
-    try:
-        S = tables[state["model"]][np.ix_(state["states"], state["prompts"])]
-        step = 10.0 ** int(state["digits"]) if state["digits"] != "" else None
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"state: expected states and prompts of {[t.shape for t in tables.values()][0]}, a model of "
-                         f"{list(tables)} and digits, got {dict(state)}") from error  # fmt: skip
+    S = tables[state["model"]][np.ix_(state["states"], state["prompts"])]
     if S.shape != (2, 2) or min(*state["states"], *state["prompts"]) < 0:
-        raise ValueError(f"state: expected two states and two prompts, counted from 0, got {dict(state)}")
-    S = S if step is None else np.floor(S * step + 0.5) / step
+        raise ValueError("expected two states and two prompts, counted from 0")
+    if state["digits"] != "":
+        step = 10.0 ** int(state["digits"])
+        S = np.floor(S * step + 0.5) / step
     row = pair_scores(S[None]).iloc[0]
     return {**{name: bool(row[name]) for name in ("text", "image", "group")}, "confidence": float(row["confidence"]),
             "ties": int(pair_ties(S[None])[0])}  # fmt: skip

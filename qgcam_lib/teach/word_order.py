@@ -16,13 +16,13 @@ import pandas as pd
 from PIL import Image, ImageDraw
 
 from ..data.referring.expressions import Expression
-from ..miniworld.scenes.render import SEED, Picture, settle
+from ..miniworld.scenes.render import SEED, Rendering, settle
 from ..miniworld.scenes.scene import Scene, Thing
 from ..miniworld.words.grammar import orderings
 from ..miniworld.words.listener import OUTCOMES, Listener, judge
 from ..referring.perturb import perturb
 from ..referring.score import score_choices
-from .explorer import Explorer, data_uri, still_picture
+from .explorer import Explorer, data_uri, page_part, score_tables, still_picture
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #cfffc860
 @dataclass(frozen=True)
@@ -43,18 +43,9 @@ class SaidScene:
     outcomes: Sequence[Sequence[str]]
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #76356060
-_MOST_WORDS = 6  # 1,956 texts
-
-
 def arrangements(text: str) -> list[str]:
-    """Every text that a text's words can make: all orders, also with words left out; sorted, each once.
-
-    Errors: ValueError for no word, or more than six.
-    """
+    "Every text that a text's words can make: all orders, also with words left out; sorted, each once."
     words = text.split()
-    if not 1 <= len(words) <= _MOST_WORDS:
-        raise ValueError(f"text: expected one to {_MOST_WORDS} words, got {len(words)} in {text!r}; more have too many "
-                         "orders for a page")  # fmt: skip
     return sorted({" ".join(some) for n in range(1, len(words) + 1) for some in permutations(words, n)})
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #08578ce4
@@ -62,7 +53,7 @@ _SAID = (("easy", "red ball left of dog", 0), ("hard", "dog left of blue ball", 
 _FOOT = 82.0  # pixels
 
 
-def _row() -> Picture:
+def _row() -> Rendering:
     "A red ball, a brown dog, a blue ball and a white dog, from left to right."
     things = (
         Thing(0, "ball", "things", "red", x=14.0, y=_FOOT, height=19.0, depth=_FOOT),
@@ -110,92 +101,7 @@ def _of_a_bag(listener: Listener, bag: str) -> set[int]:
     return set(clear) or set().union(*(listener.hear(text).possible for text in orderings(bag)))
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #ee6f0942
-_SCORES_JS = """
-function choose(scores, right) {
-  const top = Math.max(...scores), best = scores.map((x, k) => k).filter(k => scores[k] === top);
-  return {predicted: best[0], correct: right[best[0]], ties: best.length - 1,
-    by_lot: best.filter(k => right[k]).length / best.length};
-}
-const place = (scores, k) => 1 + scores.filter(x => x > scores[k]).length;
-const share = right => right.filter(x => x).length / right.length;
-"""
-
-# %% ../../nbs/lib/teach/04_word_order.ipynb #f952acc9
-_WORDS_JS = """
-function wordRow(box, read, changed) {
-  let words = [], at = 0;
-  const tiles = () => [...box.querySelectorAll("button")];
-  function show() {
-    while (tiles().length > words.length) box.lastChild.remove();
-    while (tiles().length < words.length) box.append(document.createElement("button"));
-    tiles().forEach((tile, k) => { const [word, there] = words[k];
-      tile.textContent = word; tile.className = there ? "" : "out"; tile.type = "button";
-      tile.setAttribute("aria-label", `${word}, word ${k + 1} of ${words.length}${there ? "" : ", left out"}`);
-      tile.setAttribute("aria-current", k === at); });
-    read(".out-button").textContent = words[at][1] ? "leave out" : "put back";
-    changed(words.filter(w => w[1]).map(w => w[0]).join(" "));
-  }
-  function move(step, focus) {
-    const to = at + step;
-    if (to < 0 || to >= words.length) return;
-    [words[at], words[to]] = [words[to], words[at]]; at = to; show(); if (focus) tiles()[at].focus();
-  }
-  function toggle() { if (!words[at][1] || words.filter(w => w[1]).length > 1) words[at][1] = !words[at][1]; show(); }
-  const select = e => { const k = tiles().indexOf(e.target); if (k >= 0 && k !== at) { at = k; show(); } };
-  box.addEventListener("focusin", select); box.addEventListener("click", select);
-  box.addEventListener("keydown", e => {
-    const steps = {ArrowLeft: -1, ArrowRight: 1}, drop = e.key === "Delete" || e.key === "Backspace";
-    if (!(e.key in steps) && !drop) return;
-    e.preventDefault(); e.stopPropagation(); if (drop) toggle(); else move(steps[e.key], true); });
-  read(".earlier").addEventListener("click", () => move(-1)); read(".later").addEventListener("click", () => move(1));
-  read(".out-button").addEventListener("click", toggle);
-  return text => { words = text.split(" ").map(word => [word, true]); at = 0; show(); };
-}
-"""
-
-# %% ../../nbs/lib/teach/04_word_order.ipynb #136a5da6
-_PAGE_JS = """
-function explorer(root, facts, changed, says) {
-  const read = q => root.querySelector(q), all = q => [...root.querySelectorAll(q)];
-  const show = (q, text) => { read(q).textContent = text; }, number = x => (Math.abs(x) < 5e-4 ? 0 : x).toFixed(3);
-  const text = {predicted: k => `box ${k + 1}`, correct: x => x ? "yes" : "no", ties: String, by_lot: number};
-  const put = wordRow(read(".words"), read, words => draw({expression: state.expression, text: words}));
-  let state = facts.start, draws = 0, quiet = true;
-  function draw(now) {
-    const one = facts.expressions[now.expression], t = facts.texts.indexOf(now.text), found = {};
-    const moved = JSON.stringify(now) !== JSON.stringify(state), library = says(now);
-    state = now; read(".said").value = now.expression;
-    all("rect").forEach((r, k) => r.setAttribute("class", one.right[k] ? "target" : ""));
-    all("[data-box]").forEach((r, k) => { r.className = one.right[k] ? "target" : ""; });
-    all("[data-how]").forEach(b => { b.disabled = !one.changes[b.dataset.how].length; });
-    show(".how", now.text === one.text ? "as said" : "changed by hand");
-    show(".text", now.text); show(".outcome", facts.outcome_words[one.outcomes[t]]);
-    show(".random", one.random);
-    facts.rankers.forEach((name, r) => {
-      const scores = facts.scores[r][t], low = Math.min(...scores), width = Math.max(...scores) - low;
-      scores.forEach((x, k) => { const q = `[data-score="${r} ${k}"]`, first = place(scores, k);
-        read(`${q} i`).style.width = `${width ? 100 * (x - low) / width : 100}%`;
-        show(`${q} b`, number(x)); show(`${q} em`, `${first}.`); read(q).className = first === 1 ? "first" : ""; });
-      found[name] = choose(scores, one.right);
-      for (const what in text) { show(`[data-here="${r} ${what}"]`, text[what](found[name][what]));
-        show(`[data-python="${r} ${what}"]`, library ? text[what](library[name][what]) : ""); } });
-    root.dataset.values = JSON.stringify({text: now.text, expression: one.text, random: share(one.right),
-      rankers: found});
-    if (moved && !quiet) changed(state);
-  }
-  function hear(s) { quiet = true; draws = 0; draw(s); put(s.text); quiet = false; }
-  function say(k) { hear({expression: k, text: facts.expressions[k].text}); changed(state); }
-  all("[data-how]").forEach(b => b.addEventListener("click", () => { const how = b.dataset.how;
-    const texts = facts.expressions[state.expression].changes[how];
-    const k = how === "shuffle" ? draws++ % texts.length : 0;
-    put(texts[k]);
-    show(".how", how === "shuffle" ? `shuffled, seed ${k}` : b.textContent); }));
-  read(".said").addEventListener("input", e => say(+e.target.value));
-  read(".again").addEventListener("click", () => say(state.expression));
-  hear(state);
-  return {put: hear, draw: () => draw(state)};
-}
-"""
+_SCRIPT, _CSS = page_part("word_order.js"), page_part("word_order.css")
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #7c37415e
 _ROWS = {"predicted": "chosen", "correct": "right?", "ties": "ties", "by_lot": "right, when a lot breaks ties"}
@@ -203,17 +109,6 @@ _HOW = {"shuffle": "shuffle", "reverse": "reverse", "nouns_adjectives": "nouns a
         "swap_head": "swap the nouns"}  # fmt: skip
 _OUTCOMES = {"same": "means the target", "another": "means another thing", "ambiguous": "may mean more than one thing",
              "nothing": "is true of nothing here", "not understood": "is no phrase"}  # fmt: skip
-_CSS = """ROOT :is(th,td){text-align:left}ROOT thead th{vertical-align:bottom;max-width:9em}
-ROOT .controls{flex:1 1 18em}ROOT .picture{flex:0 1 272px}
-ROOT svg{width:272px;display:block;background:#ddd}ROOT rect{fill:none;stroke:#fff;stroke-width:1}
-ROOT rect.target{stroke:#c51b7d;stroke-width:2}ROOT svg text{font:bold 8px sans-serif;fill:#fff;stroke:#000;
-stroke-width:2px;paint-order:stroke}ROOT th.target{font-weight:bold;color:var(--target)!important}
-ROOT .words button{font-size:17px}ROOT .words [aria-current=true]{border:2px solid var(--mark)}
-ROOT .words .out{text-decoration:line-through;opacity:.55}
-ROOT td i{display:inline-block;height:.8em;background:var(--fill)}ROOT td.first i{background:var(--mark)}
-ROOT td .bar{display:inline-block;width:60px}ROOT td b{font-weight:normal;display:inline-block;min-width:4em;
-text-align:right}ROOT td em{font-style:normal;color:var(--soft);margin-left:.4em}
-ROOT td.first b,ROOT td.first em{font-weight:bold}ROOT small[data-python]:not(:empty)::before{content:"Python: "}"""
 
 
 def _text(what: str, value: bool | int | float) -> str:
@@ -293,35 +188,25 @@ def _random(one: Expression) -> str:
     return f"{len(right)} boxes, {right.sum()} of them right: a random choice gets {right.mean():.3f}."
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #dbead4c6
-def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, shuffles: int = 8, title: str = "",
-                       tagger: str = "hanta") -> Explorer:
+_SHUFFLES = 8  # seeds of `perturb` behind the button
+
+
+def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, title: str = "") -> Explorer:
     """An interactive page: move the words of an expression, leave some out, and watch how rankers rank the boxes.
 
-    scores: of each ranker [texts, candidates] for `said.texts`, higher fits better, kept to six digits; shuffles: so
-    many seeds of `perturb` are behind the button; title: a line above; tagger: of `perturb`. For the expressions as
-    said the page holds the values of `score_choices`, for every ranker. Its `widget()` has the attributes expression
-    (its number), text and scores (of each ranker what `choice_of` says of the text).
-    Errors: ValueError for scores of another shape or not finite, no ranker, or no shuffle.
+    scores: of each ranker [texts, candidates] for `said.texts`, higher fits better, kept to six digits; title: a line
+    above. For the expressions as said the page holds the values of `score_choices`, for every ranker. Its `widget()`
+    has the attributes expression (its number), text and scores (of each ranker what `choice_of` says of the text).
+    Errors: ValueError, see `score_tables`.
     """
-    if not scores or shuffles < 1:
-        raise ValueError("scores, shuffles: expected at least one ranker and one shuffle, got "
-                         f"{len(scores)} and {shuffles}")  # fmt: skip
-    shape, tables = (len(said.texts), len(said.names)), {}
-    for name, table in scores.items():
-        tables[name] = np.round(np.asarray(table, float), 6)
-        if tables[name].shape != shape or not np.isfinite(tables[name]).all():
-            raise ValueError(f"scores: expected finite numbers of shape {shape} (texts, candidates) for {name!r}, got "
-                             f"shape {tables[name].shape}; ask about every text")  # fmt: skip
+    tables = score_tables(scores, (len(said.texts), len(said.names)))
     facts = {
         "texts": list(said.texts), "rankers": list(tables), "scores": [table.tolist() for table in tables.values()],
         "outcome_words": [_OUTCOMES[outcome] for outcome in OUTCOMES],
-        "expressions": [_record(said, k, shuffles, tagger) for k in range(len(said.expressions))],
+        "expressions": [_record(said, k) for k in range(len(said.expressions))],
     }  # fmt: skip
 
     def library(state: Mapping) -> dict:
-        if state["expression"] not in range(len(said.expressions)) or state["text"] not in said.texts:
-            raise ValueError(f"state: expected an expression from 0 to {len(said.expressions) - 1} and a text that its "
-                             f"words make, got {state['expression']!r} and {state['text']!r}")  # fmt: skip
         one, place = said.expressions[state["expression"]], said.texts.index(state["text"])
         return {name: choice_of(one, table[place]) for name, table in tables.items()}
 
@@ -329,19 +214,16 @@ def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, shu
     body = (f'{_drawing(said)}<div class="controls">{_controls(said, title)}</div>'
             '<div class="wide" tabindex="0" role="region" aria-label="scores">'
             f"{_tables(said, tables, library(start))}</div>")
-    return Explorer(body, _CSS, _SCORES_JS + _WORDS_JS + _PAGE_JS, facts, start, library, others)
+    return Explorer(body, _CSS, _SCRIPT, facts, start, library, others)
 
 
-def _record(said: SaidScene, k: int, shuffles: int, tagger: str) -> dict:
+def _record(said: SaidScene, k: int) -> dict:
     "What the page knows of an expression."
     one = said.expressions[k]
     changes = {}
     for how in _HOW:
-        texts = [perturb(one.text, how, seed=seed, tagger=tagger) for seed in range(shuffles)]
+        texts = [perturb(one.text, how, seed=seed, tagger="hanta") for seed in range(_SHUFFLES)]
         changes[how] = [text for text in texts if text]  # no noun and no adjective: nothing is left
-        if lost := set(changes[how]) - set(said.texts):
-            raise ValueError(f"said: expected words as `perturb` has them, in lower case and without marks, in "
-                             f"{one.text!r}; {lost.pop()!r} is none of the texts")  # fmt: skip
     return {"text": one.text, "right": one.right().tolist(), "changes": changes, "random": _random(one),
             "outcomes": [OUTCOMES.index(outcome) for outcome in said.outcomes[k]]}  # fmt: skip
 

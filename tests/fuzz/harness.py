@@ -2,9 +2,9 @@
 
 The rule, once for all targets. On any input a target either returns a result in its stated ranges, or raises
 1. an error of the library's family (`qgcam_lib.errors.QgcamError`), or
-2. an error that the target's row names (`errors`), since the docstring of what is called names it, and that the
-   library itself raised (the deepest frame stands on a `raise` of qgcam_lib): a ValueError of NumPy that slips
-   through is none.
+2. an error that the target names (`errors`), since the docstring of what is called names it, and that the library
+   itself raised (the deepest frame is the library's and is on a `raise`): a ValueError of NumPy that slips through is
+   none.
 Never anything else; no message above 2,000 characters or with a traceback in it; no warning but a UserWarning of the
 library; no file opened for writing, made or removed outside the folder, and nothing read from beside it; no process,
 no connection; no more than 10 seconds and 2 GiB above what the process has (limits of work, wide enough for a slow
@@ -15,18 +15,16 @@ import contextlib
 import dis
 import io
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +42,9 @@ Files = dict[str, bytes]
 @dataclass(frozen=True)
 class Target:
     """name; valid: an input that works, file name -> bytes; call: what is done with the folder of an input; make:
-    inputs near the valid one; errors: documented ones beside the library's family; check: raises
-    AssertionError for a result outside its ranges; beside: the input names files itself, as a command line
-    does, so reading beside the folder is no fault."""
+    inputs near the valid one; errors: documented ones beside the library's family; check: raises AssertionError for a
+    result outside its ranges; beside: the input names files itself, as a command line does, so reading beside the
+    folder is no fault."""
 
     name: str
     valid: Files
@@ -57,17 +55,14 @@ class Target:
     beside: bool = False
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What a target did that it must not. what: kind and exception; where: the deepest line of the library."""
-
-    what: str
-    where: str
-    text: str = field(compare=False)
-
-
 class _TooLong(BaseException):
     pass
+
+
+_CHANGES = ("os.remove", "os.mkdir", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.chmod", "shutil.rmtree")
+_LEAVES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect",
+           "socket.getaddrinfo", "pickle.find_class")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class _Watch:
@@ -77,56 +72,28 @@ class _Watch:
         self.inside, self.around, self.seen = "", "", []
         sys.addaudithook(self._hook)
 
-    def _free(self, path: Any) -> bool:
+    def _outside(self, path: Any) -> str:
+        """The path, where it is outside the folder and no cache of Python; else ""."""
         path = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
-        return (
-            not path
-            or path == self.inside
-            or path.startswith(self.inside + os.sep)
-            or "__pycache__" in path
-            or path.startswith("/dev/") and not path.startswith("/dev/shm/")
-        )
+        device = path.startswith("/dev/") and not path.startswith("/dev/shm/")
+        inside = path == self.inside or path.startswith(self.inside + os.sep)
+        return "" if inside or device or "__pycache__" in path else path
 
     def _hook(self, event: str, args: tuple) -> None:
         if not self.inside:
             return
-        try:
-            if event == "open" and not self._free(args[0]):
-                writes = (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-                path = os.path.abspath(os.fsdecode(args[0]))
-                if writes or self.around and path.startswith(self.around + os.sep):
-                    self.seen.append(f"{'writes' if writes else 'reads'} {path}")
-            elif event in (
-                "os.remove",
-                "os.mkdir",
-                "os.rmdir",
-                "os.rename",
-                "os.link",
-                "os.symlink",
-                "os.chmod",
-                "shutil.rmtree",
-            ):
-                self.seen += [
-                    f"{event} {one}" for one in args[:2] if isinstance(one, str | os.PathLike) and not self._free(one)
-                ]
-            elif (
-                event
-                in (
-                    "subprocess.Popen",
-                    "os.system",
-                    "os.exec",
-                    "os.posix_spawn",
-                    "os.fork",
-                    "socket.connect",
-                    "socket.getaddrinfo",
-                    "pickle.find_class",
-                )
-                and args[:2] != ("builtins", "object")
-                and str(args[0]).split(".")[0] not in ("numba", "numpy", "copyreg")
-            ):  # numba reads its cache
-                self.seen.append(f"{event} {args!r:.200}")
-        except (TypeError, ValueError):  # a path that is none, such as one with NUL
-            pass
+        with contextlib.suppress(TypeError, ValueError):  # a path that is none, such as one with NUL
+            if event == "open" and (path := self._outside(args[0])):
+                if (args[2] or 0) & _WRITES:
+                    self.seen.append(f"writes {path}")
+                elif self.around and path.startswith(self.around + os.sep):
+                    self.seen.append(f"reads {path}")
+            elif event in _CHANGES:
+                self.seen += [f"{event} {one}" for one in args[:2] if isinstance(one, str | os.PathLike)
+                              and self._outside(one)]
+            elif event in _LEAVES and args[:2] != ("builtins", "object"):
+                if str(args[0]).split(".")[0] not in ("numba", "numpy", "copyreg"):  # numba reads its cache
+                    self.seen.append(f"{event} {args!r:.200}")
 
 
 _watch = _Watch()
@@ -152,214 +119,102 @@ def _limits():
         signal.signal(signal.SIGALRM, before)
 
 
-def _frames(error: BaseException) -> list:
-    frames, step = [], error.__traceback__
-    while step:
-        frames.append(step)
-        step = step.tb_next
-    return frames
-
-
 def _said_by_us(error: BaseException) -> bool:
-    """Did the library itself raise it? The deepest frame is one of the library and stands on a `raise`."""
-    last = _frames(error)[-1]
+    """Did the library itself raise it? The deepest frame is one of the library and is on a `raise`."""
+    last = error.__traceback__
+    while last.tb_next:
+        last = last.tb_next
     code = last.tb_frame.f_code
-    return code.co_filename.startswith(PACKAGE) and dis.opname[code.co_code[last.tb_lasti]] in (
-        "RAISE_VARARGS",
-        "RERAISE",
-    )
+    raises = dis.opname[code.co_code[last.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+    return raises and code.co_filename.startswith(PACKAGE)
 
 
-def _where(error: BaseException) -> str:
-    ours = [one for one in _frames(error) if one.tb_frame.f_code.co_filename.startswith(PACKAGE)]
-    code = ours[-1].tb_frame.f_code if ours else None
-    return f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_name}" if code else "outside the library"
-
-
-def _of_error(error: Exception, target: Target) -> list[Fault]:
+def _of_error(error: BaseException, target: Target) -> list[str]:
+    where = "".join(traceback.format_exception(error))[-1500:]
+    if isinstance(error, _TooLong):
+        return [f"more than {SECONDS} s\n{where}"]
     if not isinstance(error, QgcamError) and not (isinstance(error, target.errors) and _said_by_us(error)):
-        text = "".join(traceback.format_exception(error))[-1500:]
-        return [Fault(f"undocumented {type(error).__name__}", _where(error), text)]
+        return [f"undocumented {type(error).__name__}\n{where}"]
     said = str(error)
-    if len(said) > LETTERS or "Traceback (most recent" in said:
-        return [Fault("long message" if len(said) > LETTERS else "traceback in a message", _where(error), said[:300])]
-    return []
+    long = len(said) > LETTERS or "Traceback (most recent" in said
+    return [f"a message of {len(said)} characters: {said[:300]}"] if long else []
 
 
-def _of_warnings(caught: list) -> list[Fault]:
+def _of_warnings(caught: list) -> list[str]:
     hidden = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as Python hides them
-    caught = [one for one in caught if not issubclass(one.category, hidden)]
-    good = [one for one in caught if one.category is UserWarning or one.category.__module__.startswith("qgcam_lib")]
-    return [
-        Fault(
-            f"warning {one.category.__name__}",
-            f"{one.filename.removeprefix(PACKAGE).split('site-packages/')[-1]}:{one.lineno}",
-            str(one.message)[:300],
-        )
-        for one in caught
-        if one not in good
-    ] + [Fault("long warning", one.filename, str(one.message)[:300]) for one in good if len(str(one.message)) > LETTERS]
-
-
-def write_files(files: Files, folder: Path) -> None:
-    for name, data in files.items():
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
+    found = []
+    for one in caught:
+        ours = one.category is UserWarning or one.category.__module__.startswith("qgcam_lib")
+        if not issubclass(one.category, hidden) and (not ours or len(str(one.message)) > LETTERS):
+            found.append(f"warning {one.category.__name__} at {one.filename}:{one.lineno}: {str(one.message)[:300]}")
+    return found
 
 
 class Box:
-    """A folder for inputs, emptied for each, with a file beside it that no input may reach."""
+    """A folder for the inputs of a target, a new one for each, with a file beside it that no input may reach."""
+
+    def __init__(self, target: Target):
+        self.target, self.runs = target, 0
 
     def __enter__(self):
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk makes this three times as slow
         self.around = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory))
         (self.around / "outside.txt").write_text("kept")
-        self.folder, self.runs = self.around / "0", 0
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with warnings.catch_warnings():  # the valid input, without limits: what is compiled and imported once
+                warnings.simplefilter("ignore")
+                result = self.target.call(self._write(self.target.valid))
+        if self.target.check:
+            self.target.check(result)
         return self
 
     def __exit__(self, *_):
         shutil.rmtree(self.around, ignore_errors=True)
 
-    def warm(self, target: Target) -> None:
-        """The valid input, outside the limits: what is compiled and imported once. It must work."""
-        self.folder = self.around / "warm"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        write_files(target.valid, self.folder)
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            result = target.call(self.folder)
-        if target.check:
-            target.check(result)
-
-    def run(self, target: Target, files: Files) -> list[Fault]:
-        """What the target did on this input that it must not."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _write(self, files: Files) -> Path:
+        shutil.rmtree(self.around / str(self.runs), ignore_errors=True)
         self.runs += 1  # a new place each time: loaders remember what a path held
-        self.folder = self.around / str(self.runs)
-        self.folder.mkdir()
-        write_files(files, self.folder)
-        faults, sys.dont_write_bytecode = [], True
-        _watch.around, _watch.seen = "" if target.beside else str(self.around), []
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
+        folder = self.around / str(self.runs)
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        return folder
+
+    def faults(self, files: Files) -> list[str]:
+        """What the target does on this input that it must not."""
+        folder, found, sys.dont_write_bytecode = self._write(files), [], True
+        _watch.around, _watch.seen = "" if self.target.beside else str(self.around), []
+        with (warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()),
+              contextlib.redirect_stderr(io.StringIO())):
             warnings.simplefilter("always")
             try:
                 with _limits():
-                    _watch.inside = str(self.folder)
+                    _watch.inside = str(folder)
                     try:
-                        result = target.call(self.folder)
+                        result = self.target.call(folder)
                     finally:
                         _watch.inside = ""
-                if target.check:
-                    target.check(result)
-            except _TooLong as late:
-                faults.append(
-                    Fault(f"more than {SECONDS} s", _where(late), "".join(traceback.format_exception(late))[-1500:])
-                )
-            except AssertionError as wrong:
-                ours = _where(wrong) != "outside the library"
-                faults += (
-                    _of_error(wrong, target) if ours else [Fault("result out of range", target.name, str(wrong)[:500])]
-                )
-            except Exception as error:
-                faults += _of_error(error, target)
-        faults += _of_warnings(caught)
-        return faults + [Fault("leaves its folder", one, one) for one in dict.fromkeys(_watch.seen)]
+                if self.target.check:
+                    self.target.check(result)
+            except (Exception, _TooLong) as error:
+                found += _of_error(error, self.target)
+        return found + _of_warnings(caught) + [f"leaves its folder: {one}" for one in dict.fromkeys(_watch.seen)]
 
 
-@dataclass
-class Report:
-    """What came of many inputs. worst: Fault -> the smallest input that showed it; counts: Fault -> inputs."""
-
-    target: str
-    inputs: int = 0
-    seconds: float = 0.0
-    failed: int = 0
-    worst: dict[Fault, Files] = field(default_factory=dict)
-    counts: dict[Fault, int] = field(default_factory=dict)
-
-
-def size_of(files: Files) -> int:
-    return sum(map(len, files.values()))
-
-
-def fuzz(target: Target, n: int, start: int = 0, tell: Callable[[Report], None] | None = None) -> Report:
-    """Run `n` inputs of a target; the same `start` gives the same inputs."""
-    report = Report(target.name)
-    with Box() as box:
-        box.warm(target)
-        began = time.perf_counter()
+def fuzz(target: Target, n: int, start: int = 0) -> None:
+    """Run `n` inputs of a target, and fail with the smallest one that shows a fault; the same `start` gives the same
+    inputs."""
+    with Box(target) as box:
+        assert not box.faults(target.valid)
 
         @seed(zlib.crc32(target.name.encode()) + start)
-        @settings(
-            max_examples=n,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(max_examples=n, database=None, deadline=None, phases=[Phase.generate, Phase.shrink],
+                  suppress_health_check=list(HealthCheck))
         @given(target.make)
-        def one(files):
-            faults = box.run(target, files)
-            report.inputs += 1
-            report.failed += bool(faults)
-            for fault in faults:
-                report.counts[fault] = report.counts.get(fault, 0) + 1
-                if fault not in report.worst or size_of(files) < size_of(report.worst[fault]):
-                    report.worst[fault] = files
-            if tell:
-                tell(report)
+        def runs_as_documented(files):
+            faults = box.faults(files)
+            changed = {name: data for name, data in files.items() if data != target.valid.get(name)}
+            assert not faults, f"{faults[0]}\n{target.name!r}, {changed!r:.3000}"
 
-        one()
-    report.seconds = time.perf_counter() - began
-    return report
-
-
-def as_test(target: Target, files: Files) -> str:
-    """A row to paste into found.py: the files that differ from the valid input, long runs written as products."""
-    changed = {name: data for name, data in files.items() if data != target.valid.get(name)}
-    return f"({target.name!r}, {{{', '.join(f'{name!r}: {_short(data)}' for name, data in changed.items())}}}),"
-
-
-def _short(data: bytes) -> str:
-    parts = re.split(rb"((.{1,5}?)\2{40,})", data, flags=re.DOTALL)
-    out = [repr(parts[0])] * bool(parts[0])
-    for run, unit, rest in zip(parts[1::3], parts[2::3], parts[3::3]):
-        out += [f"{unit!r} * {len(run) // len(unit)}", *([repr(rest)] if rest else [])]
-    return " + ".join(out) or "b''"
-
-
-def all_targets() -> dict[str, Target]:
-    """Every target by name, from the modules beside this one."""
-    import importlib
-
-    found = [
-        one
-        for path in sorted(Path(__file__).parent.glob("targets_*.py"))
-        for one in importlib.import_module(path.stem).TARGETS
-    ]
-    assert len({one.name for one in found}) == len(found)
-    return {one.name: one for one in found}
-
-
-PER_TARGET = 60  # inputs in CI
-
-
-def run_some(target: Target) -> None:
-    """What CI asks of a target: the valid input works, and none of `PER_TARGET` inputs near it shows a fault."""
-    with Box() as box:
-        box.warm(target)
-        assert not box.run(target, target.valid)
-    report = fuzz(target, PER_TARGET)
-    assert not report.worst, "\n".join(
-        f"{fault.what} at {fault.where}\n{fault.text}\n{as_test(target, files)[:3000]}"
-        for fault, files in report.worst.items()
-    )
+        runs_as_documented()

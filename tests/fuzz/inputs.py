@@ -1,4 +1,4 @@
-"""How hostile inputs are made: a small valid input with a few edits, as a document, as a text or as bytes."""
+"""How hostile inputs are made: a small valid input with a few edits, as a document, as words or as bytes."""
 
 import io
 import json
@@ -61,7 +61,9 @@ def plain(value):
     """The document again, with `Raw` as the text that it is; of a doubled key the last counts."""
     if isinstance(value, Pairs):
         return {key: plain(one) for key, one in value}
-    return [plain(one) for one in value] if isinstance(value, list) else str(value) if isinstance(value, Raw) else value
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return str(value) if isinstance(value, Raw) else value
 
 
 def written(value) -> str:
@@ -71,6 +73,10 @@ def written(value) -> str:
     if isinstance(value, Pairs):
         return "{" + ", ".join(f"{json.dumps(str(key))}: {written(one)}" for key, one in value) + "}"
     return "[" + ", ".join(map(written, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _places(value, found):
@@ -90,127 +96,69 @@ def edited(document, edits):
             break
         where, n = found[place % len(found)]
         named = isinstance(where, Pairs)
-        if what == "put":
-            where[n] = [where[n][0], pairs(value)] if named else pairs(value)
-        elif what == "drop" and where is not top:
+        old = where[n][1] if named else where[n]
+        if what == "drop" and where is not top:
             del where[n]
-        elif what == "twice":
-            where.insert(n, deepcopy(where[n]))
         elif what == "many":
-            where[n:n] = deepcopy(where[n : n + 1]) * 40
-        elif what == "nest":
-            where[n] = [where[n][0], [where[n][1]]] if named else [where[n]]
+            where[n:n] = [deepcopy(where[n]) for _ in range(1 + 39 * (place % 2))]
         elif what == "name" and named:
-            where[n] = [value if isinstance(value, str) else str(value)[:99], where[n][1]]
-        elif what == "other":
+            where[n] = [value if isinstance(value, str) else str(value)[:99], old]
+        elif what in ("put", "nest", "other"):
             source, m = found[(place * 7 + 3) % len(found)]
             other = deepcopy(source[m][1] if isinstance(source, Pairs) else source[m])
-            where[n] = [where[n][0], other] if named else other
+            new = {"put": pairs(value), "nest": [old], "other": other}[what]
+            where[n] = [where[n][0], new] if named else new
     return top[0] if top else None
 
 
-_WORD, _IN_WORD = re.compile(r"[\w.+-]+|[^\w\s]"), re.compile(r"[\w.+-]")
-
-
 def retyped(text: str, edits) -> str:
-    """A text after some edits (place, what to do, word)."""
-    for place, what, word in edits:
-        start = place % (len(text) + 1)
-        while 0 < start < len(text) and _IN_WORD.match(text, start) and _IN_WORD.match(text, start - 1):
-            start -= 1  # a whole word, not its end
-        one = _WORD.search(text, start) or _WORD.search(text) or re.match("", text)
-        lines = text.splitlines(True) if what in ("drop line", "twice", "line") else []
-        lines, n = lines or [""], place % (len(lines) or 1)
-        if what == "put":
-            text = text[: one.start()] + word + text[one.end() :]
-        elif what == "insert":
-            text = text[: one.start()] + word + text[one.start() :]
-        elif what == "cut":
-            text = text[: one.end()]
-        elif what == "drop line":
-            text = "".join(lines[:n] + lines[n + 1 :])
-        elif what == "twice":
-            text = "".join(lines[: n + 1] + lines[n:])
-        elif what == "line":
-            text = "".join([*lines[:n], word + "\n", *lines[n + 1 :]])
-    return text
+    """A text after some edits of its words, signs and spaces (place, what to do, word)."""
+    words = edited(re.findall(r"[\w.+-]+|\s+|[^\w\s]", text), edits)
+    return "".join(map(str, words)) if isinstance(words, list) else str(words)
 
 
 def spliced(data: bytes, edits) -> bytes:
     """Bytes after some edits (place, what to do, bytes)."""
     for place, what, piece in edits:
         n = place % (len(data) + 1)
-        if what == "flip" and data:
-            n %= len(data)
-            data = data[:n] + bytes([data[n] ^ (1 << place % 8)]) + data[n + 1 :]
+        if what == "flip":
+            data = data[:n] + bytes(one ^ (1 << place % 8) for one in data[n:n + 1]) + data[n + 1:]
         elif what == "cut":
             data = data[:n]
+        elif what == "behead":
+            data = data[n:]
         elif what == "insert":
             data = data[:n] + piece + data[n:]
         elif what == "put":
-            data = data[:n] + piece + data[n + len(piece) :]
-        elif what == "behead":
-            data = data[n:]
-        elif what == "move":
-            m = place * 31 % (len(data) + 1)
-            data = data[:n] + data[m : m + 64] + data[n:]
+            data = data[:n] + piece + data[n + len(piece):]
     return data
 
 
-_NUMBER = st.integers(0, 2**20)
-_FEW = {"min_size": 1, "max_size": 3}
-values = (
-    st.sampled_from(VALUES)
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.lists(st.floats(-200, 200), max_size=5)
-)
+def _edits(whats, pieces):
+    return st.lists(st.tuples(st.integers(0, 2**20), st.sampled_from(whats), pieces), min_size=1, max_size=3)
+
+
+values = (st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=8)
+          | st.lists(st.floats(-200, 200), max_size=5))
 words = st.sampled_from(WORDS) | st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
-value_edits = st.lists(
-    st.tuples(
-        _NUMBER, st.sampled_from(["put", "put", "put", "put", "drop", "twice", "many", "nest", "name", "other"]), values
-    ),
-    **_FEW,
-)
-word_edits = st.lists(
-    st.tuples(_NUMBER, st.sampled_from(["put", "put", "insert", "cut", "drop line", "twice", "line"]), words), **_FEW
-)
-byte_edits = st.lists(
-    st.tuples(
-        _NUMBER,
-        st.sampled_from(["flip", "flip", "cut", "insert", "put", "behead", "move"]),
-        st.sampled_from(BYTES) | st.binary(max_size=8),
-    ),
-    **_FEW,
-)
-raw = (
-    st.binary(max_size=200)
-    | st.text(max_size=60).map(_bytes := lambda text: text.encode("utf-8", "surrogatepass"))
-    | st.sampled_from(
-        [written(one).encode("utf-8", "surrogatepass") for one in VALUES] + [_bytes(one) for one in WORDS]
-    )
-)
+value_edits = _edits(["put", "put", "put", "put", "drop", "many", "nest", "name", "other"], values)
+word_edits = _edits(["put", "put", "put", "drop", "many", "other"], words)
+byte_edits = _edits(["flip", "flip", "cut", "insert", "put", "behead"], st.sampled_from(BYTES) | st.binary(max_size=8))
+raw = (st.binary(max_size=200) | st.text(max_size=60).map(encoded)
+       | st.sampled_from([encoded(written(one)) for one in VALUES] + [encoded(one) for one in WORDS]))
 
 
 def json_bytes(base):
     """JSON files near `base`: edited as documents most of the time, else as texts, as bytes, or anything."""
     tree, text = pairs(base), json.dumps(base)
     document = value_edits.map(lambda edits: written(edited(tree, edits)).encode())
-    return st.one_of(
-        document,
-        document,
-        document,
-        word_edits.map(lambda edits: _bytes(retyped(text, edits))),
-        byte_edits.map(lambda edits: spliced(text.encode(), edits)),
-        raw,
-    )
+    return st.one_of(document, document, document, text_bytes(text))
 
 
 def text_bytes(base: str):
     """Text files near `base`."""
-    text = word_edits.map(lambda edits: _bytes(retyped(base, edits)))
-    return st.one_of(text, text, text, byte_edits.map(lambda edits: spliced(base.encode(), edits)), raw)
+    text = word_edits.map(lambda edits: encoded(retyped(base, edits)))
+    return st.one_of(text, text, byte_edits.map(lambda edits: spliced(base.encode(), edits)), raw)
 
 
 def any_bytes(base: bytes):
@@ -225,9 +173,8 @@ def built(base, build):
     tree = pairs(base)
 
     def write(edits):
-        document = plain(edited(tree, edits))
         try:
-            return build(document)
+            return build(plain(edited(tree, edits)))
         except Exception:  # the writer refuses it, so there is no such file
             return build(base)
 
@@ -243,33 +190,22 @@ def zip_bytes(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def zipped(members: dict[str, bytes], make=None):
-    """Zip files near one with these members; `make(name, bytes)` is the strategy of a member."""
-    make = make or (lambda name, data: any_bytes(data))
-    inside = one_edited(members, make).map(zip_bytes)
-    return st.one_of(inside, inside, any_bytes(zip_bytes(members)))
-
-
-def one_edited(files: dict[str, bytes], make):
-    """`files` with one of them, or two, taken from its own strategy `make(name, bytes)`."""
-    made = {name: make(name, data) for name, data in files.items()}
-    one = st.one_of([strategy.map(lambda data, name=name: {**files, name: data}) for name, strategy in made.items()])
-    two = st.lists(
-        st.one_of([st.tuples(st.just(name), strategy) for name, strategy in made.items()]), min_size=2, max_size=2
-    ).map(lambda found: {**files, **dict(found)})
-    return one if len(files) == 1 else st.one_of(one, one, one, two)
-
-
-def by_suffix(name: str, data: bytes):
-    """The strategy of a file by its name."""
-    suffix = name.rsplit(".", 1)[-1]
-    if suffix in ("json", "ipynb"):
-        return json_bytes(json.loads(data))
-    if suffix in ("xml", "txt", "csv", "tsv", "toml", "ini", "jsonl", "md", "lua"):
-        return text_bytes(data.decode())
-    return any_bytes(data)
-
-
 def near(files: dict[str, bytes], **special):
-    """Folders of files near these; special: strategies of single files, by name."""
-    return one_edited(files, lambda name, data: special[name] if name in special else by_suffix(name, data))
+    """Folders of files near these, one or two of them changed; special: strategies of single files, by name."""
+    made = {}
+    for name, data in files.items():
+        suffix = name.rsplit(".", 1)[-1]
+        if name in special:
+            made[name] = special[name]
+        elif suffix in ("json", "ipynb"):
+            made[name] = json_bytes(json.loads(data))
+        elif suffix in ("xml", "txt", "csv", "tsv", "toml", "ini"):
+            made[name] = text_bytes(data.decode())
+        else:
+            made[name] = any_bytes(data)
+    changed = st.one_of([st.tuples(st.just(name), strategy) for name, strategy in made.items()])
+    return st.lists(changed, min_size=1, max_size=min(2, len(files))).map(lambda found: {**files, **dict(found)})
+
+
+def js(value) -> bytes:
+    return json.dumps(value).encode()

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 from harness import Target
-from inputs import any_bytes, built, near
+from inputs import built, js, near
 from PIL import Image
 
 from qgcam_lib.data.coco.files import read_captions, read_instances
@@ -34,145 +34,45 @@ from qgcam_lib.data.visual_genome.annotations import (
 from qgcam_lib.phrase_detection.questions import load_tricd_vqa
 
 
-def js(value) -> bytes:
-    return json.dumps(value).encode()
-
-
-def picture(kind: str = "PNG", size=(40, 30)) -> bytes:
+def picture(kind: str = "PNG") -> bytes:
     out = io.BytesIO()
-    Image.new("RGB", size, (200, 30, 30)).save(out, kind)
+    Image.new("RGB", (40, 30), (200, 30, 30)).save(out, kind)
     return out.getvalue()
-
-
-def read_all(dataset):
-    """All that a loader by picture gives: examples, problems, the data card."""
-    examples = list(dataset)
-    assert all(len(one.boxes) and np.isfinite(one.boxes).all() for one in examples), "a box that is not finite"
-    for one in examples:
-        (height, width), boxes = one.size, one.boxes
-        assert (boxes >= 0).all() and (boxes[:, [0, 2]] <= width).all() and (boxes[:, [1, 3]] <= height).all(), (
-            "a box outside"
-        )
-        assert (boxes[:, 2:] > boxes[:, :2]).all(), "a box without area"
-    assert len(examples) == len(dataset)
-    return dataset.describe(), dataset.verify()
-
-
-def both_ways(make):
-    """The loader, which stops at a fault, and the same that goes on."""
-
-    def call(folder):
-        read_all(make(folder, "record"))
-        read_all(make(folder, "raise"))
-
-    return call
-
-
-def finite_pairs(data):
-    assert np.isfinite(data.truth).all() and (data.truth[:, 2:] >= data.truth[:, :2]).all()
-    assert len(data.rival_of) == len(data.phrases) == len(data.has_rival)
-    tricd_content(data)
 
 
 TRICD = {
     "categories": [{"id": 1, "name": "object"}],
-    "images": [
-        {
-            "id": n + 2 * k + 1,
-            "file_name": f"7_{n}.png",
-            "caption": ("cats on a mat", "rabbits on it")[n ^ k],
-            "positive": not k,
-            "original_id": f"1_{n}",
-            "coco_type": "object",
-            "phrases": {str(n + 2 * k + 1): [[0, 4]]},
-            "height": 96,
-            "width": 96,
-            "source": "coco",
-        }
-        for k in (0, 1)
-        for n in (0, 1)
-    ],
-    "annotations": [
-        {"id": n, "image_id": n, "phrase_id": n, "category_id": 1, "bbox": [24.0, 57.0, 18.0, 22.0]} for n in (1, 2)
-    ],
+    "images": [{"id": n + 2 * k + 1, "file_name": f"7_{n}.png", "caption": ("cats on a mat", "rabbits on it")[n ^ k],
+                "positive": not k, "original_id": f"1_{n}", "coco_type": "object",
+                "phrases": {str(n + 2 * k + 1): [[0, 4]]}, "height": 96, "width": 96, "source": "coco"}
+               for k in (0, 1) for n in (0, 1)],
+    "annotations": [{"id": n, "image_id": n, "phrase_id": n, "category_id": 1, "bbox": [24.0, 57.0, 18.0, 22.0]}
+                    for n in (1, 2)],
 }
-VQA = {
-    "questions": [{"image_id": 1, "question_id": 1, "question": "are there cats", "file_name": "7_0.png"}],
-    "annotations": [
-        {"image_id": 1, "answer_id": 1, "answer": 1, "answer_type": "yes/no", "source": "coco", "coco_type": "object"}
-    ],
-}
-INFO = {"info": {}, "licenses": []}
+VQA = {"questions": [{"image_id": 1, "question_id": 1, "question": "are there cats", "file_name": "7_0.png"}],
+       "annotations": [{"image_id": 1, "answer_id": 1, "answer": 1, "answer_type": "yes/no", "source": "coco",
+                        "coco_type": "object"}]}
+IMAGES = [{"id": 30, "file_name": "COCO_val2014_000000000030.jpg", "height": 96, "width": 96}]
 COCO = {
-    **INFO,
-    "images": [{"id": 30, "file_name": "COCO_val2014_000000000030.jpg", "height": 96, "width": 96}],
+    "info": {}, "licenses": [], "images": IMAGES,
     "annotations": [
-        {
-            "id": 60,
-            "image_id": 30,
-            "category_id": 63,
-            "bbox": [44.0, 40.0, 51.0, 28.0],
-            "area": 1031.0,
-            "iscrowd": 0,
-            "segmentation": {"counts": [100, 20, 9096], "size": [96, 96]},
-        },
-        {
-            "id": 61,
-            "image_id": 30,
-            "category_id": 63,
-            "bbox": [4.0, 4.0, 5.0, 8.0],
-            "area": 40.0,
-            "iscrowd": 0,
-            "segmentation": [[4, 4, 9, 4, 9, 12, 4, 12]],
-        },
-    ],
+        {"id": 60, "image_id": 30, "category_id": 63, "bbox": [44.0, 40.0, 51.0, 28.0], "area": 1031.0, "iscrowd": 0,
+         "segmentation": {"counts": [100, 20, 9096], "size": [96, 96]}},
+        {"id": 61, "image_id": 30, "category_id": 63, "bbox": [4.0, 4.0, 5.0, 8.0], "area": 40.0, "iscrowd": 0,
+         "segmentation": [[4, 4, 9, 4, 9, 12, 4, 12]]}],
     "categories": [{"id": 63, "name": "couch", "supercategory": "furniture"}],
 }
-CAPTIONS = {
-    **INFO,
-    "images": COCO["images"],
-    "annotations": [{"id": 15, "image_id": 30, "caption": "A ball sits on a sofa."}],
-}
-SPATIAL = [
-    {
-        "url": "https://a.invalid/b/1_8c.jpg",
-        "nsid": "x",
-        "height": 30,
-        "width": 40,
-        "split": "test",
-        "annotations": [
-            {
-                "_id": "b1e9",
-                "predicate": "above",
-                "subject": {"name": "balloon", "bbox": [1, 9, 9, 24], "x": 12, "y": 5},
-                "object": {"name": "table", "bbox": [20, 28, 8, 33], "x": 12, "y": 24},
-                "label": True,
-            },
-            {
-                "_id": "9fd2",
-                "predicate": "under",
-                "subject": {"name": "balloon", "bbox": [1, 9, 9, 24]},
-                "object": {"name": "table", "bbox": [20, 28, 8, 33]},
-                "label": False,
-            },
-        ],
-    }
-]
-REFS = [
-    {
-        "ref_id": 1,
-        "ann_id": 60,
-        "image_id": 30,
-        "split": "val",
-        "category_id": 63,
-        "file_name": "COCO_30.jpg",
-        "sent_ids": [0, 1],
-        "sentences": [
-            {"sent_id": 0, "sent": "the sofa", "raw": "The sofa", "tokens": ["the", "sofa"]},
-            {"sent_id": 1, "sent": "red sofa", "raw": "Red sofa", "tokens": ["red", "sofa"]},
-        ],
-    }
-]
+CAPTIONS = {"info": {}, "licenses": [], "images": IMAGES,
+            "annotations": [{"id": 15, "image_id": 30, "caption": "A ball sits on a sofa."}]}
+ENDS = {"subject": {"name": "balloon", "bbox": [1, 9, 9, 24], "x": 12, "y": 5},
+        "object": {"name": "table", "bbox": [20, 28, 8, 33]}}
+SPATIAL = [{"url": "https://a.invalid/b/1_8c.jpg", "nsid": "x", "height": 30, "width": 40, "split": "test",
+            "annotations": [{"_id": "b1e9", "predicate": "above", "label": True, **ENDS},
+                            {"_id": "9fd2", "predicate": "under", "label": False, **ENDS}]}]
+REFS = [{"ref_id": 1, "ann_id": 60, "image_id": 30, "split": "val", "category_id": 63, "file_name": "COCO_30.jpg",
+         "sent_ids": [0, 1],
+         "sentences": [{"sent_id": 0, "sent": "the sofa", "raw": "The sofa", "tokens": ["the", "sofa"]},
+                       {"sent_id": 1, "sent": "red sofa", "raw": "Red sofa", "tokens": ["red", "sofa"]}]}]
 ENTITIES = {
     "Annotations/30.xml": b"""<annotation><filename>30.png</filename>
 <size><width>40</width><height>30</height><depth>3</depth></size>
@@ -184,274 +84,154 @@ ENTITIES = {
     "test.txt": b"30\n",
     "images/30.png": picture(),
 }
-VG_NAMES = {"object_id": 1, "x": 3, "y": 5, "w": 3, "h": 2, "names": ["horse"], "synsets": []}
-RELATIONSHIPS = [
-    {
-        "image_id": 4,
-        "relationships": [
-            {
-                "relationship_id": 1,
-                "predicate": "in",
-                "synsets": [],
-                "subject": VG_NAMES,
-                "object": {"object_id": 2, "name": "box", "x": 1, "y": 2, "w": 3, "h": 4},
-            }
-        ],
-    }
-]
-REGIONS = [
-    {
-        "id": 4,
-        "regions": [{"region_id": 4, "image_id": 4, "x": 5, "y": 4, "width": 3, "height": 3, "phrase": "black rabbit"}],
-    }
-]
-IMAGE_DATA = [
-    {
-        "image_id": 4,
-        "url": "https://a.invalid/VG_100K/4.jpg",
-        "width": 96,
-        "height": 96,
-        "coco_id": None,
-        "flickr_id": 3,
-    }
-]
-GQA = {
-    "07": {
-        "imageId": "23",
-        "question": "Is it?",
-        "answer": "yes",
-        "fullAnswer": "Yes, it is.",
-        "isBalanced": True,
-        "groups": {"global": None, "local": "06-x"},
-        "types": {"detailed": "a", "semantic": "rel", "structural": "verify"},
-        "semantic": [
-            {"operation": "select", "argument": "cat (1)", "dependencies": []},
-            {"operation": "exist", "argument": "?", "dependencies": [0]},
-        ],
-    }
-}
-GRAPHS = {
-    "23": {
-        "width": 96,
-        "height": 96,
-        "objects": {
-            "1": {
-                "name": "cat",
-                "x": 1,
-                "y": 2,
-                "w": 3,
-                "h": 4,
-                "attributes": ["red"],
-                "relations": [{"object": "1", "name": "on"}],
-            }
-        },
-    }
-}
-RAW_ADV = {
-    "A_1": {
-        "most_confused_bbox_number": "2",
-        "GT_bbox_number": "1",
-        "most_confused_bbox_GT_desc": "the red ball",
-        "raw_str": "the ball",
-        "bbox_candidates_map": json.dumps({"1": [5.0, 6.0, 6.0, 4.0], "2": [5.0, 4.0, 2.0, 2.0]}),
-        "annID": "1",
-        "refID": "6",
-        "imgID": "7",
-        "img_file_name": "COCO_train2014_000000000007.jpg",
-        "assigns": [{"dropdownselect": "2"}, {"dropdownselect": "0"}, {"dropdownselect": "2"}],
-    }
-}
-LABELLED_ADV = {
-    "annotations": [
-        {
-            "annID": 3,
-            "label": label,
-            "gt_bbox": 2,
-            "bboxes": {"1": [8.0, 7.0, 4.0, 7.0], "2": [6.0, 6.0, 4.0, 8.0]},
-            "expression": "the kite",
-            "img_file_name": "COCO_train2014_000000000007_3.jpg",
-        }
-        for label in ("easy", "hard")
-    ]
-}
-RELATION = {
-    "30": {
-        "positive_image_ids": [1, 2],
-        "negative_image_ids": [3],
-        "positive_prompt": "a man on a horse",
-        "negative_prompt": "a dog on a",
-        "negative_object": "dog",
-        "positive_object": "man",
-        "negative_predicate_prompt": "a man under a horse",
-    }
-}
-SWAP = [
-    {
-        "img1_prompt": "a red ball",
-        "img1_id": "1",
-        "img1_composition": "red",
-        "img1_object": "ball",
-        "img2_prompt": "a blue ball",
-        "img2_id": 2,
-        "img2_composition": "blue",
-        "img2_object": "ball",
-        "id": "9",
-        "kind": "attribute",
-        "category": "color",
-    }
-]
+HORSE = {"object_id": 1, "x": 3, "y": 5, "w": 3, "h": 2, "names": ["horse"], "synsets": []}
+RELATIONSHIPS = [{"image_id": 4, "relationships": [
+    {"relationship_id": 1, "predicate": "in", "synsets": [], "subject": HORSE,
+     "object": {"object_id": 2, "name": "box", "x": 1, "y": 2, "w": 3, "h": 4}}]}]
+REGIONS = [{"id": 4, "regions": [{"region_id": 4, "image_id": 4, "x": 5, "y": 4, "width": 3, "height": 3,
+                                  "phrase": "black rabbit"}]}]
+IMAGE_DATA = [{"image_id": 4, "url": "https://a.invalid/VG_100K/4.jpg", "width": 96, "height": 96, "coco_id": None,
+               "flickr_id": 3}]
+GQA = {"07": {"imageId": "23", "question": "Is it?", "answer": "yes", "fullAnswer": "Yes, it is.", "isBalanced": True,
+              "groups": {"global": None, "local": "06-x"},
+              "types": {"detailed": "a", "semantic": "rel", "structural": "verify"},
+              "semantic": [{"operation": "select", "argument": "cat (1)", "dependencies": []},
+                           {"operation": "exist", "argument": "?", "dependencies": [0]}]}}
+GRAPHS = {"23": {"width": 96, "height": 96, "objects": {
+    "1": {"name": "cat", "x": 1, "y": 2, "w": 3, "h": 4, "attributes": ["red"],
+          "relations": [{"object": "1", "name": "on"}]}}}}
+RAW_ADV = {"A_1": {
+    "most_confused_bbox_number": "2", "GT_bbox_number": "1", "most_confused_bbox_GT_desc": "the red ball",
+    "raw_str": "the ball", "bbox_candidates_map": json.dumps({"1": [5.0, 6.0, 6.0, 4.0], "2": [5.0, 4.0, 2.0, 2.0]}),
+    "annID": "1", "refID": "6", "imgID": "7", "img_file_name": "COCO_train2014_000000000007.jpg",
+    "assigns": [{"dropdownselect": "2"}, {"dropdownselect": "0"}, {"dropdownselect": "2"}]}}
+LABELLED_ADV = {"annotations": [
+    {"annID": 3, "label": label, "gt_bbox": 2, "bboxes": {"1": [8.0, 7.0, 4.0, 7.0], "2": [6.0, 6.0, 4.0, 8.0]},
+     "expression": "the kite", "img_file_name": "COCO_train2014_000000000007_3.jpg"} for label in ("easy", "hard")]}
+RELATION = {"30": {"positive_image_ids": [1, 2], "negative_image_ids": [3], "positive_prompt": "a man on a horse",
+                   "negative_prompt": "a dog on a", "negative_object": "dog", "positive_object": "man",
+                   "negative_predicate_prompt": "a man under a horse"}}
+SWAP = [{"img1_prompt": "a red ball", "img1_id": "1", "img1_composition": "red", "img1_object": "ball",
+         "img2_prompt": "a blue ball", "img2_id": 2, "img2_composition": "blue", "img2_object": "ball", "id": "9",
+         "kind": "attribute", "category": "color"}]
 BACKGROUND = [{"image_id": 30, "image": "30.png", "annotations": {"dog": [[1, 2, 3, 4]]}}]
 OBJECT = [{"image_id": 30, "object": "dog", "other_objects": ["cat"], "path": "dog_30.jpg"}]
-RELCOMP = [
-    {
-        "id": "1",
-        "image": 30,
-        "caption": "a dog on a cat",
-        "positive": "a dog on a cat",
-        "negative": "a cat on a dog",
-        "kind": "predicate",
-    }
-]
+RELCOMP = [{"id": "1", "image": 30, "caption": "a dog on a cat", "positive": "a dog on a cat",
+            "negative": "a cat on a dog", "kind": "predicate"}]
 CLASSES = b"class,prompt\ndog,a dog\ncat,a cat\nbird,a bird\n"
 
 
-def _of_json(name, base, call, **options):
-    return Target(
-        name, {"a.json": js(base)}, lambda folder: call(folder / "a.json"), near({"a.json": js(base)}), **options
-    )
-
-
-def _refer(folder, on_error):
-    return Refer(folder, "refcoco", "val", on_error=on_error)
-
-
-def _folder(name, files, call, **special):
-    return Target(name, files, call, near(files, **special))
-
-
-def _text(name, text, call):
-    files = {"a.txt": text.encode()}
-    return Target(
-        name,
-        files,
-        lambda folder: call((folder / "a.txt").read_text(encoding="utf-8", errors="surrogateescape")),
-        near(files),
-    )
-
-
-def _plain_pickle(folder):
-    return read_plain_pickle(folder / "a.p")
-
-
-def _pickled(value):
+def pickled(value) -> bytes:
     return pickle.dumps(value, protocol=2)
 
 
-def _masks(folder):
-    for one in sum(read_instances(folder / "a.json", on_error="record").objects.values(), ()):
+def both_ways(read):
+    """A reader, as it goes on at a fault, and as it stops."""
+    return lambda where: (read(where, on_error="record"), read(where, on_error="raise"))
+
+
+def whole(load):
+    """All that a loader by picture gives: examples, problems, the data card."""
+
+    def read(folder, on_error):
+        dataset = load(folder, on_error)
+        examples = list(dataset)
+        for one in examples:
+            (height, width), boxes = one.size, one.boxes
+            assert len(boxes) and np.isfinite(boxes).all(), "a box that is not finite"
+            assert (boxes >= 0).all() and (boxes <= [width, height] * 2).all(), "a box outside"
+            assert (boxes[:, 2:] > boxes[:, :2]).all(), "a box without area"
+        assert len(examples) == len(dataset)
+        return dataset.describe(), dataset.verify()
+
+    return both_ways(read)
+
+
+def finite_pairs(data):
+    assert np.isfinite(data.truth).all() and (data.truth[:, 2:] >= data.truth[:, :2]).all()
+    assert len(data.rival_of) == len(data.phrases) == len(data.has_rival)
+    tricd_content(data)
+
+
+def masks(path):
+    for one in sum(read_instances(path).objects.values(), ()):
         assert mask_of(one.segmentation, (96, 96)).shape == (96, 96)
 
 
-def _open(folder):
-    found = image_problems(folder / "a.png", (30, 40), folder)
-    image = open_image(folder / "a.png", (30, 40), "1")
+def opened(path):
+    found = image_problems(path, (30, 40), path.parent)
+    image = open_image(path, (30, 40), "1")
     assert image.size == (40, 30) and not [one for one in found if one.severity == "error"]
 
 
-def _probes(folder):
-    found = read_groups(folder / "a.json")
+def probes(path):
+    found = read_groups(path)
     assert len({one.id for one in found}) == len(found)
+    if path.with_name("prompt_classes.csv").is_file():
+        read_groups(path, images=path.parent)
 
 
-def _contexts(folder):
-    return read_groups(folder / "a.json", images=folder)
+def adversarial(path):
+    assert all(np.isfinite(one.box).all() for one in read_ref_adv(path))
 
 
-def _adv(path):
-    found = read_ref_adv(path, on_error="record")
-    assert all(np.isfinite(one.box).all() for one in found)
-    read_ref_adv(path)
+def choices(path):
+    found = read_ref_adv(path)
+    judge(found, shipped_choices(found), 2)
 
 
-_ADV_CARD = {"relcomp": RELCOMP, "relation": RELATION, "swap": SWAP}
-_REFER_FILES = {
-    "refcoco/refs(unc).p": _pickled(REFS),
-    "refcoco/instances.json": js(COCO),
-    "images/COCO_val2014_000000000030.jpg": picture("JPEG"),
-}
-_COCOG = {"refs(umd).p": _pickled(REFS), "instances.json": js(COCO)}
-_SPATIAL_FILES = {"annotations.json": js(SPATIAL), "images/flickr/1_8c.jpg": picture("JPEG")}
-_GQA_FILES = {"val_balanced_questions.json": js(GQA), "val_sceneGraphs.json": js(GRAPHS)}
+def sentences(path):
+    for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        parse_sentence(line)
+
+
+def of_folder(name, files, call, **special):
+    return Target(name, files, call, near(files, **special))
+
+
+def of_file(name, file, data, call, **options):
+    """A target that reads one file; call: with its path."""
+    files = {file: data if isinstance(data, bytes) else js(data)}
+    return Target(name, files, lambda folder: call(folder / file), near(files), **options)
+
+
+REFER = {"refcoco/refs(unc).p": pickled(REFS), "refcoco/instances.json": js(COCO),
+         "images/COCO_val2014_000000000030.jpg": picture("JPEG")}
+COCOG = {"refs(umd).p": pickled(REFS), "instances.json": js(COCO)}
+SPATIAL_FILES = {"annotations.json": js(SPATIAL), "images/flickr/1_8c.jpg": picture("JPEG")}
 TARGETS = [
-    _of_json("tricd annotations", TRICD, load_tricd, check=finite_pairs),
-    _of_json("tricd questions", VQA, load_tricd_vqa),
-    Target(
-        "coco instances",
-        {"a.json": js(COCO)},
-        lambda folder: (read_instances(folder / "a.json", on_error="record"), read_instances(folder / "a.json")),
-        near({"a.json": js(COCO)}),
-    ),
-    Target(
-        "coco captions",
-        {"a.json": js(CAPTIONS)},
-        lambda folder: (read_captions(folder / "a.json", on_error="record"), read_captions(folder / "a.json")),
-        near({"a.json": js(CAPTIONS)}),
-    ),
-    _folder(
-        "spatialsense", _SPATIAL_FILES, both_ways(lambda folder, on_error: SpatialSense(folder, on_error=on_error))
-    ),
-    _folder("refer", _REFER_FILES, both_ways(_refer), **{"refcoco/refs(unc).p": built(REFS, _pickled)}),
-    _folder(
-        "refcocog",
-        _COCOG,
-        lambda folder: (
-            refcocog(folder, "val", on_error="record"),
-            refcocog(folder, "val"),
-            refcocog(folder, "val", "released", on_error="record"),
-        ),
-        **{"refs(umd).p": built(REFS, _pickled)},
-    ),
-    _folder(
-        "flickr30k entities",
-        ENTITIES,
-        both_ways(lambda folder, on_error: Flickr30kEntities(folder, "test", on_error=on_error)),
-    ),
-    Target(
-        "flickr30k xml",
-        {"a.xml": ENTITIES["Annotations/30.xml"]},
-        lambda folder: parse_annotation((folder / "a.xml").read_bytes()),
-        near({"a.xml": ENTITIES["Annotations/30.xml"]}),
-    ),
-    _text(
-        "flickr30k sentence",
-        ENTITIES["Sentences/30.txt"].decode(),
-        lambda text: [parse_sentence(line) for line in text.splitlines()],
-    ),
-    _of_json("visual genome relationships", RELATIONSHIPS, lambda path: read_triplets(path).frame()),
-    _of_json("visual genome objects", [{"image_id": 4, "objects": [VG_NAMES]}], read_presence),
-    _of_json("visual genome regions", REGIONS, lambda path: list(read_regions(path))),
-    _of_json("visual genome images", IMAGE_DATA, read_images),
-    _folder(
-        "visual genome aliases", {"a.txt": b"man,guy\nwoman,lady\n"}, lambda folder: read_aliases(folder / "a.txt")
-    ),
-    _folder("gqa questions", _GQA_FILES, lambda folder: (Gqa(folder).describe(), list(scene_graphs(folder, "val")))),
-    _of_json("ref-adv raw", RAW_ADV, _adv),
-    _of_json("ref-adv labelled", LABELLED_ADV, _adv),
-    _of_json("ref-adv choices", RAW_ADV, lambda path: judge(found := read_ref_adv(path), shipped_choices(found), 2)),
-    *[_folder(f"probe {name}", {"a.json": js(base)}, _probes) for name, base in _ADV_CARD.items()],
-    *[
-        _folder(
-            f"probe {name}",
-            {"a.json": js(base), "prompt_classes.csv": CLASSES},
-            lambda folder: (_probes(folder), _contexts(folder)),
-        )
-        for name, base in (("background", BACKGROUND), ("object", OBJECT))
-    ],
-    _folder("probe classes", {"a.csv": CLASSES}, lambda folder: read_prompt_classes(folder / "a.csv")),
-    _folder("plain pickle", {"a.p": _pickled(REFS)}, _plain_pickle, **{"a.p": built(REFS, _pickled)}),
-    _folder("masks", {"a.json": js(COCO)}, _masks),
-    Target("picture", {"a.png": picture()}, _open, any_bytes(picture()).map(lambda data: {"a.png": data})),
-    Target(
-        "picture jpeg", {"a.png": picture("JPEG")}, _open, any_bytes(picture("JPEG")).map(lambda data: {"a.png": data})
-    ),
+    of_file("tricd annotations", "a.json", TRICD, load_tricd, check=finite_pairs),
+    of_file("tricd questions", "a.json", VQA, load_tricd_vqa),
+    of_file("coco instances", "a.json", COCO, read_instances),
+    of_file("coco captions", "a.json", CAPTIONS, read_captions),
+    of_file("masks", "a.json", COCO, masks),
+    of_folder("spatialsense", SPATIAL_FILES, whole(lambda root, on_error: SpatialSense(root, on_error=on_error))),
+    of_folder("refer", REFER, whole(lambda root, on_error: Refer(root, "refcoco", "val", on_error=on_error)),
+              **{"refcoco/refs(unc).p": built(REFS, pickled)}),
+    of_folder("refcocog", COCOG, lambda root: refcocog(root, "val"),
+              **{"refs(umd).p": built(REFS, pickled)}),
+    of_folder("flickr30k entities", ENTITIES,
+              whole(lambda root, on_error: Flickr30kEntities(root, "test", on_error=on_error))),
+    of_file("flickr30k xml", "a.xml", ENTITIES["Annotations/30.xml"], lambda path: parse_annotation(path.read_bytes())),
+    of_file("flickr30k sentence", "a.txt", ENTITIES["Sentences/30.txt"], sentences),
+    of_file("visual genome relationships", "a.json", RELATIONSHIPS, lambda path: read_triplets(path).frame()),
+    of_file("visual genome objects", "a.json", [{"image_id": 4, "objects": [HORSE]}], read_presence),
+    of_file("visual genome regions", "a.json", REGIONS, lambda path: list(read_regions(path))),
+    of_file("visual genome images", "a.json", IMAGE_DATA, read_images),
+    of_file("visual genome aliases", "a.txt", b"man,guy\nwoman,lady\n", read_aliases),
+    of_folder("gqa questions", {"val_balanced_questions.json": js(GQA), "val_sceneGraphs.json": js(GRAPHS)},
+              lambda root: (list(Gqa(root)), list(scene_graphs(root, "val")))),
+    of_file("ref-adv raw", "a.json", RAW_ADV, adversarial),
+    of_file("ref-adv labelled", "a.json", LABELLED_ADV, adversarial),
+    of_file("ref-adv choices", "a.json", RAW_ADV, choices),
+    of_file("probe relcomp", "a.json", RELCOMP, probes), of_file("probe relation", "a.json", RELATION, probes),
+    of_file("probe swap", "a.json", SWAP, probes),
+    of_folder("probe background", {"a.json": js(BACKGROUND), "prompt_classes.csv": CLASSES},
+              lambda root: probes(root / "a.json")),
+    of_folder("probe object", {"a.json": js(OBJECT), "prompt_classes.csv": CLASSES},
+              lambda root: probes(root / "a.json")),
+    of_file("probe classes", "a.csv", CLASSES, read_prompt_classes),
+    of_folder("plain pickle", {"a.p": pickled(REFS)}, lambda root: read_plain_pickle(root / "a.p"),
+              **{"a.p": built(REFS, pickled)}),
+    of_file("picture", "a.png", picture(), opened), of_file("picture jpeg", "a.png", picture("JPEG"), opened),
 ]

@@ -85,7 +85,7 @@ def intervals(frame) -> dict:
 def means(frame) -> dict:
     from qgcam_lib.statistics import summarize
 
-    return intervals(summarize(frame, [name for name in frame if name not in ("id", "group")]))
+    return intervals(summarize(frame, [name for name in frame if name not in ("id", "group", "protocol")]))
 
 
 # --- scores of stored arrays ------------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ def stored_scores() -> dict:
 def stored_audit() -> dict:
     """Every score of blip-base's stored maps under every open choice that needs no model."""
     from qgcam_lib.data.catalog import load_dataset
-    from qgcam_lib.grounding.audit import MapSet, open_choices, sensitivity
+    from qgcam_lib.grounding.audit import MapSet, sensitivity
+    from qgcam_lib.papers.q_groundcam.audit import open_choices
 
     asked = examples()
     maps = MapSet([e.id for e in asked], [e.group for e in asked], list(stored()["blip-base"]),
@@ -191,10 +192,12 @@ def judged(said: str):
 
 def scenes() -> dict:
     """Checksums of drawn scenes and of what is written about them, for each official format."""
+    from miniworld_sums import checksum_of
+
     from qgcam_lib import miniworld
 
-    return {"flickr30k": miniworld.checksum(range(12)), "refer": miniworld.refer_checksum(),
-            "spatialsense": miniworld.spatialsense_checksum(), "tricd": miniworld.tricd_checksum()}
+    return {"flickr30k": miniworld.checksum(range(12)),
+            **{name: checksum_of(name) for name in ("refer", "spatialsense", "tricd")}}
 
 
 EXACT = {"scores": stored_scores, "audit": stored_audit, "evaluation": stored_evaluation, "scenes": scenes}

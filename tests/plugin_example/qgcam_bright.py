@@ -4,8 +4,9 @@ import csv
 
 import numpy as np
 
+from qgcam_lib.data.by_image import ExampleList
 from qgcam_lib.data.catalog import Layout
-from qgcam_lib.data.records import ExampleList, GroundingExample
+from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.models.registry import ModelEntry
 
 

@@ -49,14 +49,6 @@ def blocks() -> list[Block]:
     return found
 
 
-def spoken() -> list[str]:
-    """The commands that stand in the running text, between single backticks."""
-    text = re.sub(r"^```.*?^```$", "", "\n".join((ROOT / name).read_text(encoding="utf-8")
-                                               for name in ("README.md", "CONTRIBUTING.md")), flags=re.M | re.S)
-    programs = r"qgcam |make |pip |python |jupyter |snakemake|nbdev-|papermill |pytest |lint-imports|\.ci/run"
-    return [span for span in re.findall(r"`([^`\n]+)`", text) if re.match(programs, span)]
-
-
 # --- what a reader has beside the commands ---------------------------------------------------------------------------
 
 def notebook(folder: Path) -> None:
@@ -79,6 +71,7 @@ def own_maps(folder: Path) -> None:
     rng = np.random.default_rng(0)
     save_file({name: rng.random((8, 8), dtype=np.float32) for name in "ab"}, folder / "maps.safetensors")
     (folder / "boxes.csv").write_text("id,x0,y0,x1,y1,height,width\na,0,0,20,20,64,96\nb,30,10,60,50,64,96\n")
+    (folder / "others.csv").write_text("id,group,pg_hit,io_ratio\na,a,1,0.5\nb,b,0,0.25\n")
 
 
 def own_detections(folder: Path) -> None:

@@ -6,17 +6,18 @@
 __all__ = ['CocoImage', 'CocoObject', 'CocoInstances', 'CocoCaptions', 'read_instances', 'read_captions']
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #f9d136b6
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AfterValidator
 
 from ...boxes import xywh_to_xyxy
 from .masks import mask_of
-from ..records import Problem, is_id, is_number, picture_size, plain_name
-from ...errors import FormatError
-from ...storage.json_reader import read_json
+from ...storage.fields import FileName, Length, Sized, Whole, Words, Xywh, checked, json_of
+from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #a182bda6
 @dataclass(frozen=True)
@@ -45,17 +46,12 @@ class CocoObject:
 @dataclass
 class CocoInstances:
     """What an instances file says. images: by number; classes: names of the categories in the order of their numbers;
-    objects: those of each picture that has any; lost: annotations that were left out, and why."""
+    objects: those of each picture that has any."""
 
     file: Path
-    images: dict[int, CocoImage] = field(default_factory=dict)
+    images: dict[int, CocoImage] = field(default_factory=dict, repr=False)
     classes: tuple[str, ...] = ()
-    objects: dict[int, tuple[CocoObject, ...]] = field(default_factory=dict)
-    lost: list[Problem] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        count = sum(map(len, self.objects.values()))
-        return f"CocoInstances({str(self.file)!r}: {len(self.images)} images, {len(self.classes)} classes, {count} objects)"
+    objects: dict[int, tuple[CocoObject, ...]] = field(default_factory=dict, repr=False)
 
     def of(self, image: int) -> tuple[CocoObject, ...]:
         """The objects of a picture; none when it has none."""
@@ -64,174 +60,128 @@ class CocoInstances:
     def mask(self, one: CocoObject) -> np.ndarray:
         """The pixels of an object, boolean [H, W]; all False for a region without area or outside the picture.
 
-        Errors: FormatError that names file, annotation and field for a segmentation that is none.
+        Errors: ExampleError that names file, annotation and field for a segmentation that is none.
         """
         size = self.images[one.image].size
         try:
             return mask_of(one.segmentation, size)
         except ValueError as error:
-            raise FormatError(f"{self.file}: annotation {one.id}: segmentation: {error}") from error
+            raise ExampleError(f"segmentation: {error}", f"annotation {one.id}", self.file) from error
 
 
 @dataclass
 class CocoCaptions:
     """What a captions file says. images: by number; captions: those of each picture that has any, in the order of the
-    file; lost: captions that were left out, and why."""
+    file."""
 
     file: Path
-    images: dict[int, CocoImage] = field(default_factory=dict)
-    captions: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    lost: list[Problem] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        count = sum(map(len, self.captions.values()))
-        return f"CocoCaptions({str(self.file)!r}: {len(self.images)} images, {count} captions)"
+    images: dict[int, CocoImage] = field(default_factory=dict, repr=False)
+    captions: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #5ce6440a
-class _Faults:
-    """Raises a FormatError at a fault, or keeps it in `lost` and goes on."""
-
-    def __init__(self, file: Path, on_error: str):
-        if on_error not in ("raise", "record"):
-            raise ValueError(f"on_error: expected 'raise' or 'record', got {on_error!r}")
-        self.file, self.raises, self.lost = file, on_error == "raise", []
-
-    def __call__(self, id: Any, key: str, problem: str, what: str = "annotation") -> None:
-        id = str(id)[:60]
-        if self.raises:
-            raise FormatError(f"{self.file}: {what} {id}: {key}: {problem}. Repair the file, or pass "
-                              f"on_error='record' to leave such {what}s out")
-        self.lost.append(Problem(self.file.name, f"{key}: {problem}", "error", id))
+@dataclass
+class _Image(Sized):
+    id: Whole
+    file_name: FileName
 
 
-def _content(file: Path) -> Any:
-    try:
-        return read_json(file, nan=True)
-    except FileNotFoundError as error:
-        raise FormatError(f"{file}: expected a JSON file of COCO, there is none") from error
+@dataclass
+class _Category:
+    id: Whole
+    name: Words
 
 
-def _list(content: Any, key: str, file: Path) -> list[dict]:
-    found = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise FormatError(f"{file}: expected a list of records under {key!r}, as COCO's annotation files have")
-    return found
+def _region(value: Any) -> Any:
+    if not isinstance(value, list | dict) or not value:
+        raise ValueError("expected polygons or an RLE")
+    return value
 
 
-def _number(value: Any) -> bool:
-    return is_id(value) and not isinstance(value, str)
+@dataclass
+class _Object:
+    id: Whole
+    image_id: Whole
+    category_id: Whole
+    bbox: Xywh
+    area: Length
+    segmentation: Annotated[Any, AfterValidator(_region)]
+    iscrowd: Literal[0, 1] = 0
+
+
+@dataclass
+class _Caption:
+    image_id: Whole
+    caption: Words
+    id: Whole = 0
+
+
+@dataclass
+class _CaptionsFile:
+    images: list[Any]
+    annotations: list[Any]
+
+
+@dataclass
+class _InstancesFile(_CaptionsFile):
+    categories: list[_Category]
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #f2460e83
-def _images(content: Any, file: Path, fault: _Faults) -> dict[int, CocoImage]:
-    """The pictures by number. A fault: one without a number of its own, a plain file name, or a size that is one."""
-    found = {}
-    for one in _list(content, "images", file):
-        id, key = one.get("id"), "file_name"
-        if not _number(id) or id in found:
-            fault(id, "id", "expected a number that no other picture has", "image")
-            continue
-        try:
-            name, key = plain_name(one.get("file_name")), "height, width"
-            sides = one.get("height"), one.get("width")
-            found[id] = CocoImage(id, name, None if sides == (None, None) else picture_size(*sides))
-        except ValueError as error:
-            fault(id, key, str(error), "image")
-    return found
-
-# %% ../../../nbs/lib/data/coco/02_files.ipynb #094190ea
-def _box(value: Any) -> tuple[float, float, float, float] | None:
-    """The box as half-open xyxy, or None when it is not four finite numbers with a width and height from 0 on."""
-    if not isinstance(value, list) or len(value) != 4 or not all(map(is_number, value)) or min(value[2:]) < 0:
-        return None
-    return tuple(map(float, xywh_to_xyxy([list(map(float, value))])[0]))
+def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None = None,
+          categories: Mapping[int, str] | None = None) -> Iterator[Any]:
+    """The rows as `kind`: each with an id of its own, and with a picture and a category among the given ones."""
+    what, seen = kind.__name__.strip("_").lower() if images is None else "annotation", set()
+    for row in rows:
+        where = f"{what} {row.get('id') if isinstance(row, dict) else row}"
+        one = checked(kind, row, where, file, "Repair the file")
+        for field, known in (("image_id", images), ("category_id", categories)):
+            if known is not None and getattr(one, field) not in known:
+                raise ExampleError(f"field {field!r}: {getattr(one, field)} is not in the file", where, file)
+        if one.id in seen:
+            raise ExampleError("field 'id': it is used twice", where, file)
+        seen.add(one.id)
+        yield one
 
 
-def _categories(content: Any, file: Path) -> dict[int, str]:
-    """Names of the categories by number, in the order of the numbers."""
-    listed = [(one.get("id"), one.get("name")) for one in _list(content, "categories", file)]
-    if not all(_number(id) and isinstance(name, str) and name for id, name in listed):
-        raise FormatError(f"{file}: categories: expected records with a number as id and a name")
-    if not len(dict(listed)) == len({name for _, name in listed}) == len(listed):
-        raise FormatError(f"{file}: categories: expected each number and each name once")
-    return dict(sorted(listed))
-
-
-def _object_fault(one: dict, images: dict, categories: dict, seen: set) -> tuple[str, str] | None:
-    """(field, what is wrong with it) of an annotation, None for a good one."""
-    id, image, area = one.get("id"), one.get("image_id"), one.get("area")
-    if not _number(id) or id in seen:
-        return "id", "expected a number that no other annotation has"
-    if not _number(image) or image not in images:
-        return "image_id", f"no picture has the number {image!r:.60}"
-    if images[image].size is None:
-        return "image_id", f"picture {image} states no height and width"
-    if not _number(one.get("category_id")) or one["category_id"] not in categories:
-        return "category_id", f"no category has the number {one.get('category_id')!r:.60}"
-    if not isinstance(one.get("segmentation"), list | dict) or not one["segmentation"]:
-        return "segmentation", f"expected polygons or an RLE, got {str(one.get('segmentation'))[:40]}"
-    if _box(one.get("bbox")) is None:
-        return "bbox", f"expected x, y, width, height, got {str(one.get('bbox'))[:60]}"
-    if not is_number(area) or area < 0:
-        return "area", f"expected a number of pixels, got {area!r:.60}"
-    if one.get("iscrowd", 0) not in (0, 1):
-        return "iscrowd", f"expected 0 or 1, got {one['iscrowd']!r:.60}"
-    return None
+def _images(rows: list, file: Path) -> dict[int, CocoImage]:
+    """The pictures by number."""
+    return {one.id: CocoImage(one.id, one.file_name, one.size) for one in _read(_Image, rows, file)}
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #55fcb2c6
-def read_instances(path: str | Path, *, on_error: str = "raise") -> CocoInstances:
+def read_instances(path: str | Path) -> CocoInstances:
     """The objects of a COCO instances file.
 
-    on_error: "raise" stops at the first broken picture or annotation, "record" leaves it out and keeps it in `lost`.
-    Errors: FormatError for a file that is none; and, naming file, annotation and field, for an annotation without a
+    Errors: ExampleError for a file that is none; and, naming file, annotation and field, for an annotation without a
     picture, with an unknown category, without a region or box, or that is there twice. The pixels of a region are
     looked at later, by `CocoInstances.mask`.
     """
     file = Path(path)
-    content, fault = _content(file), _Faults(Path(path), on_error)
-    images = _images(content, file, fault)
-    categories = _categories(content, file)
-    objects, seen = {}, set()
-    for one in _list(content, "annotations", file):
-        problem = _object_fault(one, images, categories, seen)
-        if problem:
-            fault(one.get("id"), *problem)
-            continue
-        seen.add(one["id"])
-        objects.setdefault(one["image_id"], []).append(CocoObject(
-            one["id"], one["image_id"], categories[one["category_id"]], one["segmentation"], _box(one["bbox"]),
-            float(one["area"]), bool(one.get("iscrowd", 0))))
-    return CocoInstances(file, images, tuple(categories.values()),
-                         {image: tuple(found) for image, found in objects.items()}, fault.lost)
+    content = checked(_InstancesFile, json_of(file), file=file)
+    images, objects = _images(content.images, file), {}
+    categories = {one.id: one.name for one in sorted(content.categories, key=lambda one: one.id)}
+    if not len(content.categories) == len(categories) == len(set(categories.values())):
+        raise ExampleError("categories: expected each number and each name once", file=file)
+    for one in _read(_Object, content.annotations, file, images, categories):
+        box = tuple(xywh_to_xyxy(one.bbox).tolist())
+        objects.setdefault(one.image_id, []).append(CocoObject(
+            one.id, one.image_id, categories[one.category_id], one.segmentation, box, one.area, bool(one.iscrowd)))
+    return CocoInstances(file, images, tuple(categories.values()), {image: tuple(found) for image, found in objects.items()})
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #1073694c
-def read_captions(path: str | Path, *, on_error: str = "raise",
-                  names: str = "COCO_val2014_{:012d}.jpg") -> CocoCaptions:
+def read_captions(path: str | Path) -> CocoCaptions:
     """The captions of a COCO captions file, or of a results file (a list of image_id and caption).
 
-    on_error: as in `read_instances`. names: COCO's rule from a picture's number to its file, for a results file.
-    Errors: FormatError for a file that is none; and, naming file, annotation and field, for a caption without a picture,
-    without words, or that is there twice.
+    Errors: ExampleError for a file that is none; and, naming file, annotation and field, for a caption without a
+    picture, without words, or that is there twice.
     """
     file = Path(path)
-    content, fault = _content(file), _Faults(Path(path), on_error)
+    content, captions = json_of(file), {}
     if isinstance(content, list):
-        wrong = [one for one in content if not isinstance(one, dict) or not _number(one.get("image_id"))]
-        if wrong:
-            raise FormatError(f"{file}: expected records with a number as image_id, got {str(wrong[0])[:60]}")
-        images = {one["image_id"]: CocoImage(one["image_id"], names.format(one["image_id"])) for one in content}
-        said = [{**one, "id": number} for number, one in enumerate(content)]
+        listed = [{**one, "id": number} for number, one in enumerate(checked(list[dict], content, file=file))]
+        numbers = {one.image_id for one in checked(list[_Caption], listed, file=file)}
+        images = {number: CocoImage(number, f"COCO_val2014_{number:012d}.jpg") for number in numbers}
     else:
-        images, said = _images(content, file, fault), _list(content, "annotations", file)
-    captions, seen = {}, set()
-    for one in said:
-        id, image, text = one.get("id"), one.get("image_id"), one.get("caption")
-        if not _number(id) or id in seen:
-            fault(id, "id", "expected a number that no other annotation has")
-        elif not _number(image) or image not in images:
-            fault(id, "image_id", f"no picture has the number {image!r:.60}")
-        elif not isinstance(text, str) or not text.strip():
-            fault(id, "caption", f"expected a sentence, got {text!r:.60}")
-        else:
-            seen.add(id)
-            captions.setdefault(image, []).append(" ".join(text.split()))
-    return CocoCaptions(file, images, {image: tuple(found) for image, found in captions.items()}, fault.lost)
+        both = checked(_CaptionsFile, content, file=file)
+        images, listed = _images(both.images, file), both.annotations
+    for one in _read(_Caption, listed, file, images):
+        captions.setdefault(one.image_id, []).append(" ".join(one.caption.split()))
+    return CocoCaptions(file, images, {image: tuple(found) for image, found in captions.items()})

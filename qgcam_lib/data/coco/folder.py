@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..by_image import MINIWORLD_MARKER, picture_path
 from .files import CocoCaptions, CocoInstances, read_captions, read_instances
 from ..records import Problem, image_problems, problem_frame
-from ...errors import ExampleError, FormatError
+from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/coco/03_folder.ipynb #ba1daf6f
 COCO_IMAGES = {"train2014": 82783, "val2014": 40504, "train2017": 118287, "val2017": 5000}
@@ -31,15 +31,14 @@ def coco_splits(folder: str | Path) -> list[str]:
 @dataclass(frozen=True)
 class Coco:
     """One split of COCO in its official layout. folder: holds annotations/ and the folders of pictures; split: as in
-    the file names, such as "val2014"; on_error: what a broken annotation does, "raise" or "record" (`read_instances`).
+    the file names, such as "val2014".
 
     `instances` and `captions` are read when they are first asked for. Errors: ExampleError for a folder or split that is
-    not there; FormatError as in `read_instances` and `read_captions`.
+    not there, and as in `read_instances` and `read_captions`.
     """
 
     folder: Path
     split: str = "val2014"
-    on_error: str = "raise"
 
     def __post_init__(self):
         object.__setattr__(self, "folder", Path(self.folder))
@@ -53,16 +52,11 @@ class Coco:
 
     @cached_property
     def instances(self) -> CocoInstances:
-        return read_instances(self._there("instances"), on_error=self.on_error)
+        return read_instances(self.file("instances"))
 
     @cached_property
     def captions(self) -> CocoCaptions:
-        return read_captions(self._there("captions"), on_error=self.on_error)
-
-    def _there(self, task: str) -> Path:
-        if not self.file(task).is_file():
-            raise ExampleError("the file is missing", file=self.file(task), remedy="It comes with COCO's annotations")
-        return self.file(task)
+        return read_captions(self.file("captions"))
 
     def picture(self, name: str) -> Path:
         """The picture of this name; where none is there, the place where it is expected."""
@@ -80,10 +74,9 @@ def _region_problems(instances: CocoInstances) -> list[Problem]:
         try:
             if not instances.mask(one).any():
                 found.append(Problem(instances.file.name, "segmentation: no pixel of the picture is in the region",
-                                     "warning", str(one.id)))
-        except FormatError as error:
-            found.append(Problem(instances.file.name, str(error).partition(f"annotation {one.id}: ")[2], "error",
-                                 str(one.id)))
+                                     "warning", f"annotation {one.id}"))
+        except ExampleError as error:
+            found.append(Problem.of(error))
     return found
 
 # %% ../../../nbs/lib/data/coco/03_folder.ipynb #edbfc603
@@ -117,9 +110,9 @@ def verify(self: Coco) -> pd.DataFrame:
     """Every fault: file, problem, severity ("error", "warning", "note"), id of the annotation."""
     try:
         parts = _parts(self)
-    except FormatError as error:
-        return problem_frame([Problem(self.file("instances").name, str(error))])
-    found = [problem for part in parts for problem in part.lost]
+    except ExampleError as error:
+        return problem_frame([Problem.of(error)])
+    found = []
     for part in parts:
         found += _region_problems(part) if isinstance(part, CocoInstances) else []
     sizes = {one.file_name: one.size for part in reversed(parts) for one in part.images.values()}

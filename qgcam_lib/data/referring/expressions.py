@@ -9,35 +9,27 @@ __all__ = ['Box', 'Expression', 'Expressions', 'of_split']
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastcore.basics import patch
+from pydantic import BeforeValidator
 
 from ...boxes import as_boxes, box_iou
-from ..records import Problem
-from ...errors import ExampleError
+from ..records import check_distinct
+from ...storage.fields import Text, Words, check_fields
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #b273412b
 Box = tuple[float, float, float, float]
 
 
-def _boxes(name: str, boxes: Any, example: str) -> tuple[Box, ...]:
-    """Boxes as tuples of floats; ExampleError for what is no box."""
+def _boxes(boxes: Any) -> tuple[Box, ...]:
+    """Boxes as tuples of floats. Errors: ValueError."""
     try:
         array = as_boxes(np.array([tuple(box) for box in boxes], dtype=np.float64).reshape(-1, 4))
-    except (TypeError, ValueError, OverflowError) as error:
-        text = str(error).removeprefix("boxes: ")
-        raise ExampleError(f"{name}: {text:.200}", example) from error
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"expected boxes: {error}") from error
     return tuple(tuple(box) for box in array.tolist())
-
-
-def _check_texts(expression: Any, *names: str, empty: bool = False) -> None:
-    for name in names:
-        value = getattr(expression, name)
-        if not isinstance(value, str) or not (empty or value.strip()):
-            expected = "a text" if empty else "a text that is not empty"
-            raise ExampleError(f"{name}: expected {expected}, got {value!r:.60}", str(expression.id)[:60])
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #409d8358
 @dataclass(frozen=True)
@@ -55,58 +47,43 @@ class Expression:
     Errors: ExampleError with the expression's id: an empty text, a box that is not finite, is empty or inverted.
     """
 
-    id: str
-    image: str
-    group: str
-    text: str
-    box: Box
-    candidates: tuple[Box, ...] = ()
-    split: str = ""
-    ref: str = ""
-    annotation: str = ""
-    category: str = ""
-    original: str = ""
-    shipped: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    id: Words
+    image: Words
+    group: Words
+    text: Words
+    box: Annotated[Box, BeforeValidator(lambda box: _boxes([box])[0])]
+    candidates: Annotated[tuple[Box, ...], BeforeValidator(_boxes)] = ()
+    split: Text = ""
+    ref: Text = ""
+    annotation: Text = ""
+    category: Text = ""
+    original: Text = ""
+    shipped: dict[str, Text] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self):
-        _check_texts(self, "id", "image", "group", "text")
-        _check_texts(self, "split", "ref", "annotation", "category", "original", empty=True)
-        object.__setattr__(self, "box", _boxes("box", [self.box], self.id)[0])
-        object.__setattr__(self, "candidates", _boxes("candidates", self.candidates, self.id))
-        object.__setattr__(self, "shipped", dict(self.shipped))
-        wrong = next((name for name, value in self.shipped.items() if not isinstance(value, str)), None)
-        if wrong is not None:
-            raise ExampleError(f"shipped: expected texts, {wrong!r} is {self.shipped[wrong]!r}", self.id)
+        check_fields(self)
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #66eba6ea
 @patch
-def right(self: Expression, threshold: float = 0.5, *, strict: bool = False) -> np.ndarray:
-    """Which candidates are the target: IoU >= threshold, or > with `strict`. bool [number of candidates]."""
-    if not self.candidates:
-        return np.zeros(0, bool)
-    overlap = box_iou(self.candidates, [self.box])[:, 0]
-    return overlap > threshold if strict else overlap >= threshold
+def right(self: Expression) -> np.ndarray:
+    """Which candidates are the target: IoU >= .5. bool [number of candidates]."""
+    return box_iou(self.candidates, [self.box])[:, 0] >= 0.5 if self.candidates else np.zeros(0, bool)
 
 
 @patch
-def random_choice(self: Expression, threshold: float = 0.5, *, strict: bool = False) -> float:
+def random_choice(self: Expression) -> float:
     """What a uniform choice among the candidates gets, 0..1; 0 when none is right, NaN without candidates."""
-    right = self.right(threshold, strict=strict)
-    return float(right.mean()) if len(right) else float("nan")
+    return float(self.right().mean()) if self.candidates else float("nan")
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #e4f040db
 class Expressions(list):
-    """A list of expressions with distinct ids. left_out: reason -> count of what was not read. problems: the same, one
-    by one, where a file was read. Slices and sums are plain lists. Errors: ExampleError when an id is there twice."""
+    """A list of expressions with distinct ids. left_out: reason -> count of what was left out. Slices and sums are plain
+    lists. Errors: ExampleError when an id is there twice."""
 
-    def __init__(self, expressions: Iterable[Expression] = (), *, left_out: Mapping[str, int] | None = None,
-                 problems: Sequence[Problem] = ()):
+    def __init__(self, expressions: Iterable[Expression] = (), *, left_out: Mapping[str, int] | None = None):
         super().__init__(expressions)
-        self.left_out, self.problems, seen = dict(left_out or {}), list(problems), set()
-        for one in self:
-            if one.id in seen:
-                raise ExampleError("the id is used twice", one.id, remedy="Give every expression an id of its own")
-            seen.add(one.id)
+        self.left_out = dict(left_out or {})
+        check_distinct(one.id for one in self)
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{n} {split or 'without a split'}" for split, n in Counter(one.split for one in self).items())

@@ -31,13 +31,13 @@ def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) 
     return Expressions(replace(one, split="hard" if is_hard else "easy") for one, is_hard in zip(expressions, hard))
 
 
-def split_by_people(expressions: Sequence[Expression], choices: Choices, needed: int = 3, **reading) -> Expressions:
+def split_by_people(expressions: Sequence[Expression], choices: Choices, needed: int = 3) -> Expressions:
     """The paper's rule: "easy" when at least `needed` of the annotators located the object in spite of the shuffled
     words, "hard" when at least `needed` did not (sections 2 and A.3: 3 of 5, IoU >= .5).
 
-    choices, reading: as in `people.judge`. An expression for which neither holds is left out and counted, "undecided".
+    choices: as in `people.judge`. An expression for which neither holds is left out and counted, "undecided".
     """
-    located = judge(expressions, choices, needed, **reading)["located"]
+    located = judge(expressions, choices, needed)["located"]
     found = [replace(one, split="easy" if value else "hard") for one, value in zip(expressions, located) if value == value]
     undecided = int(located.isna().sum())
     return Expressions(found, left_out={"undecided": undecided} if undecided else {})

@@ -15,7 +15,8 @@ from ..by_image import MINIWORLD_MARKER, picture_path
 from ..generated import recipe_of
 from .pairs import load_tricd, tricd_records
 from ...errors import ExampleError
-from ..records import Problem, given_path, image_problems, problem_frame
+from ..records import Problem, image_problems, problem_frame
+from ...storage.fields import Whole
 from ...settings import settings
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #7f4319c6
@@ -58,6 +59,17 @@ class TricdFiles:
         return problem_frame(_problems(self))
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #5c714a85
+@dataclass
+class _Question:
+    image_id: Whole
+
+
+@dataclass
+class _Answer:
+    image_id: Whole
+    answer: Whole
+
+
 def _problems(files: TricdFiles) -> list[Problem]:
     try:
         data = load_tricd(files.grounding)
@@ -81,15 +93,16 @@ def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Proble
     if files.questions is None:
         return [Problem(f"TRICD_VQA_{files.split}.json", "the file of the questions is not there", "note")]
     try:
-        asked, said = tricd_records(files.questions, {
-            "questions": ("question", {"image_id": int}), "annotations": ("annotation", {"image_id": int, "answer": int})})
+        asked, said = tricd_records(files.questions, "image_id", questions=_Question, annotations=_Answer)
     except ExampleError as error:
         return [Problem(files.questions.name, error.problem, id=error.example)]
     odd = sorted(set(asked) ^ set(truth), key=str)
     found = [Problem(files.questions.name, "asked about or annotated, but not both", id=str(i)) for i in odd]
-    wrong = [i for i in truth if i in said and said[i]["answer"] != int(truth[i])]
-    return found + [Problem(files.questions.name, f"the answer is {said[i]['answer']}, but the caption is "
-                            f"{'true' if truth[i] else 'false'}", id=str(i)) for i in wrong]  # fmt: skip
+    for id, true in truth.items():
+        if id in said and said[id].answer != int(true):
+            problem = f"the answer is {said[id].answer}, but the caption is {str(true).lower()}"
+            found.append(Problem(files.questions.name, problem, id=str(id)))
+    return found
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #b109852f
 def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Path:
@@ -104,7 +117,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
         recipe = recipe_of("miniworld-tricd", root=data_root)
         recipe.draw()
         return recipe.folder
-    folder = data_root / "raw" / "tricd" if name == "tricd" else given_path(data).expanduser()
+    folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
         raise ExampleError(state, file=folder, remedy="Give a folder with TRICD's files, or '' for the miniworld")

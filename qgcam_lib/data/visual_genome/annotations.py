@@ -6,20 +6,20 @@
 __all__ = ['Triplets', 'read_triplets', 'Presence', 'read_presence', 'read_regions', 'ImageInfo', 'read_images', 'read_aliases']
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #7014ab28
-import json
-import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from .entries import image_number, items_of, name_of, plain, read_entries
+from pydantic import Field, StringConstraints
 
-from ..records import is_id, picture_size
-from ...errors import FormatError
+from ...storage.fields import Sized, Text
+from .entries import Image, NamedThing, plain, read_as
+from ...errors import ExampleError, FormatError
 from ...storage.json_reader import regular_bytes
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #d7c97cdc
@@ -64,117 +64,114 @@ class _Words(dict):
         return place
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #3a16a288
+@dataclass
+class _Relation:
+    predicate: Text
+    subject: NamedThing
+    object: NamedThing
+
+
+@dataclass
+class _Relations:
+    image: Image
+    relationships: list[_Relation]
+
+
 def read_triplets(path: str | Path) -> Triplets:
     """All relations of relationships.json. A relation with an empty name or predicate is left out and counted.
 
-    Errors: FileNotFoundError; FormatError that names file, image and field.
+    Errors: FileNotFoundError; FormatError or ExampleError that names file, entry and field.
     """
-    image, rows, images = array("q"), tuple(array("i") for _ in range(3)), array("q")
+    image, images = array("q"), array("q")
+    subject, predicate, object = array("i"), array("i"), array("i")
     names, predicates, left_out = _Words(), _Words(), Counter()
-    for number, entry in enumerate(read_entries(path)):
-        images.append(image_number(entry, path, number))
-        for relation in items_of(entry, "relationships", path, images[-1]):
-            parts = _parts(relation, path, images[-1])
-            if not all(map(str.strip, parts)):
+    for entry in read_as(_Relations, path):
+        images.append(entry.image)
+        for one in entry.relationships:
+            if not (one.subject.name.strip() and one.predicate.strip() and one.object.name.strip()):
                 left_out["relation with an empty name or predicate"] += 1
                 continue
-            image.append(images[-1])
-            for row, part, words in zip(rows, parts, (names, predicates, names)):
-                row.append(words[part])
-    subject, predicate, object = (np.frombuffer(row, np.int32) if row else np.zeros(0, np.int32) for row in rows)
-    return Triplets(_numbers(image), subject, predicate, object, list(names.texts), list(predicates.texts),
-                    _numbers(images), dict(left_out))
-
-
-def _numbers(values: array) -> np.ndarray:
-    return np.frombuffer(values, np.int64) if values else np.zeros(0, np.int64)
-
-
-def _parts(relation: Mapping, path: str | Path, image: int) -> tuple[str, str, str]:
-    """Subject, predicate, object as written."""
-    predicate, found = relation.get("predicate"), []
-    if not isinstance(predicate, str):
-        raise FormatError(f"{path}: image {image}: field 'predicate': expected a text, got {predicate!r:.60}")
-    for part in ("subject", "object"):
-        try:
-            found.append(name_of(relation.get(part)))
-        except ValueError as error:
-            raise FormatError(f"{path}: image {image}: field {part!r}: {error}") from error
-    return found[0], predicate, found[1]
+            image.append(entry.image)
+            subject.append(names[one.subject.name])
+            predicate.append(predicates[one.predicate])
+            object.append(names[one.object.name])
+    return Triplets(*map(np.array, (image, subject, predicate, object)), list(names.texts), list(predicates.texts),
+                    np.array(images), dict(left_out))
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #32731ade
 @dataclass(frozen=True, eq=False)
 class Presence:
     """Which object names are in which picture. image: int64 [n]; name: int32 [n], places in `names`; images: int64, all
-    pictures of the file; left_out: reason -> count."""
+    pictures of the file."""
 
     image: np.ndarray
     name: np.ndarray
     names: list[str]
     images: np.ndarray
-    left_out: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Objects:
+    image: Image
+    objects: list[NamedThing]
 
 
 def read_presence(path: str | Path) -> Presence:
-    """The names of objects.json, all that an object has. Objects without a name are counted. Errors: `read_triplets`."""
-    image, name, images, words, left_out = array("q"), array("i"), array("q"), _Words(), Counter()
-    for number, entry in enumerate(read_entries(path)):
-        images.append(image_number(entry, path, number))
-        for thing in items_of(entry, "objects", path, images[-1]):
-            try:
-                first, more = name_of(thing), thing.get("names", ())
-            except ValueError as error:
-                raise FormatError(f"{path}: image {images[-1]}: field 'objects': {error}") from error
-            every = {one for one in (first, *more) if isinstance(one, str) and one.strip()}
-            left_out["object without a name"] += not every
-            for one in sorted(every):
-                image.append(images[-1])
+    """The names of objects.json, all that an object has. Errors: as in `read_triplets`."""
+    image, name, images, words = array("q"), array("i"), array("q"), _Words()
+    for entry in read_as(_Objects, path):
+        images.append(entry.image)
+        for thing in entry.objects:
+            for one in sorted({one for one in thing.names if one.strip()}):
+                image.append(entry.image)
                 name.append(words[one])
-    found = np.frombuffer(name, np.int32) if name else np.zeros(0, np.int32)
-    return Presence(_numbers(image), found, list(words.texts), _numbers(images), {k: n for k, n in left_out.items() if n})
+    return Presence(np.array(image), np.array(name), list(words.texts), np.array(images))
+
+# %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #fc1b91a7
+@dataclass
+class _Region:
+    phrase: Text
+
+
+@dataclass
+class _Regions:
+    image: Image
+    regions: list[_Region]
 
 
 def read_regions(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     """(image, the sentences about its regions as written, without empty ones) of region_descriptions.json, picture by
     picture. Errors: as in `read_triplets`."""
-    for number, entry in enumerate(read_entries(path)):
-        image = image_number(entry, path, number)
-        phrases = [region.get("phrase") for region in items_of(entry, "regions", path, image)]
-        wrong = next((one for one in phrases if not isinstance(one, str)), None)
-        if wrong is not None or None in phrases:
-            raise FormatError(f"{path}: image {image}: field 'phrase': expected a text, got {wrong!r:.60}")
-        yield image, [" ".join(one.split()) for one in phrases if one.strip()]
+    for entry in read_as(_Regions, path):
+        phrases = [" ".join(one.phrase.split()) for one in entry.regions]
+        yield entry.image, [phrase for phrase in phrases if phrase]
 
 # %% ../../../nbs/lib/data/visual_genome/02_annotations.ipynb #db18f7c3
-@dataclass(frozen=True)
-class ImageInfo:
-    """A picture of image_data.json. file: name of its file; folder: the folder of its address; coco: its number in COCO
-    where it is also there, else None."""
+@dataclass
+class ImageInfo(Sized):
+    """A picture of image_data.json. coco: its number in COCO where it is also there, else None."""
 
-    file: str
-    folder: str
-    width: int
-    height: int
-    coco: int | None = None
+    image: Image
+    url: Annotated[str, StringConstraints(strict=True, pattern=r"(^|/)\w[\w.-]*/\w[\w.-]*$")]
+    coco: Annotated[Any, Field(alias="coco_id")] = None
+
+    @property
+    def file(self) -> str:
+        "The name of its file."
+        return self.url.split("/")[-1]
+
+    @property
+    def folder(self) -> str:
+        "The folder of its address."
+        return self.url.split("/")[-2]
 
 
 def read_images(path: str | Path) -> dict[int, ImageInfo]:
     """image -> ImageInfo of image_data.json. Errors: as in `read_triplets`, and for a picture that is there twice."""
     found: dict[int, ImageInfo] = {}
-    for number, entry in enumerate(read_entries(path)):
-        image = image_number(entry, path, number)
-        if image in found:
-            raise FormatError(f"{path}: image {image}: it is listed twice")
-        url, coco = entry.get("url"), entry.get("coco_id")
-        parts = url.rsplit("/", 2) if isinstance(url, str) else []
-        if len(parts) < 2 or not all(re.fullmatch(r"\w[\w.-]{0,199}", part) for part in parts[-2:]):
-            raise FormatError(f"{path}: image {image}: field 'url': got {url!r:.60}")
-        try:
-            height, width = picture_size(entry.get("height"), entry.get("width"))
-        except ValueError as error:
-            raise FormatError(f"{path}: image {image}: fields 'height', 'width': {error}") from error
-        found[image] = ImageInfo(parts[-1], parts[-2], width, height,
-                                 coco if is_id(coco) and not isinstance(coco, str) else None)
+    for info in read_as(ImageInfo, path):
+        if found.setdefault(info.image, info) is not info:
+            raise ExampleError(f"image {info.image} is listed twice", file=path)
     return found
 
 

@@ -6,28 +6,19 @@
 __all__ = ['GENOME_IMAGES', 'VisualGenome']
 
 # %% ../../../nbs/lib/data/visual_genome/03_folder.ipynb #7014ab28
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 from fastcore.basics import patch
-from qgcam_lib.data.visual_genome.annotations import (
-    ImageInfo,
-    Presence,
-    Triplets,
-    read_aliases,
-    read_images,
-    read_presence,
-    read_regions,
-    read_triplets,
-)
+from .annotations import ImageInfo, Presence, Triplets, read_aliases, read_images
+from .annotations import read_presence, read_regions, read_triplets
 
-from ..by_image import MINIWORLD_MARKER
+from ..by_image import MINIWORLD_MARKER, check_layout
 from ..records import Problem, problem_frame
-from ...errors import ExampleError, FormatError
+from ...errors import FileFault
 
 # %% ../../../nbs/lib/data/visual_genome/03_folder.ipynb #a1d23eb5
 _FILES = ("image_data.json", "relationships.json", "objects.json", "region_descriptions.json", "object_alias.txt",
@@ -45,11 +36,7 @@ class VisualGenome:
 
     def __init__(self, root: str | Path, images: str | Path | list[str | Path] | None = None):
         self.root = Path(root)
-        missing = [name for name in _FILES[:2] if not (self.root / name).is_file()]
-        if missing:
-            inside = sorted(path.name for path in self.root.iterdir())[:12] if self.root.is_dir() else "no such folder"
-            raise ExampleError(f"expected {', '.join(missing)}, found {inside}", file=self.root, remedy=(
-                "Give the folder of Visual Genome's files; `qgcam data fetch visual-genome` gets them"))
+        check_layout(self.root, _FILES[:2], "Give the folder of Visual Genome's files; `qgcam data fetch visual-genome` gets them")
         given = [images] if isinstance(images, str | Path) else images
         places = [self.root / name for name in ("VG_100K", "VG_100K_2", "images")] if given is None else map(Path, given)
         self.folders = [place for place in places if place.is_dir() or given is not None]
@@ -102,16 +89,6 @@ def picture(self: VisualGenome, image: int) -> Path:
 
 # %% ../../../nbs/lib/data/visual_genome/03_folder.ipynb #946bf743
 @patch
-def describe(self: VisualGenome) -> dict:
-    "Counts, for a data card; reads image_data.json and relationships.json."
-    told = self.triplets
-    return {"name": "miniworld-vg" if self.is_miniworld else "visual-genome", "images": len(self),
-            "relations": len(told), "object names": len(told.names), "predicates": len(told.predicates),
-            "left_out": told.left_out, "is_miniworld": self.is_miniworld,
-            "licence": "made by this project's renderer, Apache-2.0" if self.is_miniworld else "CC BY 4.0"}
-
-
-@patch
 def files(self: VisualGenome) -> list[Path]:
     "Every annotation file that is there, and each picture's place."
     return [self.root / name for name in _FILES if (self.root / name).is_file()] + [
@@ -121,31 +98,25 @@ def files(self: VisualGenome) -> list[Path]:
 @patch
 def verify(self: VisualGenome) -> pd.DataFrame:
     "Every fault: file, problem, severity, id. Reads all files; pictures are looked for, not decoded."
-    absent = [Problem(name, "the file is not there", "note") for name in _FILES if not (self.root / name).is_file()]
-    known = _tried(self.root / "image_data.json", lambda: set(self.images))
-    found = list(known) if known and isinstance(known[0], Problem) else _lost_pictures(self)
-    for name, read in (("relationships.json", lambda: self.triplets.images.tolist()),
-                       ("objects.json", lambda: self.presence.images.tolist()),
-                       ("region_descriptions.json", lambda: [image for image, _ in self.regions()])):
-        if (self.root / name).is_file():
-            found += _strangers(self.root / name, read, set(known))
-    return problem_frame(absent + found)
+    there = [name for name in _FILES if (self.root / name).is_file()]
+    found = [Problem(name, "the file is not there", "note") for name in _FILES if name not in there]
+    readers = {"image_data.json": lambda: _lost_pictures(self),
+               "relationships.json": lambda: _strangers(self, "relationships.json", self.triplets.images.tolist()),
+               "objects.json": lambda: _strangers(self, "objects.json", self.presence.images.tolist()),
+               "region_descriptions.json": lambda: _strangers(self, "region_descriptions.json",
+                                                              (image for image, _ in self.regions()))}
+    for name, read in readers.items():
+        try:
+            found += read() if name in there else []
+        except FileFault as error:
+            found.append(Problem(name, str(error).removeprefix(f"{self.root / name}: ")))
+    return problem_frame(found)
 
 # %% ../../../nbs/lib/data/visual_genome/03_folder.ipynb #c55b33ac
-def _tried(path: Path, read: Callable) -> list:
-    """What the reader gives, or the fault of the file as the only item."""
-    try:
-        return list(read())
-    except (FormatError, OSError) as error:
-        return [Problem(path.name, str(error).removeprefix(f"{path}: "))]
-
-
-def _strangers(path: Path, read: Callable, known: set) -> list[Problem]:
-    """The fault of a file, or its entries for pictures that image_data.json does not have."""
-    found = _tried(path, read)
-    faults = [one for one in found if isinstance(one, Problem)]
-    return faults or [Problem(path.name, "annotations of a picture that image_data.json does not list", id=str(image))
-                      for image in sorted(set(found) - known)]
+def _strangers(genome: VisualGenome, name: str, images: Iterable[int]) -> list[Problem]:
+    """The entries of a file for pictures that image_data.json does not have."""
+    return [Problem(name, "annotations of a picture that image_data.json does not list", id=str(image))
+            for image in sorted(set(images) - set(genome.images))]
 
 
 def _lost_pictures(genome: VisualGenome) -> list[Problem]:

@@ -45,16 +45,6 @@ class Encoders:
 
     matcher: DualMatcher
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The network."""
-        return self.matcher.model
-
-    @property
-    def scale(self) -> float:
-        """What cosines are multiplied with."""
-        return self.matcher.scale
-
     def pixels(self, images: Sequence) -> torch.Tensor:
         """Pictures (PIL or paths) as the model sees them: [B, 3, S, S] float32, on the CPU."""
         matcher = self.matcher
@@ -67,14 +57,15 @@ class Encoders:
 
     def see(self, pixels: torch.Tensor) -> torch.Tensor:
         """Unit vectors [B, D] float32 of prepared pictures, with gradients where parameters ask for them."""
-        return F.normalize(self.matcher.family.image(self.model, pixels.to(self.matcher.device)).float(), dim=-1)
+        matcher = self.matcher
+        return F.normalize(matcher.family.image(matcher.model, pixels.to(matcher.device)).float(), dim=-1)
 
     def read(self, tokens: torch.Tensor) -> torch.Tensor:
         """Unit vectors [T, D] float32 of token numbers, with gradients where parameters ask for them."""
         tokens = tokens.to(self.matcher.device)
         last = (tokens == self.matcher.tokenizer.end).int().argmax(1, keepdim=True)
         mask = torch.arange(tokens.shape[1], device=tokens.device) <= last
-        return F.normalize(self.matcher.family.text(self.model, tokens, mask).float(), dim=-1)
+        return F.normalize(self.matcher.family.text(self.matcher.model, tokens, mask).float(), dim=-1)
 
 # %% ../../../nbs/lib/finetune/relcomp/03_encoders.ipynb #e1a13f5a
 def encoders_of(matcher: Any) -> Encoders:

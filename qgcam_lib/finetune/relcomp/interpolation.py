@@ -27,13 +27,10 @@ def _check_states(states: dict[str, State]) -> None:
     """Refuse states whose keys or shapes differ from those of theta_0."""
     first = states["theta_0"]
     for name, state in states.items():
-        lacks, has = sorted(first.keys() - state.keys()), sorted(state.keys() - first.keys())
-        shapes = [f"{key} {tuple(state[key].shape)} instead of {tuple(value.shape)}" for key, value in first.items()
-                  if key in state and state[key].shape != value.shape]
-        lists = (("it lacks", lacks), ("it has besides", has), ("other shapes:", shapes))
-        if found := [f"{what} {', '.join(some[:5])}{', ...' if len(some) > 5 else ''}" for what, some in lists if some]:
-            raise ParameterError(f"{name}: expected the keys and shapes of theta_0, but {'; '.join(found)}. "
-                                 "Are both weights of one model class and size?")
+        shapes = [{key: tuple(value.shape) for key, value in one.items()} for one in (first, state)]
+        if differ := sorted({key for key, _ in shapes[0].items() ^ shapes[1].items()}):
+            raise ParameterError(f"{name}: expected the keys and shapes of theta_0, but {len(differ)} differ: "
+                                 f"{', '.join(differ[:5])}. Are both weights of one model class and size?")
 
 # %% ../../../nbs/lib/finetune/relcomp/02_interpolation.ipynb #6cd0793c
 def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | State", alpha: float, *,

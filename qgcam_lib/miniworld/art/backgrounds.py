@@ -8,25 +8,12 @@ __all__ = ['paint_background']
 # %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #bc487aff
 import numpy as np
 
+from .. import read_tables
 from .dice import Dice, noise
 from .draw import Canvas, Paint, Pen
 
 # %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #e40dab3d
-_SKIES = {
-    "beach": ((0.50, 0.78, 0.96), (0.86, 0.95, 0.98)),
-    "road": ((0.62, 0.80, 0.95), (0.93, 0.93, 0.90)),
-    "grass": ((0.46, 0.74, 0.96), (0.88, 0.95, 0.98)),
-    "snow": ((0.70, 0.80, 0.90), (0.93, 0.95, 0.97)),
-    "indoor": ((0.93, 0.86, 0.74), (0.90, 0.82, 0.69)),
-}
-_FLOORS = {
-    "beach": ((0.95, 0.86, 0.64), (0.90, 0.77, 0.52)),
-    "road": ((0.60, 0.61, 0.62), (0.47, 0.48, 0.50)),
-    "grass": ((0.62, 0.80, 0.42), (0.42, 0.68, 0.30)),
-    "snow": ((0.90, 0.94, 0.99), (0.97, 0.98, 1.0)),
-    "indoor": ((0.74, 0.56, 0.40), (0.64, 0.46, 0.31)),
-}
-_GRAINS = {"beach": 0.07, "grass": 0.10, "road": 0.05, "snow": 0.025, "indoor": 0.02}
+_PLACES = read_tables("art/backgrounds")
 
 
 def _blend(a, b, t):
@@ -35,12 +22,12 @@ def _blend(a, b, t):
 
 
 def _ground(size: int, horizon: float, background: str, dice: Dice) -> np.ndarray:
-    ys = np.arange(size, dtype=np.float64)[:, None] + 0.5
-    sky = _blend(*_SKIES[background], np.minimum(ys / horizon, 1.0))
-    floor = _blend(*_FLOORS[background], np.minimum(np.maximum((ys - horizon) / (size - horizon), 0.0), 1.0))
-    t = np.minimum(np.maximum(ys - horizon + 0.5, 0.0), 1.0)
+    ys, place = np.arange(size, dtype=np.float64)[:, None] + 0.5, _PLACES[background]
+    sky = _blend(*place["sky"], np.minimum(ys / horizon, 1.0))
+    floor = _blend(*place["floor"], np.clip((ys - horizon) / (size - horizon), 0.0, 1.0))
+    t = np.clip(ys - horizon + 0.5, 0.0, 1.0)
     rgb = np.repeat(sky * (1.0 - t) + floor * t, size, axis=2)
-    return rgb + (noise(size, size, dice.bits()) - 0.5) * _GRAINS[background] * t
+    return rgb + (noise(size, size, dice.bits()) - 0.5) * place["grain"] * t
 
 # %% ../../../nbs/lib/miniworld/art/05_backgrounds.ipynb #74775e7c
 def _flat(*rgb):

@@ -12,20 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from fastcore.basics import patch
 
+from .. import read_tables
+
 # %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #f0b5d01d
-COLOURS = {
-    "red": (0.86, 0.14, 0.16),
-    "orange": (0.98, 0.55, 0.10),
-    "yellow": (0.99, 0.87, 0.20),
-    "green": (0.16, 0.62, 0.30),
-    "blue": (0.14, 0.36, 0.86),
-    "purple": (0.52, 0.22, 0.70),
-    "pink": (0.99, 0.58, 0.74),
-    "brown": (0.52, 0.32, 0.16),
-    "black": (0.13, 0.13, 0.16),
-    "white": (0.97, 0.97, 0.96),
-    "gray": (0.58, 0.60, 0.63),
-}
+COLOURS = read_tables("art/draw")["colours"]
 PATTERNS = ("plain", "striped", "dotted", "checked")
 MATERIALS = ("wooden", "metal", "woolen", "glass")
 
@@ -58,7 +48,7 @@ def _wave(t, period):
     "Square wave in 0..1 over `t` (pixels), its edges one pixel soft."
     f = t / period
     f = f - np.floor(f)
-    return np.minimum(np.maximum((np.abs(f - 0.5) - 0.25) * period + 0.5, 0.0), 1.0)
+    return np.clip((np.abs(f - 0.5) - 0.25) * period + 0.5, 0.0, 1.0)
 
 
 def pattern_field(pattern: str, x, y, scale: float = 1.0):
@@ -73,7 +63,7 @@ def pattern_field(pattern: str, x, y, scale: float = 1.0):
         fy = y / p
         u = x / p + 0.5 * (np.floor(fy) - 2.0 * np.floor(0.5 * np.floor(fy)))
         u, v = (u - np.floor(u) - 0.5) * p, (fy - np.floor(fy) - 0.5) * p
-        return np.minimum(np.maximum(1.75 * scale - np.sqrt(u * u + v * v), 0.0), 1.0)
+        return np.clip(1.75 * scale - np.sqrt(u * u + v * v), 0.0, 1.0)
     return None
 
 
@@ -113,14 +103,8 @@ class Canvas:
 
     def pixels(self) -> np.ndarray:
         "The picture as uint8 [H, W, 3], rounded half up from values snapped to 1e-4."
-        out = np.maximum(self.rgb, 0.0)
-        np.minimum(out, 1.0, out=out)
-        out *= 1e4
-        out += 0.5
-        np.floor(out, out=out)
-        out *= 255.0 / 1e4
-        out += 0.5
-        return np.ascontiguousarray(out.astype(np.uint8).transpose(1, 2, 0))
+        snapped = np.floor(np.clip(self.rgb, 0.0, 1.0) * 1e4 + 0.5)
+        return np.ascontiguousarray((snapped * (255.0 / 1e4) + 0.5).astype(np.uint8).transpose(1, 2, 0))
 
 # %% ../../../nbs/lib/miniworld/art/02_draw.ipynb #f06d4b92
 class Pen:
@@ -146,20 +130,14 @@ def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callab
     a, b = sorted((self.x + self.sx * x0, self.x + self.sx * x1))
     left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))
     top, bottom = max(0, int(self.y - self.h * y1 - 1.0)), min(c.height, int(self.y - self.h * y0 + 2.0))
-    if left < right and top < bottom:
-        X, Y = c.xs[:, left:right], c.ys[top:bottom]
-        self._lay(slice(top, bottom), slice(left, right), X, Y, distance(X, Y), paint)
-
-
-@patch
-def _lay(self: Pen, rows: slice, cols: slice, X: np.ndarray, Y: np.ndarray, d: np.ndarray, paint: Paint) -> None:
-    c, edge = self.canvas, 0.5 - d
-    cover = np.maximum(edge, 0.0)
-    np.minimum(cover, 1.0, out=cover)
+    if left >= right or top >= bottom:
+        return
+    rows, cols, X, Y = slice(top, bottom), slice(left, right), c.xs[:, left:right], c.ys[top:bottom]
+    edge = 0.5 - distance(X, Y)
+    cover = np.clip(edge, 0.0, 1.0)
     tone, light = self._shade(X, Y, edge, cover, paint)
     spot, inside = c.rgb[:, rows, cols], edge > 0.5
-    np.subtract(1.0, cover, out=cover)
-    spot *= cover
+    spot *= 1.0 - cover
     spot += tone * light
     c.owner[rows, cols][inside] = self.owner
     c.extent[self.top][rows, cols] |= inside
@@ -176,12 +154,7 @@ def _shade(self: Pen, X: np.ndarray, Y: np.ndarray, edge: np.ndarray, cover: np.
     "The colour [3, h, w] or [3, 1, 1], and the light [h, w] times the covered share, at pixels."
     light = cover * (_TOP_LIGHT - (_FALL / self.h) * (Y - self.y + self.h))
     if paint.rim:
-        dark = _RIM - edge
-        np.maximum(dark, 0.0, out=dark)
-        np.minimum(dark, 1.0, out=dark)
-        dark *= -paint.rim
-        dark += 1.0
-        light *= dark
+        light = light * (1.0 - paint.rim * np.clip(_RIM - edge, 0.0, 1.0))
     tone = np.array(paint.rgb)[:, None, None]
     if paint.material or paint.pattern != "plain":
         dx, dy = (X - self.x) * (1.0 if self.sx > 0 else -1.0), self.y - Y
@@ -204,15 +177,9 @@ def ellipse(self: Pen, cx, cy, rx, ry, paint, above=None, below=None):
 
     def distance(X, Y):
         u, v = (X - x) / a, (Y - y) / b
-        k0 = u * u + v * v
-        np.sqrt(k0, out=k0)
+        k0 = np.sqrt(u * u + v * v)
         u, v = u / a, v / b
-        k1 = u * u + v * v
-        np.sqrt(k1, out=k1)
-        np.maximum(k1, 1e-9, out=k1)
-        d = k0 - 1.0
-        d *= k0
-        d /= k1
+        d = (k0 - 1.0) * k0 / np.maximum(np.sqrt(u * u + v * v), 1e-9)
         if abs(_off_centre(x)) < 1e-5 * a and abs(_off_centre(y)) < 1e-5 * b:
             d = np.where(k0 < 1e-6, -min(a, b), d)
         if above is not None:
@@ -257,14 +224,10 @@ def line(self: Pen, x0, y0, x1, y1, width, paint):
 
     def distance(X, Y):
         px, py = X - x, Y - y
-        t = px * bx + py * by  # the nearest point of the line, as a share of its length
-        t /= max(bx * bx + by * by, 1e-9)
-        np.maximum(t, 0.0, out=t)
-        np.minimum(t, 1.0, out=t)
+        share = (px * bx + py * by) / max(bx * bx + by * by, 1e-9)
+        t = np.clip(share, 0.0, 1.0)  # the nearest point of the line, as a share of its length
         u, v = px - t * bx, py - t * by
-        d = np.sqrt(u * u + v * v)
-        d -= half
-        return d
+        return np.sqrt(u * u + v * v) - half
 
     self.fill(min(x0, x1) - m, min(y0, y1) - m, max(x0, x1) + m, max(y0, y1) + m, distance, paint)
 
@@ -274,9 +237,7 @@ def poly(self: Pen, points, paint):
     "A convex polygon, its points in either direction."
     corners = [self.at(x, y) for x, y in points]
     edges = list(zip(corners, corners[1:] + corners[:1]))
-    area = 0.0
-    for (ax, ay), (bx, by) in edges:
-        area += ax * by - bx * ay
+    area = sum(ax * by - bx * ay for (ax, ay), (bx, by) in edges)
     turn = 1.0 if area > 0 else -1.0
 
     def distance(X, Y):

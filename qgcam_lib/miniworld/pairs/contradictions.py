@@ -7,15 +7,16 @@ __all__ = ['PLANS', 'Loaded', 'Stage', 'Group', 'holds', 'make_group']
 
 # %% ../../../nbs/lib/miniworld/pairs/04_contradictions.ipynb #36b07929
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..art.creatures import SKINS
 from ..art.dice import Dice
 from ..art.draw import PATTERNS
-from .plans import ATTRIBUTE_PLANS, OBJECT_PLANS, PLAIN_PLANS, RELATION_PLANS, Part, Plan
+from ..art.people import SKINS
+from .choices import Chooser
+from .plans import ATTRIBUTE_PLANS, OBJECT_PLANS, PLAIN_PLANS, RELATION_PLANS, Act, PairPlan
 from .role_plans import ROLE_PLANS
 from ..scenes.draft import Draft
-from ..scenes.render import SEED, Picture, settle
+from ..scenes.render import SEED, Rendering, settle
 from ..scenes.sampler import CLUSTERS, place
 from ..scenes.scene import BACKGROUNDS, KINDS, Thing, place_weight
 from ..words.claims import Caption, certainly_false, certainly_true, denoted
@@ -85,15 +86,15 @@ def _code(noun: str) -> int:
     return sum(ord(c) * 31**k for k, c in enumerate(noun))
 
 # %% ../../../nbs/lib/miniworld/pairs/04_contradictions.ipynb #cce737c9
-def _stand(stage: Stage, x: float, y: float, part: Part) -> None:
+def _stand(stage: Stage, x: float, y: float, part: Act) -> None:
     stage.add(part.nouns[0], x, y, sized=False)
 
 
-def _fly(stage: Stage, x: float, y: float, part: Part) -> None:
+def _fly(stage: Stage, x: float, y: float, part: Act) -> None:
     stage.fly(part.nouns[0], x, k=0.95, gap=0.05)
 
 
-def _row(stage: Stage, x: float, y: float, part: Part) -> None:
+def _row(stage: Stage, x: float, y: float, part: Act) -> None:
     count, kind = len(part.nouns), KINDS[part.nouns[0]]
     wide = 2.1 * kind.half * kind.height
     k = min(0.85, (0.92 if part.at == "middle" else 0.46) / (count * wide))
@@ -101,7 +102,7 @@ def _row(stage: Stage, x: float, y: float, part: Part) -> None:
         stage.add(noun, x + (i - 0.5 * (count - 1)) * wide * k, y + 0.02 * (i % 2), k=k, sized=False)
 
 
-def _behind(stage: Stage, x: float, y: float, part: Part) -> None:
+def _behind(stage: Stage, x: float, y: float, part: Act) -> None:
     step = 0.375 * max(KINDS[n].half * KINDS[n].height for n in part.nouns) * (1 if x < 0.5 else -1)
     stage.add(part.nouns[0], x - step, y - 0.10, sized=False)
     stage.add(part.nouns[1], x + step, y, sized=False)
@@ -111,7 +112,7 @@ _OWN = {"stand": _stand, "fly": _fly, "row": _row, "behind": _behind}
 _X = {"left": 0.25, "right": 0.75, "middle": 0.5}
 
 
-def _put(stage: Stage, part: Part, number: int) -> bool:
+def _put(stage: Stage, part: Act, number: int) -> bool:
     "Draws one part; False when the sampler did not come out as planned."
     dice, start = Dice(stage.key, 63, number), len(stage.things)
     x, y = _X[part.at] + dice.between(-0.06, 0.06), dice.between(max(0.76, stage.horizon + 0.26), 0.95)
@@ -127,7 +128,7 @@ def _put(stage: Stage, part: Part, number: int) -> bool:
     return not stage.dice.wishes and not stage.garments and made >= set(part.nouns)
 
 
-def _wishes(part: Part) -> list[str]:
+def _wishes(part: Act) -> list[str]:
     "The nouns that the sampler's dice should show, in the order in which it picks."
     if part.make in ("wearing", "inside"):
         return list(part.nouns[:1])
@@ -152,15 +153,13 @@ def _fit(stage: Stage, start: int, at: str) -> None:
 class Group:
     """Two pictures and two captions; caption k is true of picture k and false of the other.
 
-    contradiction: 'object', 'relation', 'attribute', 'who_does_what' or 'plain'; recipe: the plan's name; surprise:
-    whether the first noun is rare before this background in the training scenes.
+    contradiction: 'object', 'relation', 'attribute', 'who_does_what' or 'plain'; recipe: the plan's name.
     """
 
     contradiction: str
     recipe: str
     captions: tuple[Caption, Caption]
-    pictures: tuple[Picture, Picture]
-    surprise: bool = field(default=False)
+    pictures: tuple[Rendering, Rendering]
 
     def boxes(self, k: int) -> tuple[tuple[tuple, ...], ...]:
         "For every noun of caption k the boxes (xyxy, visible pixels) of what it denotes in picture k."
@@ -177,7 +176,7 @@ def _background(dice: Dice, noun: str) -> str:
     return dice.pick(odd if odd and dice.chance(_ODD_CHANCE) else BACKGROUNDS)
 
 
-def _draw(plan: Plan, side: int, key: int, number: int, background: str) -> Picture | None:
+def _draw(plan: PairPlan, side: int, key: int, number: int, background: str) -> Rendering | None:
     "One of the group's two pictures; None when a part did not come out as planned."
     dice = Dice(key, 65)
     stage = Stage(key, background, dice.between(0.36, 0.50))
@@ -220,23 +219,17 @@ _ATTEMPTS = 400
 def make_group(number: int, contradiction: str, *, seed: int = SEED) -> Group:
     """Group `number`; it depends on nothing but the arguments.
 
-    contradiction: a key of `PLANS`. Errors: ValueError for another one or a
-    negative number; RuntimeError when no group came out in 400 attempts.
+    contradiction: a key of `PLANS`. Errors: RuntimeError when no group came out in 400 attempts.
     """
-    if contradiction not in PLANS:
-        raise ValueError(f"contradiction: expected one of {sorted(PLANS)}, got {contradiction!r}")
-    if number < 0:
-        raise ValueError(f"number: expected a number >= 0, got {number}")
     recipes: dict[str, tuple[Callable, float]] = PLANS[contradiction]
     name = Dice(seed, 53, number).pick(recipes, [weight for _, weight in recipes.values()])
     for attempt in range(_ATTEMPTS):
-        dice = Dice(seed, 53, number, attempt)
+        dice = Chooser(seed, 53, number, attempt)
         plan = recipes[name][0](dice)
         background, key = _background(dice, plan.odd), dice.bits()
         pictures = [_draw(plan, k, key, number, background) for k in (0, 1)]
         if None not in pictures:
-            odd = place_weight(plan.odd, background, True) < 1.0
-            group = Group(contradiction, name, plan.captions(background), tuple(pictures), odd)
+            group = Group(contradiction, name, plan.captions(background), tuple(pictures))
             if holds(group):
                 return group
     raise RuntimeError(f"no {name} group after {_ATTEMPTS} attempts (number={number}, seed={seed})")

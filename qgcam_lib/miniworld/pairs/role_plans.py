@@ -6,128 +6,112 @@
 __all__ = ['ROLE_PLANS', 'swapped_beside', 'two_deeds', 'two_places', 'swapped_places', 'swapped_colours', 'swapped_clothes']
 
 # %% ../../../nbs/lib/miniworld/pairs/03_role_plans.ipynb #d4ab5c35
-from ..art.dice import Dice
-from qgcam_lib.miniworld.pairs.choices import (
-    BESIDE,
-    CONTENT,
-    COUPLES,
-    ENDS,
-    IN_HAND,
-    NEIGHBOURS,
-    RIDDEN,
-    SMALL,
-    SUPPORTS,
-    pick_colour,
-    pick_link,
-    pick_name,
-    pick_pair,
-    pick_two_coloured,
-)
-from .plans import SIDES, Part, Plan, by_turns, dressed, side_by_side, stated
+from .choices import CONTENT, COUPLES, ENDS, NEIGHBOURS, OBJECTS, SMALL, Chooser
+from .plans import SIDES, Act, PairPlan, by_turns, dressed, side_by_side, stated
 from ..scenes.scene import WARDROBE
 from ..words.claims import Caption, Noun
 
 # %% ../../../nbs/lib/miniworld/pairs/03_role_plans.ipynb #87ce5c37
-def _tail(dice: Dice, share: float = 0.35) -> int:
+def _tail(dice: Chooser, share: float = 0.35) -> int:
     "For a share of the plans, which of the setting's words are added to the captions; -1 for the others."
     return int(dice.unit() * 4) if dice.chance(share) else -1
 
 
-def _actors(dice: Dice, make: str) -> tuple[tuple[str, str], str]:
+def _actors(dice: Chooser, make: str) -> tuple[tuple[str, str], str]:
     "Two who could do it, and the object."
     if make in ("holding", "riding"):
-        what = dice.pick(IN_HAND if make == "holding" else RIDDEN)
-        return pick_pair(dice, COUPLES), what
-    what = {"on": dice.pick(SUPPORTS), "under": "table", "inside": "box"}[make]
-    return pick_pair(dice, [p for p in SMALL + NEIGHBOURS if set(p) <= set(CONTENT[make]) and what not in p]), what
+        what = dice.pick(OBJECTS[make])
+        return dice.pair(COUPLES), what
+    what = {"on": dice.pick(OBJECTS["on"]), "under": "table", "inside": "box"}[make]
+    return dice.pair([p for p in SMALL + NEIGHBOURS if set(p) <= set(CONTENT[make]) and what not in p]), what
 
 
-def swapped_beside(dice: Dice) -> Plan:
+def swapped_beside(dice: Chooser) -> PairPlan:
     "'a man holding an umbrella to the left of a woman' and 'a woman holding an umbrella to the left of a man'."
-    make, side = dice.pick(("holding", "riding", "on", "under", "inside"), (5, 2, 4, 2, 3)), dice.pick(BESIDE)
+    make, side = dice.pick(("holding", "riding", "on", "under", "inside"), (5, 2, 4, 2, 3)), dice.pick(ENDS)
     pair, what = _actors(dice, make)
-    first, second, obj = (Noun(pick_name(dice, noun)) for noun in (*pair, what))
-    parts, links = (0, pick_link(dice, make), 1, pick_link(dice, side), 2), ((0, make, 1), (0, side, 2))
+    first, second, obj = (Noun(dice.name(noun)) for noun in (*pair, what))
+    parts, links = (0, dice.link(make), 1, dice.link(side), 2), ((0, make, 1), (0, side, 2))
     said = Caption((first, obj, second), links, parts), Caption((second, obj, first), links, parts)
-    return Plan(by_turns(make, pair, what, ENDS[side]), said, pair[0], tail=_tail(dice, 0.4))
+    return PairPlan(by_turns(make, pair, what, ENDS[side]), said, pair[0], tail=_tail(dice, 0.4))
 
 # %% ../../../nbs/lib/miniworld/pairs/03_role_plans.ipynb #675ed008
-def two_deeds(dice: Dice) -> Plan:
+def two_deeds(dice: Chooser) -> PairPlan:
     "'a man holding a cup and a woman holding a book' and 'a woman holding a cup and a man holding a book'."
     makes = dice.pick((("holding", "holding"), ("riding", "holding"), ("holding", "riding")), (4, 1, 1))
-    who = pick_pair(dice, COUPLES)
-    nouns = [dice.pick(IN_HAND if make == "holding" else RIDDEN) for make in makes]
+    who = dice.pair(COUPLES)
+    nouns = [dice.pick(OBJECTS[make]) for make in makes]
     while nouns[0] == nouns[1]:
-        nouns[1] = dice.pick(IN_HAND)
+        nouns[1] = dice.pick(OBJECTS["holding"])
     return _two_clauses(dice, makes, who, nouns)
 
 
-def two_places(dice: Dice) -> Plan:
+def two_places(dice: Chooser) -> PairPlan:
     "'a cat on a chair and a dog under a table' and 'a dog on a chair and a cat under a table'."
     makes = dice.pick((("on", "under"), ("on", "inside"), ("inside", "under"), ("on", "on")), (3, 3, 1, 2))
-    who = pick_pair(dice, [p for p in SMALL if all(set(p) <= set(CONTENT[make]) for make in makes)])
+    who = dice.pair([p for p in SMALL if all(set(p) <= set(CONTENT[make]) for make in makes)])
     if makes == ("on", "on"):
         return _two_clauses(dice, makes, who, dice.pick((("chair", "bench"), ("chair", "table"))))
     bases = [{"on": dice.pick(("chair", "bench", "sofa")), "under": "table", "inside": "box"}[make] for make in makes]
     return _two_clauses(dice, makes, who, bases)
 
 
-def _two_clauses(dice: Dice, makes: tuple, who: tuple, what) -> Plan:
+def _two_clauses(dice: Chooser, makes: tuple, who: tuple, what) -> PairPlan:
     ends = dice.shuffled(SIDES)
-    names = {noun: Noun(pick_name(dice, noun)) for noun in (*who, *what)}
+    names = {noun: Noun(dice.name(noun)) for noun in (*who, *what)}
     links = ((0, makes[0], 1), (2, makes[1], 3))
-    words = [pick_link(dice, make) for make in makes]
+    words = [dice.link(make) for make in makes]
     orders = [tuple(zip(actors, what)) for actors in (who, who[::-1])]
-    acts = tuple(tuple(Part(make, pair, end) for make, pair, end in zip(makes, pairs, ends)) for pairs in orders)
+    acts = tuple(tuple(Act(make, pair, end) for make, pair, end in zip(makes, pairs, ends)) for pairs in orders)
     parts = (0, words[0], 1, "and", 2, words[1], 3)
     said = tuple(Caption(tuple(names[noun] for pair in pairs for noun in pair), links, parts) for pairs in orders)
-    return Plan(acts, said, who[0], tail=_tail(dice, 0.1))
+    return PairPlan(acts, said, who[0], tail=_tail(dice, 0.1))
 
 # %% ../../../nbs/lib/miniworld/pairs/03_role_plans.ipynb #7a257f31
-def swapped_places(dice: Dice) -> Plan:
+def swapped_places(dice: Chooser) -> PairPlan:
     "'a dog to the left of a cat' and 'a cat to the left of a dog'; sometimes 'two dogs'; sometimes 'behind'."
-    pair = first, second = pick_pair(dice, NEIGHBOURS + COUPLES)
+    pair = first, second = dice.pair(NEIGHBOURS + COUPLES)
     if dice.chance(0.25):
         predicate, many = "behind", 1
-        acts = tuple((Part("behind", order, dice.pick(("left", "middle"))),) for order in (pair, pair[::-1]))
+        acts = tuple((Act("behind", order, dice.pick(("left", "middle"))),) for order in (pair, pair[::-1]))
     else:
-        predicate, many = dice.pick(BESIDE), dice.pick((1, 2, 3), (3, 3, 2))
+        predicate, many = dice.pick(ENDS), dice.pick((1, 2, 3), (3, 3, 2))
         make, ends = "stand" if many == 1 else "row", ENDS[predicate]
-        acts = tuple((Part(make, (first,) * many, x), Part("stand", (second,), y)) for x, y in (ends, ends[::-1]))
-    one, other = Noun(pick_name(dice, first), count=many), Noun(pick_name(dice, second))
-    words = pick_link(dice, predicate)
+        acts = tuple((Act(make, (first,) * many, x), Act("stand", (second,), y)) for x, y in (ends, ends[::-1]))
+    one, other = Noun(dice.name(first), count=many), Noun(dice.name(second))
+    words = dice.link(predicate)
     said = stated(one, predicate, other, words), stated(other, predicate, one, words)
-    return Plan(acts, said, first, tail=_tail(dice))
+    return PairPlan(acts, said, first, tail=_tail(dice))
 
 
-def swapped_colours(dice: Dice) -> Plan:
+def swapped_colours(dice: Chooser) -> PairPlan:
     "'a red ball to the left of a blue drum' and 'a blue ball to the left of a red drum'."
-    pair, colours = pick_two_coloured(dice)
-    side = dice.pick(BESIDE)
-    names, words = [pick_name(dice, noun) for noun in pair], pick_link(dice, side)
+    pair, colours = dice.two_coloured()
+    side = dice.pick(ENDS)
+    names, words = [dice.name(noun) for noun in pair], dice.link(side)
     acts, said = [], []
     for shown in (colours, colours[::-1]):
         acts.append(side_by_side(pair, ENDS[side], shown))
         subject, obj = (Noun(name, (("colour", colour),)) for name, colour in zip(names, shown))
         said.append(stated(subject, side, obj, words))
-    return Plan(tuple(acts), tuple(said), pair[0], tail=_tail(dice))
+    return PairPlan(tuple(acts), tuple(said), pair[0], tail=_tail(dice))
 
 
-def swapped_clothes(dice: Dice) -> Plan:
+def swapped_clothes(dice: Chooser) -> PairPlan:
     "'a man wearing a red shirt and a woman wearing a blue skirt' and the same with the colours swapped."
-    who = pick_pair(dice, COUPLES)
+    who = dice.pair(COUPLES)
     worn = [dice.pick([g for place in ("top", "bottom", "hat") for g in WARDROBE[person][place]]) for person in who]
-    colour = pick_colour(dice, worn[0])
-    colours = colour, pick_colour(dice, worn[1], colour)
-    ends, words = dice.shuffled(SIDES), pick_link(dice, "wearing")
-    names = [Noun(pick_name(dice, person)) for person in who]
+    colour = dice.colour(worn[0])
+    colours = colour, dice.colour(worn[1], colour)
+    ends, words = dice.shuffled(SIDES), dice.link("wearing")
+    names = [Noun(dice.name(person)) for person in who]
     links, parts = ((0, "wearing", 1), (2, "wearing", 3)), (0, words, 1, "and", 2, words, 3)
     acts, said = [], []
     for shown in (colours, colours[::-1]):
         acts.append(dressed(who, worn, ends, shown))
         clothes = [Noun(garment, (("colour", c),)) for garment, c in zip(worn, shown)]
         said.append(Caption((names[0], clothes[0], names[1], clothes[1]), links, parts))
-    return Plan(tuple(acts), tuple(said), who[0])
+    return PairPlan(tuple(acts), tuple(said), who[0])
 
 # %% ../../../nbs/lib/miniworld/pairs/03_role_plans.ipynb #5bc6d282
 ROLE_PLANS = {"swapped_beside": (swapped_beside, 4.0), "two_deeds": (two_deeds, 2.0), "two_places": (two_places, 2.0),

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..art.dice import Dice
 from .draft import Draft
-from .render import Picture, mask_box, settle
+from .render import Rendering, mask_box, settle
 from .sampler import FAR, FLYERS, HELD, NEAR, hand_over
-from .scene import ANIMALS, BACKGROUNDS, KINDS, PEOPLE, Scene, Thing
+from .scene import ANIMALS, BACKGROUNDS, KINDS, PEOPLE, Scene, Thing, scene_number
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #b7c38229
 _THINGS = tuple(n for n in KINDS if n not in PEOPLE + ANIMALS + FLYERS)
@@ -73,7 +73,7 @@ def _bystander(draft: Draft) -> None:
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #3492f759
 def draft_crowd(index: int, split: str, seed: int, size: int, attempt: int = 0) -> Scene:
     "A scene with a crowd, drawn up but not yet painted. split: 'train', 'val', 'testA' or 'testB'."
-    natural, number = split in ("train", "val"), SPLITS[split] + index
+    natural, number = split in ("train", "val"), scene_number(SPLITS, index, split)
     dice = Dice(seed, 21, SPLITS[split], index, attempt)
     background = dice.pick(BACKGROUNDS)
     draft = Draft(dice, background, dice.between(0.32, 0.48), natural)
@@ -83,7 +83,7 @@ def draft_crowd(index: int, split: str, seed: int, size: int, attempt: int = 0) 
     return draft.scene(split, number, seed, size)
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #291bbd7a
-def crop(picture: Picture, window: tuple) -> Picture:
+def crop(picture: Rendering, window: tuple) -> Rendering:
     "The part of a picture inside `window` (integers x0, y0, x1, y1, half-open); boxes move along."
     x0, y0, x1, y1 = window
     scene, things = picture.scene, []
@@ -93,14 +93,14 @@ def crop(picture: Picture, window: tuple) -> Picture:
     scene = replace(scene, things=tuple(things), horizon=scene.horizon - y0)
     image = np.ascontiguousarray(picture.image[y0:y1, x0:x1])
     whole = {n: m[y0:y1, x0:x1] for n, m in picture.whole.items()}
-    return Picture(scene, image, picture.owner[y0:y1, x0:x1], whole)
+    return Rendering(scene, image, picture.owner[y0:y1, x0:x1], whole)
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #802a52aa
 _SHAPES = (0.0, 0.0), (0.9, 0.0), (0.0, 0.9)  # shares of the free margins that are cut off, across and down
 _SHAPE_WEIGHTS = (2, 1, 3)  # square, upright, landscape
 
 
-def _frame(picture: Picture, dice: Dice) -> tuple[int, int, int, int]:
+def _frame(picture: Rendering, dice: Dice) -> tuple[int, int, int, int]:
     "A window that holds every box, two pixels away from it; neither side is shorter than 5/8 of the other."
     size = picture.scene.size
     boxes = [t.box for t in picture.scene.things if t.box is not None]
@@ -125,16 +125,13 @@ def rivals(scene: Scene, number: int) -> list[Thing]:
     return [o for o in scene.top_level() if o.id != number and same(o)]
 
 
-def make_crowd(index: int, split: str, *, seed: int) -> Picture:
+def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
     """Crowd number `index` of a split, painted; it depends on nothing but the arguments.
 
     split: 'train', 'val', 'testA' (people and animals) or 'testB' (things). Errors: ValueError for another split or a
     negative index.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {sorted(SPLITS)}, got {split!r}")
-    if not 0 <= index < 100_000:
-        raise ValueError(f"index: expected 0 to 99999, got {index}")
+    scene_number(SPLITS, index, split)
     dice = Dice(seed, 22, SPLITS[split], index)
     size = dice.pick(_SIDES)
     for attempt in range(_ATTEMPTS):

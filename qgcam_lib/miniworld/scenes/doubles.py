@@ -9,12 +9,11 @@ __all__ = ['SPLITS', 'Echo', 'draft_doubles', 'type_of', 'is_usable', 'make_doub
 from collections import Counter
 from itertools import combinations
 
-from ...boxes import box_iou
 from ..art.dice import Dice
 from .draft import Draft
-from .render import Picture, settle
+from .render import Rendering, settle
 from .sampler import CLUSTERS, NEAR, place
-from .scene import BACKGROUNDS, PEOPLE, Scene, Thing
+from .scene import BACKGROUNDS, PEOPLE, Scene, Thing, colours_of, scene_number, shared
 
 # %% ../../../nbs/lib/miniworld/scenes/09_doubles.ipynb #ea4f149f
 _SAME_NOUN, _SAME_COLOUR = 0.7, 0.35  # chances
@@ -28,10 +27,10 @@ class Echo(Draft):
         known = [t.noun for t in self.things if t.parent < 0 and t.noun in nouns]
         return self.dice.pick(known) if known and self.dice.chance(_SAME_NOUN) else super().pick_noun(nouns)
 
-    def pick_colour(self, noun: str, colours) -> str:
+    def pick_colour(self, noun: str) -> str:
         "A colour, preferably one that is there."
-        known = [t.colour for t in self.things if t.colour in colours]
-        return self.dice.pick(known) if known and self.dice.chance(_SAME_COLOUR) else super().pick_colour(noun, colours)
+        known = [t.colour for t in self.things if t.colour in colours_of(noun)]
+        return self.dice.pick(known) if known and self.dice.chance(_SAME_COLOUR) else super().pick_colour(noun)
 
 # %% ../../../nbs/lib/miniworld/scenes/09_doubles.ipynb #de76efc7
 _PLANS = {"pair": 5.0, "mixed": 2.0, "row": 2.0}
@@ -89,19 +88,21 @@ def is_usable(scene: Scene) -> bool:
         return False
     if not 2 <= max(Counter(map(type_of, tops)).values()) <= 4:
         return False
-    overlap = box_iou([t.box for t in tops], [t.box for t in tops])
-    return all(overlap[a, b] < _MOST_IOU for a, b in combinations(range(len(tops)), 2))
+    return all(_iou(a.box, b.box) < _MOST_IOU for a, b in combinations(tops, 2))
 
 
-def make_doubles(index: int, split: str, *, seed: int) -> Picture:
+def _iou(p: tuple, q: tuple) -> float:
+    both = max(0.0, shared(p, q, 0)) * max(0.0, shared(p, q, 1))
+    areas = [(x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (p, q)]
+    return both / (sum(areas) - both)
+
+
+def make_doubles(index: int, split: str, *, seed: int) -> Rendering:
     """Picture number `index` of a split ('train', 'val', 'test'), painted; it depends on nothing but the arguments.
 
     Errors: ValueError for another split or an index outside 0..99999.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {sorted(SPLITS)}, got {split!r}")
-    if not 0 <= index < 100_000:
-        raise ValueError(f"index: expected 0 to 99999, got {index}")
+    scene_number(SPLITS, index, split)
     size = Dice(seed, 32, SPLITS[split], index).pick(_SIDES)
     for attempt in range(_ATTEMPTS):
         picture = settle(draft_doubles(index, split, seed, size, attempt))

@@ -10,21 +10,10 @@ from dataclasses import replace
 
 from fastcore.basics import patch
 
-from ..art.creatures import SKINS
 from ..art.dice import Dice
 from ..art.draw import PATTERNS
-from qgcam_lib.miniworld.scenes.scene import (
-    CLOTH_COLOURS,
-    HAIR_COLOURS,
-    KINDS,
-    WARDROBE,
-    Kind,
-    Relation,
-    Scene,
-    Thing,
-    colour_weight,
-    place_weight,
-)
+from ..art.people import HAIRS, SKINS
+from .scene import KINDS, WARDROBE, Relation, Scene, Thing, colour_weights, place_weight
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #9d04941d
 class Draft:
@@ -39,9 +28,10 @@ class Draft:
         "A noun, weighted by what usually stands before this background when the scene is natural."
         return self.dice.pick(nouns, [place_weight(n, self.background, self.natural) for n in nouns])
 
-    def pick_colour(self, noun: str, colours) -> str:
+    def pick_colour(self, noun: str) -> str:
         "A colour for a noun, weighted likewise."
-        return self.dice.pick(colours, [colour_weight(noun, c, self.background, self.natural) for c in colours])
+        weights = colour_weights(noun, self.background, self.natural)
+        return self.dice.pick(weights, weights.values())
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #0fea87a9
 _FAR, _NEARER = 0.80, 0.28  # how large things look at the horizon, and how much more at the lower edge
@@ -61,10 +51,10 @@ _LARGEST = 0.46  # share of the picture's side above which nothing is called lar
 
 
 @patch
-def appearance(self: Draft, kind: Kind, sized: bool) -> dict:
-    "Colour, pattern, material and, where wished, size of a thing of this kind, at random. People have only clothes."
-    dice = self.dice
-    colour = "" if kind.category == "people" else self.pick_colour(kind.noun, kind.colours)
+def appearance(self: Draft, noun: str, sized: bool) -> dict:
+    "Colour, pattern, material and, where wished, size of a thing, at random. People have only clothes."
+    dice, kind = self.dice, KINDS[noun]
+    colour = "" if kind.category == "people" else self.pick_colour(noun)
     pattern = dice.pick(PATTERNS, _PATTERN_WEIGHTS) if kind.patterned else "plain"
     material = dice.pick(kind.materials) if kind.materials and dice.chance(_MATERIAL_CHANCE) else ""
     size = dice.pick(tuple(_SIZES), _SIZE_WEIGHTS) if sized else ""
@@ -81,7 +71,7 @@ def add(self: Draft, noun: str, x: float, y: float, *, k: float = 1.0, depth: fl
     depth: more for what is nearer, by default the foot line `y`; sized: may be small or large; flip: default, a throw.
     """
     kind = KINDS[noun]
-    look = self.appearance(kind, sized)
+    look = self.appearance(noun, sized)
     if like is not None:
         look = {"colour": like.colour, "pattern": like.pattern, "material": like.material, "size": ""}
     height = kind.height * k * self.perspective(y) * _SIZES[look["size"]]
@@ -115,20 +105,20 @@ _WOOLEN_TOP, _WOOLEN_HAT, _HAT = 0.2, 0.15, 0.45  # chances
 def dress(self: Draft, person: Thing) -> None:
     "Gives a person hair and clothes."
     dice, closet = self.dice, WARDROBE[person.noun]
-    self.wear(person, "hair", dice.pick(HAIR_COLOURS))
+    self.wear(person, "hair", dice.pick(HAIRS))
     top = dice.pick(closet["top"])
     material = "woolen" if top != "dress" and dice.chance(_WOOLEN_TOP) else ""
-    colour = self.pick_colour(top, CLOTH_COLOURS)
+    colour = self.pick_colour(top)
     patterned = not material and top != "jacket"
     self.wear(person, top, colour, dice.pick(PATTERNS, _TOP_PATTERN_WEIGHTS) if patterned else "plain", material)
     if top != "dress":
         sits = person.pose == "sit"
         bottom = dice.pick(closet["bottom"][:1] if sits else closet["bottom"])
         bottom = "pants" if sits and bottom == "skirt" else bottom
-        self.wear(person, bottom, self.pick_colour(bottom, CLOTH_COLOURS))
+        self.wear(person, bottom, self.pick_colour(bottom))
     if dice.chance(_HAT):
         hat = dice.pick(closet["hat"])
-        colour = self.pick_colour(hat, CLOTH_COLOURS)
+        colour = self.pick_colour(hat)
         self.wear(person, hat, colour, "plain", "woolen" if dice.chance(_WOOLEN_HAT) else "")
 
 

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['HELD', 'LIES_ON', 'LIES_UNDER', 'LIES_IN', 'FLYERS', 'CLUSTERS', 'NEAR', 'FAR', 'lone_thing', 'lone_person',
-           'hand_over', 'holder', 'rider', 'thing_on', 'Shelter', 'thing_under', 'thing_inside', 'two_alike', 'place',
+           'hand_over', 'holder', 'rider', 'thing_on', 'thing_under', 'thing_inside', 'two_alike', 'place',
            'draft_scene']
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #d1bcc3d0
-from typing import NamedTuple
-
-from ..art.creatures import hand_of
+from .. import read_tables
 from ..art.dice import Dice
+from ..art.people import hand_of
 from .draft import Draft, point_of
 from .scene import BACKGROUNDS, KINDS, PEOPLE, Scene, Thing
 
@@ -44,7 +43,7 @@ _USUAL_GRIP = 0.40
 def hand_over(draft: Draft, number: int, noun: str, k: float = 1.0) -> None:
     "Puts a thing into the raised hand of person `number`, `k` times as large as such things are held."
     person = draft.things[number]
-    x, y = point_of(person, *hand_of(person.noun, "stand"))
+    x, y = point_of(person, *hand_of(person.noun))
     held = draft.add(noun, x, y, k=_CARRIED * k, depth=person.depth + _STEP, sized=False, flip=person.flip)
     draft.change(held, y=y + _GRIPS.get(noun, _USUAL_GRIP) * draft.things[held].height)
     draft.relate(number, "holding", held)
@@ -57,13 +56,8 @@ def holder(draft: Draft, x: float, y: float) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #7bbf26d8
 _SEATS = {"horse": (-0.06, 0.71), "elephant": (-0.14, 0.92), "bicycle": (-0.22, 0.84)}  # right, up
-_SURFACES = {  # from, to, up
-    "table": (-0.50, 0.50, 0.91),
-    "sofa": (-0.40, 0.40, 0.50),
-    "bed": (-0.10, 0.66, 0.54),
-    "bench": (-0.55, 0.55, 0.54),
-    "chair": (0.02, 0.02, 0.50),
-}
+_TABLES = read_tables("scenes/sampler")
+_SURFACES = _TABLES["surfaces"]  # from, to, up
 _MOUNT_SIZE, _RIDER_SIZE, _BASE_SIZE = 0.92, 0.82, 1.12
 
 
@@ -87,31 +81,21 @@ def thing_on(draft: Draft, x: float, y: float) -> None:
     draft.relate(lying, "on", base.id)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #7a065c7c
-class Shelter(NamedTuple):
-    """What one can be under. size: `k` of `Draft.add`; room, width: of the place below, in the shelter's heights;
-    lift: how much higher than the shelter's foot one stands, as a share of the picture's side."""
-
-    size: float
-    room: float
-    width: float
-    lift: float
-
-
-_SHELTERS = {"table": Shelter(1.3, 0.74, 1.15, 0.02), "tree": Shelter(1.12, 0.42, 0.55, -0.01)}
+_SHELTERS = _TABLES["shelters"]
 _BESIDE_TRUNK = 0.13
 
 
 def thing_under(draft: Draft, x: float, y: float) -> None:
     "A thing under a table or a tree."
     noun = draft.dice.pick(tuple(_SHELTERS), (2, 1))
-    shelter = _SHELTERS[noun]
-    base = draft.things[draft.add(noun, x, y, k=shelter.size, sized=False)]
+    size, room, width, lift = _SHELTERS[noun]
+    base = draft.things[draft.add(noun, x, y, k=size, sized=False)]
     below = draft.things[draft.add(draft.pick_noun(LIES_UNDER), base.x, y, sized=False)]
-    widest = shelter.width * base.height / (2.0 * KINDS[below.noun].half)
-    height = min(below.height, shelter.room * base.height, widest)
+    widest = width * base.height / (2.0 * KINDS[below.noun].half)
+    height = min(below.height, room * base.height, widest)
     sides = (-_BESIDE_TRUNK, _BESIDE_TRUNK)
     right = draft.dice.between(-0.12, 0.12) if noun == "table" else draft.dice.pick(sides)
-    x, y = base.x + right * base.height, base.y - shelter.lift
+    x, y = base.x + right * base.height, base.y - lift
     draft.change(below.id, x=x, y=y, height=height, depth=base.depth + _STEP)
     draft.relate(below.id, "under", base.id)
 

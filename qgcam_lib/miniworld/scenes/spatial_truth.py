@@ -6,8 +6,8 @@
 __all__ = ['PREDICATES9', 'related', 'tied', 'is_true', 'is_false']
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #1083ce78
-from .render import Picture
-from .scene import Thing
+from .render import Rendering
+from .scene import Thing, gap, middle, shared
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #ae0f4931
 PREDICATES9 = ("above", "behind", "in", "in front of", "next to", "on", "to the left of", "to the right of", "under")
@@ -22,35 +22,25 @@ _GRAPH = {  # what the scene graph calls them
 _TIES = ("on", "riding", "wearing", "inside", "under", "holding")
 
 
-def related(picture: Picture, a: int, predicates: tuple, b: int) -> bool:
+def related(picture: Rendering, a: int, predicates: tuple, b: int) -> bool:
     "Whether the scene graph says one of these predicates of things `a` and `b`."
     return any(r.subject == a and r.object == b and r.predicate in predicates for r in picture.scene.relations)
 
 
-def tied(picture: Picture, a: int, b: int) -> bool:
+def tied(picture: Rendering, a: int, b: int) -> bool:
     "Whether the two touch by construction: one lies on, in or under the other, or is held, ridden or worn."
     return related(picture, a, _TIES, b) or related(picture, b, _TIES, a)
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #37393e0a
 def _overlap(p: tuple, q: tuple, axis: int) -> float:
     "Shared length along an axis (0: x, 1: y) over the shorter of the two; negative when they are apart."
-    shared = min(p[axis + 2], q[axis + 2]) - max(p[axis], q[axis])
-    return shared / min(p[axis + 2] - p[axis], q[axis + 2] - q[axis])
+    return shared(p, q, axis) / min(p[axis + 2] - p[axis], q[axis + 2] - q[axis])
 
 
-def _gap(p: tuple, q: tuple) -> float:
-    "Pixels between two boxes along the axis on which they are farthest apart; negative when they overlap."
-    return max(max(p[0], q[0]) - min(p[2], q[2]), max(p[1], q[1]) - min(p[3], q[3]))
-
-
-def _centre(t: Thing) -> tuple:
-    return 0.5 * (t.box[0] + t.box[2]), 0.5 * (t.box[1] + t.box[3])
-
-
-def _beside(picture: Picture, a: Thing, b: Thing) -> bool:
+def _beside(picture: Rendering, a: Thing, b: Thing) -> bool:
     level = _overlap(a.box, b.box, 1) >= 0.5 and "flying" not in (a.pose, b.pose)
     wide = max(a.box[2] - a.box[0], b.box[2] - b.box[0])
-    return level and not tied(picture, a.id, b.id) and -2.0 <= _gap(a.box, b.box) <= 0.4 * wide
+    return level and not tied(picture, a.id, b.id) and -2.0 <= gap(a.box, b.box) <= 0.4 * wide
 
 
 def _over(a: Thing, b: Thing) -> bool:
@@ -58,7 +48,7 @@ def _over(a: Thing, b: Thing) -> bool:
     return a.pose == "flying" and a.box[3] <= b.box[1] + 1.0 and _overlap(a.box, b.box, 0) >= 0.5
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #40c1cb96
-def is_true(picture: Picture, a: int, predicate: str, b: int) -> bool:
+def is_true(picture: Rendering, a: int, predicate: str, b: int) -> bool:
     """Whether `a` certainly stands in the predicate to `b` (ids of visible things).
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.
@@ -78,41 +68,41 @@ def is_true(picture: Picture, a: int, predicate: str, b: int) -> bool:
     return related(picture, low.id, _GRAPH["under"], high.id) or (_over(high, low) and not tied(picture, a, b))
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #2620519b
-def _false_side(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
+def _false_side(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not to that side: the centre lies on the other side, or the two share nearly the same centre."
     sign = 1.0 if predicate == "to the left of" else -1.0
-    shift = sign * (_centre(p)[0] - _centre(q)[0])
+    shift = sign * (middle(p) - middle(q))
     return shift >= -0.08 * min(p.box[2] - p.box[0], q.box[2] - q.box[0])
 
 
-def _false_height(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
+def _false_height(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not above (or under): the centre lies on the other side, or the two stand level with a gap between them."
     sign = 1.0 if predicate == "above" else -1.0
-    drop, tall = _centre(p)[1] - _centre(q)[1], max(p.box[3] - p.box[1], q.box[3] - q.box[1])
-    level = _overlap(p.box, q.box, 1) >= 0.5 and _gap(p.box, q.box) >= 0 and abs(drop) <= 0.25 * tall
+    drop, tall = middle(p, 1) - middle(q, 1), max(p.box[3] - p.box[1], q.box[3] - q.box[1])
+    level = _overlap(p.box, q.box, 1) >= 0.5 and gap(p.box, q.box) >= 0 and abs(drop) <= 0.25 * tall
     return level or sign * drop >= 2.0
 
 
-def _false_contact(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
+def _false_contact(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not on, not in: they are apart, or the contact is of another sort."
     if not tied(picture, p.id, q.id):
-        return _gap(p.box, q.box) >= 2.0
+        return gap(p.box, q.box) >= 2.0
     others = ("under", "inside", "wearing") if predicate == "on" else ("under",)
     back = ("on", "riding", "inside") if predicate == "on" else ("on", "riding", "inside", "under", "wearing")
     return related(picture, p.id, others, q.id) or related(picture, q.id, back, p.id)
 
 
-def _false_depth(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
+def _false_depth(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not behind (or in front of): the other one plainly is, or they stand apart and level."
     nearer, farther = (p, q) if predicate == "behind" else (q, p)
     return related(picture, farther.id, ("behind",), nearer.id) or (_beside(picture, p, q) and abs(p.y - q.y) < 3.0)
 
 
-def _false_nearness(picture: Picture, p: Thing, q: Thing, predicate: str) -> bool:
+def _false_nearness(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not next to: a third of the scene's side between them, or one is in or on the other."
     ties = ("on", "riding", "inside", "wearing")
     touching = related(picture, p.id, ties, q.id) or related(picture, q.id, ties, p.id)
-    return touching or _gap(p.box, q.box) >= 0.34 * picture.scene.size
+    return touching or gap(p.box, q.box) >= 0.34 * picture.scene.size
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #b6f6511a
 _FALSE = {"above": _false_height, "under": _false_height, "behind": _false_depth, "in front of": _false_depth,
@@ -122,7 +112,7 @@ _OPPOSITE = {"above": "under", "behind": "in front of", "to the left of": "to th
 _OPPOSITE |= {v: k for k, v in _OPPOSITE.items()}
 
 
-def is_false(picture: Picture, a: int, predicate: str, b: int) -> bool:
+def is_false(picture: Rendering, a: int, predicate: str, b: int) -> bool:
     """Whether `a` certainly does not stand in the predicate to `b` (ids of visible things); never true with `is_true`.
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.

@@ -9,8 +9,8 @@ __all__ = ['Noun', 'Caption', 'question', 'fits', 'linked', 'denoted', 'certainl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..scenes.render import Picture
-from ..scenes.scene import Thing
+from ..scenes.render import Rendering
+from ..scenes.scene import Thing, gap, shared
 from ..scenes.spatial_truth import is_false, is_true, related, tied
 from .words import BARE, FITS, NUMBERS, article, plural
 
@@ -103,11 +103,7 @@ _SPATIAL = {"on": "on", "under": "under", "inside": "in", "behind": "behind", "i
 _SPATIAL |= {"left of": "to the left of", "right of": "to the right of"}
 
 
-def _touch(p: tuple, q: tuple) -> bool:
-    return p[0] < q[2] + 2 and q[0] < p[2] + 2 and p[1] < q[3] + 2 and q[1] < p[3] + 2
-
-
-def linked(picture: Picture, a: int, predicate: str, b: int, *, kindly: bool = False) -> bool:
+def linked(picture: Rendering, a: int, predicate: str, b: int, *, kindly: bool = False) -> bool:
     "Whether thing `a` stands in the predicate to thing `b`; kindly: whether a person might grant it."
     if predicate not in ("left of", "right of", "behind", "in front of") and related(picture, a, (predicate,), b):
         return True
@@ -115,14 +111,14 @@ def linked(picture: Picture, a: int, predicate: str, b: int, *, kindly: bool = F
         return False
     p, q = picture.scene.thing(a), picture.scene.thing(b)
     if predicate in ("holding", "riding"):
-        return kindly and _touch(p.box, q.box) and not tied(picture, a, b)
+        return kindly and gap(p.box, q.box) < 2 and not tied(picture, a, b)
     if kindly:
-        apart = predicate == "under" and max(p.box[0], q.box[0]) - min(p.box[2], q.box[2]) >= 2
+        apart = predicate == "under" and shared(p.box, q.box, 0) <= -2
         return not apart and not is_false(picture, a, _SPATIAL[predicate], b)
     return predicate not in ("on", "under", "inside") and is_true(picture, a, _SPATIAL[predicate], b)
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0011e9fb
-def _ways(picture: Picture, caption: Caption, kindly: bool) -> Iterator[tuple[int, ...]]:
+def _ways(picture: Rendering, caption: Caption, kindly: bool) -> Iterator[tuple[int, ...]]:
     seen = [t for t in picture.scene.things if t.box is not None]
     fitting = [[t.id for t in seen if fits(t, noun, kindly=kindly)] for noun in caption.nouns]
     partial: list[tuple] = [()]
@@ -133,7 +129,7 @@ def _ways(picture: Picture, caption: Caption, kindly: bool) -> Iterator[tuple[in
     return iter(partial)
 
 
-def denoted(picture: Picture, caption: Caption, *, kindly: bool = False) -> tuple[frozenset, ...] | None:
+def denoted(picture: Rendering, caption: Caption, *, kindly: bool = False) -> tuple[frozenset, ...] | None:
     """For every noun of a caption the ids of the things it denotes in a picture; None where the caption is false.
 
     kindly: the generous reading, which also takes what a person might grant.
@@ -149,12 +145,12 @@ def _enough(ids: frozenset, noun: Noun, kindly: bool) -> bool:
     return len(ids) >= noun.count if kindly else len(ids) == noun.count
 
 
-def certainly_true(picture: Picture, caption: Caption) -> bool:
+def certainly_true(picture: Rendering, caption: Caption) -> bool:
     "Whether the strict reading finds something, and the generous one nothing more."
     strict = denoted(picture, caption)
     return strict is not None and strict == denoted(picture, caption, kindly=True)
 
 
-def certainly_false(picture: Picture, caption: Caption) -> bool:
+def certainly_false(picture: Rendering, caption: Caption) -> bool:
     "Whether even the generous reading finds nothing."
     return denoted(picture, caption, kindly=True) is None

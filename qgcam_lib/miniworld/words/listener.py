@@ -12,31 +12,18 @@ from dataclasses import dataclass
 
 from fastcore.basics import patch
 
-from ..scenes.scene import Scene, Thing
+from ..scenes.scene import Scene, Thing, alike, can_be_named, clearly, gap, middle, shared
 from .grammar import ADJECTIVES, NOUNS, Bag, Form, Grammar, Sequence, words_of
-from .words import can_be_named
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #5576892f
-_SMALLER, _LARGER = 0.85, 1.18  # heights of things of one noun that clearly differ
 _LEVEL, _NEAR, _AWAY = 0.5, 0.4, 0.34  # next to: shared height, gap in widths of the wider, gap in the picture's side
 
 
 def _size_fits(scene: Scene, t: Thing, size: str, sure: bool) -> bool:
-    others = [o.height for o in scene.top_level() if o.noun == t.noun and o.id != t.id]
-    if size == "small":
-        return (t.size == "small" and all(t.height < _SMALLER * h for h in others) if sure
-                else not any(t.height > _LARGER * h for h in others))
-    return (t.size == "large" and all(t.height > _LARGER * h for h in others) if sure
-            else not any(t.height < _SMALLER * h for h in others))
-
-
-def _shared(p: tuple, q: tuple, axis: int) -> float:
-    "Pixels that two boxes share along an axis (0: x, 1: y); negative when they are apart."
-    return min(p[axis + 2], q[axis + 2]) - max(p[axis], q[axis])
-
-
-def _middle(t: Thing, axis: int = 0) -> float:
-    return 0.5 * (t.box[axis] + t.box[axis + 2])
+    if sure:
+        return t.size == size and all(clearly(size, t, other) for other in alike(scene, t))
+    opposite = "large" if size == "small" else "small"
+    return not any(clearly(opposite, t, other) for other in alike(scene, t))
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #9ee6cc8a
 _Test = Callable[[Scene, set, Thing, Thing], bool]
@@ -68,26 +55,25 @@ def _is_beside(scene: Scene, graph: set, x: Thing, y: Thing) -> bool:
     p, q = x.box, y.box
     if x.parent >= 0 or y.parent >= 0 or "flying" in (x.pose, y.pose) or _tied(graph, x, y):
         return False
-    level = _shared(p, q, 1) >= _LEVEL * min(p[3] - p[1], q[3] - q[1])
-    return level and -2.0 <= -_shared(p, q, 0) <= _NEAR * max(p[2] - p[0], q[2] - q[0])
+    level = shared(p, q, 1) >= _LEVEL * min(p[3] - p[1], q[3] - q[1])
+    return level and -2.0 <= -shared(p, q, 0) <= _NEAR * max(p[2] - p[0], q[2] - q[0])
 
 
 def _may_be_beside(scene: Scene, graph: set, x: Thing, y: Thing) -> bool:
-    apart = max(-_shared(x.box, y.box, 0), -_shared(x.box, y.box, 1))
-    return x.parent < 0 and y.parent < 0 and apart < _AWAY * scene.size
+    return x.parent < 0 and y.parent < 0 and gap(x.box, y.box) < _AWAY * scene.size
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #5413fc6d
 def _foot_within(x: Thing, y: Thing) -> bool:
-    return y.box[0] <= _middle(x) < y.box[2] and y.box[1] <= x.box[3] < y.box[3]
+    return y.box[0] <= middle(x) < y.box[2] and y.box[1] <= x.box[3] < y.box[3]
 
 
 def _meet(x: Thing, y: Thing) -> bool:
-    return _shared(x.box, y.box, 0) > 0 and _shared(x.box, y.box, 1) > 0
+    return gap(x.box, y.box) < 0
 
 
 def _below(x: Thing, y: Thing) -> bool:
-    lower = _shared(x.box, y.box, 0) > 0 and _middle(x, 1) > _middle(y, 1)
-    return lower and (y.pose == "flying" or _shared(x.box, y.box, 1) > 0)
+    lower = shared(x.box, y.box, 0) > 0 and middle(x, 1) > middle(y, 1)
+    return lower and (y.pose == "flying" or shared(x.box, y.box, 1) > 0)
 
 
 _SURE = {
@@ -106,10 +92,10 @@ _SURE = {
 _POSSIBLE = {
     "on": _in_view(_foot_within),
     "under": _in_view(lambda x, y: _below(x, y) or _foot_within(y, x)),
-    "inside": _in_view(lambda x, y: _meet(x, y) and y.box[0] <= _middle(x) < y.box[2]),
+    "inside": _in_view(lambda x, y: _meet(x, y) and y.box[0] <= middle(x) < y.box[2]),
     "wearing": lambda scene, graph, x, y: y.parent == x.id,
-    "left of": _in_view(lambda x, y: _middle(x) < _middle(y)),
-    "right of": _in_view(lambda x, y: _middle(x) > _middle(y)),
+    "left of": _in_view(lambda x, y: middle(x) < middle(y)),
+    "right of": _in_view(lambda x, y: middle(x) > middle(y)),
     "behind": _in_view(lambda x, y: x.depth <= y.depth and _meet(x, y)),
     "in front of": _in_view(lambda x, y: x.depth >= y.depth and _meet(x, y)),
     "next to": _may_be_beside,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ..art.dice import Dice
-from ..scenes.scene import Thing
-from .grammar import CONVERSES, FORMS, Form, Reading, readings, words_of
+from ..scenes.scene import Thing, can_be_named
+from .grammar import CONVERSES, FORMS, Form, Parse, readings, words_of
 from .listener import Listener, counted
-from .words import NAMES, adjectives, can_be_named, facts_of
+from .words import NAMES, adjectives
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #11a88f34
 _PLAIN, _JOINED, _DEEPER = 0.35, 0.12, 0.25  # chances: no relation, two of one thing, one of the other thing
@@ -43,7 +43,7 @@ class Speaker:
         "Words for a thing: at most two relations, not deeper than one thing away from the other thing."
         dice = self.dice
         name = "person" if t.category == "people" and dice.chance(_PERSON) else dice.pick(NAMES[t.noun])
-        facts = [fact for fact in facts_of(t).items() if dice.chance(_FACT)]
+        facts = [fact for fact in t.facts.items() if dice.chance(_FACT)]
         words = ["the", *adjectives(dice, facts), name]
         if t.parent >= 0 or not dice.chance((1.0 - _PLAIN, _DEEPER, 0.0)[depth]):
             return words
@@ -95,7 +95,7 @@ def most_confused(bag: dict[int, int], target: int) -> int | None:
     return next((thing for thing in bag if thing != target), None)
 
 
-def _relations(one: Reading) -> list[Form]:
+def _relations(one: Parse) -> list[Form]:
     return [found for form, other in one.relations for found in (form, *_relations(other))]
 
 
@@ -112,7 +112,7 @@ def converses(text: str) -> list[str]:
     return sorted(found - {" ".join(sorted(words_of(text)))})
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #3170c229
-def _awkward(one: Reading) -> int:
+def _awkward(one: Parse) -> int:
     "How much is said between a verb and what belongs to it: 'the ball that the dog behind the tree is left of'."
     return sum(len(other.relations) * bool(form.after) + _awkward(other) for form, other in one.relations)
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CATEGORIES', 'VERSION', 'CHECKSUM', 'category_name', 'category_id', 'rectangles', 'annotated_things', 'instances',
-           'references', 'numbered', 'google_split', 'refer_checksum', 'ensure_refer', 'make_refer']
+           'image_name', 'reference', 'references', 'in_turns', 'numbered', 'google_split', 'objects_of',
+           'objects_file', 'ensure_refer']
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #43e18654
 import json
@@ -13,35 +14,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
+from .. import read_tables
 from ..art.dice import Dice
-from ..scenes.crowd import SPLITS, make_crowd, rivals
-from ..scenes.render import SEED, Picture
+from ..scenes.crowd import make_crowd, rivals
+from ..scenes.render import SEED, Rendering
 from ..scenes.scene import PEOPLE, Scene, Thing
 from ..words.expressions import MANNERS, expressions
-from .files import bring_up_to_date, check_counts, jpeg, make_card
-from ...storage.files import sha256_of, write_whole
+from .files import layout, write_picture
+from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #23f13c78
-_COCO = """
-1 person person|2 vehicle bicycle|3 vehicle car|5 vehicle airplane|6 vehicle bus|8 vehicle truck|9 vehicle boat
-15 outdoor bench|16 animal bird|17 animal cat|18 animal dog|19 animal horse|20 animal sheep|21 animal cow
-22 animal elephant|25 animal giraffe|28 accessory umbrella|33 accessory suitcase|37 sports sports ball|38 sports kite
-44 kitchen bottle|47 kitchen cup|62 furniture chair|63 furniture couch|65 furniture bed|67 furniture dining table
-84 indoor book|91 animal rabbit|92 furniture lamp|93 indoor box|94 outdoor balloon|95 indoor guitar|96 indoor drum
-97 outdoor tree|98 outdoor house|99 outdoor flower
-"""
-_SAME = {"plane": "airplane", "ball": "sports ball", "sofa": "couch", "table": "dining table"}
-_ROWS = [row.split(" ", 2) for row in _COCO.strip().replace("\n", "|").split("|")]
-CATEGORIES = [{"supercategory": kind, "id": int(number), "name": name} for number, kind, name in _ROWS]
+_TABLES = read_tables("writers/refer")
+CATEGORIES = [*_TABLES["categories"]]
 _NUMBER = {c["name"]: c["id"] for c in CATEGORIES}
 
 
 def category_name(noun: str) -> str:
     "What a noun of the miniworld is called among the categories."
-    return "person" if noun in PEOPLE else _SAME.get(noun, noun)
+    return "person" if noun in PEOPLE else _TABLES["called"].get(noun, noun)
 
 
 def category_id(t: Thing) -> int:
@@ -69,7 +61,7 @@ def annotated_things(scene: Scene) -> dict[int, Thing]:
     return {20 * scene.index + k: t for k, t in enumerate(t for t in scene.top_level() if t.box is not None)}
 
 
-def instances(picture: Picture) -> list[dict]:
+def instances(picture: Rendering) -> list[dict]:
     "The annotations of a picture's top-level things."
     found = []
     for number, t in annotated_things(picture.scene).items():
@@ -87,7 +79,8 @@ _USUAL_COUNTS = (2, 3, 4), (2, 4, 1)
 _SORTS = {"testA": (True,), "testB": (False,)}  # of the targets: creatures, other things
 
 
-def _image_name(number: int) -> str:
+def image_name(number: int) -> str:
+    "The name of a picture's file, without its ending."
     return f"COCO_train2014_{number:012d}"
 
 
@@ -97,6 +90,12 @@ def _sentence(words: str, manner: str, dice: Dice) -> dict:
     if dice.chance(0.7 if polite else 0.1):
         raw = words[0].upper() + words[1:] + (dice.pick((".", "")) if polite else "")
     return {"tokens": words.split(), "raw": raw, "sent": words}
+
+
+def reference(scene: Scene, number: int, sentences: list[dict], split: str) -> dict:
+    "The reference of an annotation, by its number; without the numbers that a file gives to a reference."
+    return {"sentences": sentences, "file_name": f"{image_name(scene.index)}_{number}.jpg", "ann_id": number,
+            "image_id": scene.index, "category_id": category_id(annotated_things(scene)[number]), "split": split}
 
 
 def references(scene: Scene, manner: str) -> list[dict]:
@@ -114,17 +113,19 @@ def references(scene: Scene, manner: str) -> list[dict]:
         count = dice.pick(*_COUNTS.get(manner, _USUAL_COUNTS))
         said = expressions(scene, t.id, manner, count, dice)
         if len(said) >= 2:
-            sentences = [_sentence(e.words, manner, dice) for e in said]
-            found.append({"sentences": sentences, "file_name": f"{_image_name(scene.index)}_{number}.jpg",
-                          "ann_id": number, "image_id": scene.index, "category_id": category_id(t), "split": split})
+            found.append(reference(scene, number, [_sentence(e.words, manner, dice) for e in said], split))
         if len(found) == most:
             break
     return found
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #f48c871f
-def numbered(per_picture: list[list[dict]]) -> list[dict]:
-    "All references of a data set with `ref_id`, `sent_ids` and `sent_id`, first targets first."
-    rows = [r[k] for k in range(_MOST_TARGETS) for r in per_picture if len(r) > k]
+def in_turns(per_picture: list[list[dict]]) -> list[dict]:
+    "The first targets of all pictures, then the second ones."
+    return [found[k] for k in range(_MOST_TARGETS) for found in per_picture if len(found) > k]
+
+
+def numbered(rows: Iterable[dict]) -> list[dict]:
+    "All references of a data set, with `ref_id`, `sent_ids` and `sent_id`."
     refs, start = [], 0
     for number, ref in enumerate(rows):
         sentences = [{**s, "sent_id": start + i} for i, s in enumerate(ref["sentences"])]
@@ -139,114 +140,54 @@ def google_split(refs: Iterable[dict]) -> list[dict]:
     return [{**r, "split": "val" if Dice(29, r["ann_id"]).chance(0.3) else "train"} for r in refs]
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #2ad031f8
-def _image_record(picture: Picture) -> dict:
-    height, width = picture.image.shape[:2]
-    number = picture.scene.index
-    return {"file_name": f"{_image_name(number)}.jpg", "height": height, "width": width, "id": number}
+def objects_of(picture: Rendering) -> tuple[dict, list[dict]]:
+    "A picture's entry in `images`, and those of its things in `annotations`."
+    number, (height, width) = picture.scene.index, picture.image.shape[:2]
+    image = {"file_name": f"{image_name(number)}.jpg", "height": height, "width": width, "id": number}
+    return image, instances(picture)
 
 
-def _files(name: str, pictures: list, refs: list) -> dict:
-    "The contents of a data set's folder by file name: `instances.json` and the lists of references."
-    used = {r["image_id"] for r in refs}
+def objects_file(name: str, pictures: list[tuple[dict, list]]) -> dict:
+    "The content of instances.json. pictures: of `objects_of`."
+    return {"info": {"description": f"miniworld in the layout of {name}", "version": "1"}, "licenses": [],
+            "images": [image for image, _ in pictures],
+            "annotations": [one for _, annotations in pictures for one in annotations], "categories": CATEGORIES}
+
+
+def _files(name: str, pictures: list[tuple[dict, list]], refs: list[dict]) -> dict[str, bytes | str]:
+    "The files of a data set's folder by name: objects and lists of references. pictures: records with annotations."
+    used = {ref["image_id"] for ref in refs}
     listed = [(image, annotations) for image, annotations in pictures if image["id"] in used]
-    objects = {
-        "info": {"description": f"miniworld in the layout of {name}", "version": str(VERSION)},
-        "licenses": [],
-        "images": [image for image, _ in listed],
-        "annotations": [a for _, annotations in listed for a in annotations],
-        "categories": CATEGORIES,
-    }
-    lists = (refs, google_split(refs)) if name == "refcocog" else (refs,)
-    return dict(zip(_lists(name), (objects, *lists)))
-
-
-def _lists(name: str) -> tuple[str, ...]:
-    return ("instances.json", *(("refs(umd).p", "refs(google).p") if name == "refcocog" else ("refs(unc).p",)))
+    lists = {"refs(umd).p": refs, "refs(google).p": google_split(refs)} if name == "refcocog" else {"refs(unc).p": refs}
+    return {"instances.json": json.dumps(objects_file(name, listed)),
+            **{file: pickle.dumps(rows, protocol=2) for file, rows in lists.items()}}
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #326369ca
 VERSION = 1
 CHECKSUM = "5753ff1f48889ac89faf48863be64377326298186aeb43daa512b440cab9b3d8"
 
 
-def refer_checksum(count: int = 8, *, seed: int = SEED) -> str:
-    "SHA-256 over pixels, annotations and references of the first pictures of every split, in hexadecimal."
-    parts: list[bytes | str] = []
-    for picture in (make_crowd(i, split, seed=seed) for split in SPLITS for i in range(count)):
-        said = [references(picture.scene, manner) for manner in MANNERS]
-        parts += [picture.image.tobytes()]
-        parts += [json.dumps([_image_record(picture), instances(picture), *said], sort_keys=True)]
-    return sha256_of(*parts)
-
-# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #ce46645d
-_IMAGES = Path("images/mscoco/images/train2014")
-
-
-def _path(root: Path, split: str, index: int) -> Path:
-    return root / _IMAGES / f"{_image_name(SPLITS[split] + index)}.jpg"
-
-
-def _write_pictures(root: Path, counts: dict, seed: int, names: list, progress: bool) -> tuple:
-    "Writes the pictures that are missing; returns the image records with annotations, and the references by name."
-    pictures, refs = [], {name: [] for name in names}
-    with tqdm(total=sum(counts.values()), desc="miniworld refer", disable=not progress) as bar:
-        for index, split in sorted((i, s) for s, n in counts.items() for i in range(n)):
-            path = _path(root, split, index)
-            missing = not path.is_file()
-            if names or missing:
-                picture = make_crowd(index, split, seed=seed)
-                if missing:
-                    write_whole(path, jpeg(picture.image))
-                pictures.append((_image_record(picture), instances(picture)))
-                for name in names:
-                    refs[name].append(references(picture.scene, name))
-            bar.update()
-    return pictures, refs
-
-
-def _write_lists(root: Path, name: str, pictures: list, refs: list) -> None:
-    for file, value in _files(name, pictures, numbered(refs)).items():
-        whole = json.dumps(value) if file.endswith(".json") else pickle.dumps(value, protocol=2)
-        write_whole(root / name / file, whole)
-
-
-def _has_lists(root: Path, name: str) -> bool:
-    return all((root / name / file).is_file() for file in _lists(name))
-
-# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #d338e3fc
-def ensure_refer(root: str | Path, names: str | Iterable[str] = MANNERS, n_test: int = 240, n_train: int = 40,
-                 n_val: int = 40, *, seed: int = SEED, progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing, too small or made by another version, and only that; returns the folder.
+@layout("refer", VERSION, CHECKSUM)
+def ensure_refer(root: str | Path, n_test: int = 240, n_train: int = 40, n_val: int = 40, *, seed: int = SEED,
+                 progress: bool = True, anew: bool = False) -> Path:
+    """Makes what is missing or too small, and only that; returns the folder.
 
     root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    names: among 'refcoco', 'refcoco+' and 'refcocog'. n_test: pictures of testA and as many of testB.
-    Written: `<name>/instances.json`, `<name>/refs(unc).p` (RefCOCOg: `refs(umd).p` and `refs(google).p`),
-    `images/mscoco/images/train2014/COCO_train2014_<number>.jpg` and `miniworld.json`.
-    Errors: ValueError for another name, a negative count, or a folder that holds something else or another seed.
+    n_test: pictures of testA and as many of testB.
+    Written: `refcoco`, `refcoco+` and `refcocog`, each with `instances.json` and `refs(unc).p` (RefCOCOg:
+    `refs(umd).p` and `refs(google).p`), `images/mscoco/images/train2014/COCO_train2014_<number>.jpg` and
+    `miniworld.json`. Errors: ValueError, see `layout`.
     """
-    root, names = Path(root), {names} if isinstance(names, str) else set(names)
-    if not names or names - set(MANNERS):
-        raise ValueError(f"names: expected names among {MANNERS}, got {sorted(names)}")
-    check_counts(99_999, "pictures", n_train=n_train, n_val=n_val, n_test=n_test)
     counts = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
-
-    def is_whole(wanted: dict) -> bool:
-        paths = (_path(root, split, i) for split, n in wanted["pictures"].items() for i in range(n))
-        return all(_has_lists(root, name) for name in wanted["names"]) and all(path.is_file() for path in paths)
-
-    def write(held: dict, wanted: dict) -> None:
-        known = held["names"] if wanted["pictures"] == held["pictures"] else []
-        lacking = [name for name in wanted["names"] if name not in known or not _has_lists(root, name)]
-        pictures, refs = _write_pictures(root, wanted["pictures"], seed, lacking, progress)
-        for name in lacking:
-            _write_lists(root, name, pictures, refs[name])
-
-    files = [f"{_IMAGES}/COCO_train2014_*.jpg", *(f"{name}/{file}" for name in MANNERS for file in _lists(name))]
-    asked = {"names": list(names), "pictures": counts}
-    return bring_up_to_date(root, make_card("refer", VERSION, CHECKSUM, seed), asked, is_whole=is_whole, write=write,
-                            files=files, anew=anew)
-
-
-@delegates(ensure_refer, but=["anew"])
-def make_refer(root: str | Path, *args, **kwargs) -> Path:
-    "Writes the data sets anew, whatever is there of this layout and seed; for the rest see `ensure_refer`."
-    return ensure_refer(root, *args, **kwargs, anew=True)
+    asked = sorted((index, split) for split, n in counts.items() for index in range(n))
+    pictures, refs = [], {name: [] for name in MANNERS}
+    for index, split in tqdm(asked, desc="miniworld refer", disable=not progress):
+        picture = make_crowd(index, split, seed=seed)
+        name = f"{image_name(picture.scene.index)}.jpg"
+        write_picture(root / "images/mscoco/images/train2014" / name, picture, anew)
+        pictures.append(objects_of(picture))
+        for manner in MANNERS:
+            refs[manner].append(references(picture.scene, manner))
+    for manner in MANNERS:
+        for file, content in _files(manner, pictures, numbered(in_turns(refs[manner]))).items():
+            write_whole(root / manner / file, content)

@@ -4,38 +4,30 @@
 
 # %% auto #0
 __all__ = ['Triple', 'SPLITS', 'VERSION', 'SPATIALSENSE_CHECKSUM', 'names_of', 'annotations', 'record', 'image_path',
-           'spatialsense_checksum', 'ensure_spatialsense', 'make_spatialsense']
+           'ensure_spatialsense']
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #c721f219
-import json
 from pathlib import Path
 
 import numpy as np
-from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
+from .. import read_tables
 from ..art.dice import Dice
-from ..scenes.render import SEED, Picture
+from ..scenes.render import SEED, Rendering
 from ..scenes.scene import Thing
 from ..scenes.spatial_truth import PREDICATES9, is_false, is_true
 from ..scenes.strange import make_strange
 from ..words.words import NAMES
-from .files import bring_up_to_date, check_counts, jpeg, make_card
-from ...storage.files import sha256_of, write_json, write_whole
+from .files import layout, write_picture
+from ...storage.files import write_json
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #a30d2e75
-_RARER = {
-    "man": "gentleman", "woman": "mother", "boy": "toddler", "girl": "toddler", "dog": "puppy", "cat": "kitten",
-    "horse": "pony", "cow": "calf", "sheep": "lamb", "rabbit": "hare", "bird": "parrot", "car": "sedan", "bus": "coach",
-    "bicycle": "cycle", "boat": "sailboat", "plane": "jet", "cup": "teacup", "sofa": "settee", "suitcase": "luggage",
-    "house": "cottage", "tree": "oak", "flower": "potted plant", "table": "desk", "lamp": "floor lamp", "box": "crate",
-}  # fmt: skip
-
-
+_RARER = read_tables("writers/spatialsense")["rarer"]
 _RARER_CHANCE = 0.12
 
 
-def names_of(picture: Picture, dice: Dice) -> dict[int, str]:
+def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
     "A name for every visible top-level thing and hat that one or two words can single out."
     names = {}
     seen = [t for t in picture.scene.things if t.box is not None and (t.parent < 0 or t.noun in ("hat", "cap"))]
@@ -64,7 +56,7 @@ _RANK = {"in": 0, "behind": 0, "in front of": 0, "above": 2, "under": 2, "to the
 Triple = tuple[int, str, int]  # subject id, predicate, object id
 
 
-def _relations(picture: Picture, named: dict[int, str], dice: Dice) -> tuple[list[Triple], list[Triple]]:
+def _relations(picture: Rendering, named: dict[int, str], dice: Dice) -> tuple[list[Triple], list[Triple]]:
     "All certain relations, and all certain falsehoods, of named things; a hat's only with its wearer."
     owner = {t.id: t.parent for t in picture.scene.things}
     pairs = [(a, b) for a in named for b in named if a != b and owner[a] in (-1, b) and owner[b] in (-1, a)]
@@ -84,7 +76,7 @@ def _choose(true: list[Triple], false: list[Triple], dice: Dice) -> tuple[list[T
     return list(told.values()), list(lies.values())
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #253105a2
-def _end(picture: Picture, number: int, name: str) -> dict:
+def _end(picture: Rendering, number: int, name: str) -> dict:
     "A subject or object as the file has it; its point is the middle one of its pixels."
     x0, y0, x1, y1 = (int(v) for v in picture.scene.thing(number).box)
     ys, xs = np.nonzero(picture.mask(number))
@@ -92,7 +84,7 @@ def _end(picture: Picture, number: int, name: str) -> dict:
     return {"name": name, "bbox": [y0, y1, x0, x1], "x": int(xs[k]), "y": int(ys[k])}
 
 
-def annotations(picture: Picture) -> list[dict]:
+def annotations(picture: Rendering) -> list[dict]:
     "The annotations of a strange picture, true ones first; without identifiers."
     dice = Dice(picture.scene.seed, 37, picture.scene.index)
     names = names_of(picture, dice)
@@ -108,7 +100,7 @@ def _nyu(index: int) -> bool:
     return index % 3 == 2
 
 
-def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Picture]:
+def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Rendering]:
     "One picture's entry of `annotations.json`, and the picture."
     picture = make_strange(index, split, seed=seed, indoors=_nyu(index))
     number, dice = SPLITS[split] + index, Dice(seed, 41, SPLITS[split], index)
@@ -130,47 +122,22 @@ VERSION = 1
 SPATIALSENSE_CHECKSUM = "0e9a4138ad28f0f8daa63d543fa99e1cfe5e387125bab21d747eb8c2c4e577cd"
 
 
-def spatialsense_checksum(count: int = 16, *, seed: int = SEED) -> str:
-    "SHA-256 over pixels and entries of the first pictures of every split, in hexadecimal."
-    parts: list[bytes | str] = []
-    for entry, picture in (record(index, split, seed=seed) for split in SPLITS for index in range(count)):
-        parts += [picture.image.tobytes(), json.dumps(entry, sort_keys=True)]
-    return sha256_of(*parts)
-
-# %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #7c8aa945
+@layout("spatialsense", VERSION, SPATIALSENSE_CHECKSUM, most=18_999)
 def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, n_valid: int = 40, *,
                         seed: int = SEED, progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing, too small or made by another version, and only that; returns the folder.
+    """Makes what is missing or too small, and only that; returns the folder.
 
     root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
     n_test, n_train, n_valid: pictures.
     Written: `annotations.json` (the official form: boxes [y0, y1, x0, x1], label true or false), `images/flickr/*.jpg`,
     `images/nyu/*.jpg` and `miniworld.json`. A picture without a certain relation gets no entry.
-    Errors: ValueError for a negative count, or a folder that holds something else or another seed.
+    Errors: ValueError, see `layout`.
     """
-    root, counts = Path(root), {"train": n_train, "valid": n_valid, "test": n_test}
-    check_counts(18_999, "pictures", n_train=n_train, n_valid=n_valid, n_test=n_test)
-
-    def is_whole(wanted: dict) -> bool:
-        path = root / "annotations.json"
-        return path.is_file() and all((root / image_path(e)).is_file() for e in json.loads(path.read_bytes()))
-
-    def write(held: dict, wanted: dict) -> None:
-        entries = []
-        jobs = [(index, split) for split, n in wanted["pictures"].items() for index in range(n)]
-        for job in tqdm(jobs, "miniworld spatialsense", disable=not progress):
-            entry, picture = record(*job, seed=seed)
-            entries += [entry] if entry["annotations"] else []
-            if not (path := root / image_path(entry)).is_file():
-                write_whole(path, jpeg(picture.image))
-        write_json(root / "annotations.json", entries)
-
-    card = make_card("spatialsense", VERSION, SPATIALSENSE_CHECKSUM, seed)
-    return bring_up_to_date(root, card, {"pictures": counts}, is_whole=is_whole, write=write,
-                            files=("images/*/*.jpg", "annotations.json"), anew=anew)
-
-
-@delegates(ensure_spatialsense, but=["anew"])
-def make_spatialsense(root: str | Path, *args, **kwargs) -> Path:
-    "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_spatialsense`."
-    return ensure_spatialsense(root, *args, **kwargs, anew=True)
+    entries, counts = [], {"train": n_train, "valid": n_valid, "test": n_test}
+    asked = [(index, split) for split, n in counts.items() for index in range(n)]
+    for index, split in tqdm(asked, "miniworld spatialsense", disable=not progress):
+        entry, picture = record(index, split, seed=seed)
+        write_picture(root / image_path(entry), picture, anew)
+        if entry["annotations"]:
+            entries.append(entry)
+    write_json(root / "annotations.json", entries)

@@ -4,23 +4,23 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'SWAPS_CHECKSUM', 'swap', 'swap_kind', 'swap_file', 'prompt_of', 'swap_record', 'swaps_text',
-           'swaps_checksum', 'ensure_swaps', 'make_swaps']
+           'ensure_swaps']
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #1497351f
 import json
 from pathlib import Path
 
-from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
 from ..pairs.contradictions import Group, make_group
 from ..scenes.render import SEED
+from ..scenes.scene import scene_number
 from ..words.claims import Caption
-from .files import Numbered, bring_up_to_date, check_counts, make_card, pixels
-from ...storage.files import sha256_of, write_whole
+from .files import layout, write_picture
+from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #dc94a49d
-_SIDES = [Numbered({"all": 900_000}, 100_000, f"images/{{number}}_{side}.png") for side in (0, 1)]
+_FIRST = {"all": 900_000}
 _TURNS = ("who_does_what", "plain", "relation", "who_does_what", "attribute", "plain")
 _ATTRIBUTE_RECIPES = ("swapped_colours", "swapped_clothes", "other_attribute", "other_clothes", "recoloured")
 
@@ -30,7 +30,7 @@ def swap(index: int, *, seed: int = SEED) -> Group:
 
     Errors: ValueError for a number outside 0..99999.
     """
-    return make_group(_SIDES[0].number(index), _TURNS[index % len(_TURNS)], seed=seed)
+    return make_group(scene_number(_FIRST, index, "all"), _TURNS[index % len(_TURNS)], seed=seed)
 
 
 def swap_kind(group: Group) -> str:
@@ -43,7 +43,7 @@ _CATEGORIES = {"colour": "color"}
 
 def swap_file(index: int, side: int) -> str:
     "The name of a pair's picture, below images/."
-    return Path(_SIDES[side].file(index)).name
+    return f"{_FIRST['all'] + index}_{side}.png"
 
 
 def prompt_of(caption: Caption) -> str:
@@ -66,7 +66,7 @@ def swap_record(group: Group, index: int) -> dict:
                 f"img{k + 1}_composition": value, f"img{k + 1}_object": noun}  # fmt: skip
     attribute = told[0][0]
     category = {"category": _CATEGORIES.get(attribute, attribute)} if attribute else {}
-    return {**row, "id": str(_SIDES[0].number(index)), "kind": kind, **category, "recipe": group.recipe}
+    return {**row, "id": str(_FIRST["all"] + index), "kind": kind, **category, "recipe": group.recipe}
 
 # %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #62af8d3b
 VERSION = 2
@@ -78,42 +78,18 @@ def swaps_text(records: list[dict]) -> str:
     return "[\n" + ",\n".join(json.dumps(row) for row in records) + "\n]\n"
 
 
-def swaps_checksum(count: int = 20, *, seed: int = SEED) -> str:
-    "SHA-256 over the pixels and records of the first pairs, in hexadecimal."
-    groups = [swap(k, seed=seed) for k in range(count)]
-    text = swaps_text([swap_record(g, k) for k, g in enumerate(groups)])
-    return sha256_of(text, *pixels(p for g in groups for p in g.pictures))
-
-# %% ../../../nbs/lib/miniworld/writers/10_swaps.ipynb #b25209a3
+@layout("swaps", VERSION, SWAPS_CHECKSUM, of="pairs")
 def ensure_swaps(root: str | Path, n: int = 1000, *, seed: int = SEED, progress: bool = True,
                  anew: bool = False) -> Path:
-    """Makes what is missing, too small or made by another version, and only that; returns the folder.
+    """Makes what is missing or too small, and only that; returns the folder.
 
     root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n: pairs.
-    Written: `swaps.json`, `images/<number>_<side>.png` and `miniworld.json`.
-    Errors: ValueError for a negative count, or a folder that holds something else or another seed.
+    Written: `swaps.json`, `images/<number>_<side>.png` and `miniworld.json`. Errors: ValueError, see `layout`.
     """
-    root = Path(root)
-    check_counts(_SIDES[0].most, "pairs", n=n)
-
-    def is_whole(wanted: dict) -> bool:
-        lost = any(pictures.lacking(root, wanted["pairs"]) for pictures in _SIDES)
-        return (root / "swaps.json").is_file() and not lost
-
-    def write(held: dict, wanted: dict) -> None:
-        records = []
-        for k in tqdm(range(wanted["pairs"]["all"]), desc="miniworld swaps", disable=not progress):
-            group = swap(k, seed=seed)
-            records.append(swap_record(group, k))
-            for pictures, picture in zip(_SIDES, group.pictures):
-                pictures.write(root, picture, k)
-        write_whole(root / "swaps.json", swaps_text(records))
-
-    return bring_up_to_date(root, make_card("swaps", VERSION, SWAPS_CHECKSUM, seed), {"pairs": {"all": n}},
-                            is_whole=is_whole, write=write, files=("images/*.png", "swaps.json"), anew=anew)
-
-
-@delegates(ensure_swaps, but=["anew"])
-def make_swaps(root: str | Path, *args, **kwargs) -> Path:
-    "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_swaps`."
-    return ensure_swaps(root, *args, **kwargs, anew=True)
+    records = []
+    for index in tqdm(range(n), "miniworld swaps", disable=not progress):
+        group = swap(index, seed=seed)
+        records.append(swap_record(group, index))
+        for side, picture in enumerate(group.pictures):
+            write_picture(root / "images" / swap_file(index, side), picture, anew)
+    write_whole(root / "swaps.json", swaps_text(records))

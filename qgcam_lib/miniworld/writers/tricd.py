@@ -4,29 +4,24 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'VERSION', 'TRICD_CHECKSUM', 'contradiction_of', 'group', 'file_name', 'records', 'grounding', 'questions',
-           'tricd_checksum', 'ensure_tricd', 'make_tricd']
+           'ensure_tricd']
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #474aad74
-import json
 from pathlib import Path
 
-from fastcore.meta import delegates
 from tqdm.auto import tqdm
 
+from .. import read_tables
 from ..pairs.contradictions import Group, make_group
 from ..scenes.render import SEED
+from ..scenes.scene import scene_number
 from ..words.claims import question
-from .files import bring_up_to_date, check_counts, make_card, png
-from ...storage.files import sha256_of, write_json, write_whole
+from .files import layout, write_picture
+from ...storage.files import write_json
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #1e77e7fd
 SPLITS = {"val": 700_000, "test": 800_000}
-_TURNS = {
-    "test": ("who_does_what", "object", "who_does_what", "relation", "who_does_what", "object", "who_does_what",
-             "who_does_what", "attribute", "object", "who_does_what", "who_does_what", "object", "relation",
-             "who_does_what"),
-    "val": ("object", "relation", "attribute", "object", "relation"),
-}  # fmt: skip
+_TURNS = read_tables("writers/tricd")
 
 
 def contradiction_of(index: int, split: str) -> str:
@@ -40,11 +35,7 @@ def group(index: int, split: str, *, seed: int = SEED) -> Group:
     Its dice have a key that no other data set of the miniworld uses, and its number, from 700,000 on, is that of no
     other scene: so no group repeats a scene that something was trained on, unless by chance.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {sorted(SPLITS)}, got {split!r}")
-    if not 0 <= index < 100_000:
-        raise ValueError(f"index: expected 0 to 99999, got {index}")
-    return make_group(SPLITS[split] + index, contradiction_of(index, split), seed=seed)
+    return make_group(scene_number(SPLITS, index, split), contradiction_of(index, split), seed=seed)
 
 
 def file_name(index: int, split: str, side: int) -> str:
@@ -56,25 +47,26 @@ _AREA = 307200  # the constant that the official files have here
 _FOUR = ((0, 0), (1, 1), (0, 1), (1, 0))  # picture and caption
 
 
-def records(g: Group, index: int, split: str) -> tuple[list[dict], list[dict]]:
-    "The four entries of `images` and the annotations of a group; ids are numbered within the group, from 0."
+def records(g: Group, index: int, split: str, image: int = 1, box: int = 1, phrase: int = 1) -> tuple[list, list]:
+    "The four entries of `images` and the annotations of a group; image, box, phrase: the first numbers of each."
     source = "winoground" if g.contradiction == "who_does_what" else "miniworld"
     common = {"source": source, "contradiction": g.contradiction, "made_by": "miniworld"}
     kind = "object" if g.contradiction == "object" else "relation"
-    pairs, annotations, phrases = [], [], 0
+    pairs, annotations = [], []
     for side, told in _FOUR:
         caption, picture = g.captions[told], g.pictures[side]
-        ids = range(phrases, phrases := phrases + len(caption.nouns))
+        ids = range(phrase, phrase := phrase + len(caption.nouns))
         height, width = picture.image.shape[:2]
         pairs.append({
-            "id": len(pairs), "license": 1, "file_name": file_name(index, split, side), "caption": caption.text,
+            "id": image + len(pairs), "license": 1, "file_name": file_name(index, split, side), "caption": caption.text,
             "positive": side == told, "original_id": f"{index + 1}_{side}", "coco_type": kind,
-            "phrases": {i: [list(span)] for i, span in zip(ids, caption.spans)}, "height": height, "width": width,
+            "phrases": {str(i): [list(span)] for i, span in zip(ids, caption.spans)}, "height": height, "width": width,
             **common,
         })  # fmt: skip
         if side == told:
             for i, boxes in zip(ids, g.boxes(side)):
-                annotations += [_annotation(len(annotations) + k, len(pairs) - 1, i, b) for k, b in enumerate(boxes)]
+                start = box + len(annotations)
+                annotations += [_annotation(start + k, pairs[-1]["id"], i, b) for k, b in enumerate(boxes)]
     return pairs, annotations
 
 
@@ -87,17 +79,12 @@ def _annotation(number: int, pair: int, phrase: int, box: tuple) -> dict:
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #b1e558a8
 def grounding(groups: list[Group], split: str) -> dict:
     "The content of TRICD_grounding_<split>.json."
-    images, annotations, phrases = [], [], 1
+    images, annotations, phrase = [], [], 1
     for index, g in enumerate(groups):
-        pairs, boxes = records(g, index, split)
-        first, start = len(images) + 1, len(annotations) + 1
-        for p in pairs:
-            renamed = {str(phrases + i): spans for i, spans in p["phrases"].items()}
-            images.append(p | {"id": first + p["id"], "phrases": renamed})
-        for a in boxes:
-            annotations.append(a | {"id": start + a["id"], "image_id": first + a["image_id"],
-                                    "phrase_id": phrases + a["phrase_id"]})  # fmt: skip
-        phrases += sum(len(p["phrases"]) for p in pairs)
+        pairs, boxes = records(g, index, split, len(images) + 1, len(annotations) + 1, phrase)
+        images += pairs
+        annotations += boxes
+        phrase += sum(len(p["phrases"]) for p in pairs)
     category = {"id": 1, "name": "object", "supercategory": "object"}
     return {"categories": [category], "images": images, "annotations": annotations}
 
@@ -106,8 +93,8 @@ def questions(groups: list[Group], split: str) -> dict:
     "The content of TRICD_VQA_<split>.json."
     asked, answers = [], []
     for index, g in enumerate(groups):
-        for p, (side, told) in zip(records(g, index, split)[0], _FOUR):
-            number = 4 * index + p["id"] + 1
+        for p, (side, told) in zip(records(g, index, split, 4 * index + 1)[0], _FOUR):
+            number = p["id"]
             asked.append({"image_id": number, "question": question(g.captions[told]), "question_id": number,
                           "file_name": p["file_name"]})  # fmt: skip
             answers.append({"image_id": number, "source": p["source"], "answer_type": "yes/no",
@@ -120,61 +107,21 @@ VERSION = 1
 TRICD_CHECKSUM = "3510cba2d9b18e1541340efd8e0120b7859e547166b98514903905b0160631e2"
 
 
-def tricd_checksum(count: int = 15, *, seed: int = SEED) -> str:
-    "SHA-256 over pixels, pairs, boxes and questions of the first groups of both splits, in hexadecimal."
-    parts: list[bytes | str] = []
-    for split in SPLITS:
-        groups = [group(k, split, seed=seed) for k in range(count)]
-        parts += [picture.image.tobytes() for g in groups for picture in g.pictures]
-        parts += [json.dumps([grounding(groups, split), questions(groups, split)], sort_keys=True)]
-    return sha256_of(*parts)
-
-# %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #468b52af
-def _lists(split: str) -> tuple[str, str]:
-    return f"TRICD_grounding_{split}.json", f"TRICD_VQA_{split}.json"
-
-
-def _write_split(root: Path, split: str, count: int, seed: int, bar: tqdm) -> None:
-    groups = []
-    for index in range(count):
-        groups.append(group(index, split, seed=seed))
-        for side, picture in enumerate(groups[-1].pictures):
-            path = root / "images" / file_name(index, split, side)
-            if not path.is_file():
-                write_whole(path, png(picture.image))
-        bar.update()
-    for name, content in zip(_lists(split), (grounding(groups, split), questions(groups, split))):
-        write_json(root / name, content)
-
-# %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #6386a149
+@layout("tricd", VERSION, TRICD_CHECKSUM, of="groups")
 def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed: int = SEED, progress: bool = True,
                  anew: bool = False) -> Path:
-    """Makes what is missing, too small or made by another version, and only that; returns the folder.
+    """Makes what is missing or too small, and only that; returns the folder.
 
     root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
     n_test, n_val: groups, of four pairs each.
     Written: `TRICD_grounding_<split>.json`, `TRICD_VQA_<split>.json`, `images/*.png` and `miniworld.json`.
-    Errors: ValueError for a negative count, or a folder that holds something else or another seed.
+    Errors: ValueError, see `layout`.
     """
-    root, counts = Path(root), {"val": n_val, "test": n_test}
-    check_counts(99_999, "groups", n_val=n_val, n_test=n_test)
-
-    def is_whole(wanted: dict) -> bool:
-        names = [name for split in SPLITS for name in _lists(split)]
-        names += [f"images/{file_name(k, split, side)}"
-                  for split, n in wanted["groups"].items() for k in range(n) for side in (0, 1)]  # fmt: skip
-        return all((root / name).is_file() for name in names)
-
-    def write(held: dict, wanted: dict) -> None:
-        with tqdm(total=sum(wanted["groups"].values()), desc="miniworld tricd", disable=not progress) as bar:
-            for split, count in wanted["groups"].items():
-                _write_split(root, split, count, seed, bar)
-
-    return bring_up_to_date(root, make_card("tricd", VERSION, TRICD_CHECKSUM, seed), {"groups": counts},
-                            is_whole=is_whole, write=write, files=("images/*.png", "TRICD_*.json"), anew=anew)
-
-
-@delegates(ensure_tricd, but=["anew"])
-def make_tricd(root: str | Path, *args, **kwargs) -> Path:
-    "Writes the data set anew, whatever is there of this layout and seed; for the rest see `ensure_tricd`."
-    return ensure_tricd(root, *args, **kwargs, anew=True)
+    for split, count in (("val", n_val), ("test", n_test)):
+        groups = []
+        for index in tqdm(range(count), f"miniworld tricd {split}", disable=not progress):
+            groups.append(group(index, split, seed=seed))
+            for side, picture in enumerate(groups[-1].pictures):
+                write_picture(root / "images" / file_name(index, split, side), picture, anew)
+        write_json(root / f"TRICD_grounding_{split}.json", grounding(groups, split))
+        write_json(root / f"TRICD_VQA_{split}.json", questions(groups, split))

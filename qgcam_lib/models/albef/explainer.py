@@ -11,6 +11,7 @@ from typing import Any
 
 from .network import AlbefConfig
 from ..blip.explainer import BlipExplainer
+from ..common.adapter import one_of
 from ..common.words import clean_phrase, cleaned
 
 # %% ../../../nbs/lib/models/albef/02_explainer.ipynb #ff38e046
@@ -43,10 +44,8 @@ class AlbefExplainer(BlipExplainer):
 
     def __init__(self, model, config: AlbefConfig, *, block: int = 8, tokens: str | int = "amc",
                  cleaning: str = "albef", max_words: int = 50, card: dict[str, Any] | None = None, **options: Any):
-        if block not in config.fusing:
-            raise ValueError(f"block: expected a fusing layer, one of {list(config.fusing)}, got {block}.")
-        if cleaning not in CLEANINGS:
-            raise ValueError(f"cleaning: expected one of {sorted(CLEANINGS)}, got {cleaning!r}.")
+        one_of("block", block, config.fusing)
+        one_of("cleaning", cleaning, CLEANINGS)
         super().__init__(model, config, block=block, tokens=tokens, card=card, **options)
         self.cleaning, self.max_words = cleaning, max_words
         self.card |= {"cleaning": cleaning, "max_words": max_words}

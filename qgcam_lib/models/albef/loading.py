@@ -7,8 +7,6 @@ __all__ = ['MAY_MISS', 'MAY_IGNORE', 'CHECKPOINTS', 'load_albef_weights', 'offic
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #a256989b
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,9 @@ import torch
 
 from .explainer import AlbefExplainer
 from .network import ALBEF_CONFIGS, AlbefConfig, build_albef, inference_state
-from ..common.checkpoints import load_state, read_state, resize_positions
-from ..common.device import drawn_from
-from ..common.sources import find_weights
-from ..common.vocabulary import make_tokenizer
+from ..blip.loading import load_lavis
+from ..common.adapter import one_of
+from ..common.checkpoints import fit_positions, load_state, read_state
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #d671cf0b
@@ -34,39 +31,22 @@ def load_albef_weights(model, path: str | Path) -> list[str]:
     size are resampled. Raises ValueError listing what does not fit; the model is then unchanged.
     """
     state = read_state(path)
-    if all(key.startswith("module.") for key in state):
-        state = {key.removeprefix("module."): value for key, value in state.items()}
-    fitting = inference_state(state)
-    key = "visual_encoder.pos_embed"
-    if key in fitting:
-        fitting[key] = resize_positions(fitting[key], model.visual_encoder.patch_embed.num_patches)
+    fitting = fit_positions(inference_state(state), model)
     spare = load_state(model, fitting, may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
     renamed = {name.replace("text_encoder.bert.", "text_encoder.", 1): name for name in state}
     types = "text_encoder.embeddings.token_type_embeddings.weight"
     return [*spare, *(name for new, name in renamed.items() if new not in fitting and new != types)]
 
 
-def _in_short(names: Sequence[str]) -> list[str]:
-    """Names for the card, those of a momentum copy or of the word-guessing head as one: "text_encoder_m.*"."""
-    return list(dict.fromkeys(re.sub(r"^(\w+_m|text_encoder\.cls)\..*", r"\1.*", name) for name in names))
-
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #3974e7a2
-@dataclass(frozen=True)
-class _Published:
-    """A checkpoint of AMC: its file, the words kept of a phrase, and its sizes."""
-
-    file: str
-    max_words: int
-    config: AlbefConfig
-
-
-CHECKPOINTS = {"best-flickr": _Published("best_flickr.pth", 50, ALBEF_CONFIGS["flickr"]),
-               "best-refcoco": _Published("best_refcoco.pth", 30, ALBEF_CONFIGS["refcoco"])}
+CHECKPOINTS = {  # of AMC: the file, the words kept of a phrase, and the sizes
+    "best-flickr": ("best_flickr.pth", 50, ALBEF_CONFIGS["flickr"]),
+    "best-refcoco": ("best_refcoco.pth", 30, ALBEF_CONFIGS["refcoco"])}
 
 
 def official_amc(entry: ModelEntry, checkpoint: str = "best-flickr") -> Path:
     """The published AMC checkpoint in torch's cache; a FileNotFoundError that says how to get it where it is not."""
-    target = Path(torch.hub.get_dir()) / "checkpoints" / CHECKPOINTS[checkpoint].file
+    target = Path(torch.hub.get_dir()) / "checkpoints" / CHECKPOINTS[checkpoint][0]
     if not target.is_file():
         raise FileNotFoundError(f"weights: {target.name} of {entry.name} is not on this machine, and a shared drive "
                                 f"cannot be read by a program. Open {entry.checkpoint} in a browser, put the file at "
@@ -74,40 +54,27 @@ def official_amc(entry: ModelEntry, checkpoint: str = "best-flickr") -> Path:
     return target
 
 # %% ../../../nbs/lib/models/albef/03_loading.ipynb #73f5f2e6
-def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
-               checkpoint: str = "best-flickr", vocab: str | Path | None = None, block: int | None = None,
-               tokens: str | int | None = None, cleaning: str | None = None, image_size: int | None = None,
-               config: AlbefConfig | str | Path | None = None, max_txt_len: int | None = None,
+def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, checkpoint: str = "best-flickr",
+               seed: int = 0, vocab: str | Path | None = None, config: AlbefConfig | str | Path | None = None,
                **options: Any) -> AlbefExplainer:
     """Load an ALBEF; called by `load_model`, whose docstring explains the common arguments.
 
     checkpoint: "best-flickr" (256 px, 50 words) or "best-refcoco" (384 px, 30 words): the official file, or the sizes
-    of random weights or of a checkpoint file; block, tokens, cleaning: see `AlbefExplainer`, by default the card's or
-    AMC's (of another text encoder its third fusing layer, but not its last layer); vocab, image_size, config,
-    max_txt_len: as in `load_blip`; options: `head` ("itm" or "itc"), `score`, `too_long`, `precision`, `batch_images`,
-    `batch_phrases`, `max_words`. A folder of the zoo's form brings its own config and vocab, and giving either with it
-    is a ValueError.
+    of random weights or of a checkpoint file; vocab, config: as in `load_blip`; options: those of `AlbefExplainer`, of
+    which block, tokens and cleaning are by default the card's or AMC's (of another text encoder its third fusing layer,
+    but not its last layer). A folder of the zoo's form brings its own config and vocab, and giving either with it is a
+    ValueError.
     """
-    entry = find_model(entry)
-    if checkpoint not in CHECKPOINTS:
-        raise ValueError(f"checkpoint: expected one of {sorted(CHECKPOINTS)}, got {checkpoint!r}.")
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab,
-                         official=lambda entry: official_amc(entry, checkpoint))
-    published = CHECKPOINTS[checkpoint]
-    sizes = AlbefConfig.choose(found.config or published.config, image_size=image_size, max_txt_len=max_txt_len)
-    words = make_tokenizer(found.words(), lavis_tokens=False)
-    with drawn_from(seed):
-        model = build_albef(sizes, words)
-    ignored = load_albef_weights(model, found.file) if found.file else []
-    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored),
-            "dropped": _in_short(ignored), **found.card}
-    usual = {"block": _third_fusing(sizes), "tokens": entry.tokens, "cleaning": "albef", **found.card}
-    chosen = {name: usual[name] if given is None else given
-              for name, given in (("block", block), ("tokens", tokens), ("cleaning", cleaning))}
-    options = {"max_words": published.max_words, **options}
-    return AlbefExplainer(model, sizes, device=device, card=card, **chosen, **options)
-
-
-def _third_fusing(config: AlbefConfig) -> int:
-    """AMC's choice of layer, 8 of 12, for any depth; never the last layer when there is another fusing one."""
-    return max(config.fusion_layer, min(config.fusion_layer + 2, config.text_depth - 2))
+    entry, (_, max_words, published) = find_model(entry), CHECKPOINTS[one_of("checkpoint", checkpoint, CHECKPOINTS)]
+    model, sizes, found, ignored = load_lavis(
+        entry, weights, published, build_albef, load_albef_weights, seed=seed, config=config, vocab=vocab,
+        lavis_tokens=False, official=lambda entry: official_amc(entry, checkpoint))
+    # momentum copies and the word-guessing head as one line each: "text_encoder_m.*"
+    dropped = dict.fromkeys(re.sub(r"^(\w+_m|text_encoder\.cls)\..*", r"\1.*", name) for name in ignored)
+    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored), "dropped": list(dropped),
+            **found.card}
+    # AMC's choice, 8 of 12, for any depth; never the last layer when there is another fusing one
+    block = max(sizes.fusion_layer, min(sizes.fusion_layer + 2, sizes.text_depth - 2))
+    usual = {"block": block, "tokens": entry.tokens, "cleaning": "albef", **found.card}
+    options = {name: usual[name] for name in ("block", "tokens", "cleaning")} | {"max_words": max_words} | options
+    return AlbefExplainer(model, sizes, card=card, **options)

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from .network import AlbefConfig, bert_sizes, inference_state
-from ..blip.network import lavis_image_encoder, with_own_words
-from ..blip.vqa import LavisAnswerer, load_vqa_state, speaking
+from .network import AlbefConfig, inference_state
+from ..blip.loading import load_lavis
+from ..blip.network import lavis_image_encoder, lavis_text_encoder, with_own_words
+from ..blip.vqa import LavisAnswerer, answer_decoder, load_vqa_state
 from ..common.checkpoints import read_state
-from ..common.device import drawn_from
 from ..common.imports import light_lavis
-from ..common.sources import find_weights
-from ..common.vocabulary import make_tokenizer
 from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/albef/04_vqa.ipynb #87ee15b3
@@ -33,10 +31,9 @@ def build_albef_vqa(config: AlbefConfig, tokenizer) -> torch.nn.Module:
     """
     with light_lavis():
         from lavis.models.albef_models.albef_vqa import AlbefVQA
-        from lavis.models.med import BertLMHeadModel, XBertEncoder
-    sizes = bert_sizes(config)
-    text = XBertEncoder(config=sizes, add_pooling_layer=False)
-    decoder = speaking(BertLMHeadModel, sizes, fusion_layer=0, num_hidden_layers=len(config.fusing))
+        from lavis.models.med import BertLMHeadModel
+    text = lavis_text_encoder(config, fusion_layer=config.fusion_layer)
+    decoder = answer_decoder(BertLMHeadModel, text.config, fusion_layer=0, num_hidden_layers=len(config.fusing))
     own_words, picture = with_own_words(AlbefVQA, config, tokenizer), lavis_image_encoder(config)
     return own_words(picture, text, decoder, use_distill=False, max_txt_len=config.max_txt_len).eval()
 
@@ -51,10 +48,8 @@ class AlbefAnswerer(LavisAnswerer):
 def albef_vqa_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors that `build_albef_vqa` takes, from a checkpoint of LAVIS's or ALBEF's training.
 
-    Names lose `module.`, momentum copies are left out, and type embeddings are added to the words.
+    Momentum copies are left out, and type embeddings are added to the words.
     """
-    if all(key.startswith("module.") for key in state):
-        state = {key.removeprefix("module."): value for key, value in state.items()}
     kept = inference_state(state)
     types = kept.pop("text_decoder.bert.embeddings.token_type_embeddings.weight", None)
     words = "text_decoder.bert.embeddings.word_embeddings.weight"
@@ -63,30 +58,27 @@ def albef_vqa_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return kept
 
 # %% ../../../nbs/lib/models/albef/04_vqa.ipynb #7237cf76
-def _refuse_untied(state: dict[str, torch.Tensor]) -> None:
+def _read_vqa(model: torch.nn.Module, path: str | Path) -> list[str]:
+    """Load a checkpoint file, every key checked; ValueError for one whose decoder reads other words than it speaks."""
+    state = albef_vqa_state(read_state(path))
     read = state.get("text_decoder.bert.embeddings.word_embeddings.weight")
     spoken = state.get("text_decoder.cls.predictions.decoder.weight")
     if read is not None and spoken is not None and not torch.equal(read, spoken):
         raise ValueError("weights: the decoder's word embedding and its output matrix differ in this checkpoint "
                          "(a type embedding that is not zero, or a file of another model), but LAVIS's decoder has one "
                          "matrix for both. Use LAVIS's own checkpoint.")
+    return load_vqa_state(model, state)
 
 
-def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
-                   vocab: str | Path | None = None, image_size: int | None = None, max_txt_len: int | None = None,
-                   config: AlbefConfig | str | Path | None = None, **options: Any) -> AlbefAnswerer:
+def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,
+                   vocab: str | Path | None = None, config: AlbefConfig | str | Path | None = None,
+                   **options: Any) -> AlbefAnswerer:
     """Load ALBEF-VQA; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab, image_size, max_txt_len, config,
-    options: as in `load_blip_vqa`; the published model keeps 25 tokens of a question.
+    weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab, config, options: as in
+    `load_blip_vqa`; the published model keeps 25 tokens of a question.
     """
-    found = find_weights(find_model(entry), weights, seed=seed, vocab=vocab, folders=False)
-    sizes = AlbefConfig.choose(config or ALBEF_VQA_CONFIGS["albef-vqa"], image_size=image_size, max_txt_len=max_txt_len)
-    words = make_tokenizer(found.words(), lavis_tokens=False)
-    with drawn_from(seed):
-        model = build_albef_vqa(sizes, words)
-    if found.file is not None:
-        state = albef_vqa_state(read_state(found.file))
-        _refuse_untied(state)
-        load_vqa_state(model, state)
-    return AlbefAnswerer(model, sizes, device=device, card=found.card, **options)
+    model, sizes, found, _ = load_lavis(find_model(entry), weights, ALBEF_VQA_CONFIGS["albef-vqa"], build_albef_vqa,
+                                        _read_vqa, seed=seed, config=config, vocab=vocab, lavis_tokens=False,
+                                        folders=False)
+    return AlbefAnswerer(model, sizes, card=found.card, **options)

@@ -8,27 +8,18 @@ __all__ = ['HEADS', 'image_states', 'ImageState', 'BlipExplainer']
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #cef0197b
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
-from PIL import Image
 
-from qgcam_lib.explain.gradcam import (
-    Tokens,
-    attention_gradients,
-    image_keys_values,
-    match_logits,
-    phrase_maps,
-    token_maps,
-    token_weights,
-)
+from ...explain import gradcam as cam
+from ...explain.gradcam import Tokens
 from .network import BlipConfig
 from ..common.adapter import ITM_SCORES, PhraseExplainer, Recent, one_of
-from ..common.images import prepare_image
-from ..common.vocabulary import TOO_LONG, tokenize_texts
+from ..common.images import Picture, prepare_image
+from ..common.vocabulary import tokenize_texts
 from ..common.words import clean_phrase
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #9429ccea
@@ -70,8 +61,7 @@ class BlipExplainer(PhraseExplainer):
     layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: what `score` gives,
     "itm" (matching) or "itc" (contrast), maps are always of the matching head; score: what the matching head's score
     is, one of ITM_SCORES, "probability" by default (of the contrastive head there is only the cosine: LAVIS's matching
-    class has no temperature); too_long: what becomes of a text beyond `max_txt_len`, "cut" (with a warning) or "error";
-    precision: "float32" or "bfloat16";
+    class has no temperature); precision: "float32" or "bfloat16";
     card: what is known of the weights; batch_images: images encoded at once; batch_phrases: phrases of an image in one
     pass. Wherever an image is taken, a PIL image, a path or an `ImageState` will do. Results come back on the CPU.
     """
@@ -80,24 +70,20 @@ class BlipExplainer(PhraseExplainer):
 
     def __init__(self, model, config: BlipConfig, *, block: int = 7, tokens: str | int = "lavis", device: str = "cpu",
                  precision: str = "float32", card: dict[str, Any] | None = None, batch_images: int = 8,
-                 batch_phrases: int = 64, head: str = "itm", score: str | None = None, too_long: str = "cut"):
+                 batch_phrases: int = 64, head: str = "itm", score: str | None = None):
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
         three = torch.ones(1, 3, dtype=torch.bool, device="cpu")
-        token_weights(three, 0 if type(tokens) is int else tokens)  # refuse a wrong mode
-        scores = tuple(ITM_SCORES) if _checked(head) == "itm" else ("cosine",)
-        self.score_as = one_of("score", score or scores[0], scores)
-        self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(8)
+        cam.token_weights(three, 0 if type(tokens) is int else tokens)  # refuse a wrong mode
+        scores = tuple(ITM_SCORES) if one_of("head", head, HEADS) == "itm" else ("cosine",)
+        self.score_as, self._recent = one_of("score", score or scores[0], scores), Recent(8)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, grid=config.grid,
                          input_size=(config.image_size,) * 2, head=head,
                          score=f"ITM {self.score_as}" if head == "itm" else "cosine")
         self.config, self.block, self.tokens, self.head = config, block, tokens, head
         self.batch_images, self.batch_phrases = batch_images, batch_phrases
 
-    def _details(self) -> str:
-        return f", grid {self.config.grid[0]}x{self.config.grid[1]}, block={self.block}, tokens={self.tokens!r}"
-
-    def encode(self, image: Image.Image | str | Path) -> ImageState:
+    def encode(self, image: Picture) -> ImageState:
         """The state of an image, which every method takes in place of the image."""
         return next(self._states([image]))
 
@@ -106,12 +92,6 @@ class BlipExplainer(PhraseExplainer):
         tokens = self.tokenize([phrase])
         each, _ = self._token_maps(next(self._states([image])), tokens)
         return self.model.tokenizer.convert_ids_to_tokens(tokens.ids[0].tolist()), each.cpu()
-
-
-def _checked(head: str) -> str:
-    if head not in HEADS:
-        raise ValueError(f"head: expected one of {HEADS}, got {head!r}.")
-    return head
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #44791602
 @patch
@@ -122,7 +102,7 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
     maps, logits = [torch.zeros(0, *self.config.grid)], [torch.zeros(0, 2)]
     for tokens in batches:
         each, scores = self._token_maps(state, tokens)
-        maps.append(phrase_maps(each, tokens, token_weights(tokens.mask, self.tokens)).cpu())
+        maps.append(cam.phrase_maps(each, tokens, cam.token_weights(tokens.mask, self.tokens)).cpu())
         logits.append(scores.float().cpu())
     return torch.cat(maps), torch.cat(logits).softmax(1)[:, 1]
 
@@ -132,7 +112,7 @@ def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str
     """Scores [I, T] float32 of every image with every text: with head "itm" matching probabilities in 0..1 (or what
     `score_as` says), cosines in -1..1 with "itc"; None takes the model's own. ValueError for another head.
     """
-    read = self._read_texts(texts, _checked(head or self.head))
+    read = self._read_texts(texts, one_of("head", head or self.head, HEADS))
     rows = [self._scored(state, read) for state in self._states(images)]
     return torch.stack(rows) if rows else torch.zeros(0, len(texts))
 
@@ -160,7 +140,7 @@ def _score_texts(self: BlipExplainer, state: ImageState, texts: list[str]) -> to
 @patch
 def _matched(self: BlipExplainer, state: ImageState, tokens: Tokens) -> torch.Tensor:
     """The matching head's scores [P] of one image with a batch of texts."""
-    logits = match_logits(self.model.text_encoder, self.model.itm_head, tokens, state.seen)
+    logits = cam.match_logits(self.model.text_encoder, self.model.itm_head, tokens, state.seen)
     return ITM_SCORES["probability" if self.head == "itc" else self.score_as](logits.float()).cpu()
 
 
@@ -187,7 +167,7 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str]) -> Tokens:
     """
     tokenizer = self.model.tokenizer
     cleaned = [self.clean(phrase) for phrase in phrases]
-    found = tokenize_texts(tokenizer, cleaned, self.config.max_txt_len, self.too_long)
+    found = tokenize_texts(tokenizer, cleaned, self.config.max_txt_len)
     ids = found.input_ids.clone()
     ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
     return Tokens(ids.to(self.device), found.attention_mask.to(self.device))
@@ -196,8 +176,8 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str]) -> Tokens:
 @patch
 def _token_maps(self: BlipExplainer, state: ImageState, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     text, head = self.model.text_encoder, self.model.itm_head
-    attention, gradient, logits = attention_gradients(text, head, tokens, state.seen, self.block)
-    return token_maps(attention, gradient, self.config.grid), logits
+    attention, gradient, logits = cam.attention_gradients(text, head, tokens, state.seen, self.block)
+    return cam.token_maps(attention, gradient, self.config.grid), logits
 
 
 @patch
@@ -205,8 +185,9 @@ def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
     """States of images, encoded batch by batch; a state among them passes through."""
     for start in range(0, len(images), self.batch_images):
         batch = images[start:start + self.batch_images]
-        fresh = [image for image in batch if not isinstance(image, ImageState)]
-        encoded = iter(self._encode(fresh) if fresh else ())
+        fresh = [prepare_image(image, self.config.image_size) for image in batch if not isinstance(image, ImageState)]
+        encoded = iter(image_states(self.model.visual_encoder, torch.stack(fresh).to(self.model.itm_head.weight))
+                       if fresh else ())
         for image in batch:
             if isinstance(image, ImageState):
                 yield image
@@ -214,10 +195,5 @@ def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
                 with torch.no_grad():
                     states = next(encoded)
                     vector = F.normalize(self.model.vision_proj(states[0]), dim=-1)
-                    yield ImageState(image_keys_values(self.model.text_encoder, states), vector)
+                    yield ImageState(cam.image_keys_values(self.model.text_encoder, states), vector)
 
-
-@patch
-def _encode(self: BlipExplainer, images: Sequence) -> torch.Tensor:
-    pixels = torch.stack([prepare_image(image, self.config.image_size) for image in images])
-    return image_states(self.model.visual_encoder, pixels.to(self.model.itm_head.weight))

@@ -12,22 +12,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from tqdm import tqdm
 
 from ...explain.gscorecam import ScoreCam, gscorecam
 from .network import ClipModel
-from ..common.adapter import PhraseExplainer
+from ..common.adapter import PhraseExplainer, one_of
 from ..common.images import prepare_image
-from ...storage.progress import passed
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08c9
 SQUASH = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08ca
 class ClipExplainer(PhraseExplainer):
-    """A CLIP as Matcher; as Explainer where `_explain` is defined by a subclass.
+    """A CLIP as Matcher; as Explainer where a subclass defines `_explain(pixels, texts)` -> maps [P, h, w] and logits
+    [P] of unit text vectors on one prepared picture [3, S, S].
 
     clip: from `build_clip`, frozen and put on the device here; precision: "float32" or "bfloat16" (meant for GPUs);
-    channels_last: store pictures and kernels pixel by pixel, which convolutions like; squash: how a picture is resized,
+    squash: how a picture is resized,
     "bicubic" as in CLIP's pre-processing or "bilinear" as in gScoreCAM's; card: what is known of the weights; tokens:
     only "none" (CLIP scores whole texts), accepted so that a card's line can be passed on. Wherever an image is taken,
     a PIL image or a path will do. Results come back on the CPU.
@@ -36,19 +37,13 @@ class ClipExplainer(PhraseExplainer):
     protocol = "gscorecam"
 
     def __init__(self, clip: ClipModel, *, device: str = "cpu", precision: str = "float32",
-                 channels_last: bool = True, squash: str = "bicubic", tokens: str = "none",
+                 squash: str = "bicubic", tokens: str = "none",
                  card: Mapping[str, Any] | None = None):
-        if tokens != "none":
-            raise ValueError(f"tokens: CLIP scores whole texts, so only 'none' is possible, got {tokens!r}.")
-        if squash not in SQUASH:
-            raise ValueError(f"squash: expected one of {[*SQUASH]}, got {squash!r}.")
+        one_of("tokens", tokens, ("none",))  # CLIP scores whole texts
         super().__init__(clip.model, card, device=device, precision=precision, tokens=tokens, grid=clip.grid,
-                         layout=torch.channels_last if channels_last else torch.contiguous_format,
-                         input_size=(clip.image_size,) * 2, squash=squash)
+                         layout=torch.channels_last,
+                         input_size=(clip.image_size,) * 2, squash=one_of("squash", squash, SQUASH))
         self.clip, self.squash, self.scale = clip, squash, self.model.logit_scale.detach().float().exp()
-
-    def _details(self) -> str:
-        return f", grid {self.clip.grid[0]}x{self.clip.grid[1]}"
 
     def explain(self, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Maps [P, h, w] and CLIP's logits [P] of the phrases on one image."""
@@ -61,10 +56,9 @@ class ClipExplainer(PhraseExplainer):
         """Logits [I, T] float32, cosine times scale, of every image with every text."""
         vectors = self.text_vectors(texts)
         rows = []
-        for image in images:
+        for image in tqdm(images, desc="pictures", leave=False, delay=10):
             seen = self.model.encode_image(self.pixels([image]).to(self.dtype)).float()
             rows.append(F.normalize(seen, dim=-1))
-            passed()
         return (self.scale * torch.cat(rows) @ vectors.T).cpu() if rows else torch.zeros(0, len(vectors))
 
     @torch.no_grad()
@@ -80,10 +74,6 @@ class ClipExplainer(PhraseExplainer):
         how = {"size": self.clip.image_size, "resample": SQUASH[self.squash]}
         return torch.stack([prepare_image(image, **how) for image in images]).to(self.device)
 
-    def _explain(self, pixels: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps [P, h, w] and logits [P] of unit text vectors on one prepared picture [3, S, S]."""
-        raise NotImplementedError
-
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #c6ade649
 class ClipGScoreCam(ClipExplainer):
     """gScoreCAM of a CLIP ResNet as Explainer and Matcher (see `ClipExplainer` for the common arguments).
@@ -94,18 +84,14 @@ class ClipGScoreCam(ClipExplainer):
 
     def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, block: str = "layer4",
                  **options: Any):
-        if block != "layer4":
-            raise ValueError(f"block: gScoreCAM explains 'layer4', got {block!r}. Leave it out.")
+        one_of("block", block, ("layer4",))
         if not hasattr(clip.model.visual, "layer4"):
             raise ValueError("clip: gScoreCAM needs a ResNet's feature map; this image encoder is a "
                              f"{type(clip.model.visual).__name__}. Load clip-vit-b16-gradcam for a transformer.")
         super().__init__(clip, **options)
-        self.n_channels, self.chunk = n_channels, chunk or self._chunk()
+        usual = 64 if self.device.type != "cpu" else 4 if self.clip.image_size > 160 else 16
+        self.n_channels, self.chunk = n_channels, chunk or usual
         self.card = {**self.card, "block": block, "n_channels": n_channels}
-
-    def _chunk(self) -> int:
-        """Masked pictures in one pass where nobody says: 64 on a GPU, on a CPU 4 large ones or 16 small ones."""
-        return 64 if self.device.type != "cpu" else 4 if self.clip.image_size > 160 else 16
 
     def _explain(self, pixels: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.scorecam(pixels, texts)

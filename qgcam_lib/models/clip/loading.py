@@ -60,7 +60,7 @@ def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
     """
     path = Path(path)
     if not _is_torchscript(path):
-        return {key.removeprefix("module."): value for key, value in read_state(path).items()}
+        return read_state(path)
     from open_clip.pretrained import list_pretrained_models_by_tag
     known = {published_address(name).split("/")[-2] for name in list_pretrained_models_by_tag("openai")}
     if file_sha256(path) not in known:
@@ -90,7 +90,7 @@ def load_clip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
 
     weights: also a path: a zoo folder, OpenAI's .pt, safetensors or a plain state dictionary; config, vocab: sizes
     and words other than the published ones (see `build_clip`), for random weights or a checkpoint file; options: the
-    explainer's, such as `n_channels`, `chunk`, `squash`, `precision`, `channels_last`. A folder of the zoo's form
+    explainer's, such as `n_channels`, `chunk`, `squash`, `precision`. A folder of the zoo's form
     brings its own config and vocab, and giving either with it is a ValueError.
     """
     entry = find_model(entry)

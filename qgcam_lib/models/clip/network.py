@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.checkpoints import read_config
 from ..common.device import drawn_from
-from ..common.vocabulary import refuse_long
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +29,7 @@ class TextTokenizer:
 
     encode: a text's token numbers, without start and end; start, end: the special numbers, for CLIP the end being the
     largest; length: tokens in a row; words: the vocabulary in order, empty for open_clip's own. Other families read
-    their texts in such rows too: start may be None for none, and pad is what fills a row. too_long: "cut" or "error".
+    their texts in such rows too: start may be None for none, and pad is what fills a row.
     """
 
     encode: Callable[[str], list[int]]
@@ -39,7 +38,6 @@ class TextTokenizer:
     length: int
     words: tuple[str, ...] = ()
     pad: int = 0
-    too_long: str = "cut"
 
     @property
     def room(self) -> int:
@@ -47,7 +45,7 @@ class TextTokenizer:
         return self.length - 1 - (self.start is not None)
 
     def __call__(self, texts: Sequence[str]) -> "torch.Tensor":
-        """Token numbers [N, length] int64. A text of more than `room` tokens is cut with a UserWarning, or refused.
+        """Token numbers [N, length] int64. A text of more than `room` tokens is cut with a UserWarning.
 
         Raises TypeError for anything but a list of texts, ValueError for a text that is empty or only blanks.
         """
@@ -67,8 +65,6 @@ class TextTokenizer:
         tokens, room = self.encode(text), self.room
         if not tokens:
             raise ValueError(f"texts: there are no words in {text!r}. Leave it out, or give it words.")
-        if len(tokens) > room and self.too_long == "error":
-            refuse_long(text, len(tokens), room)
         if len(tokens) > room:
             warnings.warn(f"a text of {len(tokens)} tokens was cut to {room}: {text[:60]!r}...", stacklevel=4)
         return tokens[:room]
@@ -107,7 +103,7 @@ def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextT
     outside it become `[UNK]`, with one UserWarning a word. Raises FileNotFoundError where there is no such file,
     ValueError where special tokens are missing, `[END]` is not the last or a token comes twice.
     """
-    words = _read_words(vocab) if isinstance(vocab, (str, Path)) else tuple(vocab)
+    words = tuple(Path(vocab).read_text(encoding="utf-8").splitlines() if isinstance(vocab, (str, Path)) else vocab)
     numbers, told = {word: number for number, word in enumerate(words)}, set()
     if words[:2] != (PAD, UNKNOWN) or words[-2:] != (START, END) or len(numbers) != len(words):
         raise ValueError(f"vocab: expected distinct tokens from {PAD}, {UNKNOWN} to {START}, {END} (the end token "
@@ -121,12 +117,6 @@ def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextT
         return [numbers.get(word, 1) for word in parts]
 
     return TextTokenizer(encode, numbers[START], numbers[END], length, words)
-
-
-def _read_words(path: str | Path) -> tuple[str, ...]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"vocab: expected a vocab.txt, got {str(path)!r}, which is no file.")
-    return tuple(Path(path).read_text(encoding="utf-8").splitlines())
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #a8e95b4e
 PUBLISHED = ("RN50", "RN101", "RN50x4", "RN50x16", "RN50x64", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")

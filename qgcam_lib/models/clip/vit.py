@@ -43,7 +43,7 @@ def vit_states(visual, pixels: torch.Tensor, block: int) -> torch.Tensor:
     """States [B, 1 + h*w, C] that enter a block, counted from 0, class token first.
 
     visual: open_clip's VisionTransformer that pools its class token, in evaluation mode; pixels: [B, 3, H, W].
-    Raises ValueError for another kind of model, a model in training mode or a block that does not exist.
+    Raises ValueError for another kind of model or a block that does not exist.
     """
     _check(visual, block)
     x = visual.conv1(pixels).flatten(2).mT
@@ -59,8 +59,6 @@ def _check(visual, block: int) -> None:
     if blocks is None or getattr(visual, "attn_pool", None) is not None or visual.pool_type != "tok":
         raise ValueError("visual: expected a vision transformer that pools its class token, as OpenAI's ViT, "
                          f"got {type(visual).__name__}.")
-    if visual.training:
-        raise ValueError("visual: expected evaluation mode, got training mode. Call model.eval().")
     if not 0 <= block < len(blocks):
         raise ValueError(f"block: expected 0 to {len(blocks) - 1}, got {block}.")
 
@@ -115,19 +113,15 @@ def attention_gradcam(reading: ClassReading) -> torch.Tensor:
     return (reading.attention.float() * slope.clamp(min=0)).mean(1)[:, 1:]
 
 # %% ../../../nbs/lib/models/clip/03_vit.ipynb #5808620a
-def grad_eclip(reading: ClassReading, out_proj: torch.nn.Linear | None = None) -> torch.Tensor:
+def grad_eclip(reading: ClassReading) -> torch.Tensor:
     """Maps [P, h*w] float32, >= 0, over the patches: ReLU of (loosened attention x gradient x value), summed over
     the channels of all heads.
 
-    out_proj: the block's output projection, to send query and keys through it first, as the authors' generate_emap.py
-    does; None takes them as they are, as the paper and the authors' notebook do. Where all patches' cosines are equal
-    the loosened attention is 1. A map is all zero where no patch raises the phrase's cosine. Source: Zhao et al. 2024,
-    on the model's own heads.
+    Where all patches' cosines are equal the loosened attention is 1. A map is all zero where no patch raises the
+    phrase's cosine. Source: Zhao et al. 2024, on the model's own heads.
     """
     query = reading.queries.flatten().float()
     keys = reading.keys[:, 1:].transpose(0, 1).flatten(1).float()
-    if out_proj is not None:
-        query, keys = (F.linear(x, out_proj.weight.float(), out_proj.bias.float()).detach() for x in (query, keys))
     near = F.cosine_similarity(query[None], keys)
     low, high = near.min(), near.max()
     loose = (near - low) / (high - low) if high > low else torch.ones_like(near)
@@ -163,15 +157,7 @@ class ClipVitGradCam(ClipExplainer):
 
 
 class ClipVitGradEclip(ClipVitGradCam):
-    """A Grad-ECLIP map of a CLIP vision transformer. projected: as the authors' generate_emap.py has it, not their
-    notebook, see `grad_eclip`; the rest as for `ClipVitGradCam`.
-    """
-
-    def __init__(self, clip: ClipModel, *, projected: bool = False, **options: Any):
-        super().__init__(clip, **options)
-        self.projected = projected
-        self.card = {**self.card, "projected": projected}
+    """A Grad-ECLIP map of a CLIP vision transformer, see `grad_eclip`; the rest as for `ClipVitGradCam`."""
 
     def _maps(self, reading: ClassReading) -> torch.Tensor:
-        attention = self.model.visual.transformer.resblocks[self.block].attn
-        return grad_eclip(reading, attention.out_proj if self.projected else None)
+        return grad_eclip(reading)

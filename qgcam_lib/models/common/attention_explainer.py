@@ -19,8 +19,8 @@ from ...explain.attention import EXPLAIN, row_maps, watch_attention
 from ...explain.gradcam import Tokens, token_weights
 from .adapter import ITM_SCORES, PhraseExplainer, Recent, equal_lengths, one_of
 from .hugging_face import load_pretrained
-from .images import as_picture, prepare_image
-from .vocabulary import TOO_LONG, tokenize_texts
+from .images import Picture, as_picture, prepare_image
+from .vocabulary import tokenize_texts
 from .words import plain_phrase
 from ..registry import ModelEntry, find_model
 
@@ -42,7 +42,7 @@ class AttentionExplainer(PhraseExplainer):
     model: in evaluation mode and frozen from here on; tokenizer: its own; block: 0-based layer whose attention is
     shown, one of `blocks`; tokens: "lavis" (mean over all but the special tokens at both ends), "amc" (over all) or a
     token's position; explain: "attention" (mean over heads) or "gradcam" (weighted with the positive derivative of
-    the matching score); max_tokens: tokens kept of a phrase; too_long: what becomes of a longer one, "cut" or "error";
+    the matching score); max_tokens: tokens kept of a phrase;
     score: what `score` gives, one of `scores` (see `ITM_SCORES`), None for the first; card: what is known of the
     weights; batch_phrases: phrases of a picture in one pass. Wherever a picture is taken, a PIL image, a path or an
     `EncodedImage` will do.
@@ -55,12 +55,11 @@ class AttentionExplainer(PhraseExplainer):
     def __init__(self, model, tokenizer, *, block: int, blocks: Sequence[int], max_tokens: int,
                  tokens: str | int = "lavis", explain: str = "attention", device: str = "cpu",
                  precision: str = "float32", card: Mapping[str, Any] | None = None, batch_phrases: int = 16,
-                 score: str | None = None, too_long: str = "cut"):
-        if block not in blocks:
-            raise ValueError(f"block: expected one of {list(blocks)}, a layer of this model, got {block!r}.")
+                 score: str | None = None):
+        one_of("block", block, blocks)
         one_of("explain", explain, EXPLAIN)
         self.score_as = one_of("score", score or next(iter(self.scores)), self.scores)
-        self.too_long, self._recent = one_of("too_long", too_long, TOO_LONG), Recent(self.kept)
+        self._recent = Recent(self.kept)
         self.block, self.tokens, self.explain_by, self.max_tokens = block, tokens, explain, max_tokens
         self._weights(torch.ones(1, 3, dtype=torch.bool, device="cpu"), check=True)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, explain=explain)
@@ -72,11 +71,8 @@ class AttentionExplainer(PhraseExplainer):
         """The layer that is shown by default of a model with these sizes. published: of the published one."""
         return min(published, max(sizes.num_hidden_layers - 2, 0))
 
-    def _details(self) -> str:
-        return f", grid {self.card['grid']}, explain={self.explain_by!r}, block={self.block}"
-
     @torch.no_grad()
-    def encode(self, image: Image.Image | str | Path) -> EncodedImage:
+    def encode(self, image: Picture) -> EncodedImage:
         """What depends on the picture alone; every method takes it in place of the picture."""
         if isinstance(image, EncodedImage):
             return image
@@ -150,7 +146,7 @@ def _logits(self: AttentionExplainer, state: EncodedImage, tokens: Tokens, read:
 def tokenize(self: AttentionExplainer, phrases: Sequence[str]) -> Tokens:
     """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
     cleaned = [self.clean(phrase) for phrase in phrases]
-    found = tokenize_texts(self.tokenizer, cleaned, self.max_tokens, self.too_long)
+    found = tokenize_texts(self.tokenizer, cleaned, self.max_tokens)
     return Tokens(found.input_ids.to(self.device), found.attention_mask.to(self.device))
 
 
@@ -217,13 +213,13 @@ def _to_patches(self: AttentionExplainer, attention: torch.Tensor, tokens: Token
 
 # %% ../../../nbs/lib/models/common/10_attention_explainer.ipynb #f497246a
 def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type, adapter: type, *, seed: int = 0,
-                 config: Any = None, vocab: str | Path | None = None, text_part: str = "", block: int | None = None,
-                 tokens: str | int | None = None, **options: Any) -> AttentionExplainer:
+                 config: Any = None, vocab: str | Path | None = None, text_part: str = "",
+                 **options: Any) -> AttentionExplainer:
     """Load a transformers matcher; the families' loaders are called by `load_model` and pass the options on to here.
 
     weights: "official" (transformers' cache or hub), "random", "mini", or a folder of the zoo's form or that
     `save_pretrained` wrote; config: the model class's config, a dictionary or a JSON file for random weights; vocab: a
-    BERT vocab.txt; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`, `score`, `too_long`:
+    BERT vocab.txt; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`, `score`:
     see the adapter; block and tokens are the card's or the registry's where they are not given, but of a shallower
     model the last layer but one.
     """
@@ -231,5 +227,5 @@ def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type
     model, tokenizer, card = load_pretrained(entry, weights, model_class, config=config, vocab=vocab, seed=seed,
                                              text_part=text_part)
     usual = {"block": adapter.usual_block(model.config, entry.block), "tokens": entry.tokens, **card}
-    return adapter(model, tokenizer, block=usual["block"] if block is None else block,
-                   tokens=usual["tokens"] if tokens is None else tokens, card={**card, "name": entry.name}, **options)
+    options = {name: usual[name] for name in ("block", "tokens")} | options
+    return adapter(model, tokenizer, card={**card, "name": entry.name}, **options)

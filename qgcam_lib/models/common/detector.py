@@ -7,15 +7,13 @@ __all__ = ['NOTHING', 'to_corners', 'check_max_boxes', 'best_pairs', 'BoxDetecto
 
 # %% ../../../nbs/lib/models/common/11_detector.ipynb #7ead0eb3
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
-from .adapter import Adapter
-from .images import as_picture
+from .adapter import Adapter, same_length
+from .images import Picture, as_picture
 from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/common/11_detector.ipynb #9692b7ee
@@ -53,7 +51,8 @@ def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None 
 
 # %% ../../../nbs/lib/models/common/11_detector.ipynb #328d4c2a
 class BoxDetector(Adapter):
-    """A detector around a transformers model; a family fills in `_texts` and `_pairs`.
+    """A detector around a network; a family fills in `_texts` (captions to inputs) and `_pairs(picture, caption,
+    phrases, words, texts)`, the scored boxes of one RGB picture and at least one phrase.
 
     model: put on the device, in evaluation mode and frozen; max_boxes: pairs of box and phrase kept a picture, the
     best, None for all; precision: "float32" or "bfloat16" (meant for GPUs); card: what is known of the weights.
@@ -65,7 +64,7 @@ class BoxDetector(Adapter):
         super().__init__(model, card, device=device, precision=precision, max_boxes=max_boxes)
         self.max_boxes = max_boxes
 
-    def detect(self, image: Image.Image | str | Path, caption: str, phrases: Sequence[Spans]) -> Detections:
+    def detect(self, image: Picture, caption: str, phrases: Sequence[Spans]) -> Detections:
         """Scored boxes of each phrase; see `roles.Detector`. No phrases give no boxes.
 
         Scores are probabilities in 0..1. Boxes are not cut at the picture's border unless the family says so. Errors:
@@ -78,9 +77,7 @@ class BoxDetector(Adapter):
     def detect_batch(self, images: Sequence, captions: Sequence[str],
                      phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
         """`detect` for several captions, equal to one by one; each different text is encoded once."""
-        if not len(images) == len(captions) == len(phrases_per_image):
-            raise ValueError(f"captions, phrases_per_image: expected {len(images)} of each, one an image, got "
-                             f"{len(captions)} and {len(phrases_per_image)}.")
+        same_length(images, captions=captions, phrases_per_image=phrases_per_image)
         words = [phrase_texts(caption, phrases) for caption, phrases in zip(captions, phrases_per_image)]
         texts, found = self._texts(captions, words), []
         for image, caption, phrases, own in zip(images, captions, phrases_per_image, words):
@@ -91,8 +88,3 @@ class BoxDetector(Adapter):
     def _texts(self, captions: Sequence[str], words: Sequence[Sequence[str]]) -> Any:
         """What all captions of a call share: texts encoded once. words: of each caption's phrases."""
         return None
-
-    def _pairs(self, picture: Image.Image, caption: str, phrases: Sequence[Spans], words: Sequence[str],
-               texts: Any) -> Detections:
-        """The scored boxes of one RGB picture and at least one phrase."""
-        raise NotImplementedError

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILES_OF_A_MODEL', 'from_cache_or_hub', 'model_folder', 'weights_sha256', 'read_checked', 'read_pretrained',
-           'load_pretrained']
+           'read_beside', 'load_pretrained']
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #ae68c042
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ import torch
 
 from .checkpoints import load_state, read_config, read_state
 from .device import drawn_from
-from .sources import find_weights, hub_answers, hub_folder, not_on_hub, source_card
+from .sources import find_weights, hub_folder, not_on_hub, source_card
 from .vocabulary import build_vocabulary, make_tokenizer
 from ..registry import WEIGHTS, ModelEntry
 from ...storage.files import file_sha256, sha256_of
@@ -25,18 +25,19 @@ FILES_OF_A_MODEL = "config.json, model.safetensors (or pytorch_model.bin), and t
 
 
 def from_cache_or_hub(where: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a folder or a repository: where the hub is silent, the folder of the cache and
-    only files of this machine, because a repository's name makes some classes ask the hub all the same.
+    """Arguments of `from_pretrained` for a folder or a repository. Of a repository whose weights are in the cache it is
+    the folder of the cache, so that nobody is asked; else the hub.
     """
     from transformers.utils import cached_file
 
-    if not Path(where).is_dir() and hub_answers():
-        return {"pretrained_model_name_or_path": where}
     try:
-        found = where if Path(where).is_dir() else Path(cached_file(where, "config.json", local_files_only=True)).parent
+        folder = Path(where if Path(where).is_dir() else
+                      Path(cached_file(where, "config.json", local_files_only=True)).parent)
     except OSError:
-        found = where  # nothing there, which from_pretrained says in its own words
-    return {"pretrained_model_name_or_path": str(found), "local_files_only": True}
+        return {"pretrained_model_name_or_path": where}
+    if folder == Path(where) or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
+        return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
+    return {"pretrained_model_name_or_path": where}
 
 
 def model_folder(path: str | Path) -> str:
@@ -111,15 +112,14 @@ def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
     return config
 
 
-def _tokenizer(where: str, name: str):
-    from transformers import AutoTokenizer
-
+def read_beside(kind: type, where: str, lost: str, remedy: str) -> Any:
+    """The tokenizer or processor of a folder or repository. kind: with `from_pretrained`; lost, remedy: what begins and
+    ends the FileNotFoundError where there is none."""
     try:
-        return AutoTokenizer.from_pretrained(**from_cache_or_hub(where))
+        return kind.from_pretrained(**from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:
         place = where if Path(where).is_dir() else hub_folder(where)
-        raise FileNotFoundError(f"vocab: no tokenizer of {name} in {place} ({type(error).__name__}). Put its files "
-                                "there, or pass vocab=PATH of a BERT vocab.txt where the model reads one.") from error
+        raise FileNotFoundError(f"{lost} in {place} ({type(error).__name__}: {str(error)[:120]}). {remedy}") from error
 
 # %% ../../../nbs/lib/models/common/09_hugging_face.ipynb #223cf519
 def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *, config: Any = None,
@@ -134,6 +134,8 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
     of transformers' own. Raises FileNotFoundError with the remedy where weights cannot be
     had, ValueError where they do not fit.
     """
+    from transformers import AutoTokenizer
+
     if weights == "mini" or (weights not in WEIGHTS and (Path(weights) / "card.json").is_file()):
         return _read_zoo(entry, weights, model_class, config, vocab)
     if weights == "random":
@@ -145,8 +147,12 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
     if config is not None:
         raise ValueError("config: published weights and folders have their own. Leave it out.")
     model, where, card = read_pretrained(entry, weights, model_class)
-    own = tokenizer or (lambda where: _tokenizer(where, entry.name))
-    return model, make_tokenizer(vocab, lavis_tokens=False) if vocab else own(where), card
+    if vocab:
+        return model, make_tokenizer(vocab, lavis_tokens=False), card
+    words = tokenizer(where) if tokenizer else read_beside(
+        AutoTokenizer, where, f"vocab: no tokenizer of {entry.name}",
+        "Put its files there, or pass vocab=PATH of a BERT vocab.txt where the model reads one.")
+    return model, words, card
 
 
 def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:

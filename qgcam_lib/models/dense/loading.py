@@ -42,7 +42,7 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
     head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
     sizes = read_config(found.config) if found.file else {**head, **(found.config or {})}
-    model = build_dense_grounding(DenseConfig(**sizes), found.vocab, seed)
+    model = build_dense_grounding(DenseConfig.read(sizes), found.vocab, seed)
     if found.file is not None:
         load_state(model, read_state(found.file))
     chosen = {name: found.card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in found.card}

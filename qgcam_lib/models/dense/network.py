@@ -8,7 +8,7 @@ __all__ = ['DenseConfig', 'Block', 'Bottle', 'Grounded', 'DenseGrounding', 'phra
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #5700be13
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,16 @@ from fastcore.basics import patch
 from torch import nn
 from torchvision.ops import nms
 
-from ..common.adapter import Adapter
+from ..common.adapter import Adapter, one_of, same_length
+from ..common.checkpoints import Config
+from ..common.detector import check_max_boxes
 from ..common.images import as_picture, prepare_image
 from ..common.words import SIGNS
 from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7276bbeb
 @dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(Config):
     """Sizes of the net. image_size: side of the square input, a multiple of 8; width: of every state; heads: of
     attention; text_depth, fusion_depth: layers that read the words alone, and words and picture together; max_txt_len:
     most tokens of a caption; vocab_size: 0 takes the tokenizer's; head: "sigmoid" answers yes or no for each cell and
@@ -42,17 +44,12 @@ class DenseConfig:
     head: str = "sigmoid"
 
     def __post_init__(self):
-        if self.head not in ("sigmoid", "softmax"):
-            raise ValueError(f"head: expected 'sigmoid' or 'softmax', got {self.head!r}.")
+        one_of("head", self.head, ("sigmoid", "softmax"))
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of cells."""
         return (self.image_size // 8,) * 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """The sizes as JSON values."""
-        return asdict(self)
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #df7fbf7a
 class Block(nn.Module):
@@ -258,20 +255,15 @@ class DenseDetector(Adapter):
 
     model: frozen and put on the device here; nms_overlap: of two boxes of one phrase that overlap more, the less sure
     is left out (1.0: none is); max_boxes: most boxes a phrase; quality_power: the score is the alignment's probability
-    times the predicted overlap to this power; token_score: of the softmax head, see `phrase_logits`. batch: pairs in
-    one pass. ValueError for a wrong option, and for token_score="sum" with a sigmoid head.
+    times the predicted overlap to this power; token_score: of the softmax head, see `phrase_logits`; batch: pairs in
+    one pass. ValueError for a wrong option.
     """
 
     def __init__(self, model: DenseGrounding, *, nms_overlap: float = 0.6, max_boxes: int = 100,
                  quality_power: float = 0.5, token_score: str = "max", batch: int = 32, device: str = "cpu",
                  card: dict[str, Any] | None = None):
-        if not (0 < nms_overlap <= 1 and max_boxes >= 1 and quality_power >= 0 and batch >= 1):
-            raise ValueError("nms_overlap, max_boxes, quality_power, batch: expected 0 < nms_overlap <= 1, max_boxes "
-                             f">= 1, quality_power >= 0 and batch >= 1, got {nms_overlap}, {max_boxes}, "
-                             f"{quality_power} and {batch}.")
-        if token_score not in (("max", "sum") if model.config.head == "softmax" else ("max",)):
-            raise ValueError(f"token_score: expected 'max', or 'sum' of a softmax head, got {token_score!r} for a "
-                             f"{model.config.head} head.")
+        check_max_boxes(max_boxes)
+        one_of("token_score", token_score, ("max", "sum") if model.config.head == "softmax" else ("max",))
         super().__init__(model, card, device=device, grid=model.config.grid, nms_overlap=nms_overlap,
                          max_boxes=max_boxes, quality_power=quality_power, input_size=(model.config.image_size,) * 2,
                          **({"token_score": token_score} if model.config.head == "softmax" else {}))
@@ -285,12 +277,12 @@ class DenseDetector(Adapter):
     def detect_batch(self, images: Sequence, captions: Sequence[str],
                      phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
         """`detect` for pairs, computed together."""
-        if not len(images) == len(captions) == len(phrases_per_image):
-            raise ValueError(f"captions, phrases_per_image: expected {len(images)}, one an image, got {len(captions)} "
-                             f"and {len(phrases_per_image)}.")
-        parts = range(0, len(images), self.batch)
-        return [one for i in parts for one in self._detect(*(x[i:i + self.batch] for x in
-                                                             (images, captions, phrases_per_image)))]
+        same_length(images, captions=captions, phrases_per_image=phrases_per_image)
+        found = []
+        for start in range(0, len(images), self.batch):
+            part = slice(start, start + self.batch)
+            found += self._detect(images[part], captions[part], phrases_per_image[part])
+        return found
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #5e2559b0
 @patch
@@ -300,22 +292,17 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
     text = encode_captions(self.model.tokenizer, captions, phrases, self.model.config.max_txt_len)
     pictures = [as_picture(image) for image in images]
     pixels = torch.stack([prepare_image(picture, self.model.config.image_size) for picture in pictures])
-    inputs = (pixels, text.ids, text.mask, text.tokens, text.owner)
     with torch.inference_mode():
-        inputs = [x.to(self.device) for x in inputs]
+        inputs = [x.to(self.device) for x in (pixels, text.ids, text.mask, text.tokens, text.owner)]
         found = self.model(*inputs)
-    logits = found.logits if self.token_score == "max" else phrase_logits(found.words, inputs[3], inputs[4], "sum")
+    logits = found.logits if self.token_score == "max" else phrase_logits(found.words, *inputs[3:], "sum")
     scores = logits.sigmoid() * found.quality.sigmoid() ** self.quality_power
-    kept = [self._kept(*both) for both in zip(scores.double().cpu(), found.boxes.double().clamp(0, 1).cpu())]
+    kept = []  # scores and boxes of each phrase after suppression, best first
+    for one, boxes in zip(scores.double().cpu(), found.boxes.double().clamp(0, 1).cpu()):
+        order = nms(boxes, one, self.nms_overlap)[: self.max_boxes]
+        kept.append((one[order].numpy(), boxes[order].numpy()))
     return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
             for n, picture in enumerate(pictures)]
-
-
-@patch
-def _kept(self: DenseDetector, scores: torch.Tensor, boxes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and boxes of one phrase after suppression, best first."""
-    order = nms(boxes, scores, self.nms_overlap)[: self.max_boxes]
-    return scores[order].numpy(), boxes[order].numpy()
 
 
 def _collect(kept: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int]) -> Detections:

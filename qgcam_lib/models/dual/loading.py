@@ -19,12 +19,12 @@ from ..clip.network import TextTokenizer, build_clip
 from ..common.checkpoints import load_state, read_config
 from ..common.device import drawn_from
 from ..common.hugging_face import load_pretrained
-from ..common.sources import find_weights, hub_answers, not_on_hub
+from ..common.sources import find_weights, hub_file
 from ..common.vocabulary import make_tokenizer
 from .flava import FlavaMatcher
 from .matcher import DualMatcher
 from .otter import OTTER_LENGTH, OtterModel, load_otter_state, otter_config
-from ..registry import WEIGHTS, ModelEntry, find_model, zoo_folder
+from ..registry import WEIGHTS, ModelEntry, find_model, published_sizes, zoo_folder
 
 # %% ../../../nbs/lib/models/dual/04_loading.ipynb #d0a40006
 def _published_clip(entry: ModelEntry) -> str:
@@ -35,18 +35,11 @@ def _published_clip(entry: ModelEntry) -> str:
 
 def _official_clip(entry: ModelEntry) -> Path:
     """The published file: OpenAI's, or open_clip's safetensors of MetaCLIP in Hugging Face's cache."""
-    from transformers.utils import cached_file
-
     if not entry.checkpoint:
         raise ValueError(f"weights: nobody published weights of {entry.name}. Use weights='mini'.")
     if "huggingface.co" not in entry.checkpoint:
         return official_clip(_published_clip(entry))
-    place, file = entry.checkpoint.removeprefix("https://huggingface.co/"), "open_clip_model.safetensors"
-    try:
-        return Path(cached_file(place, file, local_files_only=not hub_answers()))
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"weights: {entry.name}: {not_on_hub(place, file, error)} Or pass that file's path as "
-                                "`weights`.") from error
+    return hub_file(entry.checkpoint.removeprefix("https://huggingface.co/"), "open_clip_model.safetensors")
 
 
 def _load_open_clip(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any,
@@ -79,36 +72,26 @@ def siglip_rows(pieces: str | Path, length: int = 64) -> TextTokenizer:
 # %% ../../../nbs/lib/models/dual/04_loading.ipynb #d0a40009
 def _siglip_tokenizer(where: str) -> TextTokenizer:
     """The published table of pieces, from a folder or Hugging Face's cache or hub."""
-    from transformers.utils import cached_file
-
-    folder = Path(where)
-    try:
-        return siglip_rows(folder / "spiece.model" if folder.is_dir() else
-                           cached_file(where, "spiece.model", local_files_only=not hub_answers()))
-    except OSError as error:
-        raise FileNotFoundError(f"vocab: {not_on_hub(where, 'spiece.model', error)}") from error
+    pieces = Path(where) / "spiece.model" if Path(where).is_dir() else hub_file(where, "spiece.model")
+    return siglip_rows(pieces)
 
 # %% ../../../nbs/lib/models/dual/04_loading.ipynb #d0a4000b
-_ALIGN = {"vision_config": {"image_size": 289, "hidden_dim": 640, "depthwise_padding": []}}
 _LENGTHS = {"siglip": 64, "align": 64, "flava": 77}
-
-
-def _model_class(family: str) -> type:
-    import transformers
-
-    return {"siglip": transformers.SiglipModel, "align": transformers.AlignModel,
-            "flava": transformers.FlavaForPreTraining}[family]
 
 
 def _load_transformers(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any, *, family: str,
                        **options: Any) -> DualMatcher:
     """A matcher around a class of transformers."""
+    import transformers
+
+    kind = {"siglip": "SiglipModel", "align": "AlignModel", "flava": "FlavaForPreTraining"}[family]
     if weights == "random":
-        config = config or (_ALIGN if family == "align" else {})
+        config = config or published_sizes(entry.name)
         config = {**config, "init_codebook": False} if family == "flava" and isinstance(config, Mapping) else config
     published = family == "siglip" and not _has_card(entry, weights) and weights != "random"
-    model, words, card = load_pretrained(entry, weights, _model_class(family), config=config, vocab=vocab, seed=seed,
-                                         text_part="text_config", tokenizer=_siglip_tokenizer if published else None)
+    model, words, card = load_pretrained(entry, weights, getattr(transformers, kind), config=config, vocab=vocab,
+                                         seed=seed, text_part="text_config",
+                                         tokenizer=_siglip_tokenizer if published else None)
     if family == "align" and weights == "random":
         _redraw(model.vision_model, seed)
     length = min(_LENGTHS[family], model.config.text_config.max_position_embeddings)
@@ -172,7 +155,7 @@ def load_dual(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: in
     weights: also a path: a folder of the zoo's form; of the CLIP family a checkpoint file (OpenAI's .pt, safetensors, a
     plain state dictionary), of SigLIP, ALIGN and FLAVA a folder that `save_pretrained` wrote, of OTTER a file of its
     training; config, vocab: sizes and words other than the published ones, for random weights or a checkpoint file (see
-    `build_clip` and `load_pretrained`); options: `score` ("logit" or "cosine"), `fit`, `too_long`, `device`,
+    `build_clip` and `load_pretrained`); options: `score` ("logit" or "cosine"), `fit`, `device`,
     `precision`, `batch_images`, `batch_texts`, `kept_texts` (see `DualMatcher`), and of FLAVA `head` ("itc" or "itm").
     """
     entry = find_model(entry)

@@ -6,10 +6,8 @@
 __all__ = ['FITS', 'FAMILIES', 'Family', 'DualMatcher']
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10003
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +17,7 @@ from PIL import Image
 from ..clip.network import TextTokenizer
 from ..clip.network import encode_texts as clip_texts
 from ..common.adapter import Adapter, Recent, distinct_pictures, one_of, texts_of_pictures
-from ..common.images import MEAN, STD, cut_middle, prepare_image
-from ..common.vocabulary import TOO_LONG
+from ..common.images import MEAN, STD, Picture, cut_middle, prepare_image
 from ..common.words import plain_phrase
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10006
@@ -49,7 +46,7 @@ class Family:
     enlarge: float | None = None
     keep_shape: bool = True
 
-    def pixels(self, image: Image.Image | str | Path, size: int, fit: str = "published") -> torch.Tensor:
+    def pixels(self, image: Picture, size: int, fit: str = "published") -> torch.Tensor:
         """A picture as the family's models see it, [3, size, size] float32."""
         if fit == "published" and self.enlarge is not None:
             image = cut_middle(image, size, enlarge=self.enlarge, keep_shape=self.keep_shape, resample=self.resample)
@@ -87,18 +84,13 @@ FAMILIES = {
 }
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a1000a
-def _number(tensor: torch.Tensor) -> float:
-    """A tensor's one number; NaN of a network that has only its shapes."""
-    return math.nan if tensor.is_meta else float(tensor.detach().float())
-
-
 class DualMatcher(Adapter):
     """A dual encoder as Matcher.
 
     family: a name of FAMILIES, or a `Family`; model: its network, frozen and put on the device here; tokenizer: texts
     to rows of numbers (`TextTokenizer`); score: what `score` gives, "logit" (scaled cosine, plus the bias where the
-    model has one) or "cosine"; fit: "published" or "squash", how pictures are prepared; too_long: what becomes of a
-    text beyond the context, "cut" (with a warning) or "error"; precision: "float32" or "bfloat16" (meant for GPUs);
+    model has one) or "cosine"; fit: "published" or "squash", how pictures are prepared; a text
+    beyond the context is cut with a warning; precision: "float32" or "bfloat16" (meant for GPUs);
     image_size: pixels, by default the model's; batch_images, batch_texts: encoded at once; kept_texts: texts whose
     vectors are remembered. A picture is a PIL image or a path. Results come back on the CPU.
     """
@@ -106,16 +98,16 @@ class DualMatcher(Adapter):
     scores = ("logit", "cosine")
 
     def __init__(self, family: str | Family, model, tokenizer: TextTokenizer, *, score: str = "logit",
-                 fit: str = "published", too_long: str = "cut", device: str = "cpu", precision: str = "float32",
+                 fit: str = "published", device: str = "cpu", precision: str = "float32",
                  card: Mapping[str, Any] | None = None, image_size: int | None = None, batch_images: int = 8,
                  batch_texts: int = 64, kept_texts: int = 20000):
         self.family = family if isinstance(family, Family) else FAMILIES[one_of("family", family, FAMILIES)]
         self.score_as, self.fit = one_of("score", score, self.scores), one_of("fit", fit, FITS)
-        self.tokenizer = replace(tokenizer, too_long=one_of("too_long", too_long, TOO_LONG))
+        self.tokenizer = tokenizer
         self.image_size = image_size or self.family.size(model)
         bias = self.family.bias(model)
-        self.scale = _number(self.family.scale(model))
-        self.bias = 0.0 if bias is None else _number(bias)
+        self.scale = float(self.family.scale(model).detach())
+        self.bias = 0.0 if bias is None else float(bias.detach())
         self.batch_images, self.batch_texts, self._vectors = batch_images, batch_texts, Recent(kept_texts)
         super().__init__(model, card, device=device, precision=precision, layout=torch.channels_last, fit=fit,
                          input_size=(self.image_size,) * 2, score=self._score_name(bias is not None))
@@ -123,9 +115,6 @@ class DualMatcher(Adapter):
     def _score_name(self, has_bias: bool) -> str:
         logit = "sigmoid logit: scaled cosine plus bias" if has_bias else "scaled cosine"
         return logit if self.score_as == "logit" else self.score_as
-
-    def _details(self) -> str:
-        return f", {self.image_size} pixels, fit={self.fit!r}"
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10013
 @patch
@@ -143,8 +132,7 @@ def encode_images(self: DualMatcher, images: Sequence) -> torch.Tensor:
 def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
     """Unit vectors [T, D] float32; each distinct text is encoded once and its vector kept for the next call.
 
-    A UserWarning (or with too_long="error" a ValueError) for a text beyond the context; ValueError for an empty
-    one, TypeError for one text in place of a list.
+    A UserWarning for a text beyond the context; ValueError for an empty one, TypeError for one text in place of a list.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts: expected a list of texts, got one text. Write [{texts!r}].")

@@ -6,7 +6,6 @@
 __all__ = ['OTTER_LENGTH', 'OtterModel', 'otter_config', 'load_otter_state']
 
 # %% ../../../nbs/lib/models/dual/03_otter.ipynb #d0a30003
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def otter_config(config: Mapping[str, Any] | None = None):
 
 def load_otter_state(model: OtterModel, path: str | Path) -> list[str]:
     """Load a checkpoint of OTTER's training, every key checked; returns those that were passed over."""
-    state = {re.sub(r"^(module\.)?(student\.)?", "", key): value for key, value in read_state(path).items()}
+    state = {key.removeprefix("student."): value for key, value in read_state(path).items()}
     if "contrastive_loss.T" in state:  # an earlier version of the authors' code
         state["contrastive_loss.loss.T"] = state.pop("contrastive_loss.T")
     return load_state(model, state, may_miss=(r".*\.num_batches_tracked$",),

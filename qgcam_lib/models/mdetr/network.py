@@ -22,9 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import FrozenBatchNorm2d
 from transformers import RobertaConfig, RobertaModel
 
+from ..common.checkpoints import Config
+
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #48ceec7c
 @dataclass(frozen=True)
-class MdetrConfig:
+class MdetrConfig(Config):
     """Sizes of an MDETR; the defaults are those of the published networks.
 
     backbone: a ResNet of torchvision or an EfficientNet of timm; width, heads, encoder_layers, decoder_layers,
@@ -76,32 +78,25 @@ class Backbone(nn.Module):
     """Pictures [B, 3, H, W] to their last feature map [B, channels, about H / 32, about W / 32].
 
     name: "resnet18" to "resnet152" of torchvision, or an EfficientNet of timm; untrained, batch normalisation frozen.
-    ValueError for another name.
     """
 
     def __init__(self, name: str):
         super().__init__()
-        if name.startswith("resnet") and name in torchvision.models.list_models():
+        if name.startswith("resnet"):
             whole = torchvision.models.get_model(name, weights=None, norm_layer=FrozenBatchNorm2d)
-            self.body, self.channels = _without_head(whole), whole.fc.in_features
-        elif "efficientnet" in name and name in timm.list_models():
+            self.body = nn.Sequential(OrderedDict(list(whole.named_children())[:-2]))  # up to its last map
+            self.channels = whole.fc.in_features
+        else:
             self.body = freeze_batch_norm_2d(timm.create_model(name, features_only=True, out_indices=(4,)))
             self.channels = self.body.feature_info.channels()[-1]
             for part in self.body.modules():
                 if isinstance(part, FrozenBatchNormAct2d):
                     part.eps = 1e-5
-        else:
-            raise ValueError("backbone: expected a ResNet of torchvision or an EfficientNet of timm, such as "
-                             f"'resnet101' or 'tf_efficientnet_b5', got {name!r}.")
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         found = self.body(pixels)
         return found[-1] if isinstance(found, list) else found
 
-
-def _without_head(resnet: nn.Module) -> nn.Sequential:
-    """A ResNet up to its last map, its parts under their own names."""
-    return nn.Sequential(OrderedDict(list(resnet.named_children())[:-2]))
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #a1c2edb6
 class JointLayer(nn.Module):

@@ -8,7 +8,7 @@ __all__ = ['RegionBatch', 'stack_regions', 'FeatureRanker']
 # %% ../../../nbs/lib/models/regions/02_batch.ipynb #e2b10003
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from numpy.typing import ArrayLike
-from PIL import Image
 
-from ...errors import ParameterError
-from ..common.adapter import Adapter, Recent, one_of
-from ..common.images import as_picture
-from ..common.vocabulary import TOO_LONG, tokenize_texts
+from ..common.adapter import Adapter, Recent, same_length
+from ..common.images import Picture, as_picture
+from ..common.vocabulary import tokenize_texts
 from .geometry import box_geometry, candidate_boxes
 from ...storage.files import sha256_of
 
@@ -30,32 +28,18 @@ from ...storage.files import sha256_of
 class RegionBatch:
     """The regions of P pictures, N at most in each.
 
-    features: float32 [P, N, D]; geometry: float32 [P, N, 5], see `box_geometry`; mask: bool [P, N], False for padding;
-    labels: int64 [P, N], the category of each region, or None where nobody knows. Raises ValueError for other shapes.
+    features: float32 [P, N, D]; geometry: float32 [P, N, 5], see `box_geometry`; mask: bool [P, N], False for padding.
     """
 
     features: torch.Tensor
     geometry: torch.Tensor
     mask: torch.Tensor
-    labels: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        shape = tuple(self.features.shape[:2])
-        wrong = [f"{name} {tuple(value.shape)}" for name, value, wanted in (
-            ("geometry", self.geometry, (*shape, 5)), ("mask", self.mask, shape), ("labels", self.labels, shape))
-            if value is not None and tuple(value.shape) != wanted]
-        if self.features.ndim != 3 or wrong:
-            raise ValueError("RegionBatch: expected features [P, N, D], geometry [P, N, 5], mask and labels [P, N], "
-                             f"got features {tuple(self.features.shape)}{''.join(f', {one}' for one in wrong)}")
-        if self.mask.dtype != torch.bool:
-            raise ValueError(f"RegionBatch: expected a mask of bool, got {self.mask.dtype}")
 
     def __len__(self) -> int:
         return len(self.features)
 
     def _each(self, change) -> "RegionBatch":
-        values = (getattr(self, field.name) for field in fields(self))
-        return RegionBatch(*(None if value is None else change(value) for value in values))
+        return RegionBatch(*map(change, (self.features, self.geometry, self.mask)))
 
     def __getitem__(self, rows: Any) -> "RegionBatch":
         """The pictures of some rows (indices, a slice or a mask); a picture may be named more than once."""
@@ -66,56 +50,40 @@ class RegionBatch:
         return self._each(lambda value: value.to(device))
 
 # %% ../../../nbs/lib/models/regions/02_batch.ipynb #e2b10007
-def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike],
-                  labels: Sequence[ArrayLike] | None = None) -> RegionBatch:
+def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike]) -> RegionBatch:
     """Pictures of different numbers of regions as one batch, padded with zeros.
 
-    features: one [N_i, D] a picture; geometry: one [N_i, 5] a picture; labels: one [N_i] a picture. At least one
-    picture. Raises ValueError where the lists do not agree.
+    features: one [N_i, D] a picture; geometry: one [N_i, 5] a picture. At least one picture.
     """
-    if not features or len({len(features), len(geometry), len(labels or features)}) > 1:
-        raise ValueError(f"stack_regions: expected features, geometry and labels of the same pictures, at least one, "
-                         f"got {len(features)}, {len(geometry)} and {'none' if labels is None else len(labels)}")
     counts = torch.tensor([len(rows) for rows in features])
 
-    def padded(rows: Sequence[ArrayLike], kind: torch.dtype) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.tensor(np.asarray(row), dtype=kind) for row in rows], True)
-
-    return RegionBatch(padded(features, torch.float32), padded(geometry, torch.float32),
-                       torch.arange(int(counts.max())) < counts[:, None],
-                       None if labels is None else padded(labels, torch.int64))
+    features, geometry = (torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(np.asarray(row), dtype=torch.float32) for row in rows], True) for rows in (features, geometry))
+    return RegionBatch(features, geometry, torch.arange(int(counts.max())) < counts[:, None])
 
 # %% ../../../nbs/lib/models/regions/02_batch.ipynb #e2b1000a
 class FeatureRanker(Adapter):
     """A network over region features as RegionRanker.
 
     network: see the top of this page; frozen and put on the device here; tokenizer: as `make_tokenizer` gives it;
-    encoder: a RegionEncoder; one that has `labels(image, boxes)` -> int [N] also gives the categories of regions;
-    card: what is known of the weights; max_tokens: longest expression, [CLS] and [SEP] included, by default the
-    network's own (`max_tokens`, None for any length); too_long: "cut" (with a UserWarning) or "error"; batch:
-    expressions that go through the network together; kept: pictures whose features are remembered.
+    encoder: a RegionEncoder; card: what is known of the weights. A longer expression than the network reads
+    (`max_tokens`, where it has one) is cut with a UserWarning; batch: expressions that go through the network together;
+    kept: pictures whose features are remembered.
     """
 
     def __init__(self, network: torch.nn.Module, tokenizer, encoder, card: Mapping[str, Any] | None = None, *,
-                 max_tokens: int | None = None, too_long: str = "cut", batch: int = 256, kept: int = 256,
-                 device: str = "cpu"):
-        own = getattr(network, "max_tokens", None)
-        if max_tokens is not None and not 2 < max_tokens <= (own or max_tokens):
-            raise ParameterError(f"max_tokens: expected 3 to {own or 'any number'}, got {max_tokens}. [CLS] and [SEP] "
-                                 "count, and the network reads no more than its own limit.")
-        self.tokenizer, self.encoder, self.max_tokens = tokenizer, encoder, max_tokens or own
-        self.too_long, self.batch, self._known = one_of("too_long", too_long, TOO_LONG), batch, Recent(kept)
+                 batch: int = 256, kept: int = 256, device: str = "cpu"):
+        self.tokenizer, self.encoder, self.batch, self._known = tokenizer, encoder, batch, Recent(kept)
+        self.max_tokens = getattr(network, "max_tokens", None)
         said = dict(getattr(encoder, "card", {}))
         super().__init__(network, card, device=device, encoder=said.get("name", type(encoder).__name__),
                          max_tokens=self.max_tokens)
 
-    def rank(self, image: Image.Image | str | Path, boxes: ArrayLike, expression: str) -> np.ndarray:
+    def rank(self, image: Picture, boxes: ArrayLike, expression: str) -> np.ndarray:
         """Scores float32 [N] of N boxes [N, 4], half-open xyxy in pixels; higher fits better. No boxes give [0].
 
         Errors: ValueError for a box that is none, see `candidate_boxes`; `ExampleError` for a bad picture.
         """
-        if not isinstance(expression, str):
-            raise TypeError(f"expression: expected a text, got {type(expression).__name__}. rank_batch takes lists.")
         return self.rank_batch([image], [boxes], [[expression]])[0][0]
 
     def forget(self) -> None:
@@ -124,9 +92,9 @@ class FeatureRanker(Adapter):
 
 # %% ../../../nbs/lib/models/regions/02_batch.ipynb #e2b1000b
 @patch
-def regions_of(self: FeatureRanker, image: Image.Image | str | Path, boxes: ArrayLike
+def regions_of(self: FeatureRanker, image: Picture, boxes: ArrayLike
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Features [N, D], geometry [N, 5] and, where the encoder knows them, labels [N] of a picture's boxes."""
+    """Features [N, D] and geometry [N, 5] of a picture's boxes."""
     if isinstance(image, (str, Path)):
         about = Path(image).stat() if Path(image).is_file() else None
         name = f"{image} {about.st_size} {about.st_mtime_ns}" if about else str(image)
@@ -137,8 +105,7 @@ def regions_of(self: FeatureRanker, image: Image.Image | str | Path, boxes: Arra
     def made():
         size = as_picture(image).size
         cut = candidate_boxes(boxes, size)
-        labels = self.encoder.labels(image, cut) if hasattr(self.encoder, "labels") else None
-        return self.encoder.encode(image, cut), box_geometry(cut, size), labels
+        return self.encoder.encode(image, cut), box_geometry(cut, size)
 
     return self._known.made((name, np.asarray(boxes, np.float64).tobytes()), made)
 
@@ -153,9 +120,7 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     words that the tokenizer cannot spell (another script); Latin letters it always can. Errors: ValueError
     for lists of different lengths, TypeError for one expression in place of a list, and those of `rank`.
     """
-    if not len(images) == len(boxes_per_image) == len(expressions_per_image):
-        raise ValueError(f"boxes_per_image, expressions_per_image: expected {len(images)} of each, one an image, got "
-                         f"{len(boxes_per_image)} and {len(expressions_per_image)}.")
+    same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
     if any(isinstance(expressions, str) for expressions in expressions_per_image):
         raise TypeError("expressions_per_image: expected a list of texts an image, got one text.")
     scores = [np.empty((len(texts), len(boxes)), np.float32)
@@ -165,7 +130,7 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
         return scores
     found = {picture: self.regions_of(images[picture], boxes_per_image[picture]) for picture, _ in asked}
     words = tokenize_texts(self.tokenizer, [expressions_per_image[picture][row] for picture, row in asked],
-                           self.max_tokens or 1 << 20, self.too_long)
+                           self.max_tokens or 1 << 20)
     ids, mask = words.input_ids, words.attention_mask.bool()
     if len(strange := (ids == self.tokenizer.unk_token_id).any(1).nonzero()):
         picture, row = asked[int(strange[0])]
@@ -174,8 +139,7 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     for part in mask.sum(1).argsort(stable=True).split(self.batch):
         places, long = [asked[k] for k in part.tolist()], int(mask[part].sum(1).max())
         pictures, of = np.unique([picture for picture, _ in places], return_inverse=True)
-        features, geometry, labels = zip(*(found[picture] for picture in pictures))
-        regions = stack_regions(features, geometry, None if labels[0] is None else labels)
+        regions = stack_regions(*zip(*(found[picture] for picture in pictures)))
         result = self.model(regions.to(self.device), ids[part, :long].to(self.device),
                             mask[part, :long].to(self.device), torch.from_numpy(of).to(self.device))
         for (picture, row), line in zip(places, result.float().cpu().numpy()):

@@ -6,28 +6,20 @@
 __all__ = ['MINI', 'PHRASES', 'CmnConfig', 'CmnWords', 'Cmn', 'build_cmn']
 
 # %% ../../../nbs/lib/models/regions/06_cmn.ipynb #e3c20003
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from fastcore.basics import patch
 from torch import nn
 
+from ..common.checkpoints import Config
 from ..common.device import drawn_from
+from . import phrases as parts
 from .batch import RegionBatch
-from qgcam_lib.models.regions.phrases import (
-    NOT_WORDS,
-    at_tokens,
-    attend,
-    centred_geometry,
-    only_words,
-    product_score,
-    read_words,
-)
 
 # %% ../../../nbs/lib/models/regions/06_cmn.ipynb #e3c20006
 @dataclass(frozen=True)
-class CmnConfig:
+class CmnConfig(Config):
     """Sizes of a CMN, by default the published ones for RefCOCOg.
 
     words: of a word's vector and of every phrase; hidden: of each direction of each LSTM; dropout: on the states that
@@ -37,14 +29,7 @@ class CmnConfig:
     words: int = 300
     hidden: int = 1000
     dropout: float = 0.0
-    not_words: tuple[int, ...] = NOT_WORDS
-
-    def __post_init__(self):
-        object.__setattr__(self, "not_words", tuple(self.not_words))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as JSON values."""
-        return asdict(self)
+    not_words: tuple[int, ...] = parts.NOT_WORDS
 
 
 MINI = CmnConfig(words=96, hidden=96)
@@ -68,14 +53,15 @@ class CmnWords(nn.Module):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[dict, dict]:
         """Phrase -> vector [E, words], and phrase -> weights [E, T] of the tokens. ids, mask: [E, T]."""
-        words, real, places = only_words(ids, mask, self.config.not_words)
+        words, real, places = parts.only_words(ids, mask, self.config.not_words)
         vectors = self.embedding_mat(words)
-        below, _ = read_words(self.bidirectional_lstm1, vectors, real)
-        above, _ = read_words(self.bidirectional_lstm2, below, real)
+        below, _ = parts.read_words(self.bidirectional_lstm1, vectors, real)
+        above, _ = parts.read_words(self.bidirectional_lstm2, below, real)
         states = self.dropout(torch.cat([below, above], -1))
-        weights = {phrase: attend(self.attention[name](states).squeeze(-1), real) for phrase, name in _SCORES.items()}
+        weights = {phrase: parts.attend(self.attention[name](states).squeeze(-1), real)
+                   for phrase, name in _SCORES.items()}
         return ({phrase: (own[:, None] @ vectors).squeeze(1) for phrase, own in weights.items()},
-                {phrase: at_tokens(own, places, ids.shape[1]) for phrase, own in weights.items()})
+                {phrase: parts.at_tokens(own, places, ids.shape[1]) for phrase, own in weights.items()})
 
 # %% ../../../nbs/lib/models/regions/06_cmn.ipynb #e3c2000a
 class Cmn(nn.Module):
@@ -121,13 +107,13 @@ def pair_scores(self: Cmn, regions: RegionBatch, ids: torch.Tensor, mask: torch.
     A region may be its own object, as in the public code: so a picture with one candidate has a pair.
     """
     phrases, _ = self.lstm(ids, mask)
-    look, relate, where = self.localization_module, self.relationship_module_spatial_only, centred_geometry(
+    look, relate, where = self.localization_module, self.relationship_module_spatial_only, parts.centred_geometry(
         regions.geometry)
     seen = look["vis_spatial_embed"](torch.cat([regions.features, where], -1))
     pairs = relate["spatial_embed"](torch.cat(torch.broadcast_tensors(where[:, :, None], where[:, None]), -1))
-    subject, thing = (product_score(seen, phrases[name], of, look["localization_scores"])
+    subject, thing = (parts.product_score(seen, phrases[name], of, look["localization_scores"])
                       for name in ("subject", "object"))
-    relation = product_score(pairs, phrases["relation"], of, relate["relationship_scores"])
+    relation = parts.product_score(pairs, phrases["relation"], of, relate["relationship_scores"])
     scores = (relate.alpha_obj1 * subject[:, :, None] + relate.alpha_obj2 * thing[:, None]
               + relate.alpha_rel * relation)
     return scores.masked_fill(~regions.mask[of][:, None], -torch.inf)

@@ -19,8 +19,6 @@ def candidate_boxes(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
     picture without area.
     """
     width, height = size
-    if not (width > 0 and height > 0):
-        raise ValueError(f"size: expected the picture's width and height, above 0, got {tuple(size)}")
     boxes = as_boxes(boxes)
     cut = np.clip(boxes, 0, [width, height, width, height])
     gone = (cut[:, 2:] <= cut[:, :2]).any(1)

@@ -6,8 +6,8 @@
 __all__ = ['MINI', 'GroundNetConfig', 'words_of_tokens', 'Step', 'lay_out', 'GroundNet', 'build_groundnet']
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50003
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,46 +17,31 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
-from ...errors import ParameterError
+from ..common.checkpoints import Config
 from ..common.device import drawn_from
+from . import phrases as parts
 from .batch import RegionBatch
-from .parse import Node, Parsed, TreeParser, moved
-from qgcam_lib.models.regions.phrases import (
-    NOT_WORDS,
-    attend,
-    centred_geometry,
-    only_words,
-    product_score,
-    read_words,
-)
+from .parse import Node, TreeParser, moved
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50006
 @dataclass(frozen=True)
-class GroundNetConfig:
+class GroundNetConfig(Config):
     """Sizes of a GroundNet, by default those of the public code.
 
     words: of a word's vector, of every phrase and of the space where regions meet phrases (300: of the word vectors
-    that the authors start from); hidden: of each direction of each LSTM; geometry_only: whether relations see only
-    where two regions lie; dropout: on the states that attention reads; parser: see `TreeParser`;
-    trained weights belong to one; not_words: see `only_words`.
+    that the authors start from); hidden: of each direction of each LSTM; dropout: on the states that
+    attention reads; not_words: see `only_words`.
     """
+
+    retired = ("parser", "geometry_only")
 
     words: int = 300
     hidden: int = 1000
-    geometry_only: bool = False
     dropout: float = 0.0
-    parser: str = "auto"
-    not_words: tuple[int, ...] = NOT_WORDS
-
-    def __post_init__(self):
-        object.__setattr__(self, "not_words", tuple(self.not_words))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as JSON values."""
-        return asdict(self)
+    not_words: tuple[int, ...] = parts.NOT_WORDS
 
 
-MINI = GroundNetConfig(words=96, hidden=96, parser="grammar")
+MINI = GroundNetConfig(words=96, hidden=96)
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50008
 def words_of_tokens(tokens: Sequence[str], places: Sequence[int]) -> tuple[list[str], list[list[int]]]:
@@ -108,16 +93,15 @@ class GroundNet(nn.Module):
     """
 
     def __init__(self, config: GroundNetConfig, vocabulary_size: int, feature_size: int,
-                 tokens: Sequence[str] | None = None, parse: Callable[[list[str]], Parsed] | None = None):
+                 tokens: Sequence[str] = ()):
         super().__init__()
-        width, seen = config.words, 5 if config.geometry_only else feature_size + 5
-        self.config, self.tokens = config, None if tokens is None else list(tokens)
-        self.parse = parse or TreeParser(config.parser)
+        width, seen = config.words, feature_size + 5
+        self.config, self.tokens, self.parse = config, list(tokens), TreeParser()
         self.Wwrd = nn.Embedding(vocabulary_size, width)
         self.rnn0 = nn.LSTM(width, config.hidden, bidirectional=True, batch_first=True)
         self.rnn1 = nn.LSTM(2 * config.hidden, config.hidden, bidirectional=True, batch_first=True, bias=False)
         self.Wscr, self.dropout = nn.Linear(4 * config.hidden, 1), nn.Dropout(config.dropout)
-        self.Wbox, self.Wout1 = nn.Linear(feature_size + 5, width), nn.Linear(width, 1)
+        self.Wbox, self.Wout1 = nn.Linear(seen, width), nn.Linear(width, 1)
         self.Wrbox, self.Wrel1 = nn.Linear(2 * seen, width), nn.Linear(width, 1)
         self._read_tree = lru_cache(100_000)(self._tree_of)
 
@@ -126,16 +110,14 @@ class GroundNet(nn.Module):
         """What is known of the architecture, and who parsed how many expressions."""
         return {"architecture": "GroundNet (Cirik et al. 2018)", "keys": "named as in the public PyTorch code, not "
                 "confirmed on a published checkpoint", "departs": "features of any encoder; another parser",
-                **getattr(self.parse, "card", {})}
+                **self.parse.card}
 
-    def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor,
-                trees: Sequence[Node] | None = None) -> torch.Tensor:
+    def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         """Scores [E, N], log-probabilities of each expression's regions, minus infinity for padding.
 
-        See `models.regions.batch`; trees: of the expressions, places being columns of `ids`; None: parsed from the
-        tokens' names. Raises ValueError for an expression without words, ParameterError for no trees and no names.
+        See `models.regions.batch`. Raises ValueError for an expression without words.
         """
-        steps, roots = lay_out(self.trees(ids, mask) if trees is None else trees)
+        steps, roots = lay_out(self.trees(ids, mask))
         found, _ = self.follow(steps, regions, ids, of)
         return torch.stack([found[root] for root in roots]).masked_fill(~regions.mask[of], -torch.inf)
 
@@ -143,10 +125,7 @@ class GroundNet(nn.Module):
 @patch
 def trees(self: GroundNet, ids: torch.Tensor, mask: torch.Tensor) -> list[Node]:
     """The trees of expressions [E, T], places being columns of `ids`."""
-    words, real, places = only_words(ids, mask, self.config.not_words)
-    if self.tokens is None:
-        raise ParameterError("tokens: expected the names of the tokens in the order of their numbers, so that "
-                             "expressions can be parsed, got none. Give them to build_groundnet, or give trees.")
+    words, real, places = parts.only_words(ids, mask, self.config.not_words)
     return [self._read_tree(tuple(row[own].tolist()), tuple(at[own].tolist()))
             for row, own, at in zip(words.cpu(), real.cpu(), places.cpu())]
 
@@ -170,9 +149,9 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
     counts = torch.tensor([len(one) for one in distinct], device=ids.device)
     real = torch.arange(words.shape[1], device=ids.device) < counts[:, None]
     vectors = self.Wwrd(words)
-    below, _ = read_words(self.rnn0, vectors, real)
-    above, _ = read_words(self.rnn1, below, real)
-    weights = attend(self.Wscr(self.dropout(torch.cat([below, above], -1))).squeeze(-1), real)
+    below, _ = parts.read_words(self.rnn0, vectors, real)
+    above, _ = parts.read_words(self.rnn1, below, real)
+    weights = parts.attend(self.Wscr(self.dropout(torch.cat([below, above], -1))).squeeze(-1), real)
     of = torch.tensor([distinct[one] for one in said], device=ids.device)
     return (weights[:, None] @ vectors).squeeze(1)[of], weights[of]
 
@@ -180,12 +159,11 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
 @patch
 def look(self: GroundNet, regions: RegionBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Regions [P, N, words], and pairs of them [P, N, N, words], the other thing first; once a picture."""
-    where = centred_geometry(regions.geometry)
+    where = parts.centred_geometry(regions.geometry)
     seen = torch.cat([regions.features, where], -1)
-    each = where if self.config.geometry_only else seen
-    size = each.shape[-1]
-    other = linear(each, self.Wrbox.weight[:, :size], self.Wrbox.bias)
-    return self.Wbox(seen), other[:, :, None] + linear(each, self.Wrbox.weight[:, size:])[:, None]
+    size = seen.shape[-1]
+    other = linear(seen, self.Wrbox.weight[:, :size], self.Wrbox.bias)
+    return self.Wbox(seen), other[:, :, None] + linear(seen, self.Wrbox.weight[:, size:])[:, None]
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50012
 @patch
@@ -203,7 +181,7 @@ def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: to
     def scored(kind: str, seen: torch.Tensor, head: nn.Linear) -> tuple[list[int], torch.Tensor | None]:
         rows = [k for k in spoken if steps[k].node.kind == kind]
         own = [q for q, k in enumerate(spoken) if steps[k].node.kind == kind]
-        return rows, product_score(seen, texts[own], owner[rows], head) if rows else None
+        return rows, parts.product_score(seen, texts[own], owner[rows], head) if rows else None
 
     seen, pairs = self.look(regions)
     places, located = scored("locate", seen, self.Wout1)
@@ -215,8 +193,8 @@ def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: to
         found[k] = row
     for height in range(1, 1 + max(step.height for step in steps)):
         level = [k for k, step in enumerate(steps) if step.height == height]
-        moving, meeting = [k for k in level if steps[k].node.kind == "relate"], [
-            k for k in level if steps[k].node.kind == "intersect"]
+        moving = [k for k in level if steps[k].node.kind == "relate"]
+        meeting = [k for k in level if steps[k].node.kind == "intersect"]
         if moving:
             other = torch.stack([found[steps[k].children[0]] for k in moving]).exp()
             rows = related[[links.index(k) for k in moving]]
@@ -230,12 +208,11 @@ def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: to
 
 # %% ../../../nbs/lib/models/regions/09_groundnet.ipynb #e3c50013
 def build_groundnet(config: GroundNetConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 4096,
-                    seed: int = 0, *, tokens: Sequence[str] | None = None,
-                    parse: Callable[[list[str]], Parsed] | None = None) -> GroundNet:
+                    seed: int = 0, *, tokens: Sequence[str] = ()) -> GroundNet:
     """An untrained GroundNet drawn from a seed.
 
-    vocabulary_size: of the tokenizer; feature_size: of the RegionEncoder; tokens: those of the tokenizer, in order of
-    number, without which trees must be given; parse: words to `Parsed`, by default the config's `TreeParser`.
+    vocabulary_size: of the tokenizer; feature_size: of the RegionEncoder; tokens: names of the tokenizer's tokens in
+    order of number, without which expressions cannot be parsed.
     """
     with drawn_from(seed):
-        return GroundNet(config, vocabulary_size, feature_size, tokens, parse)
+        return GroundNet(config, vocabulary_size, feature_size, tokens)

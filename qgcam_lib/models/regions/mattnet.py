@@ -4,32 +4,33 @@
 
 # %% auto #0
 __all__ = ['MINI', 'MODULES', 'MAttNetConfig', 'nearest', 'seen_from', 'inside', 'NormalizeScale', 'on_rows', 'RnnEncoder',
-           'SubjectEncoder', 'MAttNet', 'attribute_loss', 'build_mattnet']
+           'SubjectEncoder', 'MAttNet', 'build_mattnet']
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30003
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from fastcore.basics import patch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, linear, normalize
+from torch.nn.functional import linear, normalize
 
+from ..common.checkpoints import Config
 from ..common.device import drawn_from
 from .batch import RegionBatch
 from .phrases import NOT_WORDS, at_tokens, attend, only_words, read_words
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30006
 @dataclass(frozen=True)
-class MAttNetConfig:
+class MAttNetConfig(Config):
     """Sizes of a MAttNet, by default the published ones.
 
     words: of a word's vector; phrase: of the vector that the LSTM reads and that phrases are means of; hidden: of each
     direction of the LSTM; joint: of the space where regions meet phrases; neighbours: how many are looked at, of the
-    same type for location and of any for relation; norm: length that inputs are first brought to; attributes: how many
-    the optional branch predicts, 0 for none; the dropouts are of word vectors, attributes and the joint space;
-    not_words: tokens that are no words, see `only_words`.
+    same type for location and of any for relation; norm: length that inputs are first brought to; the dropouts are of
+    word vectors and the joint space; not_words: tokens that are no words, see `only_words`.
     """
+
+    retired = ("attributes", "visual_dropout")
 
     words: int = 512
     phrase: int = 512
@@ -37,18 +38,9 @@ class MAttNetConfig:
     joint: int = 512
     neighbours: int = 5
     norm: float = 20.0
-    attributes: int = 0
     word_dropout: float = 0.5
-    visual_dropout: float = 0.2
     joint_dropout: float = 0.1
     not_words: tuple[int, ...] = NOT_WORDS
-
-    def __post_init__(self):
-        object.__setattr__(self, "not_words", tuple(self.not_words))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as JSON values."""
-        return asdict(self)
 
 
 MINI = MAttNetConfig(words=96, phrase=96, hidden=96, joint=96)
@@ -148,29 +140,25 @@ class SubjectEncoder(nn.Module):
         self.phrase_normalizer = NormalizeScale(config.phrase, config.norm)
         self.att_fuse = nn.Sequential(nn.Linear(feature_size, joint), nn.BatchNorm1d(joint), nn.ReLU())
         self.attn_fuse = nn.Sequential(nn.Linear(cell + config.phrase, joint), nn.Tanh(), nn.Linear(joint, 1))
-        self.att_dropout = nn.Dropout(config.visual_dropout)
-        if config.attributes:
-            self.att_fc = nn.Linear(joint, config.attributes)
 
-    def forward(self, features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cells [..., D + joint] and what attributes are predicted from, [..., joint]. features: [..., D]."""
+    def forward(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Parts [P, N, D + joint] of regions with features [P, N, D]."""
         features = self.fc7_normalizer(features)
-        fused = on_rows(self.att_fuse, features, mask)
-        return torch.cat([features, self.att_normalizer(fused)], -1), fused
+        return torch.cat([features, self.att_normalizer(on_rows(self.att_fuse, features, mask))], -1)
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30012
 class MAttNet(nn.Module):
     """Modular attention network over region features; see `build_mattnet`.
 
-    Same-type neighbours need `labels` of the RegionBatch. Without labels every candidate counts as of the same type:
+    Nobody says which candidates are of the same type, so every candidate counts as of it:
     location is then judged against the five nearest things, whatever they are.
-    Departs from the paper: any features, and regions as parts where no grid is given; half-open boxes; nearness in
-    shares of the picture's sides. Its loss is a hinge of margin .1 against a wrong region and a wrong expression.
+    Departs from the paper: any features, regions as parts in place of a grid, no attributes; half-open boxes; nearness
+    in shares of the picture's sides. Its loss is a hinge of margin .1 against a wrong region and a wrong expression.
     """
 
     card = {"architecture": "MAttNet (Yu et al. 2018)", "keys": "named as in the public PyTorch code, not confirmed on "
             "a published checkpoint; sub_encoder.pool5_normalizer has no counterpart",
-            "departs": "one feature of any encoder for two stages of a ResNet; without a grid, regions inside a "
+            "departs": "one feature of any encoder for two stages of a ResNet; no attributes; regions inside a "
                        "candidate are its parts; without labels, all candidates count as of the same type"}
 
     def __init__(self, config: MAttNetConfig, vocabulary_size: int, feature_size: int):
@@ -192,14 +180,13 @@ class MAttNet(nn.Module):
             "vis_feat_normalizer": NormalizeScale(feature_size, config.norm),
             "lfeat_normalizer": NormalizeScale(5, config.norm), "fc": nn.Linear(feature_size + 5, config.joint)})
 
-    def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor,
-                grid: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         """Scores [E, N] in -1..1 of each expression's regions, minus infinity for padding.
 
-        See `models.regions.batch`; grid: [P, N, G, D], features of G cells of every region. Raises ValueError for an
-        expression without words; in training, batch normalisation needs more than one expression and region.
+        See `models.regions.batch`. Raises ValueError for an expression without words; in training, batch normalisation
+        needs more than one expression and region.
         """
-        scores, weights = self.module_scores(regions, ids, mask, of, grid)
+        scores, weights = self.module_scores(regions, ids, mask, of)
         return (scores * weights[:, None]).sum(-1).masked_fill(~regions.mask[of], -torch.inf)
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30013
@@ -222,33 +209,24 @@ def attention(self: MAttNet, ids: torch.Tensor, mask: torch.Tensor) -> dict[str,
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30015
 @patch
-def _subject(self: MAttNet, regions: RegionBatch, phrase: torch.Tensor, of: torch.Tensor, grid: torch.Tensor | None
-             ) -> torch.Tensor:
+def _subject(self: MAttNet, regions: RegionBatch, phrase: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """What each candidate looks like to each phrase, in the joint space [E, N, joint]."""
-    real = regions.mask if grid is None else regions.mask[..., None].expand(grid.shape[:3])
-    cells, _ = self.sub_encoder(regions.features if grid is None else grid, real)
-    fuse, size = self.sub_encoder.attn_fuse, cells.shape[-1]
+    parts = self.sub_encoder(regions.features, regions.mask)
+    fuse, size = self.sub_encoder.attn_fuse, parts.shape[-1]
     first = fuse[0]
-    of_cells = linear(cells, first.weight[:, :size], first.bias)
+    of_parts = linear(parts, first.weight[:, :size], first.bias)
     of_words = linear(self.sub_encoder.phrase_normalizer(phrase), first.weight[:, size:])
-    of_words = of_words.view(len(of_words), *[1] * (cells.ndim - 2), -1)
-    logits = fuse[2](fuse[1](of_cells[of] + of_words)).squeeze(-1)
+    logits = fuse[2](fuse[1](of_parts[of] + of_words[:, None])).squeeze(-1)
+    weights = attend(logits[:, None].expand(-1, logits.shape[1], -1), inside(regions.geometry, regions.mask)[of])
     layers = self.sub_matching["vis_emb_fc"]
-    parts = layers[0](cells)[of]
-    if grid is None:
-        weights = attend(logits[:, None].expand(-1, logits.shape[1], -1), inside(regions.geometry, regions.mask)[of])
-        seen = weights @ parts
-    else:
-        seen = (logits.softmax(-1)[:, :, None] @ parts).squeeze(2)
-    return on_rows(layers[1:], seen, regions.mask[of])
+    return on_rows(layers[1:], weights @ layers[0](parts)[of], regions.mask[of])
 
 
 @patch
 def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch.Tensor:
     """Where each region lies, alone and among those of its type, in the joint space [P, N, joint]."""
     place, coder = regions.geometry, self.loc_encoder
-    same = other if regions.labels is None else other & (regions.labels[:, :, None] == regions.labels[:, None])
-    places, there = nearest(place, same, self.config.neighbours)
+    places, there = nearest(place, other, self.config.neighbours)
     apart = (seen_from(place, places) * there[..., None]).flatten(2)
     found = coder["fc"](torch.cat([coder["lfeat_normalizer"](place), coder["dif_lfeat_normalizer"](apart)], -1))
     return on_rows(self.loc_matching["vis_emb_fc"], found, regions.mask)
@@ -265,42 +243,20 @@ def _relation(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> tuple
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30017
 @patch
-def module_scores(self: MAttNet, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor,
-                  grid: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def module_scores(self: MAttNet, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
+                  ) -> tuple[torch.Tensor, torch.Tensor]:
     """The modules' cosines [E, N, 3] (subject, location, relation) and their weights [E, 3]; see `forward`."""
     phrases, _, weights = self.read(ids, mask)
     words = {module: normalize(getattr(self, f"{name}_matching")["lang_emb_fc"](phrases[module]), dim=-1)
              for module, name in MODULES.items()}
     real = regions.mask
     other = real[:, :, None] & real[:, None] & ~torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
-    subject = normalize(self._subject(regions, phrases["subject"], of, grid), dim=-1)
+    subject = normalize(self._subject(regions, phrases["subject"], of), dim=-1)
     location = normalize(self._location(regions, other), dim=-1)
     near, there = self._relation(regions, other)
     fits = (normalize(near, dim=-1)[of] * words["relation"][:, None, None]).sum(-1) * there[of]
     return torch.stack([(subject * words["subject"][:, None]).sum(-1),
                         (location[of] * words["location"][:, None]).sum(-1), fits.amax(-1)], -1), weights
-
-# %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c30019
-@patch
-def attribute_logits(self: MAttNet, regions: RegionBatch, grid: torch.Tensor | None = None) -> torch.Tensor:
-    """A logit [P, N, attributes] for every attribute of every region. ValueError where the network has no branch."""
-    if not self.config.attributes:
-        raise ValueError("attributes: expected a network with MAttNetConfig(attributes=...) above 0, got none.")
-    real = regions.mask if grid is None else regions.mask[..., None].expand(grid.shape[:3])
-    _, fused = self.sub_encoder(regions.features if grid is None else grid, real)
-    fused = fused if grid is None else fused.mean(2)
-    return self.sub_encoder.att_fc(self.sub_encoder.att_dropout(fused))
-
-
-def attribute_loss(logits: torch.Tensor, targets: torch.Tensor, known: torch.Tensor,
-                   weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Binary cross-entropy over the regions whose attributes are known; 0 where there is none.
-
-    logits, targets: [..., A]; known: bool [...]; weights: [A], of each attribute (the paper: by 1 / sqrt(count)).
-    """
-    if not known.any():
-        return logits.sum() * 0
-    return binary_cross_entropy_with_logits(logits[known], targets[known].to(logits.dtype), weights)
 
 # %% ../../../nbs/lib/models/regions/07_mattnet.ipynb #e3c3001a
 def build_mattnet(config: MAttNetConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,

@@ -7,16 +7,15 @@ __all__ = ['N_ANSWERS', 'ViltAnswerer', 'load_vilt_vqa']
 
 # %% ../../../nbs/lib/models/vilt/02_vqa.ipynb #8e502ca3
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from ..common.adapter import Adapter
 from ..common.hugging_face import load_pretrained
-from ..common.images import as_picture
+from ..common.images import Picture, as_picture
 from ..common.words import plain_phrase
 from ..registry import ModelEntry, find_model
 from .explainer import ViltExplainer
@@ -26,28 +25,22 @@ class ViltAnswerer(Adapter):
     """transformers' ViltForQuestionAnswering as Answerer.
 
     model: in evaluation mode and frozen from here on, with its answers in `config.id2label`; tokenizer: its own;
-    answers: only these may be said (None: all that the model knows); max_tokens: tokens kept of a question; card: what
+    max_tokens: tokens kept of a question; card: what
     is known of the weights. An image is a PIL image or a path.
     """
 
     prepare = ViltExplainer.prepare
     _encode = ViltExplainer._encode
 
-    def __init__(self, model, tokenizer, *, answers: Sequence[str] | None = None, max_tokens: int | None = None,
-                 device: str = "cpu", precision: str = "float32", card: Mapping[str, Any] | None = None):
+    def __init__(self, model, tokenizer, *, max_tokens: int | None = None, device: str = "cpu",
+                 precision: str = "float32", card: Mapping[str, Any] | None = None):
         self.labels = [model.config.id2label[k] for k in range(model.config.num_labels)]
-        lost = [answer for answer in answers or () if answer not in self.labels]
-        if lost or (answers is not None and not answers):
-            raise ValueError(f"answers: expected some of the {len(self.labels)} answers of this model, such as "
-                             f"{self.labels[:3]}, got {lost or list(answers)}")
         self.tokenizer, self.max_tokens = tokenizer, max_tokens or model.config.max_position_embeddings
-        self.answers = list(answers) if answers else None
-        super().__init__(model, card, device=device, precision=precision,
-                         answers=self.answers or f"the model's {len(self.labels)}",
+        super().__init__(model, card, device=device, precision=precision, answers=f"the model's {len(self.labels)}",
                          input_size=f"shorter side {model.config.image_size}")
 
     @torch.no_grad()
-    def logits(self, image: Image.Image | str | Path, question: str) -> torch.Tensor:
+    def logits(self, image: Picture, question: str) -> torch.Tensor:
         """Logits float32 of all the model's answers, in the order of `labels`. A UserWarning for a question cut off."""
         text = plain_phrase(question)
         words = self.tokenizer([text], truncation=True, max_length=self.max_tokens, return_tensors="pt")
@@ -59,16 +52,12 @@ class ViltAnswerer(Adapter):
         return self.model(input_ids=words.input_ids, attention_mask=words.attention_mask, image_embeds=state,
                           pixel_mask=everywhere).logits[0].float().cpu()
 
-    def answer(self, image: Image.Image | str | Path, question: str) -> str:
+    def answer(self, image: Picture, question: str) -> str:
         """The answer with the highest logit."""
-        logits = self.logits(image, question)
-        allowed = [self.labels.index(answer) for answer in self.answers] if self.answers else range(len(self.labels))
-        return self.labels[max(allowed, key=lambda k: float(logits[k]))]
+        return self.labels[int(self.logits(image, question).argmax())]
 
-    def yes_score(self, image: Image.Image | str | Path, question: str) -> float:
+    def yes_score(self, image: Picture, question: str) -> float:
         """How much "yes" outweighs "no", 0..1: the softmax of their logits. ValueError where the model has neither."""
-        if lost := {"yes", "no"} - set(self.labels):
-            raise ValueError(f"yes_score: the model has no answer {sorted(lost)}")
         logits = self.logits(image, question)
         return float(torch.stack([logits[self.labels.index(word)] for word in ("yes", "no")]).softmax(0)[0])
 
@@ -82,10 +71,9 @@ def _labelled(config: Any) -> Any:
 
     if isinstance(config, (str, Path)):
         config = ViltConfig.from_json_file(config)
-    config = ViltConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-    named = config is not None and "yes" in config.id2label.values()
-    if not named:
-        config = config or ViltConfig(num_labels=N_ANSWERS)
+    config = ViltConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config or ViltConfig(
+        num_labels=N_ANSWERS)
+    if "yes" not in config.id2label.values():
         config.id2label = {k: ("yes", "no")[k] if k < 2 else f"answer {k}" for k in range(config.num_labels)}
         config.label2id = {label: k for k, label in config.id2label.items()}
     return config
@@ -96,7 +84,7 @@ def load_vilt_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, 
     """Load ViLT-VQA; called by `load_model`, whose docstring explains the common arguments.
 
     weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: a
-    ViltConfig, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; options: `answers`,
+    ViltConfig, a dictionary or a JSON file for random weights; vocab: a BERT vocab.txt; options:
     `max_tokens`, `device`, `precision`: see `ViltAnswerer`.
     """
     from transformers import ViltForQuestionAnswering

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from ..common.images import as_picture, cut_box
+from ..common.adapter import same_length
+from ..common.images import Picture, as_picture, cut_box
+from ..common.words import plain_phrase
 from ..regions.geometry import candidate_boxes
 from ..registry import ModelEntry, find_model, load_model
 from ..roles import Matcher
@@ -22,7 +24,7 @@ from ..roles import Matcher
 # %% ../../../nbs/lib/models/zero_shot/02_crops.ipynb #d0d20006
 class PictureRanker:
     """Base of rankers that answer all expressions of a picture in one pass: `rank` and `rank_batch` from
-    `_table(picture, boxes, expressions) -> [E, N]`.
+    `_table(picture, boxes, expressions) -> [E, N]`, the scores of one picture's boxes, at least one of each.
     """
 
     card: dict[str, Any]
@@ -30,7 +32,7 @@ class PictureRanker:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.card.get('name', '?')}, weights={self.card.get('weights', '?')})"
 
-    def rank(self, image: Image.Image | str | Path, boxes: ArrayLike, expression: str) -> np.ndarray:
+    def rank(self, image: Picture, boxes: ArrayLike, expression: str) -> np.ndarray:
         """Scores float64 [N] of N boxes, half-open xyxy in pixels; higher fits better. No boxes give [0].
 
         Raises TypeError for what is no text, ValueError for an empty one or a box that is none, `ExampleError` for a
@@ -41,9 +43,7 @@ class PictureRanker:
     def rank_batch(self, images: Sequence, boxes_per_image: Sequence[ArrayLike],
                    expressions_per_image: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """One float64 [E_i, N_i] an image, equal to `rank` one by one; each picture is read once."""
-        if not len(images) == len(boxes_per_image) == len(expressions_per_image):
-            raise ValueError(f"boxes_per_image, expressions_per_image: expected {len(images)} of each, one an image, "
-                             f"got {len(boxes_per_image)} and {len(expressions_per_image)}.")
+        same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
         found = []
         for image, boxes, expressions in zip(images, boxes_per_image, expressions_per_image):
             texts = _texts(expressions)
@@ -53,19 +53,12 @@ class PictureRanker:
             found.append(np.asarray(table, np.float64))
         return found
 
-    def _table(self, picture: Image.Image, boxes: np.ndarray, expressions: list[str]) -> ArrayLike:
-        """Scores [E, N] of one picture; at least one box and one expression."""
-        raise NotImplementedError
-
 
 def _texts(expressions: Sequence[str]) -> list[str]:
     if isinstance(expressions, str):
         raise TypeError(f"expressions: expected a list of texts an image, got one text. Write [{expressions!r}].")
     for text in expressions:
-        if not isinstance(text, str):
-            raise TypeError(f"expression: expected a text, got {type(text).__name__}.")
-        if not text.strip():
-            raise ValueError("expression: expected words, got an empty text. Leave the record out.")
+        plain_phrase(text)  # refuses what is no text, or an empty one
     return list(expressions)
 
 # %% ../../../nbs/lib/models/zero_shot/02_crops.ipynb #d0d20008
@@ -73,35 +66,26 @@ class CropRanker(PictureRanker):
     """A matcher of crops as RegionRanker; scores are the matcher's own.
 
     matcher: anything with `score(images, texts) -> [I, T]`; margin: share of a box's sides that is added to them, half
-    of it on each side; prompt: what the matcher reads, with "{}" for the expression.
+    of it on each side.
     """
 
-    def __init__(self, matcher: Matcher, *, margin: float = 0.1, prompt: str = "{}",
-                 card: Mapping[str, Any] | None = None):
-        if not isinstance(matcher, Matcher):
-            raise TypeError(f"matcher: expected a model with score(images, texts), got {type(matcher).__name__}.")
-        if not margin >= 0:
-            raise ValueError(f"margin: expected a share of the sides, at least 0, got {margin!r}.")
-        if "{}" not in prompt:
-            raise ValueError(f"prompt: expected a text with {{}} where the expression goes, got {prompt!r}.")
-        self.matcher, self.margin, self.prompt = matcher, margin, prompt
-        self.card = {**matcher.card, **(card or {}), "margin": margin, "prompt": prompt}
+    def __init__(self, matcher: Matcher, *, margin: float = 0.1, card: Mapping[str, Any] | None = None):
+        self.matcher, self.margin = matcher, margin
+        self.card = {**matcher.card, **(card or {}), "margin": margin}
 
     def _table(self, picture: Image.Image, boxes: np.ndarray, expressions: list[str]) -> ArrayLike:
         different = list(dict.fromkeys(expressions))
         crops = [cut_box(picture, box, self.margin) for box in boxes]
-        scores = self.matcher.score(crops, [self.prompt.format(text) for text in different])
+        scores = self.matcher.score(crops, different)
         return scores.T.double().cpu().numpy()[[different.index(text) for text in expressions]]
 
 # %% ../../../nbs/lib/models/zero_shot/02_crops.ipynb #d0d2000c
-def load_itm_crops(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
-                   matcher: str = "blip-base", margin: float = 0.1, score: str = "margin",
-                   **options: Any) -> CropRanker:
+def load_itm_crops(entry: ModelEntry | str, weights: str | Path = "mini", *, matcher: str = "blip-base",
+                   margin: float = 0.1, score: str = "margin", **options: Any) -> CropRanker:
     """A matching head on crops; called by `load_model`, whose docstring explains the common arguments.
 
     weights: of the matcher; matcher: its name in the registry, any model that scores texts; margin: see `CropRanker`;
     score, options: the matcher's own.
     """
-    entry = find_model(entry)
-    model = load_model(matcher, weights, device, seed=seed, score=score, **options)
-    return CropRanker(model, margin=margin, card={"name": entry.name, "matcher": matcher})
+    model = load_model(matcher, weights, score=score, **options)
+    return CropRanker(model, margin=margin, card={"name": find_model(entry).name, "matcher": matcher})

@@ -57,8 +57,6 @@ class MapRanker(PictureRanker):
 
     def __init__(self, explainer: Explainer, *, by: str = "mass", protocol: str | MapProtocol = "pixel",
                  card: Mapping[str, Any] | None = None):
-        if not isinstance(explainer, Explainer):
-            raise TypeError(f"explainer: expected a model with maps(image, phrases), got {type(explainer).__name__}.")
         self.explainer, self.by, self.protocol = explainer, one_of("by", by, BY), protocol
         name = protocol if isinstance(protocol, str) else protocol.name
         self.card = {**explainer.card, **(card or {}), "by": by, "protocol": name}
@@ -72,14 +70,12 @@ class MapRanker(PictureRanker):
         return scores[[different.index(text) for text in expressions]]
 
 # %% ../../../nbs/lib/models/zero_shot/04_map_mass.ipynb #d0d4000b
-def load_map_mass(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
-                  explainer: str = "blip-base", by: str = "mass", protocol: str | MapProtocol = "pixel",
-                  **options: Any) -> MapRanker:
+def load_map_mass(entry: ModelEntry | str, weights: str | Path = "mini", *, explainer: str = "blip-base",
+                  by: str = "mass", protocol: str | MapProtocol = "pixel", **options: Any) -> MapRanker:
     """An explainer's maps inside boxes; called by `load_model`, whose docstring explains the common arguments.
 
     weights: of the explainer; explainer: its name in the registry; by, protocol: see `MapRanker`; options: the
     explainer's own.
     """
-    entry = find_model(entry)
-    model = load_model(explainer, weights, device, seed=seed, **options)
-    return MapRanker(model, by=by, protocol=protocol, card={"name": entry.name, "explainer_name": explainer})
+    card = {"name": find_model(entry).name, "explainer_name": explainer}
+    return MapRanker(load_model(explainer, weights, **options), by=by, protocol=protocol, card=card)

@@ -7,6 +7,7 @@ __all__ = ['ProbeData', 'joined', 'groups_view', 'category_counts', 'class_count
            'open_context', 'probe_runs']
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #0b78d6fa
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,10 +26,10 @@ from ...data.visual_genome.folder import VisualGenome
 from ...errors import ParameterError
 from .description import NOT_AVAILABLE, PROBES, PUBLISHED_MODELS
 from ...probes.ask import take_groups
-from ...probes.build.composition import find_mentions, swap_compositions, swap_objects
-from ...probes.build.context import build_background, build_objects
-from ...probes.build.relation import RelationOptions, build_relation
-from ...probes.build.words import attribute_words
+from ...probes.builders.composition import find_mentions, swap_compositions, swap_objects
+from ...probes.builders.context import ContextOptions, build_background, build_objects
+from ...probes.builders.relation import RelationOptions, build_relation
+from ...probes.builders.words import attribute_words
 from ...report.cautions import cautions, why_not_comparable
 from ...report.published import published
 
@@ -132,10 +133,8 @@ def groups_view(groups: Sequence[Any]) -> pd.DataFrame:
 def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
     """Pairs with swapped compositions by category of attribute, beside Table 6: category, attributes (words), paper
     (groups, as printed) and ours."""
-    printed, found = published("probes_table6"), {}
-    for pair in pairs:
-        if pair.kind == "composition":
-            found[pair.category] = found.get(pair.category, 0) + 1
+    printed = published("probes_table6")
+    found = Counter(pair.category for pair in pairs if pair.kind == "composition")
     rows = [(row.category, len(row.attributes.split(", ")), row.printed, found.pop(row.category, 0))
             for row in printed.itertuples()]
     rows += [(name or "(none)", 0, "not in the table", n) for name, n in found.items()]
@@ -145,11 +144,8 @@ def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
 def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
     """Groups of set R by category of object, beside Table 8: category, objects, paper (groups) and ours (pictures under
     one filler each)."""
-    printed, found = published("probes_table8"), {}
-    for group in groups:
-        if group.kind == "object":
-            category = attribute_words().object_category(group.present[0])
-            found[category] = found.get(category, 0) + 1
+    printed, words = published("probes_table8"), attribute_words()
+    found = Counter(words.object_category(group.present[0]) for group in groups if group.kind == "object")
     rows = [(row.category, row.objects, row.groups, found.pop(row.category, 0)) for row in printed.itertuples()]
     rows += [(name or "(none)", "", 0, n) for name, n in found.items()]
     return pd.DataFrame(rows, columns=["category", "objects in the paper", "groups, paper", "groups, ours"])
@@ -178,9 +174,9 @@ def open_relation(data: str = "miniworld-visual-genome", images: Sequence[str] =
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #d22fd215
 def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] = (), *, subset: str = "val2014",
-               tagger: str = "auto", limit: int = 0, seed: int = 0, **options: Any) -> ProbeData:
+               tagger: str = "auto", limit: int = 0, seed: int = 0) -> ProbeData:
     """Probe-C, compositions and objects swapped. data: a name or folder of COCO with captions, or published files;
-    subset: as in COCO's file names; tagger: see `load_tagger`; limit: pairs of each kind; options: of both builders.
+    subset: as in COCO's file names; tagger: see `load_tagger`; limit: pairs of each kind.
     """
     if Path(data[0]).is_file():
         parts = [_published(one, "swap", images, limit=limit, seed=seed) for one in data]
@@ -190,7 +186,7 @@ def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] 
     folders = tuple(map(Path, images)) or (coco.folder / subset,)
     parts = []
     for build in (swap_compositions, swap_objects):
-        built = build(mentions, seed=seed, **options)
+        built = build(mentions, seed=seed)
         groups = [replace(group, id=f"{group.kind} {group.id}") for group in built.groups]  # both builders count from 0
         parts.append(ProbeData(groups, folders, data[0], (coco.folder / MINIWORLD_MARKER).is_file(), built.steps,
                                built.notes, limit, seed))
@@ -213,17 +209,17 @@ def open_context(data: str = "miniworld-coco", images: Sequence[str] = (), *, fo
                  seed: int = 0, **options: Any) -> ProbeData:
     """Probe-B, both sets or those in `kinds`. data: a name or folder of COCO with instances, or a published file, whose
     pictures lie below `images`; folder: where edited pictures are made; scenes: names or folders; limit: pictures of
-    set MR, and targets of set R (0: all); options: of both builders.
+    set MR, and targets of set R (0: all); options: of `ContextOptions`.
     """
     if Path(data).is_file():
         groups = read_groups(data, images=list(images) or None, fillers=fillers)
         return replace(_published(data, groups.form, images, limit=limit, seed=seed), groups=groups)
     coco, made = Coco(dataset_folder(data), subset), []
-    places = [dataset_folder(one) for one in scenes]
+    how = ContextOptions(tuple(dataset_folder(one) for one in scenes), tuple(fillers), limit=limit or None, seed=seed,
+                         **options)
     for kind in kinds:
         build = build_background if kind == "background" else build_objects
-        built = build(coco, folder, scenes=places, fillers=fillers, limit=limit or None, seed=seed, progress=False,
-                      **options)
+        built = build(coco, folder, how, progress=False)
         left = built.steps.set_index("step")["left"]
         beyond = (int(left[_UNITS[kind]]) - limit) * len(fillers) if limit else 0
         notes = [*built.notes, *(f"left out, {reason}: {n}" for reason, n in built.groups.left_out.items())]
@@ -247,7 +243,7 @@ def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, 
     genome, coco, scenes = (root / name for name in ("visual_genome", "coco", "scenes"))
     text = {"captions": str(coco)} if coco.is_dir() else {}
     places = {"scenes": [str(scenes)]} if scenes.is_dir() else {"scenes": [], "fillers": ["black", "gray", "noise"]}
-    found = {"probe_relation": (genome, {"data": str(genome)}),
-             "probe_composition": (coco, {"data": [str(coco)], "swaps": []}),
-             "probe_background": (coco, {"data": str(coco)} | places)}
+    found = {"probe_relation": (genome, {"dataset": str(genome)}),
+             "probe_composition": (coco, {"dataset": [str(coco)], "swaps": []}),
+             "probe_background": (coco, {"dataset": str(coco)} | places)}
     return {name: {folder.name: given | text | models} for name, (folder, given) in found.items() if folder.is_dir()}

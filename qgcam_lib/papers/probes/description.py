@@ -4,17 +4,15 @@
 
 # %% auto #0
 __all__ = ['COMPARISONS', 'CHOICES', 'PAIRS', 'KINDS', 'DRAWN_KINDS', 'PICTURES', 'STEPS', 'CONTEXTS', 'FILLERS', 'CATEGORIES',
-           'RELCOMP', 'ALPHAS', 'MODELS', 'PUBLISHED_MODELS', 'JOINT', 'BACKBONES', 'PROBES', 'NOT_AVAILABLE',
-           'context_names', 'by_comparison', 'by_kind', 'by_category', 'by_step', 'plan_models', 'availability']
+           'RELCOMP', 'ALPHAS', 'SWEPT', 'MODELS', 'PUBLISHED_MODELS', 'JOINT', 'BACKBONES', 'PROBES', 'NOT_AVAILABLE',
+           'context_names', 'by_comparison', 'by_kind', 'by_category', 'by_step', 'availability']
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #bce6b315
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from ...report.cautions import plan_sources
-from ...report.paper import Column, Paper, PaperTable
-from ...report.published import cite, list_published, published
+from ...report.published import Column, Paper, PaperTable, cite, list_published, published
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #ffb05e21
 COMPARISONS = {"predicate": "predicate swapped", "subject": "subject swapped",
@@ -52,12 +50,11 @@ def by_kind(printed: str = "", kinds: Mapping[str, str] = KINDS) -> PaperTable:
         for kind, label in kinds.items() for metric, short in PAIRS.items()))
 
 
-def by_category(printed: str = "", categories: Iterable[str] = CATEGORIES,
-                metrics: Mapping[str, str] = {name: PAIRS[name] for name in [*PAIRS][:3]}) -> PaperTable:
-    """The table of Probe-C by category of attribute: a line a model, its scores in each category, in percent."""
+def by_category(printed: str) -> PaperTable:
+    """The table of Probe-C by category of attribute: a line a model, three scores of each category, in percent."""
     return PaperTable(printed, tuple(
         Column(f"{category}_{short}", f"{category}, {short}", {"category": category, "metric": metric}, True, 100, 1)
-        for category in categories for metric, short in metrics.items()))
+        for category in CATEGORIES for metric, short in [*PAIRS.items()][:3]))
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #a2c9a793
 _MR = {"ap": ("ap", "AP"), "robustness": ("robustness", "robustness"),
@@ -88,6 +85,9 @@ ALPHAS = PaperTable("probes_table11", tuple(
     Column(name, label, {"metric": name}, True, 100, 2) for name, label in
     (("relcomp_group", "RelComp, group"), ("relcomp_image", "RelComp, image"), ("relcomp_text", "RelComp, text"),
      ("imagenet_top1", "ImageNet, top 1"), ("imagenet_top5", "ImageNet, top 5"))), rows=("stream", "alpha"))
+SWEPT = {"relcomp_text": "RelComp, text", "relcomp_image": "RelComp, image", "relcomp_group": "RelComp, group",
+         "rival_agrees": "RelComp, rival agrees", "imagenet_top1": "zero-shot, top 1",
+         "imagenet_top5": "zero-shot, top 5", "probe_r": "Probe-R, accuracy", "probe_c": "Probe-C, confidence"}
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #9a17a389
 MODELS = ("clip-rn50", "clip-vit-b32", "siglip-b16", "flava-full", "vilt", "bridgetower", "blip-base")
@@ -110,11 +110,6 @@ PROBES = Paper(
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #737b8ece
 NOT_AVAILABLE = "the paper's number is not available"
-
-
-def plan_models(models: Iterable[str], weights: str = "mini") -> pd.DataFrame:
-    """One line a model that is asked for: model, source, why ('' where it can run); see `plan_sources`."""
-    return plan_sources([*models], weights)
 
 
 def availability() -> pd.DataFrame:

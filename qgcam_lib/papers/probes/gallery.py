@@ -21,7 +21,7 @@ from PIL import Image
 from ...data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from ...probes.score import pair_scores
 from ...report.gallery import choose_by_rule
-from ...report.style import bare, open_picture, titled, wrapped
+from ...report.style import bare, picture_or_field, titled, wrapped
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #e40c928e
 GROUP_RULES = {"sure": "the highest mean confidence in the right prompt",
@@ -29,19 +29,18 @@ GROUP_RULES = {"sure": "the highest mean confidence in the right prompt",
                "misled": "the lowest mean confidence in the right prompt"}
 
 
-def choose_groups(records: pd.DataFrame, roles: Sequence[str] = tuple(GROUP_RULES), *, value: str = "confidence",
-                  outcome: str = "correct") -> pd.DataFrame:
+def choose_groups(records: pd.DataFrame, roles: Sequence[str] = tuple(GROUP_RULES)) -> pd.DataFrame:
     """The groups of a gallery, chosen by rule: role, rule, id (of the group), strength, models, right (how many).
 
-    records: id, the column `value` (0..1, higher is better) and the column `outcome` (right or not), a row a group and
+    records: id, confidence (0..1, higher is better) and correct (right or not), a row a group and
     model. No group is shown twice. models and right are left out where there is no such column.
     """
-    mean = records.groupby("id", sort=False)[value].mean()
+    mean = records.groupby("id", sort=False)["confidence"].mean()
     strengths = {"sure": mean, "torn": -(mean - 0.5).abs(), "misled": -mean}
     chosen = choose_by_rule(strengths, GROUP_RULES, roles).rename(columns={"chosen": "id"})
-    if outcome not in records:
+    if "correct" not in records:
         return chosen
-    cases = records.groupby("id", sort=False)[outcome]
+    cases = records.groupby("id", sort=False)["correct"]
     return chosen.assign(models=cases.count().reindex(chosen["id"]).to_numpy(),
                          right=cases.sum().reindex(chosen["id"]).to_numpy().astype(int))
 
@@ -153,10 +152,10 @@ def _draw_cells(ax: Axes, cells: pd.DataFrame, room: float, letters: int = 94) -
 
 def _draw_picture(ax: Axes, source: str | Path | Image.Image, line: str) -> None:
     "A picture with its text below; a grey field that says so where the file is missing."
-    is_there = isinstance(source, Image.Image) or Path(source).is_file()
+    picture, lost = picture_or_field(source)
     bare(ax)
-    ax.imshow(open_picture(source) if is_there else Image.new("RGB", (128, 96), (225, 225, 225)))
-    ax.set_xlabel(line + "\n(no such picture here)" * (not is_there), fontsize=8)
+    ax.imshow(picture)
+    ax.set_xlabel(f"{line}\n{lost}" if lost else line, fontsize=8)
 
 
 def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells: pd.DataFrame, *,

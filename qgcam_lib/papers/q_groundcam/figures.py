@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPREAD', 'draw_map', 'heat_bar', 'top_pixels', 'draw_peaks', 'draw_scored', 'key_of_marks', 'score_lines', 'top_line',
-           'panel', 'panels', 'model_looks', 'correlation_figure', 'size_figure', 'places_figure', 'spread_table',
-           'split_histograms']
+           'panels', 'model_looks', 'correlation_figure', 'size_figure', 'split_histograms']
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #ea33e2de
 from collections.abc import Mapping, Sequence
@@ -23,45 +22,27 @@ from scipy import ndimage
 
 from ...boxes import box_mask, resize_boxes
 from ...metrics.formulas import find_peaks
-from .claims import mean_places, setting_means
+from .claims import setting_means
 from .splits import Q_GROUNDCAM, SHARES, TABLE1_MODELS
-from qgcam_lib.report.style import (
-    HEAT,
-    bare,
-    draw_boxes,
-    legend_below,
-    line_look,
-    on_any_ground,
-    open_picture,
-    point_look,
-    titled,
-    wrapped,
-)
+from ...report import style
+from ...report.figures import draw_histogram
 from ...statistics import correlate
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #d9808ff3
-def _of_range(heat: np.ndarray) -> np.ndarray:
-    "The map on its own range, 0 for the lowest value and 1 for the highest; 0 everywhere for a constant one."
-    low, high = float(np.min(heat)), float(np.max(heat))
-    return (np.asarray(heat, dtype=float) - low) / (high - low) if high > low else np.zeros_like(heat, dtype=float)
-
-
 def draw_map(ax: Axes, image: Image.Image, heat: np.ndarray, *, alone: bool = False) -> None:
-    """Draw a map over a grey version of its image, stretched to the image's size; brighter is more activation.
-
-    alone: the map without the image, in the same colours.
-    """
+    """Draw a map over a grey version of its image (alone: without it); brighter is more activation."""
     width, height = image.size
-    extent, scaled = (-0.5, width - 0.5, height - 0.5, -0.5), _of_range(heat)
+    extent, low, high = (-0.5, width - 0.5, height - 0.5, -0.5), float(np.min(heat)), float(np.max(heat))
+    scaled = (np.asarray(heat, dtype=float) - low) / (high - low if high > low else 1)  # on its own range, 0 to 1
     if not alone:
         ax.imshow(image.convert("L"), cmap="gray", extent=extent, vmin=-40, vmax=295)
-    ax.imshow(scaled, cmap=HEAT, extent=extent, alpha=None if alone else 0.25 + 0.55 * scaled, vmin=0, vmax=1,
+    ax.imshow(scaled, cmap=style.HEAT, extent=extent, alpha=None if alone else 0.25 + 0.55 * scaled, vmin=0, vmax=1,
               interpolation="nearest")
 
 
 def heat_bar(figure: Figure, axes: Sequence[Axes]) -> None:
     """The colour bar of all maps of a figure, below the axes."""
-    bar = figure.colorbar(ScalarMappable(plt.Normalize(0, 1), HEAT), ax=list(axes), location="bottom", shrink=0.7,
+    bar = figure.colorbar(ScalarMappable(plt.Normalize(0, 1), style.HEAT), ax=list(axes), location="bottom", shrink=0.7,
                           aspect=45, ticks=[0, 1])
     bar.ax.set_xticklabels(["lowest value of the map", "highest"], fontsize="x-small")
 
@@ -95,16 +76,16 @@ def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, po
         return
     y, x = ((np.asarray(rows).reshape(-1, 2) + 0.5) * size / np.array(shape) - 0.5).T
     ax.plot(x, y, marker, color="white", markerfacecolor="none", markersize=points, markeredgewidth=2 if points > 4 else
-            1.2, path_effects=on_any_ground(4 if points > 4 else 2.5), label=label)
+            1.2, path_effects=style.on_any_ground(4 if points > 4 else 2.5), label=label)
 
 
-def _outline(ax: Axes, pixels: np.ndarray, size: tuple, style: str, label: str) -> None:
+def _outline(ax: Axes, pixels: np.ndarray, size: tuple, line: str, label: str) -> None:
     "The contour around pixels of the map's grid, on an image of `size`."
     y, x = ((np.arange(-1, n + 1) + 0.5) * side / n - 0.5 for n, side in zip(pixels.shape, size))
     if pixels.any():
         around = ax.contour(x, y, np.pad(pixels, 1).astype(float), [0.5], colors="white", linewidths=1.8,
-                            linestyles=style)
-        around.set(path_effects=on_any_ground(3.6), label=label)
+                            linestyles=line)
+        around.set(path_effects=style.on_any_ground(3.6), label=label)
 
 
 def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int], *, tau: float = 0.7,
@@ -118,38 +99,37 @@ def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, i
     peaks = find_peaks(heat, tau, delta)
     lower = peaks[peaks[:, 2] < np.max(heat), :2].astype(int)
     inside = box_mask(resize_boxes(boxes, size, heat.shape), heat.shape)[tuple(lower.T)].astype(bool)
-    for pixels, few, marker, style, place in zip(found, (lower[inside], lower[~inside]), "ox", ("solid", "dashed"),
+    for pixels, few, marker, dashes, place in zip(found, (lower[inside], lower[~inside]), "ox", ("solid", "dashed"),
                                                  ("in a box", "outside")):
         centres, plateau = _groups(pixels)
-        _outline(ax, plateau, size, style, f"many highest pixels, {place}")
+        _outline(ax, plateau, size, dashes, f"many highest pixels, {place}")
         _mark(ax, few, heat.shape, size, marker, 4, f"lower peak, {place}")
         _mark(ax, centres, heat.shape, size, marker, 10 if marker == "o" else 9, f"highest pixel, {place}")
 
 
-def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray, *, tau: float = 0.7,
-                delta: float = 50.0) -> None:
-    """A map on its picture as it was scored: the map, the marks, the example's boxes. Options: `draw_peaks`."""
+def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray) -> None:
+    """A map on its picture as it was scored: the map, the marks, the example's boxes."""
     draw_map(ax, picture, heat)
-    draw_boxes(ax, example.boxes)
-    draw_peaks(ax, heat, example.boxes, (picture.height, picture.width), tau=tau, delta=delta)
+    style.draw_boxes(ax, example.boxes)
+    draw_peaks(ax, heat, example.boxes, (picture.height, picture.width))
     ax.set(xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
-    bare(ax)
+    style.bare(ax)
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #c0b1d7b5
 def key_of_marks(figure: Figure) -> None:
     """The key of the marks that `draw_scored` has drawn in the figure, below it; no others are named."""
-    def mark(marker="none", points=9.0, style="none", width=2.0):
-        return Line2D([], [], color="white", marker=marker, markersize=points, markerfacecolor="none", linestyle=style,
+    def mark(marker="none", points=9.0, line="none", width=2.0):
+        return Line2D([], [], color="white", marker=marker, markersize=points, markerfacecolor="none", linestyle=line,
                       markeredgewidth=2 if points > 4 else 1.2, linewidth=width,
-                      path_effects=on_any_ground((width if style != "none" else 2 if points > 4 else 1) + 2))
+                      path_effects=style.on_any_ground((width if line != "none" else 2 if points > 4 else 1) + 2))
 
     key = {"true box": mark("s", 11), "highest pixel, in a box": mark("o"), "highest pixel, outside": mark("x"),
-           "many highest pixels, in a box": mark(style="solid", width=1.8),
-           "many highest pixels, outside": mark(style="dashed", width=1.8),
+           "many highest pixels, in a box": mark(line="solid", width=1.8),
+           "many highest pixels, outside": mark(line="dashed", width=1.8),
            "lower peak, in a box": mark("o", 4), "lower peak, outside": mark("x", 4)}
     drawn = {artist.get_label() for ax in figure.axes for artist in ax.get_children()}
     shown = {name: one for name, one in key.items() if name == "true box" or name in drawn}
-    legend_below(figure, [*shown.values()], [*shown])
+    style.legend_below(figure, [*shown.values()], [*shown])
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #e3cc23df
 def _short(scores: Mapping | pd.Series, name: str) -> str:
@@ -179,50 +159,43 @@ def _words(ax: Axes, role: str, example, heat: np.ndarray, scores: Mapping | pd.
     "Role and outcome, phrase and scores as a column of text."
     hit = float(scores["pg_hit"]) if "pg_hit" in scores else np.nan
     heading = role + (f": {'hit' if hit == 1 else 'miss' if hit == 0 else 'hit in part'}" if np.isfinite(hit) else "")
-    looks = [(wrapped(heading, 30, 3), {"weight": "bold", "fontsize": "small"}),
-             (wrapped(f"“{example.prompt}”", 32, 2), {"style": "italic", "fontsize": "small"}),
+    looks = [(style.wrapped(heading, 30, 3), {"weight": "bold", "fontsize": "small"}),
+             (style.wrapped(f"“{example.prompt}”", 32, 2), {"style": "italic", "fontsize": "small"}),
              (score_lines(scores) + "\n" + top_line(heat, example), {"family": "monospace", "fontsize": "x-small"})]
     column = VPacker(children=[TextArea(text, textprops=look) for text, look in looks if text], pad=0, sep=4)
     ax.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, borderpad=0,
                                     bbox_to_anchor=(0, 1), bbox_transform=ax.transAxes))
     ax.set_axis_off()
 
-
-def panel(axes: Sequence[Axes], role: str, example, heat: np.ndarray, scores: Mapping | pd.Series, **options) -> None:
-    """One scored example on four axes: image with boxes, map, map on the image with the marks, scores as text.
-
-    example: a GroundingExample (image, prompt, boxes, size); heat: [H, W], the prepared map the scores were taken on;
-    scores: its row of score columns; role: a word above the phrase, with the outcome behind it; options: tau
-    and delta as in `score_maps`. Boxes are in image pixels and carried to the map's grid.
-    """
-    picture, heat = open_picture(example.image), np.asarray(heat, dtype=np.float32)
-    axes[0].imshow(picture)
-    draw_boxes(axes[0], example.boxes)
-    draw_map(axes[1], picture, heat, alone=True)
-    for ax in axes[:2]:
-        bare(ax)
-    draw_scored(axes[2], picture, example, heat, **options)
-    _words(axes[3], role, example, heat, scores)
-
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2ab77056
-def panels(items: Sequence[tuple], title: str, **options) -> Figure:
-    """Rows of panels under one title, with a colour bar and the key of the marks: items are (role, example, heat,
-    scores), one a row; options go to `panel`. Raises ValueError without an item."""
-    if not items:
-        raise ValueError("Expected argument `items` to hold at least one (role, example, heat, scores), but got none.")
-    shapes = [picture.width / picture.height for picture in (open_picture(item[1].image) for item in items)]
-    wide, words, high = min(max(shapes), 2) * 1.75, 2.2, 1.75
+def panels(items: Sequence[tuple], title: str) -> Figure:
+    """Rows of panels under one title, one scored example a row: picture with boxes, map, map on the picture with the
+    marks, scores as text; below them a colour bar and the key of the marks.
+
+    items: (role, example, heat, scores): a word above the phrase, heat [H, W], the prepared map that was scored, and
+    its row of scores.
+    """
+    items = [(role, example, np.asarray(heat, np.float32), scores) for role, example, heat, scores in items]
+    pictures = [style.open_picture(example.image) for _, example, _, _ in items]
+    wide, words, high = min(max(one.width / one.height for one in pictures), 2) * 1.75, 2.2, 1.75
     figure, axes = plt.subplots(len(items), 4, squeeze=False, width_ratios=[wide] * 3 + [words],
                                 figsize=(3 * wide + words + 0.3, (high + 0.1) * len(items) + 1.8))
     for ax, heading in zip(axes[0], ("picture", "map as scored", "map on the picture")):
         ax.set_title(heading, fontsize="small", weight="normal")
-    for row, (role, example, heat, scores) in zip(axes, items, strict=True):
-        panel(row, role, example, heat, scores, **options)
+    for row, picture, (role, example, heat, scores) in zip(axes, pictures, items, strict=True):
+        row[0].imshow(picture)
+        style.draw_boxes(row[0], example.boxes)
+        draw_map(row[1], picture, heat, alone=True)
+        for ax in row[:2]:
+            style.bare(ax)
+        draw_scored(row[2], picture, example, heat)
+        _words(row[3], role, example, heat, scores)
     heat_bar(figure, axes[:, :3].flat)
     key_of_marks(figure)
     said = [f"{role} “{example.prompt}”: IO ratio {_short(scores, 'io_ratio')}, PG hit {_short(scores, 'pg_hit')}, "
-            f"{top_line(np.asarray(heat, dtype=np.float32), example)}" for role, example, heat, scores in items]
-    return titled(figure, title, alt=f"Pictures with their boxes, their maps, and the maps on them. {'; '.join(said)}.")
+            f"{top_line(heat, example)}" for role, example, heat, scores in items]
+    what = "Pictures with their boxes, their maps, and the maps on them."
+    return style.titled(figure, title, alt=f"{what} {'; '.join(said)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #fc987ea2
 _PLACES = {Q_GROUNDCAM.model(name): k for k, name in enumerate(TABLE1_MODELS)}
@@ -232,45 +205,44 @@ def model_looks(models: Sequence[str]) -> dict[str, dict[str, str]]:
     """Colour and marker of each model: those of the paper have the same in every figure, others follow them."""
     others = [model for model in dict.fromkeys(models) if model not in _PLACES]
     places = _PLACES | {model: len(_PLACES) + k for k, model in enumerate(others)}
-    return {model: point_look(places[model]) for model in models}
+    return {model: style.point_look(places[model]) for model in models}
 
 
-def _correlation_lines(means: pd.DataFrame, x: str, y: str) -> str:
+def _correlation_lines(means: pd.DataFrame) -> str:
     if len(means) < 3:
         return "\nno three settings were run"
-    found = correlate(means, x, y)
+    found = correlate(means, "io_ratio", "pg_hit")
     return "".join(f"\n{r.method.title()} {r.value:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]" for r in found.itertuples())
 
 
-def _setting_points(ax: Axes, means: pd.DataFrame, x: str, y: str, looks: Mapping) -> None:
+def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
     "Filled points for ID settings, hollow ones for OOD."
     for (model, domain), part in means.groupby(["model", "domain"], sort=False):
         look = looks[model]
-        ax.scatter(part[x], 100 * part[y], marker=look["marker"], s=46, linewidth=1.5, edgecolor=look["color"],
-                   facecolor=look["color"] if domain == "ID" else "none", label=f"{model}, {domain}", clip_on=False)
+        filling = look["color"] if domain == "ID" else "none"
+        ax.scatter(part["io_ratio"], 100 * part["pg_hit"], marker=look["marker"], s=46, linewidth=1.5, clip_on=False,
+                   edgecolor=look["color"], facecolor=filling, label=f"{model}, {domain}")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #82fdc1f9
-def correlation_figure(sources: Mapping[str, pd.DataFrame], *, x: str = "io_ratio", y: str = "pg_hit",
-                       title: str = "") -> Figure:
+def correlation_figure(sources: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """Every setting as a point, one axis a source: {heading: summary}. Filled points are ID, hollow ones OOD.
 
     A source without rows keeps its axis and says so. Both correlations with their intervals stand in the heading.
     """
     size = (max(4.1 * len(sources), 5), 5)
     figure, axes = plt.subplots(1, len(sources), figsize=size, squeeze=False, sharex=True, sharey=True)
-    none = pd.DataFrame(columns=["model", "domain", x, y])
+    none = pd.DataFrame(columns=["model", "domain", "io_ratio", "pg_hit"])
     every = {heading: setting_means(one) if len(one) else none for heading, one in sources.items()}
     looks, said = model_looks([model for one in every.values() for model in one["model"]]), []
     for ax, (heading, means) in zip(axes[0], every.items(), strict=True):
-        _setting_points(ax, means, x, y, looks)
-        told = _correlation_lines(means, x, y)
-        ax.set_title(wrapped(heading, 44, 2) + told, fontsize="small", weight="normal")
-        ax.set(xlabel=f"mean {SHARES[x]}", xlim=(0, 1), ylim=(0, 100))
+        _setting_points(ax, means, looks)
+        told = _correlation_lines(means)
+        ax.set_title(style.wrapped(heading, 44, 2) + told, fontsize="small", weight="normal")
+        ax.set(xlabel=f"mean {SHARES['io_ratio']}", xlim=(0, 1), ylim=(0, 100))
         said.append(f"{heading}, {len(means)} settings:{told.replace(chr(10), ' ')}")
-    axes[0, 0].set_ylabel(f"{SHARES[y]}, %")
-    handles = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
-    legend_below(figure, [*handles.values()], [*handles])
-    return titled(figure, title, alt=f"Points, a setting each, {SHARES[y]} over {SHARES[x]}. {'; '.join(said)}.")
+    axes[0, 0].set_ylabel(f"{SHARES['pg_hit']}, %")
+    style.shared_legend(figure, axes)
+    return style.titled(figure, title, alt=f"A point a setting, PG accuracy over IO ratio. {'; '.join(said)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2c2707a5
 _AXES = {"parameters_million": "parameters", "pretraining_pairs_million": "pre-training pairs"}
@@ -279,15 +251,13 @@ _PERCENT = ("pg_hit", "pg_uncertain")
 
 def _size_ticks(ax: Axes, known: Sequence[float]) -> None:
     "A tick a known number, with a label where there is room for it."
-    room = 0.09 * np.ptp(np.log(known)) if len(known) > 1 else 0
+    room = 0.09 * np.ptp(np.log(known))
     labels, last = [], -np.inf
     for value in known:
         labels.append(f"{value:.3g}" if np.log(value) - last > room else "")
         last = np.log(value) if labels[-1] else last
     ax.set_xticks(known, labels)
     ax.minorticks_off()
-    if len(known) == 1:
-        ax.set_xlim(known[0] / 2, known[0] * 2)
     ax.margins(x=0.2)
 
 
@@ -304,87 +274,33 @@ def _size_points(ax: Axes, means: pd.DataFrame, column: str, metric: str, looks:
     _size_ticks(ax, sorted(means[column].dropna().unique()))
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #cf46f214
-def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "",
-                metrics: tuple[str, ...] = ("pg_hit", "io_ratio", "pg_uncertain")) -> Figure:
+def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "") -> Figure:
     """Scores against the number of parameters and of pre-training pairs, one line a score; a point is the mean over
     splits, the bar its range over them, a dotted line a model whose number is not known.
 
     sizes: model, parameters_million, pretraining_pairs_million (NaN where unknown).
     """
-    figure, axes = plt.subplots(len(metrics), 2, figsize=(7.4, 1.75 * len(metrics) + 1.4), sharey="row", sharex="col",
-                                squeeze=False)
-    means = setting_means(summary).merge(sizes, on="model", how="left") if len(summary) else None
-    looks = model_looks(means["model"] if means is not None else [])
+    metrics = ("pg_hit", "io_ratio", "pg_uncertain")
+    figure, axes = plt.subplots(len(metrics), 2, figsize=(7.4, 1.75 * len(metrics) + 1.4), sharey="row", sharex="col")
+    means = setting_means(summary).merge(sizes, on="model", how="left")
+    looks = model_looks(means["model"])
     for row, metric in zip(axes, metrics, strict=True):
-        row[0].set_ylabel(SHARES.get(metric, metric) + ", %" * (metric in _PERCENT), fontsize="small")
+        row[0].set_ylabel(SHARES[metric] + ", %" * (metric in _PERCENT), fontsize="small")
         for ax, column in zip(row, _AXES, strict=True):
-            if means is not None:
-                _size_points(ax, means, column, metric, looks)
+            _size_points(ax, means, column, metric, looks)
     for ax, label in zip(axes[-1], _AXES.values(), strict=True):
         ax.set_xlabel(f"{label}, millions (log)", fontsize="small")
-    handles = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
-    legend_below(figure, [*handles.values()], [*handles])
-    best = means.groupby("model")[[*metrics]].mean() if means is not None else pd.DataFrame()
-    said = [f"{model}: " + ", ".join(f"{SHARES.get(name, name)} {value:.2f}" for name, value in row.items())
-            for model, row in best.iterrows()]
-    return titled(figure, title, alt=f"Means over splits against parameters and pre-training pairs. {'; '.join(said)}.")
-
-# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #190b03f9
-def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: str = "") -> Figure:
-    """Every model's mean place, 1 for the best, by the three scores of the paper's sentence and by all nine: a bar a
-    source. sources: {name: tables of `claim_tables`}; a source without tables is left out."""
-    places = {name: mean_places(tables) for name, tables in sources.items() if "pg_hit" in tables}
-    figure, axes = plt.subplots(1, 2, figsize=(6.8, 2.6), sharey=True)
-    for ax, column in zip(axes, ("PG accuracy, PG uncertainty, IO ratio", "all nine scores")):
-        for k, (name, table) in enumerate(places.items()):
-            at = np.arange(len(table)) + 0.38 * (k - (len(places) - 1) / 2)
-            bars = ax.barh(at, table[column], height=0.34, linewidth=0, color=point_look(k)["color"], label=name)
-            ax.bar_label(bars, fmt="%.1f", fontsize="x-small", padding=2)
-        ax.set_title(column, fontsize="small", weight="normal")
-        ax.set(xlim=(0, 4.4), xticks=[1, 2, 3, 4], xlabel="mean place, 1 is best")
-    models = [*next(iter(places.values())).index]
-    axes[0].set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
-    legend_below(figure, *axes[0].get_legend_handles_labels())
-    said = [f"{name}, {model}: {', '.join(f'{c} {v:.1f}' for c, v in row.items())}" for name, table in places.items()
-            for model, row in table.iterrows()]
-    return titled(figure, title, "medium", alt=f"Bars of mean places. {'; '.join(said)}.")
+    style.shared_legend(figure, axes)
+    said = [f"{model}: " + ", ".join(f"{SHARES[name]} {value:.2f}" for name, value in row.items())
+            for model, row in means.groupby("model")[[*metrics]].mean().iterrows()]
+    what = "Means over splits against parameters and pre-training pairs."
+    return style.titled(figure, title, alt=f"{what} {'; '.join(said)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #d6fc103a
 SPREAD = ("iou_soft", "wdp_binary", "io_ratio")  # the scores of Figures 9 to 14
 
-
-def spread_table(frames: Mapping[tuple, pd.DataFrame], metrics: Sequence[str] = ("iou_soft", "io_ratio"), *,
-                 bins: int = 25) -> pd.DataFrame:
-    """How peaked a distribution is: dataset, split, model, domain, metric, n, median, iqr, sd, peak (largest share of
-    one of `bins` equal bins of 0..1, in percent).
-
-    frames: records by (dataset, split, model, domain).
-    """
-    rows = []
-    for key, frame in frames.items():
-        for metric in metrics:
-            values = frame[metric].dropna().astype(float)
-            low, middle, high = values.quantile([0.25, 0.5, 0.75]) if len(values) else [np.nan] * 3
-            share = np.histogram(values, np.linspace(0, 1, bins + 1))[0] * 100 / max(len(values), 1)
-            rows.append({**dict(zip(("dataset", "split", "model", "domain"), key, strict=True)), "metric": metric,
-                         "n": len(values), "median": middle, "iqr": high - low, "sd": values.std(),
-                         "peak": share.max()})
-    return pd.DataFrame(rows)
-
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #e25a1bf8
-def _outlines(ax: Axes, frame: pd.DataFrame, metrics: Sequence[str], bins: int) -> None:
-    "The histogram of every score as an outline, in percent of the examples that have it; the median as a mark below."
-    edges = np.linspace(0, 1, bins + 1)
-    for k, metric in enumerate(metrics):
-        values, look = frame[metric].dropna().astype(float).clip(0, 1), line_look(k)
-        ax.stairs(np.histogram(values, edges)[0] * 100 / max(len(values), 1), edges, linewidth=1.4,
-                  label=SHARES[metric], **look)
-        if len(values):
-            ax.plot([values.median()], [0], marker="^", markersize=6, clip_on=False, zorder=5, color=look["color"])
-
-
-def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, title: str = "",
-                     metrics: Sequence[str] = SPREAD, bins: int = 25) -> Figure:
+def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, title: str = "") -> Figure:
     """The paper's Figures 9 to 14 together: a row a split, a column a model, an outline a score.
 
     rows: {heading of the split: {model: records, or why there are none}}, every split with the same models.
@@ -394,19 +310,18 @@ def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, ti
                                 squeeze=False, sharex=True, sharey=True)
     said = []
     for line, (heading, found) in zip(axes, rows.items()):
-        line[0].set_ylabel(wrapped(heading, 18, 3) + "\nshare, %", fontsize="x-small")
+        line[0].set_ylabel(style.wrapped(heading, 18, 3) + "\nshare, %", fontsize="x-small")
         for ax, (model, frame) in zip(line, found.items(), strict=True):
             if isinstance(frame, str):
-                ax.text(0.5, 0.5, wrapped(frame, 22, 4), fontsize="x-small", ha="center", va="center",
-                        transform=ax.transAxes)
+                style.write_inside(ax, frame, 4)
                 continue
-            _outlines(ax, frame, metrics, bins)
-            said.append(f"{heading}, {model}: " + ", ".join(f"{SHARES[m]} {frame[m].median():.2f}" for m in metrics))
+            for k, metric in enumerate(SPREAD):
+                draw_histogram(ax, frame[metric].dropna().astype(float), k, SHARES[metric])
+            said.append(f"{heading}, {model}: " + ", ".join(f"{SHARES[m]} {frame[m].median():.2f}" for m in SPREAD))
     for ax, model in zip(axes[0], models):
-        ax.set_title(wrapped(model, 20, 2), fontsize="small", weight="normal")
+        ax.set_title(style.wrapped(model, 20, 2), fontsize="small", weight="normal")
     axes[0, 0].set(xlim=(0, 1), xticks=[0, 0.5, 1])
     for ax in axes[-1]:
         ax.set_xlabel("score", fontsize="small")
-    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels())}
-    legend_below(figure, [*handles.values()], [*handles])
-    return titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(said) or 'none'}.")
+    style.shared_legend(figure, axes)
+    return style.titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(said) or 'none'}.")

@@ -28,21 +28,20 @@ ROLES = {"best": "a hit, IO ratio furthest above the boxes' share of the picture
          "uncertain": "equal top peaks in and out of the boxes, nearest to the median like the typical one"}
 
 
-def choose_examples(frame: pd.DataFrame, roles: Sequence[str] = tuple(ROLES)) -> pd.DataFrame:
+def choose_examples(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of a frame of records chosen by rule: best, worst, typical and uncertain, as far as they exist.
 
     frame: records with id, io_ratio, box_share, pg_hit and pg_uncertain; lift = io_ratio - box_share, 0 for a uniform
     map. Returns the chosen rows with the added columns role, rule and lift. No row is chosen twice; the order of `id`
     breaks ties; rows without scores are never chosen; a role that no row can fill is missing from the result.
-    Raises ValueError for an unknown role.
     """
     rows = frame.assign(lift=frame["io_ratio"] - frame["box_share"]).dropna(subset=["lift"]).sort_values("id")
     near = -(rows["lift"] - rows["lift"].median()).abs().round(6)  # of an even number two are nearest: no noise decides
     strengths = {"best": rows["lift"][rows["pg_hit"] == 1], "worst": -rows["lift"][rows["pg_hit"] == 0],
                  "typical": near, "uncertain": near[rows["pg_uncertain"].fillna(0).astype(bool)]}
-    order = sorted(roles, key=lambda role: role != "uncertain")  # the rarest role chooses first
-    taken = choose_by_rule(strengths, ROLES, order).set_index("role")
-    taken = taken.loc[[role for role in roles if role in taken.index]].reset_index()
+    order = sorted(ROLES, key=lambda role: role != "uncertain")  # the rarest role chooses first
+    taken = choose_by_rule(strengths, ROLES, order).sort_values("role", key=lambda s: s.map([*ROLES].index))
+    taken = taken.reset_index(drop=True)
     chosen = rows.loc[taken["chosen"]].reset_index(drop=True)
     return chosen.assign(role=taken["role"], rule=taken["rule"])
 
@@ -75,15 +74,13 @@ def _with_prompts(chosen: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> p
     return chosen[["role", "rule", "id", "prompt", "strength"]]
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #c56a3ae3
-def choose_cases(frames: Mapping[str, pd.DataFrame], roles: Sequence[str] = tuple(CASES)) -> pd.DataFrame:
+def choose_cases(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Examples of one split on which models can be compared, chosen by `CASES`: role, rule, id, prompt, strength.
 
     frames: records by model (id, prompt, pg_hit, pg_uncertain, io_ratio); only examples that all have are looked at.
     strength: what the rule maximises (models, or the spread of io_ratio). No example is chosen twice, the order of ids
-    breaks ties, and a role that no example can fill is missing. Raises ValueError for an unknown role or no frames.
+    breaks ties, and a role that no example can fill is missing.
     """
-    if not frames:
-        raise ValueError("frames: expected records of at least one model, got none")
     hit, unsure, ratio = (_wide(frames, score) for score in ("pg_hit", "pg_uncertain", "io_ratio"))
     common = hit.index.intersection(unsure.index).intersection(ratio.index)
     hit, unsure, ratio = hit.loc[common], unsure.loc[common].sum(axis=1), ratio.loc[common]
@@ -91,7 +88,7 @@ def choose_cases(frames: Mapping[str, pd.DataFrame], roles: Sequence[str] = tupl
     half = (accepted - hit.shape[1] / 2).abs() < 1
     strengths = {"uncertain": unsure[unsure > 0], "graded": spread[accepted == hit.shape[1]],
                  "split": spread[half & (accepted > 0) & (accepted < hit.shape[1])]}
-    return _with_prompts(choose_by_rule(strengths, CASES, roles), frames)
+    return _with_prompts(choose_by_rule(strengths, CASES, [*CASES]), frames)
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #fd4ad443
 CONTEXTS = {"clear": "triplet and subject are both found by the most models",
@@ -139,36 +136,32 @@ def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) ->
 
 
 def _draw_example(ax: Axes, heading: str, example: Any) -> None:
-    """The picture of an example with its boxes, its prompt below."""
+    """The picture of an example with its boxes."""
     ax.imshow(open_picture(example.image))
     draw_boxes(ax, example.boxes)
     bare(ax)
     ax.set_title(wrapped(heading, 27, 2), fontsize="small")
-    ax.set_xlabel(wrapped(f"“{example.prompt}”"), fontsize="small", style="italic")
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #82f5e31c
-def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: str, **options) -> Figure:
+def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: str) -> Figure:
     """A row a case: the image with its boxes, then every model's map on it with its marks, below it the map alone, and
     its scores; PG with the number of highest pixels in a box. All rows are equally high.
 
     cases: (heading, example, {model: (map [H, W], its row of scores)}); the models are the same in every case. The
-    heading says the rule and its value. options: tau and delta as in `score_maps`. Raises ValueError without a case.
+    heading says the rule and its value.
     """
-    if not cases:
-        raise ValueError("Expected argument `cases` to hold at least one case, but got none.")
     names, high = list(cases[0][2]), 1.6
     wide = min(max(max(example.size[1] / example.size[0] for _, example, _ in cases), 1.1), 2) * high
     figure, axes = plt.subplots(2 * len(cases), len(names) + 1, squeeze=False, height_ratios=[1, 0.45] * len(cases),
                                 figsize=(wide * (len(names) + 1), (1.45 * high + 1.1) * len(cases) + 1.8))
     for (upper, lower), (heading, example, maps) in zip(axes.reshape(len(cases), 2, -1), cases, strict=True):
         _draw_example(upper[0], heading, example)
-        prompt = upper[0].get_xlabel()
-        upper[0].set_xlabel("")
         lower[0].set_axis_off()
-        lower[0].text(0, 1, prompt, transform=lower[0].transAxes, va="top", fontsize="small", style="italic")
+        lower[0].text(0, 1, wrapped(f"“{example.prompt}”"), transform=lower[0].transAxes, va="top",
+                      fontsize="small", style="italic")
         for name, ax, below in zip(names, upper[1:], lower[1:], strict=True):
             heat, scores = maps[name]
-            draw_scored(ax, open_picture(example.image), example, heat, **options)
+            draw_scored(ax, open_picture(example.image), example, heat)
             ax.set_title(wrapped(name, 24, 2), fontsize="small", weight="normal")
             draw_map(below, open_picture(example.image), heat, alone=True)
             bare(below)
@@ -187,5 +180,6 @@ def part_figure(examples: Mapping[str, Any], title: str) -> Figure:
     figure, axes = plt.subplots(1, max(len(examples), 1), figsize=(max(2.6 * len(examples), 4), 3.6), squeeze=False)
     for ax, (heading, example) in zip(axes[0], examples.items()):
         _draw_example(ax, heading, example)
+        ax.set_xlabel(wrapped(f"“{example.prompt}”"), fontsize="small", style="italic")
     said = [f"{heading} “{example.prompt}”, {len(example.boxes)} boxes" for heading, example in examples.items()]
     return titled(figure, title, alt=f"The same picture with the boxes of each prompt. {'; '.join(said)}.")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TABLE1', 'SCORES', 'SHARES', 'LABELS', 'ONE_SPLIT', 'SPLITS', 'TABLE1_MODELS', 'Q_GROUNDCAM', 'Table1Split',
            'find_split', 'printed_split', 'table1_runs', 'find_table1_runs', 'score_summary', 'run_records',
-           'table1_summary', 'with_domain', 'table1_comparison']
+           'table1_summary', 'with_domain', 'table1_comparison', 'score_effects', 'protocol_note']
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #1e82dc82
 import re
@@ -17,8 +17,8 @@ import pandas as pd
 
 from ...report.beside import paper_vs_ours
 from ...report.cautions import why_not_comparable, why_not_runnable
-from ...report.paper import Column, Paper, PaperTable, printed_summary
-from ...report.published import cite
+from ...report.published import Column, Paper, PaperTable, cite, printed_summary
+from ...report.sentences import PERCENT, PLAIN, effect_lines
 from ...report.tables import MarkedTable, printed_table, score_table
 from ...runs import find_runs
 from ...runs.record import check_outputs
@@ -125,20 +125,20 @@ def _row(given: Mapping[str, object], folder: Path | None, record: Mapping[str, 
 
 
 def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = (), *,
-                     outputs: str | Path | None = None, notebook: str = "q_groundcam") -> pd.DataFrame:
+                     outputs: str | Path | None = None) -> pd.DataFrame:
     """What became of each wanted run: dataset, split, model (as printed), domain, run_id, folder, why (not run).
 
     wanted: from `table1_runs`; a parameter it does not name may have any value. run_ids: only these runs are looked at;
     none: all finished ones, the newest wins. outputs: folder of the results, None for the one from the settings.
     Raises ValueError for a run id that is not among the finished runs, or that fits none of the wanted.
     """
-    found = [pair for pair in find_runs(outputs, notebook) if not run_ids or pair[1]["run_id"] in run_ids]
+    found = [pair for pair in find_runs(outputs, "q_groundcam") if not run_ids or pair[1]["run_id"] in run_ids]
     rows = []
     for given in wanted.values():
         fits = (pair for pair in found if all(pair[1]["parameters"].get(k) == v for k, v in given.items()))
         rows.append(_row(given, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
-        raise ValueError(f"run_ids: expected finished runs of {notebook} that fit a row of the table, got {wrong}. "
+        raise ValueError(f"run_ids: expected finished runs of q_groundcam that fit a row of the table, got {wrong}. "
                          "Leave `runs` empty to take the newest ones.")
     return pd.DataFrame(rows)
 
@@ -151,13 +151,10 @@ def score_summary(frames: pd.DataFrame | Mapping[str, pd.DataFrame], metrics: Co
     n_bootstrap, level, seed) go to `summarize`, which resamples whole groups (images).
     Returns one row per model and metric: model, the columns of `summarize`, n_failed. Values are on the metric's own
     scale, so pg_hit and pg_uncertain are shares, not percent.
-    Raises ValueError when a score column is missing or when no example of a frame has scores.
+    Raises ValueError when no example of a frame has scores.
     """
     parts = []
     for model, frame in ({"": frames} if isinstance(frames, pd.DataFrame) else frames).items():
-        if missing := [m for m in metrics if m not in frame.columns]:
-            raise ValueError(f"Expected score columns {list(metrics)}, but {missing} are missing for {model!r}. "
-                             "Score the maps with score_maps first.")
         failed = frame["error"].notna() if "error" in frame else pd.Series(False, index=frame.index)
         if failed.all():
             raise ValueError(f"Expected at least one scored example for {model!r}, but all {len(frame)} failed. "
@@ -177,7 +174,7 @@ def run_records(folder: str | Path) -> pd.DataFrame:
     Raises RunError for records that are not those the run recorded.
     """
     check_outputs(folder, ("records",))
-    return RecordStore(Path(folder) / "records" / "model").read(keep="last")
+    return RecordStore(Path(folder) / "records" / "model").read()
 
 
 def table1_summary(runs: pd.DataFrame, records: Mapping[str, pd.DataFrame], **options) -> pd.DataFrame:
@@ -212,3 +209,22 @@ def table1_comparison(summary: pd.DataFrame, runs: pd.DataFrame, *, is_miniworld
                                   n_paper=n_paper.get(name)) for name in names]
     whys = [why or ("" if name in n_ours.index else "no finished run") for name, why in zip(names, runs["why"])]
     return paper_vs_ours(summary, TABLE1, runs.assign(not_comparable=reasons, why=whys))
+
+# %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #059ae5f2
+def score_effects(rows: pd.DataFrame, text: str = "{score}", column: str = "value") -> list[str]:
+    """`effect_lines` of scores: {score} in the text is a score's name without its arrow.
+
+    rows: of a summary, or with column="difference" of `compare`.
+    """
+    lines = []
+    for _, row in rows.iterrows():
+        unit = PERCENT if row["metric"] in ("pg_hit", "pg_uncertain") else PLAIN
+        named = row.to_frame().T.assign(score=SHARES.get(row["metric"], row["metric"]).strip(" ↑↓"))
+        lines += effect_lines(named, text, unit, column, of="phrases")
+    return lines
+
+
+def protocol_note(protocol: str) -> str:
+    """What a reader must know of the protocol of a run, whatever it is."""
+    return (f"Protocol: {protocol}, a reconstruction. The paper's repository holds no code; layer, tokens, resampler "
+            "and ties are inferred.")

@@ -12,16 +12,15 @@ from typing import Any
 
 import pandas as pd
 
-from .description import SPLITS, WORDS
+from .description import FALLS, SPLITS, WORDS, with_test
 from ...referring.summary import compare_choices, compare_splits
-from ...report.claims import Claim
+from ...report.claims import read_claims
 from ...report.published import published
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #8d3795d5
 MODELS = ("groundnet", "cmn", "mattnet", "vilbert")  # of Table 2
 REMEDIES = ("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")  # of Table 3
 ROLES = {name.removeprefix("vilbert-").replace("-", "_"): (name,) for name in ("vilbert", "groundnet", *REMEDIES)}
-_FALLS = (("test", "adv"), ("easy", "hard"), ("hard", "adv"), ("easy", "adv"))
 _LESS = "{} less {} on {}"  # how a difference of two models is named
 
 
@@ -41,7 +40,8 @@ def _pairs(models: Iterable[str]) -> list[tuple[str, str]]:
 def _printed_differences(t: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     "The differences of the printed tables, each as (low, high) of one value."
     points, words, vilbert = t["accuracy"], t["words"], t["words of vilbert"]
-    rows = [(m, f"{a} less {b}", row[a] - row[b]) for m, row in points.iterrows() for a, b in _FALLS]
+    rows = [(m, f"{a} less {b}", row[a] - row[b]) for m, row in points.iterrows()
+            for a, b in (("test", "adv"), *FALLS)]
     rows += [(a, _LESS.format(a, b, split), points.loc[a, split] - points.loc[b, split])
              for a, b in _pairs(points.index) for split in points]
     rows += [(m, f"{how} costs", row["original"] - row[how]) for m, row in words.iterrows() for how in [*WORDS][1:]]
@@ -67,11 +67,6 @@ def printed_tables() -> dict[str, pd.DataFrame]:
     return found | {"differences": _printed_differences(found)}
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #b79bd71d
-def _test_too(frame: pd.DataFrame) -> pd.DataFrame:
-    "Rows with those of easy and hard expressions once more, as split test."
-    return pd.concat([frame, frame[frame["split"].isin(["easy", "hard"])].assign(split="test")], ignore_index=True)
-
-
 def _span(row: Mapping[str, Any] | pd.Series) -> tuple[float, float]:
     return 100 * row["ci_low"], 100 * row["ci_high"]
 
@@ -82,7 +77,7 @@ def _cost_rows(model: str, frame: pd.DataFrame, **options: Any) -> list[tuple]:
     for how in (name for name in [*WORDS][1:] if name in parts):
         both = parts["original"].merge(parts[how][["id", "correct"]], on="id", suffixes=("", "_after"))
         lost = both.assign(correct=both["correct"].astype(float) - both["correct_after"].astype(float))
-        whole, plain = _test_too(parts["original"]), _test_too(parts[how])
+        whole, plain = with_test(parts["original"]), with_test(parts[how])
         test = compare_choices(whole, plain, n_permutations=99, **options).set_index("split").loc["test"]
         rows.append((model, f"{how} costs", *_span(test)))
         rows += [(model, f"{how} costs more on {split}", *_span(compare_splits(lost, split, "easy", **options).iloc[0]))
@@ -98,11 +93,11 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
     """
     kept = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
             if name in (*MODELS, *REMEDIES)}
-    written = {name: _test_too(frame[frame["words"] == "original"]) for name, frame in kept.items()}
+    written = {name: with_test(frame[frame["words"] == "original"]) for name, frame in kept.items()}
     rows = []
     for model, frame in kept.items():
         plain = frame[frame["words"] == "original"]
-        rows += [(model, f"{a} less {b}", *_span(compare_splits(plain, a, b, **options).iloc[0])) for a, b in _FALLS[1:]
+        rows += [(model, f"{a} less {b}", *_span(compare_splits(plain, a, b, **options).iloc[0])) for a, b in FALLS
                  if {a, b} <= set(plain["split"])]
         rows += _cost_rows(model, frame, **options)
     for a, b in _pairs(kept):
@@ -185,66 +180,7 @@ def _never(why: str) -> Any:
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #3e67512d
 _TEST = [name for name in SPLITS if name != "dev"]  # a run has these
-_ROBUST = "ViLBERT achieves the highest performance and is relatively more robust than other models."
-MODEL_CLAIMS = (
-    Claim("accuracy on Ref-Adv is 12 to 23 points below that on test", "all models", "section 1",
-          lambda t, r: [12 <= int(one) <= 23 for one in _printed_falls(t, "test", "adv")], (),
-          "We evaluate existing models on these splits and show that the true progress is at least 12-23% behind the "
-          "established progress"),
-    Claim("the largest difference between Ref-Easy and Ref-Hard is 15 points", "1 of 1", "section 4.1",
-          lambda t, r: [round(_printed_falls(t, "easy", "hard").max()) == 15], (),
-          "The difference in performance between Ref-Easy and Ref-Hard ranges up to 15%."),
-    Claim("accuracy on Ref-Adv is below that on Ref-Hard", "all models", "section 4.1",
-          lambda t, r: [_above(t, name, "hard less adv") for name in _there(t)], (),
-          "When tested on Ref-Adv, the performance goes down even further"),
-    Claim("the largest difference between Ref-Easy and Ref-Adv is 26 points", "1 of 1", "section 4.1",
-          lambda t, r: [round(_printed_falls(t, "easy", "adv").max()) == 26], (),
-          "increasing the gap between Ref-Easy and Ref-Adv (up to 26%)"),
-    Claim("GroundNet is below each other model of Table 2", "all models and splits", "section 4.1",
-          lambda t, r: _versus(t, r["groundnet"], _below, _TEST), ("groundnet",),
-          "Among the models, GroundNet performs worse"),
-    Claim("ViLBERT is above each other model of Table 2", "all models and splits", "section 4.1",
-          lambda t, r: _versus(t, r["vilbert"], _above, _TEST), ("vilbert",), _ROBUST),
-)
-
-# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #755806fb
-_DROP = ("Although contrastive learning improves the robustness of ViLBERT on Ref-Adv (+1.4% and +2.5% for Sum-H and "
-         "Max-H respectively), it comes at a cost of slight performance drop on the full test")
-_GAP = ("However, there is still ample room for improvement indicated by the gap between Ref-Easy and Ref-Hard "
-        "(12.4%).")
-
-
-def _gain(t: _Tables, r: Mapping[str, str], role: str, split: str, test: Any = _above) -> bool | None:
-    "Whether a remedy is above (below) plain ViLBERT."
-    return test(t, r[role], _LESS.format(r[role], "vilbert", split))
-
-
-TRAINING_CLAIMS = (
-    Claim("Sum-H and Max-H are above ViLBERT on Ref-Adv", "both", "section 5",
-          lambda t, r: [_gain(t, r, role, "adv") for role in ("sum_h", "max_h")], ("vilbert", "sum_h", "max_h"), _DROP),
-    Claim("Sum-H and Max-H are below ViLBERT on test", "both", "section 5",
-          lambda t, r: [_gain(t, r, role, "test", _below) for role in ("sum_h", "max_h")],
-          ("vilbert", "sum_h", "max_h"), _DROP),
-    Claim("multi-task training is above ViLBERT", "all splits", "section 5",
-          lambda t, r: [_gain(t, r, "mtl", split) for split in SPLITS], ("vilbert", "mtl"),
-          "Whereas MTL improves the robustness on all sets showing that multi-task learning helps"),
-    Claim("one of three gains on GQA is 2.3 points", "some", "section 5",
-          lambda t, r: (_printed(t, "gqa")["after"] - t["gqa"]["before"]).round(1) == 2.3, (),
-          "we observe 2.3% increase on GQA"),
-    Claim("with multi-task training Ref-Hard and Ref-Adv differ by less than one point", "1 of 1", "section 5",
-          lambda t, r: [_within(t, r["mtl"], "hard less adv", 1)], ("mtl",),
-          "Moreover, the performance of MTL on Ref-Hard and Ref-Adv are similar"),
-    Claim("Ref-Hard stays below Ref-Easy with multi-task training", "1 of 1", "section 5",
-          lambda t, r: [_above(t, r["mtl"], "easy less hard")], ("mtl",), _GAP),
-    Claim("12.4 points lie between Ref-Easy and Ref-Hard after multi-task training", "1 of 1", "section 5",
-          lambda t, r: [round(_printed(t, "accuracy").loc[r["mtl"], "easy"] - t["accuracy"].loc[r["mtl"], "hard"], 1)
-                        == 12.4], ("mtl",), _GAP),
-)
-
-# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #a9155dff
 _HOW = [*WORDS][1:]
-_EXCEPT = ("Except for the ViLBERT modelLu et al. (2019), the drop in accuracy is not significant indicating that "
-           "spatial relations are ignored in grounding the referring expression.")
 
 
 def _cost_apart(t: _Tables, role: str, more: bool) -> list[bool | None]:
@@ -258,61 +194,53 @@ def _cost_apart(t: _Tables, role: str, more: bool) -> list[bool | None]:
             cases.append(more == above if above or below else None if low < high else False)
     return cases
 
+# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #755806fb
+MODEL_CLAIMS = read_claims("ref_adv", "model", {
+    "adv-below-test": lambda t, r: [12 <= int(one) <= 23 for one in _printed_falls(t, "test", "adv")],
+    "easy-hard-gap": lambda t, r: [round(_printed_falls(t, "easy", "hard").max()) == 15],
+    "adv-below-hard": lambda t, r: [_above(t, name, "hard less adv") for name in _there(t)],
+    "easy-adv-gap": lambda t, r: [round(_printed_falls(t, "easy", "adv").max()) == 26],
+    "groundnet-worst": lambda t, r: _versus(t, r["groundnet"], _below, _TEST),
+    "vilbert-best": lambda t, r: _versus(t, r["vilbert"], _above, _TEST),
+    "shuffling-costs-little": lambda t, r: [
+        _below(t, name, "shuffled costs", 5) for name in _there(t) if name != r["vilbert"]],
+    "robust-keeps-accuracy": lambda t, r: _cost_apart(t, r["vilbert"], False),
+    "robust-uses-order": lambda t, r: _cost_apart(t, r["vilbert"], True),
+    "order-matters-on-hard-and-adv": lambda t, r: [
+        _above(t, r["vilbert"], f"{how} costs more on {split}") for how in _HOW for split in ("hard", "adv")],
+    "sample-of-1500": lambda t, r: [
+        any(abs(points - cut(k / 15)) < 0.001 for k in range(1501) for cut in _CUTS)
+        for points in _printed(t, "words of vilbert").to_numpy().ravel()],
+})
 
-MODEL_CLAIMS += (
-    Claim("shuffling costs a model that is not ViLBERT less than five points (our limit)", "all models", "appendix A.2",
-          lambda t, r: [_below(t, name, "shuffled costs", 5) for name in _there(t) if name != r["vilbert"]],
-          ("vilbert",), _EXCEPT),
-    Claim("robust, read as keeping accuracy (our reading): a perturbation costs ViLBERT less than another model",
-          "all models, both perturbations", "Table 5's caption", lambda t, r: _cost_apart(t, r["vilbert"], False),
-          ("vilbert",), "ViLBERT is relatively more robust than other baselines."),
-    Claim("robust, read as using the order (our reading): a perturbation costs ViLBERT more than another model",
-          "all models, both perturbations", "appendix A.2", lambda t, r: _cost_apart(t, r["vilbert"], True),
-          ("vilbert",), "Using the relatively robust ViLBERT model, we repeat this analysis on our splits Ref-Easy, "
-          "Ref-Hard and Ref-Adv."),
-    Claim("a perturbation costs ViLBERT more on Ref-Hard and on Ref-Adv than on Ref-Easy", "all four", "appendix A.2",
-          lambda t, r: [_above(t, r["vilbert"], f"{how} costs more on {split}") for how in _HOW
-                        for split in ("hard", "adv")], ("vilbert",),
-          "As shown in Table 6, we find a large difference in model’s accuracy on Ref-Hard and Ref-Adv."),
-    Claim("each number of Table 6 is a share of 1500, rounded or cut to two decimals", "all nine", "appendix A.2",
-          lambda t, r: [any(abs(points - cut(k / 15)) < 0.001 for k in range(1501) for cut in _CUTS)
-                        for points in _printed(t, "words of vilbert").to_numpy().ravel()], (),
-          "We randomly sampled 1500 expressions from each of these splits and then compare performance of ViLBERT on "
-          "these three sets."),
-)
+# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #a9155dff
+def _gain(t: _Tables, r: Mapping[str, str], role: str, split: str, test: Any = _above) -> bool | None:
+    "Whether a remedy is above (below) plain ViLBERT."
+    return test(t, r[role], _LESS.format(r[role], "vilbert", split))
 
-# %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #b69d05aa
-_VQA = "However, TL with GQA, TL with GQA-Rel, and MTL with VQA did not show any improvements"
-TRAINING_CLAIMS += (
-    Claim("answers to GQA are better after multi-task training", "all three", "appendix A.5.2",
-          lambda t, r: [_above(t, line, "answers") for line in ("gqa-rel-dev", "gqa-dev", "gqa-test")], (),
-          "In addition, we also observed a significant improvement in GQA-Rel development, GQA development and test "
-          "splits as shown in the Table 9."),
-    Claim("transfer from VQA is above ViLBERT", "most splits", "appendix A.5.3",
-          lambda t, r: [_above(t, "tl-vqa", _LESS.format("tl-vqa", "none", split)) for split in _TEN], (),
-          "TL with VQA showed slight improvement."),
-    Claim("transfer from GQA or GQA-Rel, or multi-task training with VQA, is not above ViLBERT", "all splits",
-          "appendix A.5.3", lambda t, r: [_not(_above(t, line, _LESS.format(line, "none", split)))
-                                          for line in ("tl-gqa", "tl-gqa-rel", "mtl-vqa") for split in _TEN], (), _VQA),
-)
+
+TRAINING_CLAIMS = read_claims("ref_adv", "training", {
+    "contrast-gains-on-adv": lambda t, r: [_gain(t, r, role, "adv") for role in ("sum_h", "max_h")],
+    "contrast-loses-on-test": lambda t, r: [_gain(t, r, role, "test", _below) for role in ("sum_h", "max_h")],
+    "mtl-gains": lambda t, r: [_gain(t, r, "mtl", split) for split in SPLITS],
+    "gqa-gain": lambda t, r: (_printed(t, "gqa")["after"] - t["gqa"]["before"]).round(1) == 2.3,
+    "mtl-hard-like-adv": lambda t, r: [_within(t, r["mtl"], "hard less adv", 1)],
+    "mtl-hard-below-easy": lambda t, r: [_above(t, r["mtl"], "easy less hard")],
+    "mtl-easy-hard-gap": lambda t, r: [
+        round(_printed(t, "accuracy").loc[r["mtl"], "easy"] - t["accuracy"].loc[r["mtl"], "hard"], 1) == 12.4],
+    "mtl-answers-better": lambda t, r: [_above(t, line, "answers") for line in ("gqa-rel-dev", "gqa-dev", "gqa-test")],
+    "transfer-vqa-gains": lambda t, r: [_above(t, "tl-vqa", _LESS.format("tl-vqa", "none", split)) for split in _TEN],
+    "other-transfer-gains-nothing": lambda t, r: [
+        _not(_above(t, line, _LESS.format(line, "none", split)))
+        for line in ("tl-gqa", "tl-gqa-rel", "mtl-vqa") for split in _TEN],
+})
 
 # %% ../../../nbs/lib/papers/ref_adv/02_claims.ipynb #680925a7
-_LONGER = ("We note that Ref-Adv expressions are longer on average than Ref-Easy and Ref-Hard (Figure 6 in appendix) "
-           "and consists of rich and diverse spatial relationships (Figure 7 in appendix).")
-DATA_CLAIMS = (
-    Claim("people find 98, 95 and 96 of 100 targets", "all three", "section 3.1", _never("people to ask"), (),
-          "Through this evaluation, we obtained human performance on each of the three splits Ref-Easy, Ref-Hard, and "
-          "Ref-Adv as 98%, 95%, and 96% respectively."),
-    Claim("expressions of Ref-Adv have more words than those of Ref-Easy, and of Ref-Hard", "both", "section 3",
-          lambda t, r: [_above(t, "adv", f"words less {split}") for split in ("easy", "hard")], (), _LONGER),
-    Claim("they name more spatial relations than those of Ref-Easy, and of Ref-Hard (our reading of rich)", "both",
-          "section 3", lambda t, r: [_above(t, "adv", f"relations less {split}") for split in ("easy", "hard")], (),
-          _LONGER),
-    Claim("50 and 36 % of the targets are persons", "all", "appendix A.1",
-          _never("number in the text that we have: Table 4 is lost"), (),
-          "whereas RefCOCOg is relatively less skewed ( 36%), more diverse, and less biased."),
-    Claim("fewer targets of Ref-Adv are persons than of Ref-Easy, and than of Ref-Hard", "both", "appendix A.4",
-          lambda t, r: [_below(t, "adv", f"persons less {split}") for split in ("easy", "hard")], (),
-          "In comparison to Ref-Easy and Ref-Hard, Ref-Adv is more balanced and less biased towards Person category."),
-)
+DATA_CLAIMS = read_claims("ref_adv", "data", {
+    "people": _never("people to ask"),
+    "adv-longer": lambda t, r: [_above(t, "adv", f"words less {split}") for split in ("easy", "hard")],
+    "adv-more-relations": lambda t, r: [_above(t, "adv", f"relations less {split}") for split in ("easy", "hard")],
+    "persons-share": _never("number in the text that we have: Table 4 is lost"),
+    "adv-fewer-persons": lambda t, r: [_below(t, "adv", f"persons less {split}") for split in ("easy", "hard")],
+})
 CLAIMS = MODEL_CLAIMS + TRAINING_CLAIMS + DATA_CLAIMS

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LISTENERS', 'DECIDED_BY', 'listeners_of', 'ask_listeners', 'against_listeners', 'what_decides', 'both_right',
-           'meanings']
+           'meaning_table', 'meanings']
 
 # %% ../../../nbs/lib/papers/ref_adv/07_listeners.ipynb #c7a10003
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ import pandas as pd
 from ...boxes import box_iou
 from ...data.referring.expressions import Expression
 from ...data.referring.refcocog import SAME_OBJECT
-from ...miniworld.words.listener import Listener
+from ...miniworld.scenes.scene import Scene
+from ...miniworld.words.listener import OUTCOMES, Listener, judge
 from ...miniworld.writers.refcocog import scene_of
 from .data import RefAdv
-from .runs import SAYS, with_test
-from ...referring.audit import meaning_table
+from .description import with_test
+from .runs import SAYS
+from ...referring.perturb import HOW, perturb
 from ...referring.score import score_choices
 from ...referring.summary import compare_choices
 from ...report.sentences import direction
@@ -151,7 +153,43 @@ def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **option
     return pd.DataFrame(rows, columns=["model", "value", "ci_low", "ci_high", "n", "n_groups"])
 
 # %% ../../../nbs/lib/papers/ref_adv/07_listeners.ipynb #c7a10012
+def meaning_table(said: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[str] = HOW[:-1], *, seed: int = 0,
+                  tagger: str = "auto") -> pd.DataFrame:
+    """How often perturbations change what is meant, by the miniworld's exact listener: a row a perturbation and split.
+
+    said: scenes, rendered or not, each with what is said of it, as `writers.refcocog.told` gives it; adversarial
+    expressions among it are split "adv", others their label or the split of the scene. how: of `perturb.HOW` without
+    "shipped".
+    Returns how, split, expressions (that have a word left), no_words, reworded (share whose words or order changed),
+    and the share of each of `miniworld.words.listener.OUTCOMES`.
+    """
+    rows = []
+    for scene, several in said:
+        listener = Listener(scene)
+        for split, one in _by_split(scene, several):
+            for name in how:
+                text = perturb(one["text"], name, seed=seed, tagger=tagger)
+                found = judge(listener, text, one["thing"]) if text else "no words"
+                rows.append((name, split, text != perturb(one["text"], "plain"), found))
+    frame = pd.DataFrame(rows, columns=["how", "split", "reworded", "found"])
+    lines = []
+    for (name, split), cell in frame.groupby(["how", "split"], sort=False):
+        asked = cell[cell["found"] != "no words"]
+        shares = {one: (asked["found"] == one).mean() for one in OUTCOMES}
+        lines.append({"how": name, "split": split, "expressions": len(asked), "no_words": len(cell) - len(asked),
+                      "reworded": asked["reworded"].mean(), **shares})
+    return pd.DataFrame(lines, columns=["how", "split", "expressions", "no_words", "reworded", *OUTCOMES])
+
+
+def _by_split(scene: Scene, said: Iterable[dict]) -> Iterator[tuple[str, dict]]:
+    "What is said of a scene, each with its split."
+    for one in said:
+        yield one.get("label", scene.split), one
+        if "adversary" in one:
+            yield "adv", one["adversary"]
+
+
 def meanings(data: RefAdv, **options: Any) -> pd.DataFrame:
-    """How often each perturbation changes what is meant, by split: rows of `referring.audit.meaning_table`, none for
-    given files. options: how, seed, tagger."""
+    """How often each perturbation changes what is meant, by split: rows of `meaning_table`, none for given files.
+    options: how, seed, tagger."""
     return meaning_table([(scene_of(one), one["expressions"]) for one in _pictures(data)], **options)

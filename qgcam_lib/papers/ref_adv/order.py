@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'OrderStudy', 'read_order_study', 'study_costs', 'run_costs', 'order_effects', 'order_seeds', 'order_kinds',
-           'clear_effects', 'order_accuracy', 'order_figure', 'order_title', 'order_result']
+           'order_accuracy', 'order_figure']
 
 # %% ../../../nbs/lib/papers/ref_adv/09_order.ipynb #c9a0583b
 import json
@@ -22,8 +22,8 @@ from ...data.catalog import study_folder
 from ...errors import FileFault
 from .description import SPLITS
 from ...referring.summary import compare_splits
-from ...report.sentences import PERCENT, direction, with_interval
-from ...report.style import GUIDE, described, legend_below, line_look, wrapped
+from ...report.sentences import direction
+from ...report.style import GUIDE, legend_below, line_look, titled, wrapped
 from ...statistics import summarize
 
 # %% ../../../nbs/lib/papers/ref_adv/09_order.ipynb #60bdfd81
@@ -81,10 +81,8 @@ def order_effects(costs: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataF
     for model, frame in costs.items():
         for split in (name for name in ("hard", "adv") if {name, "easy"} <= set(frame["split"])):
             row = compare_splits(frame, split, "easy", **options).iloc[0]
-            rows.append({"model": model, "split": split, "cost": row["value_a"], "cost_easy": row["value_b"],
-                         "difference": row["difference"], "ci_low": row["ci_low"], "ci_high": row["ci_high"],
-                         "n": row["n_a"] + row["n_b"], "n_groups": row["n_groups"],
-                         "hypothesis": direction(row, ("supported", "against", "open"))})
+            rows.append({"model": model, "split": split, "cost": row["value_a"], "cost_easy": row["value_b"], **row,
+                         "n": row["n_a"] + row["n_b"], "hypothesis": direction(row, ("supported", "against", "open"))})
     return pd.DataFrame(rows, columns=["model", "split", "cost", "cost_easy", "difference", "ci_low", "ci_high", "n",
                                        "n_groups", "hypothesis"])
 
@@ -107,12 +105,6 @@ def order_kinds(study: OrderStudy, **options: Any) -> pd.DataFrame:
         parts.append(order_effects(study_costs(part), **options).assign(same_type=same))
     found = pd.concat(parts, ignore_index=True)
     return found[["same_type", *found.columns.drop("same_type")]]
-
-
-def clear_effects(effects: pd.DataFrame) -> str:
-    """"5 of 13 models": those of a run for which shuffling clearly costs more on Adv than on Easy."""
-    adv = effects[effects["split"] == "adv"]
-    return f"{(adv['hypothesis'] == 'supported').sum()} of {len(adv)} models"
 
 # %% ../../../nbs/lib/papers/ref_adv/09_order.ipynb #f92cde31
 def order_accuracy(study: OrderStudy, **options: Any) -> pd.DataFrame:
@@ -153,36 +145,4 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
     handles = [Line2D([], [], marker="o", **line_look(k)) for k in range(3)]
     handles += [Line2D([], [], color=GUIDE, linestyle=dashes) for dashes in ("--", ":")]
     legend_below(figure, handles, [*(SPLITS[split] for split in splits), "random choice", "bag ceiling (Hard, Adv)"])
-    if title:
-        figure.suptitle(wrapped(title, 84, 2), x=0.01, ha="left", fontsize="medium", weight="bold")
-    return described(figure, f"Accuracy as written and shuffled: {'; '.join(said)} %.")
-
-# %% ../../../nbs/lib/papers/ref_adv/09_order.ipynb #50d43e91
-def order_title(effects: pd.DataFrame) -> str:
-    """The finding of a study as a title, from the effects of the arm that also read shuffled words."""
-    rows = effects[effects["model"] == "shuffled"].set_index("split")
-    said = [f"{100 * rows['difference'][split]:.0f} points more on {SPLITS[split]}" for split in ("hard", "adv")]
-    return f"Shuffling costs {' and '.join(said)} than on Ref-Easy, once shuffled words are familiar"
-
-
-def _says(row: Mapping[str, Any], subject: str) -> str:
-    words = ("costs more", "costs less", "does not clearly cost more")
-    return f"shuffling {direction(row, words)} on {SPLITS[row['split']]} than on Ref-Easy for {subject}"
-
-
-def order_result(effects: pd.DataFrame, where: str) -> dict[str, Any]:
-    """answer and effect of `ref_adv_evaluate`. effects: of `order_effects` over the study, or over a run's models."""
-    rows = effects.sort_values("split", kind="stable").to_dict("records")
-    first = [row for row in rows if row["model"] == "shuffled"] or rows
-    lines = [f"{ARMS.get(row['model'], row['model'])}: cost on {SPLITS[row['split']]} minus cost on Ref-Easy "
-             f"{with_interval(row, PERCENT, 'difference')}, n = {row['n']:.0f}"
-             for row in (*first, *(one for one in rows if one not in first))]
-    if first is not rows:
-        subject = "a ViLBERT that has also read shuffled words"
-        same = len({direction(row) for row in first}) == 1
-        said = _says(first[0], subject) if not same else _says(first[0], subject).replace(
-            SPLITS["adv"], f"{SPLITS['adv']} and {SPLITS['hard']}")
-        return {"answer": f"On the {where}, {said}" + ("." if same else f", and {_says(first[1], 'it')}."),
-                "effect": lines}
-    return {"answer": f"On the {where}, shuffling clearly costs more on Ref-Adv than on Ref-Easy for "
-            f"{clear_effects(effects)}.", "effect": lines}
+    return titled(figure, title, "medium", alt=f"Accuracy as written and shuffled: {'; '.join(said)} %.")

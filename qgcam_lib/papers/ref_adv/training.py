@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TABLE9', 'TABLE10', 'POINTS', 'StoredStudy', 'read_study', 'arm_label', 'arms_table', 'arm_summary', 'chosen_arms',
            'picked', 'gains', 'answers_summary', 'as_table10', 'beside', 'study_claims', 'study_curves', 'zoo_cards',
-           'not_chosen', 'zoo_beside', 'remedies_figure', 'gains_figure', 'training_result']
+           'remedies_figure']
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70003
 import json
@@ -22,14 +22,15 @@ from ...errors import FileFault
 from ...finetune.referring.study import ARMS
 from ...models.common.zoo import load_zoo
 from ...models.registry import zoo_folder
-from .claims import ROLES, TRAINING_CLAIMS, printed_tables, run_differences
-from .description import SPLITS, by_split
+from .claims import REMEDIES, ROLES, TRAINING_CLAIMS, printed_tables, run_differences
+from .description import SPLITS, by_split, with_test
+from .runs import supports
 from ...referring.summary import compare_choices, summarize_choices
 from ...report.beside import paper_vs_ours
 from ...report.claims import assign_roles, check_claims
 from ...report.figures import curves_figure, interval_figure
-from ...report.paper import Column, PaperTable
-from ...report.sentences import PERCENT, Unit, direction, with_interval
+from ...report.published import Column, PaperTable
+from ...report.sentences import PERCENT, Unit, with_interval
 from ...report.tables import in_points
 from ...statistics import compare, summarize
 
@@ -91,15 +92,10 @@ def arms_table(study: StoredStudy) -> pd.DataFrame:
                                        "minutes"])
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70007
-def _with_test(frame: pd.DataFrame) -> pd.DataFrame:
-    "Rows of choices, and those of easy and hard once more as split test."
-    return pd.concat([frame, frame[frame["split"].isin(["easy", "hard"])].assign(split="test")], ignore_index=True)
-
-
 def arm_summary(study: StoredStudy, **options: Any) -> pd.DataFrame:
     """Accuracy of each arm by split (dev, test, easy, hard, adv) with the columns of `summarize_choices`, and model,
     the arm. options: n_bootstrap, seed."""
-    parts = [summarize_choices(_with_test(frame), "split", **options).assign(model=name)
+    parts = [summarize_choices(with_test(frame), "split", **options).assign(model=name)
              for name, frame in study.choices.items()]
     found = pd.concat(parts, ignore_index=True)
     return found.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable", ignore_index=True)
@@ -126,7 +122,6 @@ def picked(choices: pd.DataFrame) -> dict[str, str]:
     return dict(choices.loc[choices["chosen"], ["family", "arm"]].to_numpy())
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70011
-_LINES = {"sum-h": "vilbert-sum-h", "max-h": "vilbert-max-h", "mtl": "vilbert-mtl"}
 _ENDS = ("difference", "ci_low", "ci_high")
 _TABLE10 = {"tl-other": "tl-vqa", "tl-all": "tl-gqa", "tl-rel": "tl-gqa-rel", "mtl-other-1": "mtl-vqa"}
 
@@ -135,7 +130,7 @@ def _printed_gains(arms: Mapping[str, str]) -> dict[tuple[str, str], float]:
     "(arm, split) -> the paper's difference from plain ViLBERT, in points. arms: family -> arm."
     tables = printed_tables()
     three, ten = tables["accuracy"], tables["transfer"]
-    gains = {arm: three.loc[_LINES[family]] - three.loc["vilbert"] for family, arm in arms.items()}
+    gains = {arm: three.loc[f"vilbert-{family}"] - three.loc["vilbert"] for family, arm in arms.items()}
     gains |= {arm: ten.loc[line] - ten.loc["none"] for arm, line in _TABLE10.items()}
     return {(arm, split): float(row[split]) for arm, row in gains.items() for split in row.index if row.notna()[split]}
 
@@ -152,10 +147,10 @@ def gains(study: StoredStudy, arms: Mapping[str, str], **options: Any) -> pd.Dat
 
     arms: of `picked`; options: n_bootstrap, seed. Nothing is corrected for the number of tests.
     """
-    plain, printed, rows = _with_test(study.choices["plain"]), _printed_gains(arms), []
+    plain, printed, rows = with_test(study.choices["plain"]), _printed_gains(arms), []
     for name, frame in study.choices.items():
         if name != "plain":
-            rows += [{"arm": name} | row for row in compare_choices(_with_test(frame), plain, **options).to_dict(
+            rows += [{"arm": name} | row for row in compare_choices(with_test(frame), plain, **options).to_dict(
                 "records")]
     table = pd.DataFrame(rows, columns=["arm", "split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"])
     table = in_points(table, *_ENDS)
@@ -165,16 +160,8 @@ def gains(study: StoredStudy, arms: Mapping[str, str], **options: Any) -> pd.Dat
     table = table.sort_values(["family", "adv", "arm", "order"], ignore_index=True)
     table = table[["arm", "training", "split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]]
     paper = [printed.get((row.arm, row.split), float("nan")) for row in table.itertuples()]
-    return table.assign(paper=paper, hypothesis=[_held(row, theirs) for row, theirs in zip(
+    return table.assign(paper=paper, hypothesis=[supports(row, theirs) for row, theirs in zip(
         table.to_dict("records"), paper)])
-
-
-def _held(row: Mapping[str, Any], paper: float) -> str:
-    "Whether an interval supports a printed difference."
-    if pd.isna(paper) or paper == 0:
-        return ""
-    low, high = (row["ci_low"], row["ci_high"]) if paper > 0 else (-row["ci_high"], -row["ci_low"])
-    return "supported" if low > 0 else "against" if high < 0 else "open"
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70013
 _ASKED = {"gqa-rel-dev": ("dev", "rel"), "gqa-dev": ("dev", ""), "gqa-test": ("test", "")}
@@ -199,7 +186,7 @@ def answers_summary(study: StoredStudy, after: str, before: str = "questions-rel
                  for when, part in parts.items()]
         found = in_points(compare(parts["after"], parts["before"], "correct", **options), *_ENDS).iloc[0].to_dict()
         theirs = float(printed.loc[line, "after"] - printed.loc[line, "before"])
-        apart.append({"split": line, **found, "paper": theirs, "hypothesis": _held(found, theirs)})
+        apart.append({"split": line, **found, "paper": theirs, "hypothesis": supports(found, theirs)})
     columns = ["split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups", "paper", "hypothesis"]
     summary = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["split", "when", "metric", "value",
                                                                                    "ci_low", "ci_high", "n", "model"])
@@ -233,7 +220,7 @@ def study_claims(study: StoredStudy, arms: Mapping[str, str], found: pd.DataFram
 
     arms: of `picked`; found: of `gains`; answers: the differences of `answers_summary`; options: n_bootstrap, seed.
     """
-    names = {"vilbert": "plain", **{_LINES[family]: arm for family, arm in arms.items()}}
+    names = {"vilbert": "plain", **{f"vilbert-{family}": arm for family, arm in arms.items()}}
     own = run_differences({line: study.choices[arm] for line, arm in names.items()}, **options).reset_index()
     rows = [(line, f"{line} less none on {row.split}", row.ci_low, row.ci_high) for row in found.itertuples()
             if (line := _TABLE10.get(row.arm))]
@@ -252,12 +239,12 @@ def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Fi
                          title=title, limits=(0, 100))
 
 
-def zoo_cards(names: Sequence[str] = ("vilbert", "vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")) -> pd.DataFrame:
+def zoo_cards() -> pd.DataFrame:
     """What the cards of the zoo's ViLBERTs say: model, steps, best on dev, and accuracy on easy, hard and adv with its
     interval as text; a name whose mini is not in the zoo has no line.
     """
     rows = []
-    for name in names:
+    for name in ("vilbert", *REMEDIES):
         if not (zoo_folder() / f"{name}-mini" / "card.json").is_file():
             continue
         card = load_zoo(f"{name}-mini").card
@@ -268,30 +255,6 @@ def zoo_cards(names: Sequence[str] = ("vilbert", "vilbert-sum-h", "vilbert-max-h
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #7165180a
 POINTS = Unit(1, 1, "", " points")
-
-
-def not_chosen(found: pd.DataFrame, chosen: pd.DataFrame) -> str:
-    """A sentence on arms whose gain on Ref-Adv has an interval above zero and that dev did not choose. found: of
-    `gains`; chosen: of `chosen_arms`."""
-    others = chosen.loc[~chosen["chosen"], "arm"]
-    rows = found[found["arm"].isin(others) & (found["split"] == "adv") & (found["ci_low"] > 0)]
-    if not len(rows):
-        return "No arm that dev did not choose has a gain on Ref-Adv with an interval above zero."
-    named = [f"{row['training']}: {with_interval(row, POINTS, 'difference')}" for row in rows.to_dict("records")]
-    return (f"Not chosen on dev, and on Ref-Adv above plain training with the whole interval ({'; '.join(named)}). Of "
-            f"{len(others)} arms that were not chosen one such interval is no rare luck; had we chosen "
-            "on Ref-Adv, it would be the result.")
-
-
-def zoo_beside(cards: pd.DataFrame) -> str:
-    """A sentence on what the zoo's remedies are on Ref-Adv, less its ViLBERT. cards: of `zoo_cards`."""
-    adv = cards.set_index("model")["adv"].str.extract(r"^([\d.]+)")[0].astype(float)
-    if "vilbert" not in adv or len(adv) < 2:
-        return "The zoo has no two of these models."
-    said = ", ".join(f"{name} {value - adv['vilbert']:+.1f}" for name, value in adv.drop("vilbert").items())
-    return (f"On Ref-Adv, less the zoo's ViLBERT, in points: {said}. These are other networks, lengths of training and "
-            "seeds than the arms above, one training each, so a verdict on a remedy rests on the arms, which differ in "
-            "the remedy alone.")
 
 # %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #46065bac
 _FAMILY = {"sum-h": "Sum-H", "max-h": "Max-H", "mtl": "MTL with GQA-Rel"}
@@ -304,39 +267,9 @@ def remedies_figure(found: pd.DataFrame, arms: Mapping[str, str]) -> Figure:
         line=lambda frame: frame["arm"].map(names).map(_FAMILY))
     ours = rows.rename(columns={"difference": "value"}).assign(series="here, miniworld, 95 % interval")
     theirs = rows.assign(value=rows["paper"], ci_low=float("nan"), ci_high=float("nan"), series="printed, Table 3")
-    said = {direction(row) for row in rows.to_dict("records")}
-    finding = "No remedy clearly moves ViLBERT on Ref-Adv" if said == {"does not clearly move"} else (
-        "What the remedies gain on Ref-Adv")
+    clear = (rows["ci_low"] > 0) | (rows["ci_high"] < 0)
     figure = interval_figure(pd.concat([ours, theirs]), y="line", series="series", limits=None, chance=0.0,
-                             guide="plain training", xlabel="points on Ref-Adv, less plain training", title=finding)
+                             guide="plain training", xlabel="points on Ref-Adv, less plain training",
+                             title=f"{clear.sum()} of {len(rows)} remedies clearly move ViLBERT on Ref-Adv")
     figure.set_size_inches(6.4, 2.7)
     return figure
-
-
-def gains_figure(found: pd.DataFrame, where: str) -> Figure:
-    """Gains on Ref-Adv of every arm but that which hinges from the first step, which is far below the others."""
-    rows = found[(found["split"] == "adv") & ~found["arm"].str.endswith("at-once")]
-    clear = (rows["ci_low"] > 0).sum()
-    title = f"{clear} of {len(rows)} trainings clearly {'gains' if clear == 1 else 'gain'} on Ref-Adv ({where})"
-    return interval_figure(rows.rename(columns={"difference": "value"}).assign(what="less plain training"),
-                           y="training", series="what", limits=None, chance=0.0, guide="plain training",
-                           xlabel="points on Ref-Adv, 95 % interval", title=title)
-
-# %% ../../../nbs/lib/papers/ref_adv/08_training.ipynb #b1e70017
-def training_result(found: pd.DataFrame, arms: Mapping[str, str]) -> dict[str, Any]:
-    """answer and effect of `ref_adv_train`: a sentence; the largest gain on Ref-Adv, then a line a gain of the paper.
-    found: of `gains`; arms: of `picked`."""
-    on = found[found["arm"].isin(arms.values()) & found["paper"].notna()]
-    adv = on[on["split"] == "adv"].to_dict("records")
-    if not adv:
-        return {"answer": "No remedy of the study was run."}
-    words = [direction(row) for row in adv]
-    clear = [f"{row['training']} {word} it" for row, word in zip(adv, words) if word != "does not clearly move"]
-    answer = (f"None of {len(adv)} remedies clearly changes ViLBERT's accuracy on Ref-Adv." if not clear else
-              f"On Ref-Adv, {'; '.join(clear)}; {len(adv) - len(clear)} of {len(adv)} do not clearly move it.")
-    lines = [f"{row['training']}, {row['split']}: {with_interval(row, POINTS, 'difference')}, n = {row['n']} (paper "
-             f"{row['paper']:+.2f})" for row in on.to_dict("records")]
-    best = max(adv, key=lambda row: row["difference"])
-    effect = (f"{best['training']}, the largest: {with_interval(best, POINTS, 'difference')}, n = {best['n']}; the "
-              f"paper: {best['paper']:+.1f}.")
-    return {"answer": answer, "effect": [effect, *lines]}

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ...data.tricd.pairs import SUBSETS, Tricd
 from .tables import METRIC_NAMES, SUBSET_NAMES
 from ...report.figures import beside_figure, interval_figure
-from ...report.style import PALETTE, legend_below, line_look, point_look, titled
+from ...report.style import PALETTE, legend_below, line_look, point_look, shared_legend, titled
 
 # %% ../../../nbs/lib/papers/tricd/03_figures.ipynb #75499bf9
 _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj", "coco_rel", "winoground"))}
@@ -121,7 +121,6 @@ def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
                         f"{100 * rows['value'].iloc[-1]:.1f}")
         ax.set(xticks=range(len(steps)), xticklabels=steps, xlabel="decimals of the scores",
                ylabel=f"{name}, %")
-    handles = {name: handle for ax in axes[0] for handle, name in zip(*ax.get_legend_handles_labels())}
-    legend_below(figure, [*handles.values()], [*handles])
+    shared_legend(figure, axes)
     return titled(figure, title, alt=f"Scores in percent, decimals {', '.join(map(str, steps))}, first to last: "
                                      f"{'; '.join(said)}.")
