@@ -127,7 +127,8 @@ class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
     [N, 4], half-open xyxy. Pairs stand in ascending order, the boxes of one in the order given. form: one of FORMS.
     named: indices of the pairs that the predictions name, also without a box. left_out: {reason: number of boxes}, what
-    the predictions had beyond this. faults: texts that name the inverted boxes among these."""
+    the predictions had beyond this. faults: texts that name the inverted boxes among these. format: the order that the
+    numbers of a box were read in."""
 
     pair: np.ndarray
     phrase: np.ndarray
@@ -137,6 +138,7 @@ class Packed:
     named: np.ndarray
     left_out: dict[str, int]
     faults: tuple[str, ...] = ()
+    format: str = "xyxy"
 
 
 def _check_options(images: Any, phrases: Any) -> None:
@@ -183,7 +185,7 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
     return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
-                  tuple(map(str, rows.faults.values())))
+                  tuple(map(str, rows.faults.values())), box_format or rows.format)
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a02
 def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, asked: np.ndarray) -> list[str]:
@@ -242,7 +244,7 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
             found = [f"the scores of {whole.mean():.0%} of the {what} add up to 1: a softmax over them was taken "
                      "before, so those of different pairs cannot be compared. Give the scores before it"]
             break
-    if (np.diff(np.sort(score)) == 0).mean() >= 0.01:
+    if len(score) > 1 and (np.diff(np.sort(score)) == 0).mean() >= 0.01:
         rows = np.column_stack([packed.phrase[at], score, packed.boxes[at]])
         rows = rows[(rows[:, 4:] > rows[:, 2:4]).all(1)]
         twice = int(pd.DataFrame(rows).duplicated().sum())
@@ -250,6 +252,16 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
             found.append(f"{twice} of {len(at)} boxes looked at are there again, with the same phrase and score: was a "
                          "file read twice?")
     return found
+
+
+def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
+    "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
+    corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
+    out = int((boxes[:, 2:] > ends).any(1).sum())
+    if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
+        return []
+    return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
+            "width, height (choose the box format xyxy)"]
 
 
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
@@ -260,6 +272,8 @@ def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     area = at[(packed.boxes[at, 2:] > packed.boxes[at, :2]).all(1)]  # without it, a box says nothing
     pair = packed.pair[area]
     found = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
+    if len(area) < 10 and packed.format == "xywh":  # fewer than `box_findings` judges
+        found += _few_corners(packed.boxes[area], data.sizes[pair])
     true, false = (np.isin(np.flatnonzero(data.positive == which), packed.named) for which in (True, False))
     if len(false) >= 10 and not false.any() and true.mean() >= 0.9:
         found.append(f"the predictions name no pair with a false caption, of which there are {len(false)}: was the "
