@@ -211,7 +211,9 @@ def _opened(batch: list[list[Asked]]) -> tuple[list[tuple[Asked, Image.Image]], 
         lost += [(item, item.fault) for item in items if item.fault]
         whole = [item for item in items if not item.fault]
         try:
-            picture = open_image(whole[0].path, whole[0].size, whole[0].id) if whole else None
+            first = whole[0] if whole else None
+            named = "" if not first or first.id.startswith(first.image) else first.id  # the path says it already
+            picture = open_image(first.path, first.size, named) if first else None
             ready += [(item, picture) for item in whole]
         except ExampleError as error:
             lost += [(item, error) for item in whole]
