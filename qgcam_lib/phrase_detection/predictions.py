@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..checks import box_findings, choice_findings, not_by_place, some_records, stretched
+from ..checks import box_findings, choice_findings, not_by_place, some_records, stretched, warn_of
 from ..data.tricd.pairs import Tricd
 from ..errors import ExampleError
 from . import matching
@@ -127,8 +127,7 @@ class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
     [N, 4], half-open xyxy. Pairs stand in ascending order, the boxes of one in the order given. form: one of FORMS.
     named: indices of the pairs that the predictions name, also without a box. left_out: {reason: number of boxes}, what
-    the predictions had beyond this. faults: texts that name the inverted boxes among these. format: the order that the
-    numbers of a box were read in."""
+    the predictions had beyond this. faults: texts that name the inverted boxes among these."""
 
     pair: np.ndarray
     phrase: np.ndarray
@@ -138,7 +137,16 @@ class Packed:
     named: np.ndarray
     left_out: dict[str, int]
     faults: tuple[str, ...] = ()
-    format: str = "xyxy"
+
+
+def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
+    "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
+    corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
+    out = int((boxes[:, 2:] > ends).any(1).sum())
+    if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
+        return []
+    return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
+            "width, height (choose the box format xyxy)"]
 
 
 def _check_options(images: Any, phrases: Any) -> None:
@@ -184,8 +192,10 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
                            f"{left_out}", remedy="Check `images`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
+    if len(row) < 10 and (box_format or rows.format) == "xywh":  # fewer than `box_findings` judges
+        warn_of(_few_corners(rows.boxes[row], data.sizes[pair[order]]), stacklevel=3)
     return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
-                  tuple(map(str, rows.faults.values())), box_format or rows.format)
+                  tuple(map(str, rows.faults.values())))
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a02
 def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, asked: np.ndarray) -> list[str]:
@@ -254,16 +264,6 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
     return found
 
 
-def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
-    "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
-    corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
-    out = int((boxes[:, 2:] > ends).any(1).sum())
-    if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
-        return []
-    return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
-            "width, height (choose the box format xyxy)"]
-
-
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     """What is suspicious about predictions as a whole; see `checks`. ValueError for boxes that are all shares."""
     chosen = np.zeros(len(data), bool)
@@ -272,8 +272,6 @@ def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     area = at[(packed.boxes[at, 2:] > packed.boxes[at, :2]).all(1)]  # without it, a box says nothing
     pair = packed.pair[area]
     found = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
-    if len(area) < 10 and packed.format == "xywh":  # fewer than `box_findings` judges
-        found += _few_corners(packed.boxes[area], data.sizes[pair])
     true, false = (np.isin(np.flatnonzero(data.positive == which), packed.named) for which in (True, False))
     if len(false) >= 10 and not false.any() and true.mean() >= 0.9:
         found.append(f"the predictions name no pair with a false caption, of which there are {len(false)}: was the "
