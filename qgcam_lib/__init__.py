@@ -49,7 +49,9 @@ def lazy_face(package: str, rooms: Mapping[str, Sequence[str]] | Sequence[str]
     def get(name: str) -> Any:
         if name.startswith("__") or name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules()[name]), name)
+        from .errors import needed
+
+        return getattr(needed(modules()[name], name), name)  # MissingExtra where it needs a package that is not here
 
     return get, lambda: sorted(modules())
 

@@ -54,7 +54,8 @@ def test_pairs_are_joined_only_behind_their_option():
 
 @pytest.mark.parametrize("line, words", [("run nbs/papers/q_groundcam.ipynb -p limt 3", "`limit`"),
                                          ("run no.ipynb", "no.ipynb"), ("runn", "runn"),
-                                         ("table --outputs nowhere", "nowhere"), ("data verify nowhere", "nowhere")])
+                                         ("table --outputs nowhere", "nowhere"), ("data verify nowhere", "nowhere"),
+                                         ("data verify miniwrld", "Did you mean miniworld?")])
 def test_wrong_calls_are_one_line_and_exit_code_2(line, words, project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     assert main(line.split()) == 2

@@ -212,11 +212,11 @@ def test_faults_of_a_file_name_it_and_the_record(files, harm, words):
 
 @pytest.mark.parametrize("protocol", ["paper", "native"])
 def test_negative_values_are_named(files, protocol):
-    write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5})
-    with pytest.raises(FileFault, match="record 'im1/0': .*negative"):
+    write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5, "im2/1": MAPS["im2/1"] - 0.5})
+    with pytest.raises(FileFault, match=r"record 'im1/0': .*negative.* \(2 of 9 maps are signed\); say"):
         score_files("maps.npz", "boxes.csv", protocol=protocol)
     kept = score_files("maps.npz", "boxes.csv", protocol=protocol, on_error="record")
-    assert kept.error.notna().sum() == 1 and "n_negative" not in kept
+    assert kept.error.notna().sum() == 2 and "n_negative" not in kept
 
 
 def test_what_became_of_negative_values_is_counted(files, capsys):

@@ -286,7 +286,7 @@ class Picky(RandomMap):
 
 
 @pytest.mark.parametrize("thing, error, said", [("cat", RuntimeError, "token 7"), ("horse", ValueError, "NaN"),
-                                                ("bird", ValueError, "one map a phrase")])
+                                                ("bird", ValueError, "a map for each phrase")])
 def test_a_model_that_fails_costs_its_own_example_only(root, thing, error, said):
     (root / "Sentences" / "6.txt").write_text(f"[/EN#1/people A man] and [/EN#2/animals a {thing}] .")
     dataset = Flickr30kEntities(root)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -21,7 +22,7 @@ from qgcam_lib.errors import FileFault, ParameterError, RunError
 from qgcam_lib.miniworld.writers import flickr30k
 from qgcam_lib.models import inputs as model_inputs
 from qgcam_lib.papers.q_groundcam.splits import run_records
-from qgcam_lib.runs import find_runs, read_run
+from qgcam_lib.runs import find_runs, open_run, read_run
 from qgcam_lib.runs.gather import gather_run
 from qgcam_lib.runs.inputs import fetch_weights, find_inputs, input_entries, recipes
 from qgcam_lib.runs.parameters import read_cell
@@ -373,3 +374,33 @@ def test_records_of_a_run_are_read_only_when_they_are_the_runs(world, tmp_path):
 def test_a_model_in_the_wrong_role_stops_a_paper_notebook_before_it_starts(name, given):
     with pytest.raises(ParameterError, match="model"):
         plan_run(ROOT / "nbs" / "papers" / f"{name}.ipynb", given)
+
+
+FACTORIES = {"mine_a.py": "import numpy as np\nfrom mine_b import *\nfrom os.path import *\n",
+             "mine_b.py": "def make(): ...\n"}
+
+
+@pytest.mark.parametrize("name, given, words", [
+    ("q_groundcam", {"split": "foo"}, "no split 'foo'.*train, val, test"),
+    ("q_groundcam", {"dataset": "miniworld-spatialsense"}, "no split 'test'.*triplets"),
+    ("q_groundcam", {"dataset": "miniworld-tricd"}, "no grounding examples"),
+    ("q_groundcam", {"dataset": "bare"}, "bare: 0 of 4 pictures.*first .*[.]jpg.*`qgcam data verify .*bare`"),
+    ("probe_background", {"subset": "foo"}, "no subset 'foo'.*val2014"),
+    ("q_groundcam", {"device": "cuda:99"}, "`device`.*cuda:99"),
+    ("q_groundcam", {"model": "mine_a:make", "weights": "random"}, "weights.*'random'"),
+    ("q_groundcam", {"model": "mine_a:maek"}, "defines no maek. Did you mean make"),
+    ("ref_adv_train", {"check_arm": "mtl-rel-1"}, "`check_arm`.*'plain'"), ("ref_adv_train", {"anew": "mtl"}, "`anew`"),
+], ids=str)
+def test_a_wrong_value_is_refused_before_anything_loads_at_both_doors(name, given, words, tmp_path, monkeypatch):
+    for file, source in FACTORIES.items():
+        (tmp_path / file).write_text(source)
+    if given.get("dataset") == "bare":
+        miniworld.make_flickr30k(tmp_path / "bare", n_test=4, n_val=0, n_train=0, progress=False)
+        shutil.rmtree(tmp_path / "bare" / "images")
+        given = {"dataset": str(tmp_path / "bare")}
+    monkeypatch.chdir(tmp_path)
+    notebook = ROOT / "nbs" / "papers" / f"{name}.ipynb"
+    for start in (plan_run, partial(open_run, outputs=tmp_path / "out")):
+        with pytest.raises(ParameterError, match=words):
+            start(notebook, given)
+    assert not (tmp_path / "out").exists() and "mine_b" not in sys.modules, "planning runs nothing of the user's"

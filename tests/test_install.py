@@ -98,6 +98,43 @@ def test_the_command_line_without_an_extra_ends_with_two_and_one_line(tmp_path):
     assert 'pip install ".[parquet]"' in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+LACKING = {  # package -> what cannot do without it
+    "torch": ["from qgcam_lib.metrics.torchmetric import GroundingScores", "from qgcam_lib.explain import cam_for",
+              "from qgcam_lib.phrase_detection.torchmetric import PhraseDetection",
+              "from qgcam_lib.finetune.relcomp.training import RelCompRecipe",
+              "score_maps(A, B, image_sizes=(4, 4), backend='torch')"],
+    "skimage": ["score_map_literal(A[0], B[0], (4, 4))"], "matplotlib": ["import qgcam_lib.report.style"]}
+
+
+@pytest.mark.parametrize("package", LACKING)
+def test_what_needs_a_package_names_the_extra_that_brings_it(package):
+    python(f"""if True:
+        import sys
+        sys.modules["{package}"] = None
+        import numpy as np
+        from qgcam_lib.errors import MissingExtra
+        from qgcam_lib.metrics import score_maps
+        from qgcam_lib.metrics.formulas import score_map_literal
+        A, B = np.ones((1, 4, 4), np.float32), [[[0, 0, 2, 2]]]
+        for line in {LACKING[package]}:
+            try:
+                exec(line)
+            except MissingExtra as error:
+                assert str(error).startswith("{package} is not installed") and "pip install" in str(error)
+            else:
+                raise AssertionError(line)""")
+
+
+def test_two_tables_are_compared_without_torch(tmp_path):
+    for name in "ab":
+        rows = [f"{k},{k // 2},{np.sin(k + ord(name)) ** 2:.6f}" for k in range(24)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,group,io_ratio", *rows]))
+    program = "import sys; sys.modules['torch'] = None; from qgcam_lib.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program, "compare", "a.csv", "b.csv"], cwd=tmp_path, text=True,
+                          env={**CLEAN, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=100)
+    assert done.returncode == 0 and "io_ratio" in done.stdout, done.stderr
+
+
 # --- filters of our own, equal to SciPy's to the last bit ------------------------------------------------------------
 
 MODES = {"zero": "grid-constant", "replicate": "nearest", "reflect": "mirror"}

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from qgcam_lib.data.probes.groups import SwapPair
 from qgcam_lib.data.records import GroundingExample, box_share
+from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import ExampleError, FileFault, ParameterError, StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.grounding.explainers import load_explainer
@@ -18,6 +20,8 @@ from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
 from qgcam_lib.models import Explainer
 from qgcam_lib.models.named import load_source
 from qgcam_lib.models.roles import as_explainer
+from qgcam_lib.probes import probe
+from qgcam_lib.referring import refer
 from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import ROOT
 from qgcam_lib.storage.modules import is_module, module_files
@@ -39,6 +43,11 @@ class Own:
 class Bare:
     def maps(self, image, phrases):
         return None
+
+
+class Deep(Own):
+    def __init__(self, depth):
+        super().__init__()
 
 
 def make(weights="", device="cpu", seed=0):
@@ -243,3 +252,44 @@ def test_a_run_id_knows_the_content_of_a_file_of_maps(examples, tmp_path, monkey
     for wrong in ("maps:other.npz", "maps:", "siglip-b16"):
         with pytest.raises(ParameterError, match="`model`"):
             plan_run(NOTEBOOK, {"model": wrong})
+
+
+# -- what a model gives that it must not give
+
+
+class Said:
+    """A model that gives what it is told to, in every role."""
+
+    card = {"name": "said"}
+
+    def __init__(self, answer, *verbs):
+        vars(self).update(dict.fromkeys(verbs, lambda *given: answer))
+
+
+def test_another_number_or_shape_of_results_is_named(examples):
+    folder, pairs = examples[0].image.parent, [SwapPair(id="s", images=("a.png", "b.png"), prompts=("a dog", "a cat"))]
+    examples[0].image.with_name("b.png").write_bytes(examples[0].image.read_bytes())
+    words = [Expression(id=f"{k}", image="a.png", group="a", text=f"dog {k}", box=(0, 0, 5, 5),
+                        candidates=((0, 0, 5, 5), (3, 3, 9, 9))) for k in range(3)]
+    asks = {"maps": lambda model: quietly(model, examples), "score": lambda model: probe(model, pairs, folder),
+            "rank": lambda model: refer(model, words, folder)}
+    for verb, answer, said in [
+            ("maps", np.ones((1, 4, 4)), "maps: expected 2 results, a map for each phrase of a.png, got 1"),
+            ("maps", None, "maps: expected 2 .*got a NoneType"), ("maps_batch", [], "maps_batch: expected 1 .*got 0"),
+            ("score", np.ones((1, 2)), "score: expected 2 results, a row of scores for each picture, got 1"),
+            ("score", np.ones((3, 2)), "score: .*got 3"), ("score", 1.0, "score: .*got a float"),
+            ("score", np.ones((2, 3)), "2 finite scores"), ("score_batch", [np.ones(2)], "score_batch: .*got 1"),
+            ("rank", np.ones(1), "rank: expected 2 finite"), ("rank_batch", None, "rank_batch: .*got a NoneType"),
+            ("rank_batch", [np.ones((1, 2))], "rank_batch: expected 3 results, a row of scores for each expr.*got 1")]:
+        role = verb.partition("_")[0]
+        with pytest.raises(ValueError, match=said):
+            asks[role](Said(answer, verb))
+
+
+def test_a_class_that_needs_something_and_weights_of_others_are_refused(module):
+    with pytest.raises(ParameterError, match=r"pack.own:Deep, whose __init__ needs depth.*def make"):
+        load_source(f"{module}:Deep", "explainer")
+    with pytest.raises(ParameterError, match="'random'"):
+        load_source(f"{module}:make", "explainer", "random")
+    with pytest.raises(TypeError, match="not a class"):
+        as_explainer(Said)

@@ -13,6 +13,7 @@ from qgcam_lib.cli.main import main
 from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content
 from qgcam_lib.errors import SuspiciousInput
 from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.predictions import pack
 from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 
 REAL = Path(__file__).parents[2] / "shared" / "realdata" / "tricd"
@@ -208,3 +209,22 @@ def test_the_fix_that_a_warning_names_is_accepted(tmp_path, monkeypatch, capsys)
     rows = pd.DataFrame(json.loads(said.out)["scores"]).query("subset == 'all'").set_index("metric")
     assert said.err == "" and np.allclose(rows["value"][HEADLINES].astype(float), honest_scores("made"))
     assert main([*line, "--box-format", "middle"]) == 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_a_few_corners_in_a_coco_file_are_named_and_a_few_honest_boxes_are_silent(n):
+    data, rng, named = synthetic_tricd(51, 3), np.random.default_rng(n), 0
+    truth = [(pair.id, q.id, box) for pair in data.pairs for q in pair.phrases for box in q.boxes]
+    for _ in range(40):
+        some = [truth[k] for k in rng.choice(len(truth), n, replace=False)]
+        corners = [{"image_id": id, "phrase_id": q, "score": rng.random(), "bbox": [*box]} for id, q, box in some]
+        honest = [{**row, "bbox": [x0, y0, x1 - x0, y1 - y0]} for row in corners for x0, y0, x1, y1 in [row["bbox"]]]
+        stick = [{**row, "bbox": [x, y, w + 640, h]} for row in honest for x, y, w, h in [row["bbox"]]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SuspiciousInput)
+            pack(data, honest), pack(data, stick), pack(data, corners, box_format="xyxy")
+            try:
+                pack(data, corners)
+            except SuspiciousInput as said:
+                named += "choose the box format xyxy" in str(said)
+    assert named >= (20 if n == 1 else 30)

@@ -19,7 +19,6 @@ from ..data.tables import read_table
 from ..data.tricd.files import tricd_files
 from ..data.tricd.pairs import Tricd, load_tricd
 from ..errors import ParameterError
-from ..phrase_detection.compare import compare_matches
 from ..phrase_detection.prediction_files import read_predictions
 from ..phrase_detection.question_texts import parse_answer
 from ..phrase_detection.questions import load_tricd_vqa
@@ -183,6 +182,8 @@ def _compared_detections(a: _Found, b: _Found, options: dict) -> tuple[list, int
     data = replace(a.data, pairs=tuple(pair for pair in a.data.pairs if pair.group in both))
     if not both:
         return [], 0
+    from qgcam_lib.phrase_detection.compare import compare_matches  # it loads torch, which tables need not
+
     ids = data.pair_ids.tolist()
     matches = [match_predictions(data, {id: one.predictions[id] for id in ids if id in one.predictions})
                for one in (a, b)]

@@ -7,6 +7,7 @@ __all__ = ['data_app', 'data_list', 'data_verify', 'data_draw', 'data_ids', 'dat
 
 # %% ../../nbs/lib/cli/10_data.ipynb #da7a0003
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
     from qgcam_lib.data.catalog import NAMES, verify_dataset
 
     if path not in NAMES and not Path(path).is_dir():
-        raise FileNotFoundError(f"{path}: no such folder, and no data set of this name. See: qgcam data list")
+        near = "".join(f" Did you mean {one}?" for one in get_close_matches(path, NAMES, 1))
+        raise FileNotFoundError(f"{path}: no such folder, and no data set of this name.{near} See: qgcam data list")
     faults = verify_dataset(path, split)
     if as_json:
         echo_json(rows_of(faults))

@@ -102,19 +102,18 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
         say(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
 
 # %% ../../nbs/lib/cli/12_main.ipynb #c628e8f6
-def _check_start(values: dict) -> None:
-    """ParameterError for a device that is not there, and for maps:PATH without a map of any example that is drawn."""
-    from qgcam_lib.data.catalog import load_dataset
+def _check_maps(values: dict) -> None:
+    """ParameterError for maps:PATH without a map of any example that is drawn."""
     from qgcam_lib.errors import FileFault, ParameterError
-    from qgcam_lib.grounding.explainers import StoredMaps
-    from qgcam_lib.grounding.run import drawn_ids
-    from qgcam_lib.models.inputs import need_device
     from qgcam_lib.models.named import file_source
 
-    need_device(str(values.get("device", "cpu")))
     path = file_source(values.get("model"), "maps")
     if "dataset" not in values or path is None or not path.exists():
         return
+    from qgcam_lib.data.catalog import load_dataset
+    from qgcam_lib.grounding.explainers import StoredMaps
+    from qgcam_lib.grounding.run import drawn_ids
+
     options = {name: values[name] for name in ("split", "boxes") if name in values}
     data = load_dataset(values["dataset"], **options, on_error="record")
     try:
@@ -154,7 +153,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     given |= dict(pair.split("=", 1) for pair in parameter or [])
     if gather is not None:
         check_writable(gather, "gather")
-    _check_start(resolve_parameters(read_parameters(path), given))
+    _check_maps(resolve_parameters(read_parameters(path), given))
     result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
                           say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"

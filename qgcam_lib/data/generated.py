@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fastcore.basics import patch
 
@@ -24,8 +25,8 @@ from ..storage.inputs import Generated
 from ..storage.json_reader import read_json
 
 # %% ../../nbs/lib/data/11_generated.ipynb #c0451cb8
-# name -> folder below `settings.data_root`, writer, and what opens it where `load_dataset` does not
-WRITERS: dict[str, dict[str, str]] = tomllib.loads(
+# name -> folder below `settings.data_root`, writer, what opens it where `load_dataset` does not, and its splits
+WRITERS: dict[str, dict[str, Any]] = tomllib.loads(
     project_file("data/published/data_sets.toml").read_text(encoding="utf-8"))
 _MODULES = "qgcam_lib.miniworld.writers."
 

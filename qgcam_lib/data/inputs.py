@@ -7,11 +7,14 @@ __all__ = ['DatasetSource', 'TricdSource', 'GroupsSource', 'CocoSource', 'Pictur
            'ExpressionsSource']
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #6629998c
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from .catalog import NAMES, captions_file, dataset_files, dataset_folder, expression_files, study_folder
-from .generated import recipe_of
+from .generated import WRITERS, recipe_of
+from .records import check_pictures
 from .tricd.files import tricd_folder, tricd_splits
+from ..errors import ParameterError
 from ..storage.inputs import Input, RunContext, NamedInput
 from ..storage.modules import module_files
 
@@ -19,9 +22,10 @@ from ..storage.modules import module_files
 class _DataInput(NamedInput):
     """A text that names data. A name of the miniworld means the recipe that draws it, any other text what `others` says.
 
-    kind: the word of the record; usual: what "" means ("" for nothing); parted: the parameter `split` names a part."""
+    kind: the word of the record; usual: what "" means ("" for nothing); parted: the parameter `split` names a part;
+    part: the parameter that names a split of the miniworld's, "" where all is read or its type lists them."""
 
-    kind, usual, parted = "data set", "", False
+    kind, usual, parted, part = "data set", "", False, ""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -29,22 +33,41 @@ class _DataInput(NamedInput):
         for name in filter(None, (text or cls.usual for text in texts)):
             label = f"{name}, {split}" if cls.parted else name
             if recipe := recipe_of(name, split, reading.settings.data_root):
+                given, known = reading.parameters.get(cls.part), WRITERS[name].get(f"{cls.part}s")
+                if cls.part == "split" and known is None:
+                    others = [one for one, about in WRITERS.items() if "splits" in about]
+                    raise ParameterError(f"{name} has no grounding examples. Give a folder or one of "
+                                         f"{', '.join(others)}.")
+                if given is not None and known and given not in known:
+                    raise ParameterError(f"{name} has no {cls.part} {given!r}. As {cls.part}, give one of "
+                                         f"{', '.join(known)}.")
                 yield Input("data", cls.kind, label, recipe)
             else:
                 yield from cls.others(name, label, split, reading)
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #e6abe92d
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def _with_pictures(files: Mapping[str, Path], where: str | Path, reading: RunContext) -> Mapping[str, Path]:
+    """The files of a data set, if any of its pictures is there or the parameter `images` says where they are."""
+    if not reading.parameters.get("images"):
+        check_pictures([file for file in files.values() if file.suffix.lower() in _PICTURES], where)
+    return files
+
+
 class DatasetSource(_DataInput):
     """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` says its part."""
 
-    usual, parted = "miniworld", True
+    usual, parted, part = "miniworld", True, "split"
 
     @classmethod
     def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
         if name in NAMES and (plugin := NAMES.origins.get(name)):
             yield Input("data", "plug-in", plugin.package, module_files(plugin.module))
         where = name if name in NAMES else reading.named(name)
-        yield Input("data", cls.kind, label, dataset_files(where, split, data_root=reading.settings.data_root))
+        files = dataset_files(where, split, data_root=reading.settings.data_root)
+        yield Input("data", cls.kind, label, _with_pictures(files, where, reading))
 
 
 class TricdSource(_DataInput):
@@ -65,7 +88,7 @@ class TricdSource(_DataInput):
 class GroupsSource(_DataInput):
     """What the groups of a probe are built from: COCO or Visual Genome, by name or folder, or a published JSON file."""
 
-    subsets: tuple[str, ...] = ()
+    part, subsets = "subset", ()
 
     @classmethod
     def others(cls, name: str, label: str, split: str, reading: RunContext) -> Iterator[Input]:
@@ -75,6 +98,7 @@ class GroupsSource(_DataInput):
             return
         for subset in cls.subsets or (reading.parameters.get("subset", "val2014"),):
             files = dataset_files(path or name, subset, data_root=reading.settings.data_root)
+            files = files if cls.subsets else _with_pictures(files, path or name, reading)
             yield Input("data", cls.kind, f"{name} {subset}".strip() if cls.subsets else name, files)
 
 

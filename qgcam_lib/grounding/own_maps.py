@@ -8,6 +8,7 @@ __all__ = ['write_scores', 'checked_out', 'is_compiled', 'score_files']
 # %% ../../nbs/lib/grounding/04_own_maps.ipynb #b212873e
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,15 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
     return work
 
 
-def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, Any]]:
-    """Scores and error of each id: all at once, or, when that fails, alone. record: a fault is a row and no error."""
+def _signed(file: MapFile, ids: Sequence[str]) -> int:
+    """How many of these maps have negative values; one that cannot be read counts as none."""
+    return sum(not isinstance(low, Exception) and low < 0 for low in
+               (outcomes(lambda some: [a.min() for a in file.load(some)], [id])[0] for id in ids))
+
+
+def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[], str]) -> list[dict[str, Any]]:
+    """Scores and error of each id: all at once, or, when that fails, alone. record: a fault is a row and no error.
+    signed: says how many of all maps have negative values, where one is refused for them."""
     rows = []
     for id, found in zip(ids, outcomes(work, list(ids))):
         if not isinstance(found, Exception):
@@ -94,6 +102,7 @@ def _rows(ids: Sequence[str], work: Callable, record: bool) -> list[dict[str, An
         if not isinstance(found, ValueError):
             raise found
         text = str(found).replace(" in example 0", "")
+        text = text.replace("; say what", f"{signed()}; say what") if "; say what" in text else text
         text = text if isinstance(found, FileFault) else f"record {id!r}: {text}"
         if not record:
             raise FileFault(text) from found
@@ -201,10 +210,12 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     suspicious = _box_findings([records[id] for id in ids], str(boxes))
     peaks = dict.fromkeys([ids[k] for k in some_records(len(ids))])
     work, rows = _scorer(file, records, {"protocol": rule, **chosen}, clipped, peaks), []
+    signed = cache(lambda: f" ({_signed(file, ids)} of {len(ids)} maps are signed)")
     for start in range(0, len(ids), 256):
         part = ids[start:start + 256]
+        found = _rows(part, work, on_error == "record", signed)
         rows += [{"id": id, "group": records[id].group or id, "n_boxes": len(records[id].boxes), **records[id].labels,
-                  "protocol": rule.name, **row} for id, row in zip(part, _rows(part, work, on_error == "record"))]
+                  "protocol": rule.name, **row} for id, row in zip(part, found)]
     suspicious = warn_of(suspicious + _peak_findings(ids, records, peaks))
     frame = _frame(rows, () if negatives == "error" else ("n_negative",))
     frame.attrs = {"settings": {"protocol": rule.as_dict(), **chosen}, "n_maps": len(file), "n_boxes": len(records),

@@ -18,8 +18,8 @@ from PIL import Image
 
 from ..checks import box_findings, warn_of
 from ..data.by_image import ExampleList
-from ..data.picture_loop import Asked, ask_pictures, draw, frame_of, row_of, together
-from ..data.records import Dataset, GroundingExample, Problem, box_share, open_image
+from ..data.picture_loop import Asked, as_results, ask_pictures, draw, frame_of, row_of, together
+from ..data.records import Dataset, GroundingExample, Problem, box_share, check_pictures, open_image
 from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
@@ -77,8 +77,7 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
     prompts = {path: list(dict.fromkeys(e.prompt for e in examples if e.image == path)) for path in opened}
     found, by_phrase = together(model, "maps", list(opened.values()), list(prompts.values())), {}
     for (path, texts), maps in zip(prompts.items(), found):
-        if len(maps) != len(texts):
-            raise ValueError(f"maps: expected one map a phrase, got {len(maps)} for {len(texts)} of {path.name}")
+        maps = as_results(maps, len(texts), "maps", f"a map for each phrase of {path.name}")
         by_phrase |= {(path, text): a for text, a in zip(texts, maps)}
     return [by_phrase[example.image, example.prompt] for example in examples]
 
@@ -127,14 +126,6 @@ def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
     return dataset
 
 
-def _check_pictures(asked: Sequence[Asked], dataset: Dataset) -> None:
-    """Refuse a data set without any of its pictures, which is the usual state of one with free annotations."""
-    pictures = {item.path: item.image for item in asked if item.path}
-    if pictures and not any(path.is_file() for path in pictures):
-        where = getattr(dataset, "root", None) or next(iter(pictures)).parent
-        problem = f"0 of {len(pictures)} pictures can be read, first {next(iter(pictures.values()))}"
-        raise ExampleError(problem, file=where, remedy=f"Put them there; qgcam data verify {where} names each")
-
 
 def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | None) -> MapStore | None:
     """The map store that `save_maps` means."""
@@ -176,7 +167,8 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
     asked = _asked(dataset, limit, seed, remedy)
     found = _warned([item.what for item in asked if item.fault is None])
-    _check_pictures(asked, dataset)
+    places = [item.path for item in asked if item.path]
+    check_pictures(places, getattr(dataset, "root", None) or places[0].parent if places else "")
     model = as_model(model, "explainer")
     if hasattr(model, "check_ids"):
         model.check_ids([item.id for item in asked])

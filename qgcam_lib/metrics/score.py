@@ -172,9 +172,9 @@ def _without_negatives(maps: Sequence[np.ndarray], negatives: str, p: MapProtoco
     signed = np.flatnonzero(counts)
     _refuse(np.array([int(not np.isfinite(maps[n]).all()) for n in signed]), signed, p.name)
     if len(signed) and negatives == "error":
-        n = signed[0]
+        n, share = signed[0], f" ({len(signed)} of {len(maps)} maps are signed)" * (len(maps) > 1)
         raise ValueError(f"maps: expected values >= 0, got {counts[n]} negative ones in example {n}, down to "
-                         f"{maps[n].min():.3g} ({len(signed)} of {len(maps)} maps are signed); say what they mean: "
+                         f"{maps[n].min():.3g}{share}; say what they mean: "
                          'negatives="relu" makes them 0, negatives="minmax" shifts and scales such a map to 0..1')
     if not len(signed) or (negatives == "minmax" and p.before == "minmax"):  # which the protocol does anyway
         return maps, counts

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['loader_modules', 'ModelName', 'ExplainerName', 'MatcherName', 'DetectorName', 'AnswererName', 'RankerName',
-           'ExplainerSource', 'DetectorSource', 'AnswererSource', 'WeightsSource', 'AlbefEntry', 'DeviceName',
-           'need_device']
+           'ExplainerSource', 'DetectorSource', 'AnswererSource', 'WeightsSource', 'AlbefEntry', 'DeviceName']
 
 # %% ../../nbs/lib/models/12_inputs.ipynb #1f98f4f3
+import ctypes
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import ParameterError
-from .named import factory_source, file_source
+from .named import check_weights, factory_source, file_source
 from .registry import MODELS, WEIGHTS, ModelEntry, cached_files, load_model, name_in_role, zoo_folder
 from ..storage.inputs import Input, NamedInput, RunContext
 from ..storage.modules import defined_names, is_module, module_files
@@ -74,9 +75,10 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
                                 f"there is no module {module!r}. Install it, start in the folder that it is in, or set "
                                 "PYTHONPATH to it.")
     files, name = module_files(module, folders), factory_source(text)[1].split(".")[0]
-    if (known := defined_names(files.get(module))) and name not in known:
-        near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, 1))
+    if (known := defined_names(module, files)) and name not in known:
+        near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, 1, 0.7))
         raise ParameterError(f"expected a function of {module}, given {text!r}: {module} defines no {name}.{near}")
+    check_weights(text, reading.parameters.get("weights", WEIGHTS[0]))
     return Input("weights", "own model", text, files)
 
 
@@ -174,9 +176,9 @@ class AlbefEntry(NamedInput):
                 raise FileNotFoundError(f"expected a folder of the zoo with a card, given {text!r}, not in {zoo}.")
             yield _zoo_entry(zoo / text, f"{given or 'data/zoo'}/{text}", loader_modules("albef-amc"))
 
-
+# %% ../../nbs/lib/models/12_inputs.ipynb #b358c341
 class DeviceName(NamedInput):
-    """Where models compute: cpu, cuda, cuda:N, mps or xpu. Nothing is read because of it."""
+    """Where models compute: cpu, cuda, cuda:N, mps or xpu. Nothing is read because of it; it must be there."""
 
     @classmethod
     def check(cls, text: str) -> str:
@@ -186,16 +188,28 @@ class DeviceName(NamedInput):
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        yield from ()
+        for text in texts:
+            if lack := _lack(text):
+                raise ParameterError(f"{text!r} cannot be used ({lack}). Use 'cpu'.")
+            if text != "cpu":
+                from qgcam_lib.models.common.device import use_device
+
+                use_device(text)
+        return iter(())
 
 
-def need_device(device: str) -> None:
-    """Refuse a device that this machine lacks: ParameterError. No driver, no answer needed from torch."""
-    if device.split(":")[0] in ("cuda", "mps", "xpu"):
-        from qgcam_lib.models.common.device import use_device
-
-        try:
-            use_device(device)
-        except ValueError as error:
-            raise ParameterError(f"parameter `device`: {error}") from error
+def _lack(device: str) -> str:
+    """Why a device cannot be used, as far as the machine tells; "" where only torch knows."""
+    kind, _, number = device.partition(":")
+    if kind == "mps" and sys.platform != "darwin":
+        return "mps is on Macs only"
+    if kind != "cuda" or sys.platform != "linux" or Path("/dev/kfd").exists():  # ROCm's, which torch calls cuda too
+        return ""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return "there is no NVIDIA driver"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return "the NVIDIA driver finds no GPU"
+    return "" if int(number or 0) < count.value else f"the NVIDIA driver finds {count.value} GPU"
 

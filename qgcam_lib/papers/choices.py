@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ProtocolName', 'BoxRule', 'Baseline', 'AmcFile', 'OnError', 'Filler', 'TaggerName', 'TieRule', 'Average',
-           'StreamName', 'Candidates', 'TricdSplit', 'QuestionStyle', 'Threshold', 'Unparsable']
+           'StreamName', 'Candidates', 'TricdSplit', 'QuestionStyle', 'Threshold', 'Unparsable', 'LoneArm', 'ArmName']
 
 # %% ../../nbs/lib/papers/02_choices.ipynb #c401ce03
-from typing import Literal
+from typing import Literal, get_args
 
 from ..data.probes.groups import FILLERS
 from ..data.taggers import TAGGERS
@@ -30,3 +30,7 @@ TricdSplit = Literal["test", "val"]
 QuestionStyle = Literal["shipped", "sentence"]
 Threshold = Literal["val", "default"]
 Unparsable = Literal["wrong", "opposite", "drop"]
+LoneArm = Literal["", "plain", *(f"{loss}-{margin}" for margin in (0.2, 0.1, 0.4) for loss in ("max", "sum")),
+                  "max-0.2-at-once"]  # of the study of remedies, on expressions alone
+ArmName = Literal[*get_args(LoneArm), *(f"{way}-{kind}" for kind in ("rel", "all", "other") for way in (
+    "questions", "tl")), "mtl-rel-1", "mtl-rel-0.5", "mtl-rel-2", "mtl-other-1", "mtl-all-1"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..checks import box_findings, choice_findings, not_by_place, some_records, stretched
+from ..checks import box_findings, choice_findings, not_by_place, some_records, stretched, warn_of
 from ..data.tricd.pairs import Tricd
 from ..errors import ExampleError
 from . import matching
@@ -139,6 +139,16 @@ class Packed:
     faults: tuple[str, ...] = ()
 
 
+def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
+    "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
+    corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
+    out = int((boxes[:, 2:] > ends).any(1).sum())
+    if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
+        return []
+    return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
+            "width, height (choose the box format xyxy)"]
+
+
 def _check_options(images: Any, phrases: Any) -> None:
     if not isinstance(images, Mapping) and images not in ("pair", "file"):
         raise ValueError(f"images: expected 'pair', 'file' or a mapping, got {images!r}")
@@ -182,6 +192,8 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
                            f"{left_out}", remedy="Check `images`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
+    if len(row) < 10 and (box_format or rows.format) == "xywh":  # fewer than `box_findings` judges
+        warn_of(_few_corners(rows.boxes[row], data.sizes[pair[order]]), stacklevel=3)
     return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
                   tuple(map(str, rows.faults.values())))
 
@@ -242,7 +254,7 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
             found = [f"the scores of {whole.mean():.0%} of the {what} add up to 1: a softmax over them was taken "
                      "before, so those of different pairs cannot be compared. Give the scores before it"]
             break
-    if (np.diff(np.sort(score)) == 0).mean() >= 0.01:
+    if len(score) > 1 and (np.diff(np.sort(score)) == 0).mean() >= 0.01:
         rows = np.column_stack([packed.phrase[at], score, packed.boxes[at]])
         rows = rows[(rows[:, 4:] > rows[:, 2:4]).all(1)]
         twice = int(pd.DataFrame(rows).duplicated().sum())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
+from ..data.picture_loop import Asked, as_results, ask_pictures, draw, folders_of
 from ..data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file
 from ..errors import ExampleError
 from ..models.named import as_model
@@ -69,13 +69,14 @@ def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
 def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[Any]:
     "Scores of each picture with its own prompts."
     if hasattr(matcher, "score_batch"):
-        return list(matcher.score_batch(pictures, [list(texts) for texts in prompts]))
+        found = matcher.score_batch(pictures, [list(texts) for texts in prompts])
+        return as_results(found, len(pictures), "score_batch", "a row of scores for each picture")
     found, same = [None] * len(pictures), {}
     for place, texts in enumerate(prompts):
         same.setdefault(texts, []).append(place)
     for texts, places in same.items():
         rows = matcher.score([pictures[place] for place in places], list(texts))
-        for place, row in zip(places, rows, strict=True):
+        for place, row in zip(places, as_results(rows, len(places), "score", "a row of scores for each picture")):
             found[place] = row
     return found
 
@@ -83,7 +84,7 @@ def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> li
 def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
     "The same as rows, checked."
     rows = []
-    for texts, found in zip(prompts, _answers(matcher, pictures, prompts), strict=True):
+    for texts, found in zip(prompts, _answers(matcher, pictures, prompts)):
         found = found.detach().cpu().numpy() if hasattr(found, "detach") else found
         scores = np.asarray(found, np.float64)
         if scores.shape != (len(texts),) or not np.isfinite(scores).all():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
+from ..data.picture_loop import Asked, as_results, ask_pictures, draw, folders_of
 from ..data.referring.expressions import Expression, Expressions, of_split
 from ..data.referring.files import read_ref_adv
 from ..data.referring.refcocog import refcocog
@@ -67,7 +67,10 @@ def take_expressions(expressions: Sequence[Expression], limit: int | None = None
 def _ranked(ranker: Any, pictures: list, boxes: list[np.ndarray], texts: list[list[str]]) -> list[Any]:
     "Scores [E, N] for each picture, its boxes and its expressions."
     if hasattr(ranker, "rank_batch"):
-        return list(ranker.rank_batch(pictures, boxes, texts))
+        found = ranker.rank_batch(pictures, boxes, texts)
+        found = as_results(found, len(pictures), "rank_batch", "the scores for each picture")
+        return [as_results(scores, len(said), "rank_batch", "a row of scores for each expression of a picture")
+                for scores, said in zip(found, texts)]
     return [[ranker.rank(picture, some, text) for text in said] for picture, some, said in zip(pictures, boxes, texts)]
 
 
@@ -80,8 +83,8 @@ def _ask(ranker: Any, pictures: list, asked: list[tuple[tuple, str]]) -> list[di
                     [np.array(boxes, np.float64) for _, boxes in places],
                     [[asked[place][1] for place in some] for some in places.values()])
     rows: list = [None] * len(asked)
-    for ((_, boxes), some), scores in zip(places.items(), found, strict=True):
-        for place, given in zip(some, scores, strict=True):
+    for ((_, boxes), some), scores in zip(places.items(), found):
+        for place, given in zip(some, scores):
             rows[place] = {"scores": _checked(given, len(boxes))}
     return rows
 

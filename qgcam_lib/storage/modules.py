@@ -9,8 +9,9 @@ __all__ = ['is_module', 'module_files', 'defined_names']
 import ast
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 
 from .closure import named_modules
@@ -67,13 +68,31 @@ def module_files(name: str, folders: Iterable[str | Path] = ()) -> dict[str, Pat
     return dict(sorted(found.items()))
 
 # %% ../../nbs/lib/storage/06_modules.ipynb #b6f21b74
-def defined_names(file: Path | None) -> set[str]:
-    """Names that the source of a module defines or imports, at any depth; none where it does not tell them all."""
+def _public(module: str) -> set[str]:
+    """What a star takes from an installed module, which is imported; none where it is not there."""
+    try:
+        names = vars(importlib.import_module(module))
+    except ImportError:
+        return set()
+    return {*names.get("__all__", [name for name in names if not name.startswith("_")])}
+
+
+def defined_names(module: str, files: Mapping[str, Path | None]) -> set[str]:
+    """Names that a module defines or imports, at any depth; none where its source does not tell them all.
+
+    files: of `module_files`. A star stands for the names of the module that it is behind.
+    """
+    file = files.get(module)
     if file is None or file.suffix != ".py":
         return set()
-    found = set()
+    found, package = set(), module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
+            case ast.ImportFrom(module=name, names=[ast.alias(name="*")], level=level):
+                other = resolve_name("." * level + (name or ""), package)
+                found |= (defined_names(other, {**files, module: None}) if other in files else _public(other)) or {"*"}
+            case ast.alias(name="*"):
+                pass
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
