@@ -158,6 +158,7 @@ _REGISTRIES = [("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "(?:org|com)"
 FORBIDDEN = {
     "a machine's path": r"(?<![\w.])/(?:work|root|home|Users)/(?!(?:me|you|user)\b)[\w.]+|(?<![\w.$])/tmp/\w+",
     "a package registry's address": "|".join(r"\.".join(name) for name in _REGISTRIES),
+    "both sides of a conflict": r"(?m)^(?:<{7}|>{7}) \S+$",
 }
 
 
