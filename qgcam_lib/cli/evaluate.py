@@ -163,7 +163,8 @@ def _table(found: dict[str, tuple], only: bool = False) -> Any:
                "n_groups_effective", "data", "status", "note"]
     table = pd.concat(parts, ignore_index=True)
     table = table.reindex(columns=[*columns, *([] if only else [one for one in table if one not in columns])])
-    return table.astype(dict.fromkeys(["n", "n_undefined", "n_groups"], "Int64")).fillna({"note": ""})
+    table["note"] = table["note"].astype(object).fillna("")
+    return table.astype(dict.fromkeys(["n", "n_undefined", "n_groups"], "Int64"))
 
 # %% ../../nbs/lib/cli/13_evaluate.ipynb #61faddc9
 def _write(folder: Path, found: dict[str, tuple], asked: dict[str, Any]) -> None:

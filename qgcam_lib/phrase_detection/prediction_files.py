@@ -82,7 +82,8 @@ def read_predictions(path: str | Path, data: Tricd, *, image_ids: str | Mapping 
     path: .json, a table (see `data.tables`), .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
     data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
     image_ids, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does;
-    box_format: the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were left out so.
+    box_format: the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were
+    left out so.
     Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
     of the result say what was done.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
