@@ -14,7 +14,15 @@ from qgcam_lib.probes import probe, summarize_probe
 from qgcam_lib.referring import refer, summarize_choices
 from qgcam_lib.statistics import summarize
 
-MODULE = "def left(image, boxes, text):\n    return -boxes[:, 0]\n\ndef letters(image, text):\n    return len(text)\n"
+MODULE = """def left(image, boxes, text):
+    return -boxes[:, 0]
+
+def right(image, boxes, text):
+    return boxes[:, 0]
+
+def letters(image, text):
+    return len(text)
+"""
 
 
 def left(image, boxes, text):
@@ -70,3 +78,29 @@ def test_pictures_that_are_not_there_are_named_before_a_model_is_loaded(place, m
     example = GroundingExample("1", place / "gone.jpg", "a dog", [[3, 4, 30, 20]], "a", (40, 60))
     with pytest.raises(ExampleError, match="0 of 1 .*gone.jpg"):
         ground("blip-base", [example], on_error="record")
+
+
+def test_two_folders_are_compared_task_by_task(place, capsys):
+    for name in ("left", "right"):
+        assert main(f"evaluate of_mine:{name} --tasks ref_adv --data ref_adv=world --out {name} --quiet".split()) == 0
+    capsys.readouterr()
+    assert main("compare left right --json --bootstrap 50".split()) == 0
+    shown = json.loads(capsys.readouterr().out)
+    a, b = (pd.read_csv(f"{name}/ref_adv.csv") for name in ("left", "right"))
+    assert {row["table"] for row in shown["scores"]} == {"ref_adv"}
+    for row in shown["scores"]:
+        mine, theirs = (one.loc[one["split"] == row["subset"], "correct"].mean() for one in (a, b))
+        assert row["difference"] == pytest.approx(mine - theirs)
+    assert main("compare left right --model-a nobody".split()) == 2
+    assert "--model-a" in capsys.readouterr().err
+
+
+def test_comparisons_of_one_group_are_told_apart(place):
+    from qgcam_lib.cli.compare import compare_files
+
+    rows = pd.DataFrame({"id": ["1", "1", "2", "2"], "group": list("aabb"), "comparison": ["x", "y"] * 2,
+                         "correct": [1, 0, 1, 0]})
+    rows.to_csv("a.csv", index=False)
+    rows.assign(correct=[1, 1, 1, 0]).to_csv("b.csv", index=False)
+    found = compare_files(place / "a.csv", place / "b.csv").set_index("subset")
+    assert found["difference"].to_dict() == {"x": 0, "y": -0.5} and found["n"].tolist() == [2, 2]

@@ -15,7 +15,7 @@ from scipy import ndimage
 from qgcam_lib.boxes import box_mask, flip_boxes
 from qgcam_lib.maps import PROTOCOLS, MapProtocol, normalise, prepare_map
 from qgcam_lib.metrics import METRICS, SCORE_COLUMNS, score_maps
-from qgcam_lib.metrics.formulas import find_peaks, score_map_literal
+from qgcam_lib.metrics.formulas import TIES, find_peaks, score_map_literal
 from qgcam_lib.statistics import compare, summarize
 
 TEN = [
@@ -65,7 +65,8 @@ def by_the_book(a, boxes, tau=0.7, delta=50.0, ties="expected"):
     top = a.max()
     tied = [p for p in pixels if a[p] == top]
     hits = [M[p] for p in tied]
-    out["pg_hit"] = {"expected": sum(hits) / len(hits), "first": hits[0], "any": any(hits), "all": all(hits)}[ties]
+    out["pg_hit"] = {"expected": sum(hits) / len(hits), "first": hits[0], "optimistic": any(hits),
+                     "pessimistic": all(hits)}[ties]
     out["pg_ties"] = len(tied)
     around = [(di, dj) for di in (-1, 0, 1) for dj in (-1, 0, 1)]
     peaks = [
@@ -117,7 +118,7 @@ def test_every_formula_by_the_book(seed, size, k, kind, delta, tau):
     }[kind]().astype(np.float32)
     low = rng.uniform(0, 0.8, (k, 2)) * [size[1], size[0]]
     boxes = np.concatenate([low, low + rng.uniform(0.1, 0.2, (k, 2)) * [size[1], size[0]]], 1)
-    for ties in ("expected", "first", "any", "all"):
+    for ties in ("expected", "first", "optimistic", "pessimistic"):
         expected = pd.DataFrame([by_the_book(a, boxes, tau, delta, ties)])
         assert_same_scores(score_maps(a[None], [boxes], tau=tau, delta=delta, ties=ties), expected)
         assert_same_scores(score_maps(a[None], [boxes], tau=tau, delta=delta, ties=ties, backend="torch"), expected)
@@ -308,8 +309,8 @@ def test_ties():
     a = np.zeros((1, 80, 80), np.float32)
     a[0, 10, 10] = a[0, 70, 70] = 1
     box = [[0, 0, 30, 30]]
-    hits = {rule: float(score_maps(a, [box], ties=rule).pg_hit[0]) for rule in ("expected", "first", "any", "all")}
-    assert hits == {"expected": 0.5, "first": 1, "any": 1, "all": 0}
+    hits = {rule: float(score_maps(a, [box], ties=rule).pg_hit[0]) for rule in TIES}
+    assert hits == {"expected": 0.5, "first": 1, "optimistic": 1, "pessimistic": 0}
     assert score_maps(a, [box]).pg_uncertain[0]
     distance = 60 * 2**0.5
     assert not score_maps(a, [box], delta=distance + 1e-9).pg_uncertain[0]

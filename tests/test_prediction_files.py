@@ -139,23 +139,23 @@ def test_a_detector_of_pictures_serves_every_pair_of_the_picture(folder, data):
     records = [{"image_id": image, "category_id": category, "bbox": [0, 5, 40, 30], "score": 0.5}
                for image in (139, 140, 999) for category in (0, 1)]
     (folder / "detic.json").write_text(json.dumps(records))
-    found = read_predictions(folder / "detic.json", data, images="file", phrases={0: "dog", 1: "bird"})
+    found = read_predictions(folder / "detic.json", data, image_ids="file", phrases={0: "dog", 1: "bird"})
     assert {id: entry["phrase_ids"].tolist() for id, entry in found.items()} == {11: [], 13: [130], 12: [], 14: [140]}
     assert found.left_out == {"of pictures that the annotations do not have": 2,
                               "of categories that are no phrase of the pair": 6}
     for images in ({139: [11, 13], 140: 14, "999": 15}, {"139": [11, 13], "140": [14], "999": [15]}):
-        found = read_predictions(folder / "detic.json", data, images=images, phrases=["dog", "bird"])
+        found = read_predictions(folder / "detic.json", data, image_ids=images, phrases=["dog", "bird"])
         assert list(found) == [11, 13, 14, 15] and found[13]["phrase_ids"].tolist() == [130]
     named = [dict(record, image_id=f"{record['image_id']:012d}.jpg") for record in records[:2]]
     (folder / "named.json").write_text(json.dumps(named))
-    assert 13 in read_predictions(folder / "named.json", data, images="file", phrases=["dog", "bird"])
+    assert 13 in read_predictions(folder / "named.json", data, image_ids="file", phrases=["dog", "bird"])
 
 
 def test_sentences_of_a_picture_can_be_mapped(folder, data):
     entries = [{"image_id": 139, "sentence_id": k, "boxes": [[[0, 0, 9, 9]]] * n, "scores": [[0.5]] * n}
                for k, n in ((0, 2), (1, 1))]
     (folder / "sentences.json").write_text(json.dumps(entries))
-    found = read_predictions(folder / "sentences.json", data, images={"139_0": 11, "139_1": 13})
+    found = read_predictions(folder / "sentences.json", data, image_ids={"139_0": 11, "139_1": 13})
     assert {id: entry["phrase_ids"].tolist() for id, entry in found.items()} == {11: [110, 111], 13: [130]}
 
 
@@ -195,7 +195,7 @@ FLICKR = {"image_id": 11, "sentence_id": 0, "boxes": [[[0, 0, 9, 9]], []], "scor
     ([RECORD, {**RECORD, "bbox": [0, 0, -1, 9]}], {}, "row 2, image 11.*bbox"), ([RECORD, 7], {}, "row 2"),
     ([{**RECORD, "image_id": 10**9}], {}, "image 1000000000"), ([detic(1)], {}, "category ids"),
     ([detic(2)], {"phrases": 0}, "row 1, image 11"), ([detic(2)], {"phrases": ["a"]}, "row 1"),
-    ([detic(0)], {"phrases": ["a"]}, "none of the 1 boxes"), ([RECORD], {"images": {5: 11}}, "image 11"),
+    ([detic(0)], {"phrases": ["a"]}, "none of the 1 boxes"), ([RECORD], {"image_ids": {5: 11}}, "image 11"),
     ([FLICKR, FLICKR], {}, "entry 1.*twice"), ([{**FLICKR, "scores": [[0.5, 0.4], []]}], {}, "phrase 0"),
     ([1, 2], {}, "form"),
 ])
@@ -266,7 +266,7 @@ def test_a_spoiled_file_is_read_or_refused(folder, data, draw):
     (folder / "fuzz.json").write_text(json.dumps(content))
     phrases = draw.draw(st.sampled_from([None, 0, 1, "id", ["cat", "dog"], {"0": "cat"}]))
     try:
-        found = read_predictions(folder / "fuzz.json", data, images=draw.draw(st.sampled_from(["pair", "file"])),
+        found = read_predictions(folder / "fuzz.json", data, image_ids=draw.draw(st.sampled_from(["pair", "file"])),
                                  phrases=phrases)
     except ExampleError as error:
         assert "fuzz.json" in str(error)

@@ -122,8 +122,8 @@ def test_a_model_is_run_and_its_scores_are_scored_again_alike(files, capsys):
                            "--bootstrap 20 --json --blind captions.txt --by category", capsys)
     assert code == 0, err
     first = json.loads(out)
-    assert first["groups"] == "2 of groups.json" and first["failed_pictures"] == 0 and len(first["summary"]) == 5
-    assert {row["category"] for row in first["summary"]} == {"color"}
+    assert first["groups"] == "2 of groups.json" and first["failed_pictures"] == 0 and len(first["summary"]) == 10
+    assert [row["category"] for row in first["summary"]] == ["all"] * 5 + ["color"] * 5
     code, out, _ = qgcam("probe score scores.parquet groups.json --bootstrap 20 --json --by category "
                          "--blind captions.txt", capsys)
     again = json.loads(out)

@@ -387,7 +387,9 @@ def test_the_command_line(files, capsys, monkeypatch):
     line = "refer score mine.parquet labelled.json --json --out rows.csv --by split,n_candidates"
     assert call(app, line.split()) == 0 and len(pd.read_csv("rows.csv")) == 12
     rows = json.loads(capsys.readouterr().out)["summary"]
-    assert [(row["split"], row["value"], row["n"]) for row in rows] == [("adv", 1, 4), ("easy", 0, 4), ("hard", 0, 4)]
+    assert [(row["split"], row["value"], row["n"]) for row in rows] == [
+        ("adv", 1, 4), ("easy", 0, 4), ("hard", 0, 4)] * 2  # all candidates, then by their number
+    assert [row["n_candidates"] for row in rows[:3]] == ["all"] * 3
     assert call(app, "refer splits labelled.json --out form.csv".split()) == 0 and len(pd.read_csv("form.csv")) == 36
     scores.assign(score=np.nan).to_csv("lost.csv")
     assert call(app, "refer score lost.csv labelled.json".split()) == 1

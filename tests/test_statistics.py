@@ -223,3 +223,14 @@ def test_runs_over_pairs_of_groups_are_compared_by_students_t():
     assert plain.p_value < 1e-9 and 0 < plain.ci_low < plain.difference < plain.ci_high
     with pytest.raises(ValueError, match="the same"):
         compare(frame, same.assign(b=0), group=("a", "b"))
+
+
+def test_an_interval_stays_in_what_was_observed_and_groups_in_the_rows():
+    frame = pd.DataFrame({"id": ["a", "b"], "group": ["a", "b"], "pg_ties": [1503, 661]})
+    row = summarize(frame, "pg_ties").iloc[0]
+    assert (row.ci_low, row.ci_high) == (1, 1503) and row.value == 1082
+    apart = compare(frame, frame.assign(pg_ties=[1, 1500]), "pg_ties").iloc[0]
+    assert -1502 <= apart.ci_low <= apart.difference <= apart.ci_high <= 1502
+    pairs = pd.DataFrame({"id": range(12), "one": range(12), "two": range(12, 24), "score": [0, 1] * 6})
+    row = summarize(pairs, "score", group=("one", "two")).iloc[0]
+    assert row.n_groups == 24 and row.n_groups_effective == 12 == row.n

@@ -7,6 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from qgcam_lib.cli import main as cli
+from qgcam_lib.cli import results
 from qgcam_lib.errors import RunError
 from qgcam_lib.runs.parameters import read_notebook
 from qgcam_lib.runs.record import update_run
@@ -141,7 +142,7 @@ def papers(finished, monkeypatch):
     monkeypatch.setattr(provenance, "uncommitted", lambda: [])
     monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "e" * 40, "dirty": False})
     monkeypatch.setattr(stored, "store_run", lambda run, notebook: store_run(run, notebook, references))
-    monkeypatch.setattr(cli, "_notebook_path", lambda name: path)
+    monkeypatch.setattr(results, "notebook_path", lambda name: path)
     return lambda *runs: cli.main(["papers", *runs, "--outputs", str(folder.parents[1])])
 
 

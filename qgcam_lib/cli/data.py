@@ -71,14 +71,16 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
 # %% ../../nbs/lib/cli/10_data.ipynb #74eefe29
 @data_app.command("draw", example="qgcam data draw miniworld-coco")
 def data_draw(name: Annotated[str, typer.Argument(help="a name of the miniworld, from `qgcam data list`")],
-              split: Annotated[str, typer.Option(help="of miniworld: test, val or train")] = "test") -> None:
+              split: Annotated[str, typer.Option(help="of miniworld: test, val or train")] = "test",
+              quiet: Quiet = False, as_json: Json = False) -> None:
     """Draw a data set of the miniworld, or what is missing of it, and check what is there."""
     from qgcam_lib.data.generated import WRITERS, recipe_of
 
     recipe = recipe_of(name, split)
     if recipe is None:
         raise typer.BadParameter(f"{name!r} is not drawn; there are {', '.join(WRITERS)}")
-    say(f"here: {short_path(recipe.bring())}")
+    folder = recipe.bring(progress=not quiet)
+    echo_json({"name": name, "folder": str(folder)}) if as_json else say(f"here: {short_path(folder)}")
 
 # %% ../../nbs/lib/cli/10_data.ipynb #ec0a530b
 @data_app.command("ids", example="qgcam data ids miniworld --limit 20")
@@ -99,7 +101,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
                data_root: Annotated[Path | None, typer.Option(help="folder of the data")] = None,
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after it was unpacked")] = False,
                yes: Annotated[bool, typer.Option("--yes", help="fetch it although no source states its size")] = False,
-               quiet: Quiet = False) -> None:
+               quiet: Quiet = False, as_json: Json = False) -> None:
     """Fetch a data set, check and unpack it. Exit code 1: it failed; 3: only a person can do it."""
     from qgcam_lib.data.sources import fetch, manual_steps, read_sources
     from qgcam_lib.settings import settings
@@ -108,14 +110,16 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
     source = sources.get(name)
     if source is None:
         raise typer.BadParameter(f"no source {name!r}; there are {', '.join(sources)}")
-    say(f"{name}: {source.what}\nlicence: {source.licence}")
-    for more in source.needs:
-        say(f"it also needs {more}: qgcam data fetch {more}")
-    if source.by_library:
-        return say(f'load_model("{name}", weights="official") fetches it at first use, from {source.address}')
-    if source.by_hand:
-        for number, step in enumerate(manual_steps(source, root), 1):
-            say(f"{number}. {step}")
-        raise typer.Exit(3)
+    about = {"name": name, "what": source.what, "licence": source.licence, "needs": list(source.needs)}
+    for line in () if as_json else (f"{name}: {source.what}", f"licence: {source.licence}", *(
+            f"it also needs {more}: qgcam data fetch {more}" for more in source.needs)):
+        say(line)
+    if source.by_library or source.by_hand:
+        steps = manual_steps(source, root) if source.by_hand else [
+            f'load_model("{name}", weights="official") fetches it at first use, from {source.address}']
+        echo_json(about | {"steps": list(steps)}) if as_json else say("\n".join(
+            f"{number}. {step}" for number, step in enumerate(steps, 1)))
+        raise typer.Exit(3 if source.by_hand else 0)
     agreed = yes or sys.stdin.isatty() and (lambda question: typer.confirm(f"{question}. Fetch it?", err=True))
-    say(f"here: {short_path(fetch(name, data_root=root, keep=keep, progress=not quiet, confirm=agreed))}")
+    folder = fetch(name, data_root=root, keep=keep, progress=not quiet, confirm=agreed)
+    echo_json(about | {"folder": str(folder)}) if as_json else say(f"here: {short_path(folder)}")

@@ -29,7 +29,9 @@ def _q_groundcam(model: Any, data: str, limit: int, seed: int, statistics: dict,
 
     examples = load_dataset(data)
     frame = ground(model, examples, limit=limit, seed=seed, **options)
-    return frame, summarize(frame, **statistics), "miniworld" if examples.is_miniworld else examples.name
+    table, share = summarize(frame, **statistics), frame.loc[frame["pg_hit"].notna(), "box_share"].mean()
+    table["chance"] = table["metric"].isin(["io_ratio", "pg_hit"]).map({True: share})  # of a map that is even
+    return frame, table, "miniworld" if examples.is_miniworld else examples.name
 
 
 def _probe_relation(model: Any, data: str, limit: int, seed: int, statistics: dict, options: dict) -> tuple:
@@ -59,8 +61,10 @@ def _tricd(model: Any, data: str, limit: int, seed: int, statistics: dict, optio
     import pandas as pd
 
     from qgcam_lib.data.tricd.files import tricd_files
-    from qgcam_lib.phrase_detection import evaluate, load_tricd
-    from qgcam_lib.phrase_detection.run import detect_phrases, take_groups
+    from qgcam_lib.phrase_detection import load_tricd
+    from qgcam_lib.phrase_detection.compare import match_all
+    from qgcam_lib.phrase_detection.run import detect_phrases
+    from qgcam_lib.phrase_detection.score import summarize_matches
 
     files = tricd_files(data)
     pairs = load_tricd(files.grounding)
@@ -69,8 +73,10 @@ def _tricd(model: Any, data: str, limit: int, seed: int, statistics: dict, optio
             for phrase, score, box in zip(one["phrase_ids"], one["scores"], one["boxes"])]
     frame = pd.DataFrame(rows, columns=["image_id", "phrase_id", "score", "x0", "y0", "x1", "y1"])
     frame.attrs = said.attrs
-    where = "miniworld" if files.is_miniworld else files.folder.name
-    return frame, evaluate(take_groups(pairs, limit, seed), said, **statistics), where
+    of_model, of_guess = match_all({"model": said}, pairs, limit=limit, seed=seed).values()
+    table, guess = summarize_matches(of_model, **statistics), summarize_matches(of_guess, n_bootstrap=0)
+    table["chance"] = guess["value"]  # of one box over each picture, ranked at random
+    return frame, table, "miniworld" if files.is_miniworld else files.folder.name
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,8 @@ def _defaults(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-_Settings = Annotated[Path | None, typer.Option("-f", "--file", exists=True, dir_okay=False, is_eager=True,
-                                                callback=_defaults, help="settings in YAML, NAME: VALUE a line")]
+_Settings = Annotated[Path | None, typer.Option(*scoring.FILE, exists=True, dir_okay=False, is_eager=True,
+                                                callback=_defaults, help=scoring.FILE_HELP)]
 
 # %% ../../nbs/lib/cli/13_evaluate.ipynb #8807ecaf
 def _sentence(error: Exception) -> str:
@@ -153,10 +159,12 @@ def _table(found: dict[str, tuple], only: bool = False) -> Any:
         by = [column for column in summary if column in ("comparison", "split", "subset")]
         rows = summary.assign(task=name, data=where, status=status, part=summary[by[0]] if by else "")
         parts.append(rows[rows["metric"].isin(TASKS[name].scores) & (rows["n"] > 0)] if only else rows.drop(columns=by))
-    columns = ["task", "part", "metric", "value", "ci_low", "ci_high", "chance", "n", "n_undefined", "data", "status"]
+    columns = ["task", "part", "metric", "value", "ci_low", "ci_high", "chance", "n", "n_undefined", "n_groups",
+               "n_groups_effective", "data", "status", "note"]
     table = pd.concat(parts, ignore_index=True)
     table = table.reindex(columns=[*columns, *([] if only else [one for one in table if one not in columns])])
-    return table.astype({"n": "Int64", "n_undefined": "Int64"})
+    table["note"] = table["note"].astype(object).fillna("")
+    return table.astype(dict.fromkeys(["n", "n_undefined", "n_groups"], "Int64"))
 
 # %% ../../nbs/lib/cli/13_evaluate.ipynb #61faddc9
 def _write(folder: Path, found: dict[str, tuple], asked: dict[str, Any]) -> None:
@@ -180,7 +188,8 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
     names = words(tasks) or [*TASKS]
     if lost := [name for name in (*names, *given) if name not in TASKS]:
         raise typer.BadParameter(f"expected some of {', '.join(TASKS)}, got {lost[0]!r}", param_hint="'--tasks'")
-    return {name: given.get(name, TASKS[name].data) for name in names}
+    paths = {name: given.get(name, TASKS[name].data) for name in names}
+    return {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in paths.items()}
 
 
 def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`, or module:factory, :class, :function"
@@ -189,11 +198,13 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
              data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="other data than the usual"
                                                             )] = None,
              out: Annotated[Path | None, typer.Option(help="folder to write; else outputs/evaluate/MODEL")] = None,
-             limit: Annotated[int, typer.Option(min=0, help="examples a task, drawn with the seed; 0: all")] = 0,
+             limit: scoring.Limit = 0,
              weights: scoring.Weights = "mini", device: scoring.Device = "cpu", n_bootstrap: scoring.Bootstrap = 1000,
              level: scoring.Level = 0.95, seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
     """Score one model on every task that its role allows: one table, one folder with a row an example.
+
+    chance: of maps, the boxes' share of the picture; of TRICD, one box over each picture, ranked at random.
 
     Exit code: 0 scored, 1 a task failed, 2 usage error, or the model can do none of the tasks.
     """

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .calls import Commands, short_path
-from .scoring import OF_MODEL, OF_SCORES, Images, Kind, scoring_command, words
+from .scoring import OF_MODEL, OF_SCORES, TIES, Images, Kind, choice, scoring_command, with_all, words
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #cdda58bf
 probe_app = Commands("Conceptual probes: score a table of scores, or a model, on relations, compositions and context.")
@@ -46,14 +46,14 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
 def _summary(frame: Any, blind: Any, given: Any) -> Any:
     from qgcam_lib.probes.summary import summarize_probe
 
-    return summarize_probe(frame, words(given.by) or None, blind=blind, **given.statistics)
+    return with_all(lambda by: summarize_probe(frame, by, blind=blind, **given.statistics), words(given.by))
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
     "captions for the blind scorer: a text file, COCO's or Visual Genome's"))]
 _Form = Annotated[str | None, typer.Option(help="form of the groups, where the file leaves it open")]
 _Average = Annotated[str, typer.Option(help="over a group's pictures: logits or probabilities")]
-_Ties = Annotated[str, typer.Option(help="AP at equal scores: expected, pessimistic, optimistic or block")]
+_Ties = choice(TIES, "expected", "optimistic", "pessimistic", "block")
 _GROUPS = "the groups, in a published form of any probe"
 
 

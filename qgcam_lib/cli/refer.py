@@ -13,7 +13,7 @@ import typer
 
 from . import scoring
 from .calls import Commands, refused, say, short_path
-from .scoring import OF_MODEL, OF_SCORES, Images, Json, Kind, scoring_command, words
+from .scoring import OF_MODEL, OF_SCORES, Images, Json, Kind, scoring_command, with_all, words
 from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/07_refer.ipynb #7a6fc104
@@ -30,7 +30,8 @@ _Strict = Annotated[bool, typer.Option("--strict", help="right is above the thre
 def _summary(frame: Any, given: Any) -> Any:
     from qgcam_lib.referring.summary import summarize_choices
 
-    return summarize_choices(frame, ["split"] if given.by is None else words(given.by), **given.statistics)
+    return with_all(lambda by: summarize_choices(frame, by or ["split"], **given.statistics),
+                    [] if words(given.by) == ["split"] else words(given.by))
 
 
 def _rule(threshold: float, strict: bool) -> str:
@@ -44,7 +45,7 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, given: Any) -> tuple:
     """Score your own table of scores: accuracy, interval, random choice, candidates, ties. No model needed.
 
-    Columns of --by: split (the default), category, n_candidates, n_words; '' for none. Exit code: 0 scored, 1 a file
+    The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
     or a record in it is invalid (it is named), 2 usage error.
     """
     from qgcam_lib.referring.own_scores import score_file
@@ -86,10 +87,11 @@ def run(model: Annotated[str, typer.Argument(help="name of a ranker (`qgcam mode
 # %% ../../nbs/lib/cli/07_refer.ipynb #7a6fc10c
 @refer_app.command(example="qgcam refer splits adv_easy_hard_annotations.json --out form.csv")
 def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
-           out: Annotated[Path | None, typer.Option(help="write id, candidate, image, text and box: .csv, ...")] = None,
+           out: scoring.Out = None,
            as_json: Json = False) -> None:
     """Count the splits of a file: expressions, candidates, the random choice; write what to score.
 
+    A record of --out is a candidate: id, candidate, image, text, box.
     random: the mean share of boxes with an IoU of .5 or more with the target.
     """
     from qgcam_lib.data.referring.candidates import candidate_counts

@@ -103,21 +103,23 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              split: _Split = None,
              subsets: Annotated[str | None, typer.Option("--subset", help=(
                  "all, coco_obj, coco_rel, winoground, or several"))] = None,
-             by: Annotated[str, typer.Option(help="subset, or contradiction where the file names them")] = "subset",
-             metrics: Annotated[str | None, typer.Option(help=(
-                 "AP, recall, merged_recall, upper_bound, group_recall, or several"))] = None,
+             by: scoring.By = None,
+             metrics: scoring.Metrics = None,
              recall_at: Annotated[str, typer.Option(metavar="K,K", help="the k of recall and group recall")] = "1,5",
              n_bootstrap: Bootstrap = 1000,
              n_subsets: Annotated[int, typer.Option("--subsets-90", min=0, help=(
                  "the paper's 90 % subsets: how many"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
-             ties: Annotated[str, typer.Option(help="group recall at equal scores: stable or pessimistic")] = "stable",
+             ties: scoring.choice(scoring.TIES, "first", "pessimistic") = "first",
              image_ids: Annotated[str, typer.Option(help="they are those of a pair, a file, or FILE says")] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "category ids are: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
              on_error: OnError = "raise", out: Out = None, as_json: Json = False) -> None:
     """Score predictions: AP, recall, group recall, upper bound, each with its interval and n. No model is needed.
+
+    --by: subset (the default), or contradiction where the file names them. --metrics: AP, recall, merged_recall,
+    upper_bound, group_recall.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """
@@ -133,15 +135,15 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
         _there(predictions)
         path = _annotations(annotations, split)
         data = load_tricd(path)
-        found = read_predictions(predictions, data, images=_mapping(image_ids, "image_ids", ("pair", "file")),
+        found = read_predictions(predictions, data, image_ids=_mapping(image_ids, "image_ids", ("pair", "file")),
                                  phrases=_mapping(phrases, "phrases", ("id", "0", "1")), on_error=on_error,
                                  box_format=box_format)
         options = {"recall_at": _ranks(recall_at), "n_bootstrap": n_bootstrap, "n_subsets": n_subsets, "level": level,
                    "seed": seed, "ties": ties, "metrics": scoring.words(metrics) or phrase_detection.METRICS,
-                   "subsets": scoring.words(subsets) or None, "by": by}
+                   "subsets": scoring.words(subsets) or None, "by": ",".join(scoring.words(by)) or "subset"}
         table = phrase_detection.evaluate(data, found, **options)
     empty = set(options["subsets"] or ()) - set(table.loc[(table["n"] > 0) | (table["n_undefined"] > 0), "subset"])
-    if by == "subset" and empty:
+    if options["by"] == "subset" and empty:
         raise ExampleError(f"subset: none of its pairs is of {', '.join(sorted(empty))}", file=path)
     scoring.write_files((out, table))
     if not as_json:
@@ -160,7 +162,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
                   "grounding file, for the groups of the interval"))] = None,
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
-              missing: Annotated[str, typer.Option(help="questions without an answer: raise, or wrong")] = "raise",
+              missing: scoring.choice(scoring.MISSING, "raise", "wrong") = "raise",
               as_json: Json = False) -> None:
     """Score yes/no answers: macro-F1 and accuracy a subset, unparsable answers counted.
 

@@ -18,7 +18,7 @@ from ..maps import normalise
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #3edce6cf
 TIES = {"expected": lambda share, first: share, "first": lambda share, first: first,
-        "any": lambda share, first: share > 0, "all": lambda share, first: share == 1}
+        "optimistic": lambda share, first: share > 0, "pessimistic": lambda share, first: share == 1}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class ScoreOptions:
     """The choices of a score that are not made by the protocol. Errors: ValueError for a value outside those named.
 
     tau, delta: threshold and suppression distance (pixels of the scored grid) of pg_uncertain. ties: pg_hit when
-    several pixels share the maximum: "expected" (the share that is inside), "first" in row-major order, "any", "all".
+    several pixels share the maximum: "expected" (the share that is inside), "first" in row-major order, "optimistic"
+    (any of them), "pessimistic" (all of them).
     distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1, which it can exceed by a hair.
     """
 
@@ -48,7 +49,8 @@ class ScoreOptions:
 def tie_rule(rule: str, share: np.ndarray, first: np.ndarray) -> np.ndarray:
     """pg_hit, 0 to 1, from the share of the tied pixels that are inside and from whether the first of them is.
 
-    rule: a name of TIES: "expected" the share, "first" the first in row-major order, "any" of them, "all" of them.
+    rule: a name of TIES: "expected" the share, "first" the first in row-major order, "optimistic" any of them,
+    "pessimistic" all of them.
     Source: Q-GroundCAM, section 1, where the game picks at random; AMC's code takes the first.
     """
     return np.asarray(TIES[rule](share, first), dtype=np.float64)

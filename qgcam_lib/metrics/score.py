@@ -296,7 +296,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     preset's name or a `MapProtocol`; it says on which grid the scores are taken, and boxes are carried there. None:
     "paper" where image_sizes are given, "native" where not.
     tau, delta: threshold and suppression distance (pixels of that grid) of pg_uncertain. ties: pg_hit when several
-    pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "any", "all".
+    pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "optimistic"
+    (any of them), "pessimistic" (all of them).
     distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at
     most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (the reference, any device), "auto" (torch for
     maps on a GPU).

@@ -112,11 +112,11 @@ def tie_effect(data: Tricd, predictions: _Predictions, *, n_orders: int = 50, se
     """
     name, rows = "group_recall@1", []
     what = {"recall_at": (1,), "metrics": ("AP", "group_recall"), "subsets": ("all",), "n_bootstrap": 0}
-    for rule, ties in (("true first", "stable"), ("false first", "pessimistic")):
+    for rule, ties in (("true first", "first"), ("false first", "pessimistic")):
         with warnings.catch_warnings(action="ignore", category=SuspiciousInput):  # ties are the point here
             table = _all(evaluate(data, predictions, ties=ties, **what))
         rows.append((name, rule, table[name], np.nan, np.nan))
-        if ties == "stable":
+        if ties == "first":
             rows.append(("AP", "as listed", table["AP"], np.nan, np.nan))
     random = [_all(evaluate(data, break_ties(predictions, seed + n), **what)) for n in range(n_orders)]
     for metric in (name, "AP"):

@@ -18,7 +18,6 @@ import pandas as pd
 
 from ..data.tricd.files import TricdFiles, tricd_files, tricd_splits
 from ..data.tricd.pairs import Tricd
-from ..models.matching import choose_threshold
 from ..models.named import file_source
 from . import analysis
 from .parts import Part, parts
@@ -183,6 +182,8 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any
     files: of another split of the same folder; empty for the val split itself, or without questions of it. options:
     as in `answer_all`, limit and seed choosing groups of the val split.
     """
+    from qgcam_lib.models.matching import choose_threshold  # needs torch, which comparing runs does not
+
     matchers = {name: source for name, source in sources.items() if source.endswith("-as-answerer")}
     if not matchers or files.split == "val" or "val" not in tricd_splits(files.folder):
         return {}

@@ -75,14 +75,15 @@ def _from_torch(path: Path) -> Any:
 _READERS = {".pth": _from_torch, ".pt": _from_torch, ".json": json_of}
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #d34a5122
-def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "pair", phrases: Any = None,
+def read_predictions(path: str | Path, data: Tricd, *, image_ids: str | Mapping = "pair", phrases: Any = None,
                      on_error: str = "raise", box_format: str | None = None) -> Predictions:
     """Predictions from a file, in the form that `qgcam_lib.phrase_detection.evaluate` takes.
 
     path: .json, a table (see `data.tables`), .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
     data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
-    images, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does; box_format:
-    the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were left out so.
+    image_ids, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does;
+    box_format: the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were
+    left out so.
     Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
     of the result say what was done.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
@@ -93,7 +94,7 @@ def read_predictions(path: str | Path, data: Tricd, *, images: str | Mapping = "
         raise FileNotFoundError(f"{path}: no such file of predictions")
     try:
         content = _READERS.get(path.suffix, read_table)(path)
-        packed = pack(data, content, images=images, phrases=phrases, on_error=on_error, box_format=box_format)
+        packed = pack(data, content, image_ids=image_ids, phrases=phrases, on_error=on_error, box_format=box_format)
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, path, error.remedy) from error
     columns = {"scores": packed.score, "boxes": packed.boxes, "phrase_ids": data.phrase_ids[packed.phrase]}

@@ -32,11 +32,11 @@ def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarr
     return row, flat[np.arange(len(row)) + np.repeat(starts - np.cumsum(counts) + counts, counts)]
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #c0381b21
-def _pair_finder(data: Tricd, images: str | Mapping) -> Callable[[Any], Sequence[int]]:
+def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Sequence[int]]:
     "How to find the places of the pairs that an image stands for; none for a picture that the annotations lack."
     known = {id: place for place, id in enumerate(data.pair_ids.tolist())}
     pictures: dict[str, list[int]] = {}
-    for place, pair in enumerate(data.pairs if images == "file" else ()):
+    for place, pair in enumerate(data.pairs if image_ids == "file" else ()):
         path = Path(pair.file_name)
         for key in {pair.file_name, path.name, path.stem, path.stem.lstrip("0") if path.stem.isdigit() else path.stem}:
             pictures.setdefault(key, []).append(place)
@@ -46,23 +46,23 @@ def _pair_finder(data: Tricd, images: str | Mapping) -> Callable[[Any], Sequence
         if number not in known:
             raise ExampleError(f"image id {number} is not among the {len(data)} pairs of {data.file or 'the data'}",
                                remedy="Are predictions and annotations of the same split? If the ids are those of "
-                                      "pictures, give images='file'")
+                                      "pictures, give image_ids='file'")
         return known[number]
 
     def find(key: Any) -> Sequence[int]:
         image, sentence = key if isinstance(key, tuple) else (key, None)
-        if not isinstance(images, Mapping):
-            return [by_id(image)] if images == "pair" else pictures.get(str(image), ())
+        if not isinstance(image_ids, Mapping):
+            return [by_id(image)] if image_ids == "pair" else pictures.get(str(image), ())
         tried = [f"{image}_{sentence}", image, str(image)]
-        if not (given := [images[key] for key in tried if key in images]):
-            raise ExampleError(f"images: the mapping has none of {tried}")
+        if not (given := [image_ids[key] for key in tried if key in image_ids]):
+            raise ExampleError(f"image_ids: the mapping has none of {tried}")
         return [by_id(id) for id in (given[0] if isinstance(given[0], list | tuple) else given[:1])]
     return find
 
 
-def _pairs(rows: Rows, data: Tricd, images: str | Mapping) -> list[Sequence[int]]:
+def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
     "Places of the pairs that each image of the rows stands for; a pair may come once."
-    find, found, taken = _pair_finder(data, images), [], set()
+    find, found, taken = _pair_finder(data, image_ids), [], set()
     for image, key in enumerate(rows.images):
         try:
             found.append(find(key))
@@ -149,15 +149,15 @@ def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
             "width, height (choose the box format xyxy)"]
 
 
-def _check_options(images: Any, phrases: Any) -> None:
-    if not isinstance(images, Mapping) and images not in ("pair", "file"):
-        raise ValueError(f"images: expected 'pair', 'file' or a mapping, got {images!r}")
+def _check_options(image_ids: Any, phrases: Any) -> None:
+    if not isinstance(image_ids, Mapping) and image_ids not in ("pair", "file"):
+        raise ValueError(f"image_ids: expected 'pair', 'file' or a mapping, got {image_ids!r}")
     known = isinstance(phrases, list | tuple | Mapping) or phrases in (None, "id", 0, 1)
     if not known or isinstance(phrases, bool):
         raise ValueError(f"phrases: expected 'id', 0, 1, a list of texts or {{id: text}}, got {phrases!r:.60}")
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #34bc81e7
-def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phrases: Any = None,
+def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", phrases: Any = None,
          on_error: str = "raise", box_format: str | None = None) -> Packed:
     """Predictions in any form of `prediction_rows.FORMS`, checked, as flat arrays.
 
@@ -165,7 +165,7 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     arrays (arrays are fastest); or a pandas frame with the columns image_id, phrase_id, score and x0, y0, x1, y1 (or
     x, y, w, h, or one column box); or a list of dictionaries with image_id, phrase_id, score and bbox (x, y, width,
     height), other keys ignored; or another of FORMS. Pairs and phrases may be absent. Nothing is changed.
-    images: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (pictures, by file name, its stem
+    image_ids: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (pictures, by file name, its stem
     or COCO number; the boxes go to every pair of the picture), or {image id, or "IMAGE_SENTENCE": pair id or a list}.
     phrases: what a category id means, for predictions without phrase ids: "id" (a phrase id), 0 or 1 (the phrase's
     number in its pair, counted from there), or the vocabulary, a list of texts (the id is the index) or {id: text},
@@ -176,9 +176,9 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair
     that stands twice, no box that fits; ValueError for an option.
     """
-    _check_options(images, phrases)
+    _check_options(image_ids, phrases)
     rows = rows_of(predictions, on_error, box_format)
-    pairs = _pairs(rows, data, images)
+    pairs = _pairs(rows, data, image_ids)
     row, pair = _spread(rows.image, pairs)
     absent, sound = len(rows.image) - len(np.unique(row)), ~np.isin(row, [*rows.faults])
     inverted, row, pair = len(np.unique(row[~sound])), row[sound], pair[sound]
@@ -189,7 +189,7 @@ def pack(data: Tricd, predictions: Any, *, images: str | Mapping = "pair", phras
     row, pair = row[again], pair[again]
     if len(rows.image) and not len(row):
         raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}: "
-                           f"{left_out}", remedy="Check `images`, `phrases` and the split")
+                           f"{left_out}", remedy="Check `image_ids`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
     if len(row) < 10 and (box_format or rows.format) == "xywh":  # fewer than `box_findings` judges

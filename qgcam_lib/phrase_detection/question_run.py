@@ -17,7 +17,6 @@ from PIL import Image
 
 from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of, together
 from ..errors import ExampleError
-from ..models.matching import BASELINES, BaselineAnswerer
 from ..models.named import file_source, load_source
 from ..models.roles import Answerer
 from .questions import answers_by_id, check_questions
@@ -150,6 +149,8 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
         return frame
     if images is None:
         raise ValueError(f"images: expected the folder of the pictures for the answerer {source!r}, got None")
+    from qgcam_lib.models.matching import BASELINES, BaselineAnswerer  # they need torch, files of answers do not
+
     answerer = BaselineAnswerer(source, seed) if source in BASELINES else load_source(
         source, "answerer", weights, device, seed=seed, **(model_options or {}))
     return answer_questions(answerer, questions, images, limit=limit, seed=seed, **run_options)

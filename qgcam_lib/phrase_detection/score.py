@@ -26,7 +26,7 @@ from ..statistics.groups import ratio
 from ..statistics.intervals import join_estimates
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #78bb53b1
-TIES = ("stable", "pessimistic")
+TIES = ("first", "pessimistic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Matches:
     order: np.ndarray
     kept: np.ndarray
     hits: np.ndarray
-    ties: str = "stable"
+    ties: str = "first"
 
     def __repr__(self) -> str:
         kept = f"{len(self.kept)} kept for AP"
@@ -96,16 +96,16 @@ def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
     data, packed, order = matches.data, matches.packed, matches.order
     target, true = data.rival_of[packed.phrase], data.positive[packed.pair]
     if matches.equal:
-        order = matching.descending(packed.score, late=~true if ties == "stable" else true)
+        order = matching.descending(packed.score, late=~true if ties == "first" else true)
     pooled = matching.first_hits(order[target[order] >= 0], target, matches.hit & true, len(data.phrases))
     return np.where(matches.asked & data.has_rival, pooled, np.nan)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #49e64bd7
-def match_predictions(data: Tricd, predictions: Any, *, ties: str = "stable"
+def match_predictions(data: Tricd, predictions: Any, *, ties: str = "first"
                       ) -> Matches:
     """Match predictions (see `pack` for their forms) with the truth, once for all scores.
 
-    ties: what stands first at equal scores. "stable", as in the authors' code: in group recall the true pair, in AP the
+    ties: what stands first at equal scores. "first", as in the authors' code: in group recall the true pair, in AP the
     pair with the lower id. "pessimistic": in both, the boxes of false captions. What is suspicious
     is one warning (SuspiciousInput), see `prediction_findings`. Errors: see `pack`; ExampleError for boxes that are all
     shares of their pictures; ValueError for an unknown `ties` or for data that `load_tricd` did not make.
@@ -255,7 +255,7 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #307a9b31
 def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
-             ties: str = "stable", metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
+             ties: str = "first", metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
     """TRICD's detection scores.
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":

@@ -106,7 +106,7 @@ class PhraseDetection(RecordMetric):
 
     higher_is_better = True
 
-    def __init__(self, recall_at: Sequence[int] = (1, 5), *, metrics: Sequence[str] = METRICS, ties: str = "stable",
+    def __init__(self, recall_at: Sequence[int] = (1, 5), *, metrics: Sequence[str] = METRICS, ties: str = "first",
                  subsets: Sequence[str] = ("all",), score: str | None = None, prefix: str = "", **kwargs: Any):
         super().__init__(score, prefix, **kwargs)
         if score is not None:  # only what it needs

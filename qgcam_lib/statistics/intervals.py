@@ -9,7 +9,7 @@ __all__ = ['ASSUMED_ICC', 'ASSUMED_DF', 'INTERVALS', 'FEW_GROUPS', 'effective_gr
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #8f06af47
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import lgamma, pi
 from statistics import NormalDist
 
@@ -125,7 +125,8 @@ def of_means(sums: np.ndarray, counts: np.ndarray, squares: np.ndarray) -> Estim
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #72555be0
 def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
-    "Means of values [n, m] (NaN left out) whose rows belong to two groups each, codes [n, 2]."
+    """Means of values [n, m] (NaN left out) whose rows belong to two groups each, codes [n, 2]. As many groups are in
+    effect as there are rows at most."""
     there = ~np.isnan(values)
     total = there.sum(0).astype(np.float64)
     rows = np.where(total > 0, total, np.nan)
@@ -142,7 +143,8 @@ def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
     products = ((sums**2 - squares) * wider**2).sum(0)
     spread = np.square(apart).sum(0) * rows
     alone = spread / np.where(rows > 1, rows - 1, np.nan)
-    return _estimate(value, sums * wider, counts, spread, rows, alone + np.maximum(products, 0))
+    found = _estimate(value, sums * wider, counts, spread, rows, alone + np.maximum(products, 0))
+    return replace(found, effective=np.minimum(found.effective, rows))
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #ccef16f4
 def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray | int,

@@ -105,7 +105,7 @@ def of_memory(name, base, call, **files):
 def of_predictions(name, file, base, form=js):
     def call(folder):
         data = load_tricd(folder / "t.json")
-        found = read_predictions(folder / file, data, images="pair", phrases=0)
+        found = read_predictions(folder / file, data, image_ids="pair", phrases=0)
         assert all(np.isfinite(one["boxes"]).all() and np.isfinite(one["scores"]).all() for one in found.values())
         within(evaluate(data, found), "value")
 

@@ -106,7 +106,7 @@ def stored_scores() -> dict:
                 "ties inside": (frame.pg_hit * frame.pg_ties).round().astype(int).tolist(),
                 "uncertain": np.flatnonzero(frame.pg_uncertain).tolist()}
     return found | {f"ties {rule}": number(scored(maps, asked, ties=rule).pg_hit.mean())
-                    for rule in ("first", "any", "all")}
+                    for rule in ("first", "optimistic", "pessimistic")}
 
 
 def stored_audit() -> dict:
