@@ -105,11 +105,11 @@ def _run_sums(row, start, stop):
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #9f707a9e
 @njit
-def _top_bits(bits):
-    top = bits[0]
+def _bit_range(bits):
+    low = top = bits[0]
     for x in range(bits.size):
-        top = max(top, bits[x])
-    return top
+        low, top = min(low, bits[x]), max(top, bits[x])
+    return low, top
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5d9c63a0
 @njit
@@ -162,7 +162,7 @@ def _is_mixed(at, n, width, ranges, delta):
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #fd9c7273
 Plan = namedtuple(
-    "Plan", "height width resized prefilter first weights across before clip after check most far tau delta")
+    "Plan", "height width resized direct prefilter first weights across before clip after check most far tau delta")
 Scratch = namedtuple("Scratch", "a half rows row d bits tops at")
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5b962769
@@ -223,22 +223,26 @@ def _range_after(plan, s, clip):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #7515793b
 @njit
 def _mass(boxes, ranges, plan, s, clip, after, out):
-    "All rows once: the sums into `out`, each row's maximum into s.tops. Returns False when a value is negative."
+    "All rows once: the sums into `out`, each row's maximum into s.tops. Returns False when a value is negative; of a "
+    "map that `_load` has not seen, when its values have to be looked at closer."
+    good, tops = True, s.tops.view(s.row.dtype)
     across = np.empty((boxes.shape[0], plan.width), s.d.dtype)
     for b in range(boxes.shape[0]):
         for x in range(plan.width):
             across[b, x] = max(0.0, boxes[b, 0] - x, x - boxes[b, 2] + plan.far)
     for i in range(plan.height):
         _row(i, plan, s, clip, after)
-        if plan.check and plan.resized and _low_high(s.row)[0] < 0:
+        lowest, s.tops[i] = _bit_range(s.bits)
+        if lowest < 0 and plan.check and plan.resized and _low_high(s.row)[0] < 0:
             return False
+        if plan.direct:
+            good = good and lowest >= 0 and tops[i] < np.inf and tops[i] <= plan.most
         _distances(boxes, across, i, plan.far, s.d)
         mass, mass_d, on, on_d = _row_sums(s.row, s.d)
         out[MASS] += mass
         out[ON] += on
         out[MASS_DISTANCE] += mass_d
         out[ON_DISTANCE] += on_d
-        s.tops[i] = _top_bits(s.bits)
         j0, j1 = _next_run(ranges, i, 0)
         while j1:
             mass, on = _run_sums(s.row, j0, j1)
@@ -246,7 +250,7 @@ def _mass(boxes, ranges, plan, s, clip, after, out):
             out[MASK] += j1 - j0
             out[ON_IN] += on
             j0, j1 = _next_run(ranges, i, j1)
-    return True
+    return good
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #9d5f7ede
 @njit
@@ -271,19 +275,19 @@ def _ties(ranges, plan, s, clip, after, out):
 def _score_block(maps, bits, boxes, ranges, starts, plan, out):
     "Some maps, one after the other, with one set of scratch arrays."
     h, w, n_coefficients = maps.shape[1], maps.shape[2], plan.prefilter.shape[0]
-    row = np.empty(plan.width, maps.dtype)
-    s = Scratch(a=np.empty((h, w), maps.dtype), half=np.empty((n_coefficients, w)),
-                rows=np.empty((n_coefficients, plan.width)), row=row, d=np.empty(plan.width, maps.dtype),
-                bits=row.view(bits.dtype), tops=np.empty(plan.height, bits.dtype),
-                at=np.empty(plan.height * plan.width, np.int64))
+    a, half, rows = np.empty((h, w), maps.dtype), np.empty((n_coefficients, w)), np.empty((n_coefficients, plan.width))
+    row, d = np.empty(plan.width, maps.dtype), np.empty(plan.width, maps.dtype)
+    tops, at = np.empty(plan.height, bits.dtype), np.empty(plan.height * plan.width, np.int64)
     for n in range(maps.shape[0]):
         b, r = boxes[starts[n] : starts[n + 1]], ranges[starts[n] : starts[n + 1]]
-        status, low, high = _load(maps[n], plan, s)
+        s = Scratch(maps[n] if plan.direct else a, half, rows, row, d, row.view(bits.dtype), tops, at)
+        status, low, high = (0, row[0], row[0]) if plan.direct else _load(maps[n], plan, s)
         if not status:
             clip = after = (low, high)
             if plan.after:
                 after = _range_after(plan, s, clip)
-            status = 0 if _mass(b, r, plan, s, clip, after, out[n]) else 2
+            if not _mass(b, r, plan, s, clip, after, out[n]):
+                status = _load(maps[n], plan, s)[0] if plan.direct else 2
         if not status:
             _ties(r, plan, s, clip, after, out[n])
         out[n, STATUS] = status

@@ -41,7 +41,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
 class Store:
     """A folder of parts, and the settings under which they are made. One process writes at a time, any number read.
 
-    folder: made if missing. config: see `bind`, which also looks again which parts there are. A part that cannot be read is a `StoreError`, never skipped.
+    folder: made if missing. config: see `bind`. A part that cannot be read is a `StoreError`, never skipped.
     """
 
     marker, suffix = "store.json", ""
@@ -84,14 +84,12 @@ class Store:
 
     def _write(self, data: bytes | memoryview) -> Path:
         """Write the bytes of a new part; its path."""
-        if not (self.folder / self.marker).is_file():
-            self._describe(None)
         if self._last is None:
             self._last = max((int(path.name[5:11]) for path in self.parts()), default=0)
-        name = f"part-{self._last + 1:06d}-{sha256_of(data)[:32]}{self.suffix}"
-        path = write_whole(self.folder / name, data, durable=True)
-        self._last += 1
-        return path
+        if not (self.folder / self.marker).is_file():
+            self._describe(None)
+        name, self._last = f"part-{self._last + 1:06d}-{sha256_of(data)[:32]}{self.suffix}", self._last + 1
+        return write_whole(self.folder / name, data, durable=True)
 
     def _bytes(self, path: Path) -> bytes:
         """The bytes of a part. StoreError where they are not those that were written."""
