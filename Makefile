@@ -51,6 +51,8 @@ $(LOCK_STAMP): | $(VENV)/bin/python
 
 $(SELF_STAMP): $(LOCK_STAMP)
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable . $(QUIETLY)
+	@$(BIN)/python -c "import numpy; from qgcam_lib.metrics import score_maps; \
+	  [score_maps(numpy.ones((1, 2, 2), kind), [[0, 0, 1, 1]]) for kind in 'fd']"  # compile the scores, before anyone waits
 	@rm -f $(VENV)/.qgcam-self-* && touch $@
 
 $(VENV)/user/ipython: | $(SELF_STAMP)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from qgcam_lib.data.by_image import ExampleList
+from qgcam_lib.data.by_image import ByImage, ExampleList, ImageRead
 from qgcam_lib.data.records import (
     Dataset,
     GroundingExample,
@@ -187,6 +187,24 @@ def test_a_list_is_a_data_set(noise):
     assert found.fingerprint() != ExampleList([first, second]).fingerprint()
     with pytest.raises(ExampleError):
         ExampleList([first, second, first])
+
+
+class Counted(ByImage):
+    """4,200 pictures, more than are kept unpacked, and how often one was read."""
+
+    options, reads = {"on_error": "raise"}, 0
+    _ids = [f"{k}" for k in range(4200)]
+
+    def _read(self, image_id):
+        self.reads += 1
+        return ImageRead([example(id=f"{image_id}/0/0", meta={"words": [1]})])
+
+
+def test_many_pictures_are_read_once_however_often_one_goes_through_them():
+    loader = Counted()
+    first, second = list(loader), list(loader)
+    assert loader.reads == len(first) == 4200 and first == second
+    assert not any(one.boxes.flags.writeable for one in second)
 
 
 def test_examples_of_one_picture_are_brought_together():

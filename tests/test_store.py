@@ -17,6 +17,7 @@ from speeds import some
 
 from qgcam_lib.errors import DiskError, StoreError
 from qgcam_lib.storage.files import sha256_of, write_whole
+from qgcam_lib.storage.maps import MapStore
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,44 @@ def test_rows_come_back_in_the_order_they_were_written(store):
     pd.testing.assert_frame_equal(found, pd.concat([rows(20, 30), rows(0, 10), rows(10, 20)], ignore_index=True))
     assert store.done() == {f"i{k:04d}" for k in range(30)}
     assert [path.name[:11] for path in store.parts()] == [f"part-00000{k}" for k in (1, 2, 3)]
+
+
+LOOKS: list[str] = []  # folders listed and parts opened for reading while a test watches
+WATCHES = [False]
+
+
+def _watch(event, args):
+    listed = event in ("os.listdir", "os.scandir")
+    if WATCHES[0] and (listed or event == "open" and "part-" in str(args[0]) and "tmp" not in str(args[0])):
+        LOOKS.append(f"{event} {args[0]}")
+
+
+sys.addaudithook(_watch)  # which Python has no way to take back
+
+
+@pytest.mark.parametrize("kind", [RecordStore, MapStore])
+def test_an_append_does_not_look_at_what_is_there(tmp_path, kind):
+    def append(store, k):
+        store.append(rows(k, k + 1)) if kind is RecordStore else store.append([str(k)], [np.ones((2, 2))])
+
+    store = kind(tmp_path / "store", {"model": "a"})
+    append(store, 0)
+    LOOKS.clear()
+    WATCHES[0] = True
+    try:
+        for k in range(1, 20):
+            append(store, k)
+        many = list(LOOKS)
+        again = kind(store.folder, {"model": "a"})
+        LOOKS.clear()
+        append(again, 20)
+        first = list(LOOKS)
+    finally:
+        WATCHES[0] = False
+    assert many == [] and len(first) == 1 and first[0].startswith("os.")
+    store.bind({"model": "a"})  # another object has written: the next part is the newest again
+    append(store, 21)
+    assert [path.name[5:11] for path in store.parts()] == [f"{k:06d}" for k in range(1, 23)]
 
 
 def test_a_new_store_is_empty(tmp_path):

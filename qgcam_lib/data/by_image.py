@@ -7,6 +7,7 @@ __all__ = ['MINIWORLD_MARKER', 'OPTIONS', 'ImageRead', 'problem_of', 'fitted', '
            'check_layout', 'ByImage', 'checksum', 'ExampleList', 'PublishedFiles']
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #6b7d04b6
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,16 @@ class ByImage:
 
     @cached_property
     def _image(self) -> Callable[[str], ImageRead]:
-        return lru_cache(4096)(self._read)  # a bound for train, about 100 MB
+        packed: dict[str, bytes] = {}  # what was read, some 6 kB a picture; in memory only
+
+        def image(image_id: str) -> ImageRead:
+            if image_id in packed:
+                return pickle.loads(packed[image_id])
+            found = self._read(image_id)
+            packed[image_id] = pickle.dumps(found, -1)
+            return found
+
+        return lru_cache(4096)(image)  # unpacked, about 100 MB at most
 
     @cached_property
     def _all(self) -> "_Totals":
@@ -282,6 +292,8 @@ class ExampleList(ByImage):
     def _read(self, image_id: str) -> ImageRead:
         found = self._by_image[image_id]
         return ImageRead(list(found), size=found[0].size, picture=found[0].image)
+
+    _image = _read  # nothing to keep: it is all there
 
     def _image_of(self, id: str) -> str | None:
         return self._places.get(id)

@@ -106,6 +106,10 @@ class GroundingExample:
         boxes.setflags(write=False)
         vars(self).update(boxes=boxes, size=tuple(map(int, self.size)), image=Path(self.image), group=str(self.group))
 
+    def __setstate__(self, state):  # NumPy's arrays come out of a pickle writable
+        state["boxes"].setflags(write=False)
+        vars(self).update(state)
+
     def _values(self):
         return self.id, self.image, self.prompt, self.boxes.tolist(), self.group, self.size, self.category, self.meta
 

@@ -34,8 +34,9 @@ def _make_plan(shape, dtype, size, p: MapProtocol, most, options: ScoreOptions) 
     safe = "minmax" in (p.before, p.after) and (
         p.after == "minmax" or not resized or p.resampler == "bilinear" or p.clip == "input"
     )
-    return Plan(height=int(size[0]), width=int(size[1]), resized=resized, prefilter=oy.prefilter, first=oy.first,
-                weights=oy.weights, across=np.ascontiguousarray(ox.matrix().T), before=how[p.before],
+    return Plan(height=int(size[0]), width=int(size[1]), resized=resized,
+                direct=not resized and p.before == p.after == "none", prefilter=oy.prefilter,
+                first=oy.first, weights=oy.weights, across=np.ascontiguousarray(ox.matrix().T), before=how[p.before],
                 clip=p.clip == "input", after=how[p.after], check=not safe, most=most,
                 far=1.0 if options.distance == "symmetric" else 0.0, tau=dtype.type(options.tau),
                 delta=float(options.delta))
@@ -58,7 +59,7 @@ def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: t
     plan = _make_plan(maps.shape[1:], maps.dtype, size, protocol, most, options)
     block = int(np.clip(-(-len(maps) // (4 * numba.get_num_threads())), 1, 16))
     bits = np.zeros(0, np.int32 if maps.dtype == np.float32 else np.int64)
-    maps, ranges = np.ascontiguousarray(maps), pixel_ranges(boxes, size)
+    maps, ranges = np.require(maps, requirements="CW"), pixel_ranges(boxes, size)  # numba compiles again for read-only
     boxes, starts = np.ascontiguousarray(boxes, np.float64), np.ascontiguousarray(starts, np.int64)
     return score_all(maps, bits, boxes, ranges, starts, plan, block)
 

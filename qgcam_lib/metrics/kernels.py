@@ -12,11 +12,13 @@ from collections import namedtuple
 import numpy as np
 from numba import njit, prange
 
+from .compiled import compiled
+
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #efff1923
 _SUM_ORDER = {"reassoc", "contract", "nnan", "ninf", "nsz"}  # what a sum may assume; never used where values are made
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #77799bb6
-@njit(cache=True)
+@njit
 def _n_bad(flat):
     "Number of NaN or infinite values."
     bad = 0
@@ -25,7 +27,7 @@ def _n_bad(flat):
     return bad
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #22f1c5e7
-@njit(cache=True, fastmath=_SUM_ORDER)
+@njit(fastmath=_SUM_ORDER)
 def _low_high(flat):
     low = high = flat[0]
     for v in flat:
@@ -33,7 +35,7 @@ def _low_high(flat):
     return low, high
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #554843d2
-@njit(cache=True)
+@njit
 def _scale(flat, how, low, high):
     "Min-max (1) or division by the maximum (2), in place and in the map's own type; 0 leaves it."
     if how == 1:
@@ -45,7 +47,7 @@ def _scale(flat, how, low, high):
             flat[x] /= high
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #51cbb1ee
-@njit(cache=True)
+@njit
 def _expand(a, prefilter, across, half, rows):
     "Raw map [h, w] to rows of vertical coefficients at full width: prefilter @ a @ across, four terms at a time."
     half[:], rows[:] = 0, 0
@@ -64,7 +66,7 @@ def _expand(a, prefilter, across, half, rows):
                 row[x] += half[c, j] * across[j, x]
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6d699cca
-@njit(cache=True)
+@njit
 def _mix(rows, first, weights, low, high, row):
     "One row of the resized map: four coefficient rows mixed, rounded to the map's type, clipped."
     real = row.dtype.type
@@ -76,7 +78,7 @@ def _mix(rows, first, weights, low, high, row):
         row[x] = high if high < v else v
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #18c99984
-@njit(cache=True, fastmath=_SUM_ORDER)
+@njit(fastmath=_SUM_ORDER)
 def _row_sums(row, d):
     "Of one row: sum of A, of A d, of 1[A > .5], of 1[A > .5] d."
     half, zero, one = row.dtype.type(0.5), row.dtype.type(0), row.dtype.type(1)
@@ -91,7 +93,7 @@ def _row_sums(row, d):
     return s, sd, n, nd
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #dcf7d645
-@njit(cache=True, fastmath=_SUM_ORDER)
+@njit(fastmath=_SUM_ORDER)
 def _run_sums(row, start, stop):
     "Of the columns start..stop: sum of A and of 1[A > .5]."
     half, zero, one = row.dtype.type(0.5), row.dtype.type(0), row.dtype.type(1)
@@ -102,15 +104,15 @@ def _run_sums(row, start, stop):
     return s, n
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #9f707a9e
-@njit(cache=True)
-def _top_bits(bits):
-    top = bits[0]
+@njit
+def _bit_range(bits):
+    low = top = bits[0]
     for x in range(bits.size):
-        top = max(top, bits[x])
-    return top
+        low, top = min(low, bits[x]), max(top, bits[x])
+    return low, top
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5d9c63a0
-@njit(cache=True)
+@njit
 def _inside(ranges, i, j):
     "Is pixel (i, j) in some box?"
     for b in range(ranges.shape[0]):
@@ -119,7 +121,7 @@ def _inside(ranges, i, j):
     return False
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #532635ea
-@njit(cache=True)
+@njit
 def _next_run(ranges, i, start):
     "The next run of inside columns of row i that begins at or after `start`; (0, 0) when there is none."
     begin, stop = np.int64(1 << 62), np.int64(0)
@@ -130,7 +132,7 @@ def _next_run(ranges, i, start):
     return begin, stop
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #3f9156f6
-@njit(cache=True)
+@njit
 def _distances(boxes, across, i, far, d):
     "Row i of the distance map: the smallest over the boxes of max(0, vertical, horizontal)."
     for b in range(boxes.shape[0]):
@@ -140,7 +142,7 @@ def _distances(boxes, across, i, far, d):
             d[x] = v if b == 0 or v < d[x] else d[x]
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6aa79c21
-@njit(cache=True)
+@njit
 def _is_mixed(at, n, width, ranges, delta):
     "After suppression, do the tied pixels at[:n] lie partly inside and partly outside? Overwrites the front of `at`."
     kept, n_in, n_out = 0, 0, 0
@@ -160,7 +162,7 @@ def _is_mixed(at, n, width, ranges, delta):
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #fd9c7273
 Plan = namedtuple(
-    "Plan", "height width resized prefilter first weights across before clip after check most far tau delta")
+    "Plan", "height width resized direct prefilter first weights across before clip after check most far tau delta")
 Scratch = namedtuple("Scratch", "a half rows row d bits tops at")
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5b962769
@@ -169,7 +171,7 @@ PARTS = ("status", "mass", "mass_in", "mask", "on", "on_in", "mass_distance", "o
 STATUS, MASS, MASS_IN, MASK, ON, ON_IN, MASS_DISTANCE, ON_DISTANCE, TIES, TIES_IN, FIRST_IN, UNCERTAIN = range(12)
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #a4c3e1a2
-@njit(cache=True)
+@njit
 def _load(raw, plan, s):
     "Copy and normalise one raw map into the scratch. Returns a status (0 good, 1 not finite, 2 negative, 3 above "
     "what the plan leaves) and the clip range."
@@ -191,7 +193,7 @@ def _load(raw, plan, s):
     return status, low, high
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #80a09e18
-@njit(cache=True)
+@njit
 def _resized_row(i, plan, s, clip):
     "Row i of the resized map into s.row."
     if plan.resized:
@@ -200,7 +202,7 @@ def _resized_row(i, plan, s, clip):
         s.row[:] = s.a[i]
 
 
-@njit(cache=True)
+@njit
 def _row(i, plan, s, clip, after):
     "Row i of the prepared map into s.row."
     _resized_row(i, plan, s, clip)
@@ -208,7 +210,7 @@ def _row(i, plan, s, clip, after):
         _scale(s.row, plan.after, after[0], after[1])
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #edb3ffd1
-@njit(cache=True)
+@njit
 def _range_after(plan, s, clip):
     "Lowest and highest value of the resized map, for a normalisation at the end."
     low, high = s.a.dtype.type(np.inf), s.a.dtype.type(-np.inf)
@@ -219,24 +221,28 @@ def _range_after(plan, s, clip):
     return low, high
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #7515793b
-@njit(cache=True)
+@njit
 def _mass(boxes, ranges, plan, s, clip, after, out):
-    "All rows once: the sums into `out`, each row's maximum into s.tops. Returns False when a value is negative."
+    "All rows once: the sums into `out`, each row's maximum into s.tops. Returns False when a value is negative; of a "
+    "map that `_load` has not seen, when its values have to be looked at closer."
+    good, tops = True, s.tops.view(s.row.dtype)
     across = np.empty((boxes.shape[0], plan.width), s.d.dtype)
     for b in range(boxes.shape[0]):
         for x in range(plan.width):
             across[b, x] = max(0.0, boxes[b, 0] - x, x - boxes[b, 2] + plan.far)
     for i in range(plan.height):
         _row(i, plan, s, clip, after)
-        if plan.check and plan.resized and _low_high(s.row)[0] < 0:
+        lowest, s.tops[i] = _bit_range(s.bits)
+        if lowest < 0 and plan.check and plan.resized and _low_high(s.row)[0] < 0:
             return False
+        if plan.direct:
+            good = good and lowest >= 0 and tops[i] < np.inf and tops[i] <= plan.most
         _distances(boxes, across, i, plan.far, s.d)
         mass, mass_d, on, on_d = _row_sums(s.row, s.d)
         out[MASS] += mass
         out[ON] += on
         out[MASS_DISTANCE] += mass_d
         out[ON_DISTANCE] += on_d
-        s.tops[i] = _top_bits(s.bits)
         j0, j1 = _next_run(ranges, i, 0)
         while j1:
             mass, on = _run_sums(s.row, j0, j1)
@@ -244,10 +250,10 @@ def _mass(boxes, ranges, plan, s, clip, after, out):
             out[MASK] += j1 - j0
             out[ON_IN] += on
             j0, j1 = _next_run(ranges, i, j1)
-    return True
+    return good
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #9d5f7ede
-@njit(cache=True)
+@njit
 def _ties(ranges, plan, s, clip, after, out):
     "The pixels equal to the maximum: how many, how many inside, is the first inside, are the suppressed ones mixed."
     tops = s.tops.view(s.row.dtype)
@@ -265,29 +271,29 @@ def _ties(ranges, plan, s, clip, after, out):
     out[UNCERTAIN] = best > plan.tau and _is_mixed(s.at, n, plan.width, ranges, plan.delta)
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6424c57f
-@njit(cache=True)
+@njit
 def _score_block(maps, bits, boxes, ranges, starts, plan, out):
     "Some maps, one after the other, with one set of scratch arrays."
     h, w, n_coefficients = maps.shape[1], maps.shape[2], plan.prefilter.shape[0]
-    row = np.empty(plan.width, maps.dtype)
-    s = Scratch(a=np.empty((h, w), maps.dtype), half=np.empty((n_coefficients, w)),
-                rows=np.empty((n_coefficients, plan.width)), row=row, d=np.empty(plan.width, maps.dtype),
-                bits=row.view(bits.dtype), tops=np.empty(plan.height, bits.dtype),
-                at=np.empty(plan.height * plan.width, np.int64))
+    a, half, rows = np.empty((h, w), maps.dtype), np.empty((n_coefficients, w)), np.empty((n_coefficients, plan.width))
+    row, d = np.empty(plan.width, maps.dtype), np.empty(plan.width, maps.dtype)
+    tops, at = np.empty(plan.height, bits.dtype), np.empty(plan.height * plan.width, np.int64)
     for n in range(maps.shape[0]):
         b, r = boxes[starts[n] : starts[n + 1]], ranges[starts[n] : starts[n + 1]]
-        status, low, high = _load(maps[n], plan, s)
+        s = Scratch(maps[n] if plan.direct else a, half, rows, row, d, row.view(bits.dtype), tops, at)
+        status, low, high = (0, row[0], row[0]) if plan.direct else _load(maps[n], plan, s)
         if not status:
             clip = after = (low, high)
             if plan.after:
                 after = _range_after(plan, s, clip)
-            status = 0 if _mass(b, r, plan, s, clip, after, out[n]) else 2
+            if not _mass(b, r, plan, s, clip, after, out[n]):
+                status = _load(maps[n], plan, s)[0] if plan.direct else 2
         if not status:
             _ties(r, plan, s, clip, after, out[n])
         out[n, STATUS] = status
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #52ea13bd
-@njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def score_all(maps, bits, boxes, ranges, starts, plan, block):
     "Blocks of maps over the threads. Returns the parts, float64 [n, 12]; status -1 where a block was not computed."
     n = maps.shape[0]

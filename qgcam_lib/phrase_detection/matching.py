@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
+from ..metrics.compiled import compiled
+
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #a7d028d2
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)
@@ -27,7 +29,7 @@ def descending(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
     return first[np.argsort(-score[first], kind="stable")]
 
 
-@njit(cache=True)
+@compiled()
 def best_of_each(order, key, n_keys, limit):
     """Those of `order` (indices, best first) that are among the `limit` first of their key; the order stays.
 
@@ -43,7 +45,7 @@ def best_of_each(order, key, n_keys, limit):
     return kept[:n]
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #b902432e
-@njit(cache=True)
+@compiled()
 def find_phrases(pair, ids, starts, phrase_ids):
     """Index of the phrase that each box names, -1 where its pair has no such phrase.
 
@@ -59,7 +61,7 @@ def find_phrases(pair, ids, starts, phrase_ids):
     return phrase
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #713c67de
-@njit(cache=True)
+@njit
 def _iou(a, b):
     "IoU of two half-open xyxy boxes; 0 where neither has an area."
     w = min(a[2], b[2]) - max(a[0], b[0])
@@ -69,7 +71,7 @@ def _iou(a, b):
     return inter / union if union > 0 else 0.0
 
 
-@njit(cache=True)
+@compiled()
 def best_overlap(boxes, phrase, truth, starts):
     """Highest IoU of each box with any truth box of its phrase, 0 where there is none.
 
@@ -95,7 +97,7 @@ def merged_boxes(truth: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.
     return merged, np.r_[0, np.cumsum(np.diff(starts) > 0)]
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #2d1a45fc
-@njit(cache=True)
+@compiled()
 def match(boxes, phrase, truth, starts, thresholds):
     """Which boxes are true positives at which thresholds.
 
@@ -122,7 +124,7 @@ def match(boxes, phrase, truth, starts, thresholds):
     return hits
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #f5406006
-@njit(cache=True)
+@njit
 def _mean_precision(at, cum_all, owner, weight, total, points, found, precision):
     "Mean of the envelope over the recall points. at: positions of the true positives, in descending score."
     n, tp = 0, 0.0
@@ -143,7 +145,7 @@ def _mean_precision(at, cum_all, owner, weight, total, points, found, precision)
     return mean / len(points)
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #a72c91d0
-@njit(cache=True)
+@compiled()
 def average_precisions(positions, starts, owner, weights, totals, points):
     """Average precision of each threshold under each set of weights.
 
@@ -174,7 +176,7 @@ def positions_of(hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.nonzero(hits)[1], np.cumsum(np.r_[0, hits.sum(1)])
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #e25b3d48
-@njit(cache=True)
+@compiled()
 def first_hits(order, phrase, hit, n_phrases):
     """Rank (0 for the best) of the first hit among each phrase's boxes.
 

@@ -45,6 +45,7 @@ class Store:
     """
 
     marker, suffix = "store.json", ""
+    _last: int | None = None  # number of the newest part, read from the folder before the first write
 
     def __init__(self, folder: str | Path, config: dict[str, Any] | None = None):
         self.folder = Path(folder)
@@ -67,7 +68,7 @@ class Store:
 
     def bind(self, config: dict[str, Any]) -> None:
         """Say under which settings parts are made; `StoreError` if the store holds parts made under others."""
-        config, before = json.loads(json.dumps(config, default=str)), self.config
+        config, before, self._last = json.loads(json.dumps(config, default=str)), self.config, None
         if self.parts() and json.dumps(before, sort_keys=True) != json.dumps(config, sort_keys=True):
             found = _differences(before, config) if before else "it was filled without saying under which settings"
             raise StoreError(f"{place_of(self.folder)}: what is kept here was made under other settings ({found}). "
@@ -83,10 +84,12 @@ class Store:
 
     def _write(self, data: bytes | memoryview) -> Path:
         """Write the bytes of a new part; its path."""
+        if self._last is None:
+            self._last = max((int(path.name[5:11]) for path in self.parts()), default=0)
         if not (self.folder / self.marker).is_file():
             self._describe(None)
-        number = 1 + max((int(path.name[5:11]) for path in self.parts()), default=0)
-        return write_whole(self.folder / f"part-{number:06d}-{sha256_of(data)[:32]}{self.suffix}", data, durable=True)
+        name, self._last = f"part-{self._last + 1:06d}-{sha256_of(data)[:32]}{self.suffix}", self._last + 1
+        return write_whole(self.folder / name, data, durable=True)
 
     def _bytes(self, path: Path) -> bytes:
         """The bytes of a part. StoreError where they are not those that were written."""

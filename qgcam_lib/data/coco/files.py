@@ -17,6 +17,7 @@ from pydantic import AfterValidator
 from ...boxes import xywh_to_xyxy
 from .masks import mask_of
 from ...storage.fields import FileName, Length, Sized, Whole, Words, Xywh, checked, json_of
+from ...storage.json_reader import collection_paused
 from ...errors import ExampleError
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #a182bda6
@@ -130,11 +131,16 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
           categories: Mapping[int, str] | None = None) -> Iterator[Any]:
     """The rows as `kind`: each with an id of its own, and with a picture and a category among the given ones."""
     what, seen = kind.__name__.strip("_").lower() if images is None else "annotation", set()
-    for row in rows:
+    known = [(field, known) for field, known in (("image_id", images), ("category_id", categories)) if known is not None]
+    try:
+        all_at_once = checked(list[kind], rows)
+    except ExampleError:
+        all_at_once = None  # one by one, to name the first that is wrong
+    for number, row in enumerate(rows):
         where = f"{what} {row.get('id') if isinstance(row, dict) else row}"
-        one = checked(kind, row, where, file, "Repair the file")
-        for field, known in (("image_id", images), ("category_id", categories)):
-            if known is not None and getattr(one, field) not in known:
+        one = all_at_once[number] if all_at_once else checked(kind, row, where, file, "Repair the file")
+        for field, values in known:
+            if getattr(one, field) not in values:
                 raise ExampleError(f"field {field!r}: {getattr(one, field)} is not in the file", where, file)
         if one.id in seen:
             raise ExampleError("field 'id': it is used twice", where, file)
@@ -147,6 +153,7 @@ def _images(rows: list, file: Path) -> dict[int, CocoImage]:
     return {one.id: CocoImage(one.id, one.file_name, one.size) for one in _read(_Image, rows, file)}
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #55fcb2c6
+@collection_paused()
 def read_instances(path: str | Path) -> CocoInstances:
     """The objects of a COCO instances file.
 
@@ -160,10 +167,10 @@ def read_instances(path: str | Path) -> CocoInstances:
     categories = {one.id: one.name for one in sorted(content.categories, key=lambda one: one.id)}
     if not len(content.categories) == len(categories) == len(set(categories.values())):
         raise ExampleError("categories: expected each number and each name once", file=file)
-    for one in _read(_Object, content.annotations, file, images, categories):
-        box = tuple(xywh_to_xyxy(one.bbox).tolist())
+    found = list(_read(_Object, content.annotations, file, images, categories))
+    for one, box in zip(found, xywh_to_xyxy([one.bbox for one in found] or np.zeros((0, 4))).tolist()):
         objects.setdefault(one.image_id, []).append(CocoObject(
-            one.id, one.image_id, categories[one.category_id], one.segmentation, box, one.area, bool(one.iscrowd)))
+            one.id, one.image_id, categories[one.category_id], one.segmentation, tuple(box), one.area, bool(one.iscrowd)))
     return CocoInstances(file, images, tuple(categories.values()), {image: tuple(found) for image, found in objects.items()})
 
 # %% ../../../nbs/lib/data/coco/02_files.ipynb #1073694c
