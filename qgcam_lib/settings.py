@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SETTINGS_FILE', 'ROOT', 'settings', 'find_root', 'project_file', 'Settings', 'read_settings_file', 'read_environment',
-           'load_settings']
+           'load_settings', 'shard_of']
 
 # %% ../nbs/lib/04_settings.ipynb #23425bcd
 import configparser
@@ -140,3 +140,15 @@ def load_settings(path: str | Path | None = None, *, environ: Mapping[str, str] 
 
 # %% ../nbs/lib/04_settings.ipynb #23b6c5d1
 settings = load_settings()
+
+# %% ../nbs/lib/04_settings.ipynb #f26c0002
+def shard_of(text: str | None = None) -> tuple[int, int]:
+    """(k, n) of "k/n", the k-th of n shards, k from 1. None: what the runner told this process, else (1, 1).
+
+    Errors: ValueError for another text.
+    """
+    text = os.environ.get("QGCAM_RUN_SHARD", "1/1") if text is None else text
+    k, _, n = text.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ValueError(f"shard: expected K/N with K from 1 to N, such as 2/4, got {text!r}")
+    return int(k), int(n)

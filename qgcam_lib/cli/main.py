@@ -134,6 +134,9 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         timeout: Annotated[int | None, typer.Option(min=1, help="seconds that one cell may take")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
+        shards: Annotated[int, typer.Option(min=1, metavar="N", help="ask the model in N processes")] = 1,
+        shard: Annotated[str, typer.Option(metavar="K/N", help=(
+            "ask only the K-th of N parts; gather/N: the run, from its N finished parts"))] = "",
         table: Annotated[bool, typer.Option("--table", help="also print its score tables")] = False,
         quiet: Quiet = False,
         as_json: Json = False
@@ -141,7 +144,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     """Run a notebook with parameters, or find that it was run so before."""
     from qgcam_lib.runs.gather import gather_run, write_pages
     from qgcam_lib.runs.parameters import read_parameters, resolve_parameters
-    from qgcam_lib.runs.runner import run_notebook
+    from qgcam_lib.runs.shards import run_parts
     from qgcam_lib.storage.files import check_writable
 
     path = _notebook_path(notebook)
@@ -155,13 +158,13 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     if gather is not None:
         check_writable(gather, "gather")
     _check_start(resolve_parameters(read_parameters(path), given))
-    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
-                          say=lambda text: say(text, err=True))
+    result = run_parts(path, given, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+                       progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
     if gather is not None:
         gather_run(result.folder, gather)
-    elif result.status != "skipped" or not (result.folder / "run.html").is_file():
+    elif "of" not in result.run_id and (result.status != "skipped" or not (result.folder / "run.html").is_file()):
         write_pages(result.folder)
     if as_json:
         return echo_json({"run": result.run_id, "notebook": str(path), "status": result.status,
