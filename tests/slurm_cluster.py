@@ -49,9 +49,13 @@ class Cluster:
             text = text.replace(word, value)
         (folder / "slurm.conf").write_text(text)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (folder / "bin").mkdir()  # a step of a job does not get SLURM_CONF; a site has its file in /etc
+        step = f'SLURM_CONF={folder}/slurm.conf exec {self.root}/usr/bin/srun "$@"'
+        (folder / "bin" / "srun").write_text(f"#!/bin/sh\n{step}\n")
+        (folder / "bin" / "srun").chmod(0o755)
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"),
                             "LD_LIBRARY_PATH": f"{libraries.parent}:{libraries}",
-                            "PATH": f"{self.root}/usr/bin:{os.environ['PATH']}"}
+                            "PATH": f"{folder}/bin:{self.root}/usr/bin:{os.environ['PATH']}"}
 
     def start(self, name):
         """Start munged, slurmctld or a node (n1, n2), with a log of its own."""
@@ -123,4 +127,6 @@ class Cluster:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 process.kill()
+        for pid in [*self.jobs_of("n1"), *self.jobs_of("n2")]:
+            os.kill(pid, signal.SIGKILL)
         self.stack.close()

@@ -53,7 +53,7 @@ def test_a_lost_node_and_a_restarted_controller(capsys):
         folder = Path(place) / "compendium"
         environment = compendium(folder)
         engine = subprocess.Popen(["bash", "-eu", FILES / "site.sh"], cwd=folder, env=environment | cluster.environment
-                                  | {"PATH": f"{cluster.root}/usr/bin:{environment['PATH']}"},
+                                  | {"PATH": f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"},
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             cluster.wait(lambda: shards_there(folder, "running") or engine.poll() is not None, 300)

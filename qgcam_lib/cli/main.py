@@ -8,7 +8,6 @@ __all__ = ['app', 'join_pairs', 'main', 'run', 'gather', 'score', 'models', 'zoo
 # %% ../../nbs/lib/cli/12_main.ipynb #d2754361
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from .. import __version__
 from . import results
 from .calls import Commands, call, say, short_path
 from .data import data_app
-from .evaluate import evaluate, read_settings
+from .evaluate import evaluate
 from .formats import formats
 from .probe import probe_app
 from .probe_build import build_app
@@ -37,6 +36,7 @@ app = Commands("Q-GroundCAM and its kin: run the notebooks, look at models and d
 app.command(example="qgcam evaluate blip-base --tasks q_groundcam,probe_relation --limit 50", part=_OWN)(evaluate)
 app.command(example="qgcam table q_groundcam", part=_RUNS)(results.table)
 app.command(example="qgcam runs q_groundcam", part=_RUNS)(results.runs)
+app.command(example="qgcam plan q_groundcam -p device cuda --shards 8", part=_RUNS)(results.plan)
 app.command(example="qgcam compare a9ce852358ae 26b280c4cf1d", part=_RUNS)(results.compare)
 probe_app.add_typer(build_app, name="build")
 for _group, _name in ((tricd_app, "tricd"), (probe_app, "probe"), (refer_app, "refer")):
@@ -77,20 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return call(app, join_pairs(sys.argv[1:] if arguments is None else arguments))
 
 # %% ../../nbs/lib/cli/12_main.ipynb #96cf8fb0
-def _notebook_path(name: str) -> Path:
-    """The notebook that was meant: a path, or the name of one in nbs/papers with or without .ipynb."""
-    from qgcam_lib.settings import ROOT
-
-    if not Path(name).name:
-        return Path(name)
-    known = ROOT / "nbs" / "papers" / Path(name).with_suffix(".ipynb")
-    if Path(name).exists() or Path(name).name != name or known.exists():
-        return known if not Path(name).exists() and Path(name).name == name else Path(name)
-    if near := get_close_matches(Path(name).stem, [file.stem for file in known.parent.glob("*.ipynb")], 1):
-        raise FileNotFoundError(f"there is no notebook {name}. Did you mean {near[0]}?")
-    return Path(name)
-
-
 def _echo_parameters(notebook: Path, as_json: bool) -> None:
     """Print a notebook's parameters: name, type, default, and what its author says about it."""
     from qgcam_lib.runs.parameters import read_parameters
@@ -125,10 +111,8 @@ def _check_start(values: dict) -> None:
 # %% ../../nbs/lib/cli/12_main.ipynb #d4c42596
 @app.command(example="qgcam run q_groundcam -p model blip-large -p limit 60", part=_RUNS)
 def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the name of one in nbs/papers")],
-        parameter: Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
-            "a parameter of the notebook; also NAME=VALUE"))] = None,
-        file: Annotated[Path | None, typer.Option("-f", "--file", exists=True, dir_okay=False, help=(
-            "parameters in YAML, NAME: VALUE a line; -p counts more"))] = None,
+        parameter: results.Parameters = None,
+        file: results.ParametersFile = None,
         force: Annotated[bool, typer.Option("--force", help="compute a finished run again")] = False,
         outputs: Annotated[Path | None, typer.Option(help="folder of the results instead of the settings' one")] = None,
         timeout: Annotated[int | None, typer.Option(min=1, help="seconds that one cell may take")] = None,
@@ -147,14 +131,10 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     from qgcam_lib.runs.shards import run_parts
     from qgcam_lib.storage.files import check_writable
 
-    path = _notebook_path(notebook)
+    path = results.notebook_path(notebook)
     if show:
         return _echo_parameters(path, as_json)
-    for pair in parameter or []:
-        if "=" not in pair:
-            raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
-    given = read_settings(file) if file else {}
-    given |= dict(pair.split("=", 1) for pair in parameter or [])
+    given = results.given_parameters(parameter, file)
     if gather is not None:
         check_writable(gather, "gather")
     _check_start(resolve_parameters(read_parameters(path), given))
@@ -306,7 +286,7 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
         say(f"qgcam: not committed: {names}. A page names the commit that made it; commit the changes first.", err=True)
         raise typer.Exit(1)
     for one in [] if check else runs or _shown(outputs):
-        path = _notebook_path(one.partition("/")[0])
+        path = results.notebook_path(one.partition("/")[0])
         try:
             folder = _committed_again(_run_folder(one, outputs), path, outputs)
             say(f"{short_path(store_run(folder, path))}: run {folder.name}")
