@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from ..data.picture_loop import SHARD_FILE
 from .record import read_run
 from .runner import RunPlan, as_shard, plan_run, run_notebook
+from ..settings import SHARD_FILE
 from ..storage.files import write_json
 from ..storage.json_reader import read_json
 
