@@ -67,8 +67,8 @@ def tables(folder):
 
 def start(notebook, outputs, *options):
     command = [sys.executable, "-m", "qgcam_lib.cli", "run", str(notebook), "--quiet", *options]
-    return subprocess.Popen([*command, "--outputs", str(outputs)], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, "--outputs", str(outputs)], env=os.environ | {"PYTHONPATH": str(ROOT)},
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def killed_and_continued(notebook, tmp_path, shards, kills, sleep):
