@@ -214,7 +214,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="path of a notebook, or th
         return echo_json(found | {"rows": rows_of(frame)})
     say(f"{found['pictures']} pictures on {found['device']}: {found['asking']:.0f} s of asking in all, and "
         f"{found['fixed']:.0f} s that every shard pays; tables and figures come on top, once")
-    echo_table(frame.dropna(axis="columns", how="all"))
+    echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/09_results.ipynb #ea524b63
 def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(

@@ -219,7 +219,10 @@ def _end(plan: RunPlan, partial: Path, found: dict[str, Any], seconds: float) ->
 
 # %% ../../nbs/lib/runs/06_runner.ipynb #a3c71aa8
 def _peak_mb() -> int:
-    """The largest resident memory of a process that this one started and that has ended, in MiB."""
+    """The largest resident memory of a process that this one started and that has ended, in MiB.
+
+    Never less than this process had when it started that one: Linux counts from the fork.
+    """
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (1024**2 if sys.platform == "darwin" else 1024)
