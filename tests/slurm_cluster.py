@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -91,10 +91,8 @@ class Cluster:
     def kill(self, name):
         """kill -9 a daemon and, of a node, all that runs on it."""
         for pid in [self.running[name].pid, *self.jobs_of(name)]:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.running.pop(name).wait(10)
 
     def wait(self, what, seconds):
@@ -128,5 +126,6 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
         for pid in [*self.jobs_of("n1"), *self.jobs_of("n2")]:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.stack.close()
