@@ -170,7 +170,7 @@ def write_contents() -> None:
                 + ["Solutions <generated/solutions>"]),
         toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
         toctree("Library", ["generated/library", "generated/reference", "generated/scores"], 2),
-        toctree("The project", ["formats", "reliability", "security", "contributing", "changelog"]),
+        toctree("The project", ["formats", "cluster", "reliability", "security", "contributing", "changelog"]),
     ]
     pages = {f"rooms/{name}.md": room_page(room) for name, room in found}
     pages |= {f"by_paper/{name}.md": paper_page(paper) for name, paper in by_paper}

@@ -16,6 +16,7 @@ DIFFER = {
     "--split": "each data set has its own splits", "--strict": "of a maintainer's comparison, and of an IoU",
     "--images": "pictures for a builder", "--predictions": "an argument elsewhere", "--expected": "one command",
     "--out": "evaluate writes a folder", "--ties": "the rules of a score are those that fit it, of one list",
+    "--shards": "plan compares several numbers",
     "--missing": "drop, wrong or undefined: what a task can make of it", "--image-ids": "TRICD's ids and a probe's",
 }
 RULES = {"expected", "first", "optimistic", "pessimistic", "block"}

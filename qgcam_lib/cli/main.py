@@ -18,15 +18,13 @@ from .. import __version__
 from . import maintain, results
 from .calls import Commands, call, say, short_path
 from .data import data_app
-from .evaluate import evaluate, read_settings
+from .evaluate import evaluate
 from .formats import formats
 from .probe import probe_app
 from .probe_build import build_app
 from .refer import refer_app
 from .results import echo_tables
 from qgcam_lib.cli.scoring import (
-    FILE,
-    FILE_HELP,
     MISSING,
     OF_SUMMARY,
     TIES,
@@ -51,6 +49,7 @@ app = Commands("Q-GroundCAM and its kin: run the notebooks, look at models and d
 app.command(example="qgcam evaluate blip-base --tasks q_groundcam,probe_relation --limit 50", part=_OWN)(evaluate)
 app.command(example="qgcam table q_groundcam", part=_RUNS)(results.table)
 app.command(example="qgcam runs q_groundcam", part=_RUNS)(results.runs)
+app.command(example="qgcam plan q_groundcam -p device cuda --shards 8", part=_RUNS)(results.plan)
 app.command(example="qgcam compare a9ce852358ae 26b280c4cf1d", part=_RUNS)(results.compare)
 probe_app.add_typer(build_app, name="build")
 for _group, _name in ((tricd_app, "tricd"), (probe_app, "probe"), (refer_app, "refer")):
@@ -129,14 +128,16 @@ def _check_maps(values: dict) -> None:
 # %% ../../nbs/lib/cli/12_main.ipynb #d4c42596
 @app.command(example="qgcam run q_groundcam -p model blip-large -p limit 60", part=_RUNS)
 def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the name of one in nbs/papers")],
-        parameter: Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
-            "a parameter of the notebook; also NAME=VALUE"))] = None,
-        file: Annotated[Path | None, typer.Option(*FILE, exists=True, dir_okay=False, help=FILE_HELP)] = None,
+        parameter: results.Parameters = None,
+        file: results.ParametersFile = None,
         force: Annotated[bool, typer.Option("--force", help="compute a finished run again")] = False,
         outputs: Outputs = None,
         timeout: Annotated[int | None, typer.Option(min=1, help="seconds that one cell may take")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
+        shards: Annotated[int, typer.Option(min=1, metavar="N", help="ask the model in N processes")] = 1,
+        shard: Annotated[str, typer.Option(metavar="K/N", help=(
+            "ask only the K-th of N parts; gather/N: the run, from its N finished parts"))] = "",
         table: Annotated[bool, typer.Option("--table", help="also print its score tables")] = False,
         quiet: Quiet = False,
         as_json: Json = False
@@ -144,27 +145,23 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
     """Run a notebook with parameters, or find that it was run so before."""
     from qgcam_lib.runs.gather import gather_run, write_pages
     from qgcam_lib.runs.parameters import read_parameters, resolve_parameters
-    from qgcam_lib.runs.runner import run_notebook
+    from qgcam_lib.runs.shards import run_parts
     from qgcam_lib.storage.files import check_writable
 
     path = results.notebook_path(notebook)
     if show:
         return _echo_parameters(path, as_json)
-    for pair in parameter or []:
-        if "=" not in pair:
-            raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
-    given = read_settings(file) if file else {}
-    given |= dict(pair.split("=", 1) for pair in parameter or [])
+    given = results.given_parameters(parameter, file)
     if gather is not None:
         check_writable(gather, "gather")
     _check_maps(resolve_parameters(read_parameters(path), given))
-    result = run_notebook(path, given, outputs=outputs, force=force, timeout=timeout, progress=not quiet,
-                          say=lambda text: say(text, err=True))
+    result = run_parts(path, given, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+                       progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
     if gather is not None:
         gather_run(result.folder, gather)
-    elif result.status != "skipped" or not (result.folder / "run.html").is_file():
+    elif "of" not in result.run_id and (result.status != "skipped" or not (result.folder / "run.html").is_file()):
         write_pages(result.folder)
     if as_json:
         return echo_json({"run": result.run_id, "notebook": str(path), "status": result.status,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['draw', 'choose_groups', 'Asked', 'folders_of', 'as_results', 'together', 'outcomes', 'row_of', 'frame_of', 'Kept',
-           'ask_pictures']
+           'own_batches', 'ask_pictures']
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #6ce281ec
 import time
@@ -21,8 +21,9 @@ from tqdm import tqdm
 from .by_image import check_options, picture_path
 from .records import check_distinct, open_image
 from ..errors import ExampleError, StoreError
+from ..settings import SHARD_FILE, shard_of
 from ..storage.closure import code_fingerprint
-from ..storage.files import check_writable
+from ..storage.files import check_writable, write_json
 from ..storage.fingerprints import own_code, weights_fingerprint
 from ..storage.maps import MapStore
 from ..storage.rows import RecordStore, place_of, shown
@@ -231,12 +232,20 @@ def _answers(model, ask: Callable, batch: list[list[Asked]], record: bool) -> li
 
     return lost + [(item, found) for (item, _), found in zip(ready, outcomes(work, ready, alone=record))]
 
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #f26a0002
+_ELSEWHERE = StoreError("this record belongs to another shard")
+
+
+def own_batches(pictures: Sequence, size: int, shard: tuple[int, int]) -> list:
+    """The pictures of one shard: every n-th batch of `size`, the first being the k-th. shard: (k, n)."""
+    return [one for i, one in enumerate(pictures) if i // size % shard[1] == shard[0] - 1]
+
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #cb6db250
 def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, list], Sequence[Mapping[str, Any]]],
                  columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
                  loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
                  on_error: str = "raise", batch_images: int = 8, progress: bool = True, limit: int | None = None,
-                 seed: int = 0) -> pd.DataFrame:
+                 seed: int = 0, whole: bool = False) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
     model: has a `card`. asked: the records, in the data's order. ask: (model, pictures, whats), as long as each other
@@ -245,7 +254,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     to report. settings: the task's options that values depend on. loader: the object that read `asked` where its code
     counts, since `dataset` describes files. store, maps: where rows and maps are kept and an earlier run is continued.
     on_error: "raise", or "record" for a row with the error's text. batch_images: pictures opened at once, and the most
-    that a killed run loses. limit, seed: how `asked` was drawn, to report.
+    that a killed run loses. limit, seed: how `asked` was drawn, to report. whole: ask all records in every shard, since
+    what is asked later depends on the answers (see `shard_of`).
 
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).
@@ -261,7 +271,9 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader),
                "own_code": own_code(ask, model, type(loader)), "loaded_weights": weights_fingerprint(model)}
     kept = Kept(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
-    pictures = _by_picture(asked)
+    shard = (1, 1) if whole or kept.store is None else shard_of()
+    whole_work = _by_picture(asked)
+    pictures = own_batches(whole_work, batch_images, shard)
     todo = [missing for items in pictures if (missing := [item for item in items if kept.lacks(item)])]
     for place in (kept.store, maps) if todo else ():
         if place is not None:
@@ -273,8 +285,12 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
             batch = todo[start:start + batch_images]
             kept.add(_answers(model, ask, batch, on_error == "record"))
             bar.update(len(batch))
-    frame = frame_of([kept.rows[item.id] for item in asked], columns)
-    problems = frame.loc[frame["error"].notna(), ["id", "image", "error"]].to_dict("records")
+    frame = frame_of([kept.rows.get(item.id) or row_of(item, _ELSEWHERE) for item in asked], columns)
+    failed = frame["error"].notna() & frame["id"].isin(kept.rows.keys())
+    problems = frame.loc[failed, ["id", "image", "error"]].to_dict("records")
+    if shard[1] > 1:  # for `qgcam plan`
+        write_json(kept.store.folder / SHARD_FILE, {"pictures": len(whole_work), "own": len(pictures), "asked": len(todo),
+                                                    "seconds": time.perf_counter() - begin})
     frame.attrs = {**story, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3),
                    "problems": problems}
     return frame

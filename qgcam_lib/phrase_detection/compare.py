@@ -192,7 +192,7 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any
         return {}
     questions = load_tricd_vqa(val.questions, val.grounding)
     any_will_do = dict.fromkeys(matchers, 0.0)  # scores do not depend on it
-    found = answer_all(matchers, questions, val.images, scores=True, thresholds=any_will_do, **options)
+    found = answer_all(matchers, questions, val.images, scores=True, thresholds=any_will_do, whole=True, **options)
     truth = questions.set_index("image_id")["answer"]
     scored = {name: frame[frame["yes_score"].notna()] for name, frame in found.items()}
     return {name: choose_threshold(part["yes_score"], truth[part["image_id"]]) for name, part in scored.items()}

@@ -28,6 +28,7 @@ def _engine(splits: Collection[str], notebooks: Collection[str]) -> dict[str, Pa
         Parameter("only", f"Literal{[*notebooks]}", "", "one notebook and what it gathers"),
         Parameter("parameters", "dict[str, Any]", {}, "parameters for every notebook that has them"),
         Parameter("threads", "int", 1, "of a run"),
+        Parameter("shards", "int", 1, "of every run that asks a model about pictures"),
         Parameter("weights", "str", "mini", "mini, official, random, or a path"),
         Parameter("device", "str", "cpu", "cpu, cuda, cuda:N or mps"),
         Parameter("limit", "int", 0, "examples a run; 0: all"),
@@ -38,7 +39,8 @@ def _engine(splits: Collection[str], notebooks: Collection[str]) -> dict[str, Pa
 @dataclass(frozen=True)
 class EngineConfig:
     """What the engine was told, checked. data: absolute path, or "" for the miniworld; models, splits: None for all;
-    only: a notebook's name or ""; given: parameters for every notebook that has them; threads: of a run."""
+    only: a notebook's name or ""; given: parameters for every notebook that has them; threads: of a run; shards: of
+    every run that asks a model about pictures."""
 
     data: str = ""
     models: list[str] | None = None
@@ -46,6 +48,7 @@ class EngineConfig:
     only: str = ""
     given: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
+    shards: int = 1
 
 # %% ../../nbs/lib/runs/12_config.ipynb #d0e70009
 def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Parameter]], splits: Collection[str],
@@ -56,6 +59,8 @@ def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Par
     data, only = told["data"], told["only"]
     if [] in (told["models"], told["splits"]):
         raise ParameterError("models, splits: expected at least one, got none.")
+    if told["shards"] < 1:
+        raise ParameterError(f"shards: expected at least 1, given {told['shards']}.")
     if data and not Path(data).expanduser().is_dir():
         raise ParameterError(f"data: expected a folder that holds a folder for each data set, given {data!r}.")
     asked = {name: known for name, known in notebooks.items() if not only or name in (only, gathers.get(only))}
@@ -67,7 +72,7 @@ def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Par
         if reason := why_not(model, str(given.get("weights", "mini"))):
             raise ParameterError(f"models: {model!r} cannot run here: {reason}. Leave it out, or give other weights.")
     return EngineConfig(str(Path(data).expanduser().resolve()) if data else "", told["models"], told["splits"], only,
-                        given, told["threads"])
+                        given, told["threads"], told["shards"])
 
 # %% ../../nbs/lib/runs/12_config.ipynb #d0e7000a
 def check_config(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Parameter]], *,
