@@ -20,6 +20,7 @@ from tqdm import tqdm
 from .by_image import check_options, picture_path
 from .records import check_distinct, open_image
 from ..errors import ExampleError, StoreError
+from ..settings import settings as project_settings
 from ..storage.closure import code_fingerprint
 from ..storage.files import check_writable
 from ..storage.fingerprints import own_code, weights_fingerprint
@@ -221,7 +222,7 @@ def _answers(model, ask: Callable, batch: list[list[Asked]], record: bool) -> li
 def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, list], Sequence[Mapping[str, Any]]],
                  columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
                  loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
-                 on_error: str = "raise", batch_images: int = 8, progress: bool = True, limit: int | None = None,
+                 on_error: str = "raise", batch_images: int | None = None, progress: bool = True, limit: int | None = None,
                  seed: int = 0) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
@@ -230,8 +231,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     ("object" for texts that may be missing, and for lists). dataset: name and fingerprint of what is asked, and more
     to report. settings: the task's options that values depend on. loader: the object that read `asked` where its code
     counts, since `dataset` describes files. store, maps: where rows and maps are kept and an earlier run is continued.
-    on_error: "raise", or "record" for a row with the error's text. batch_images: pictures opened at once, and the most
-    that a killed run loses. limit, seed: how `asked` was drawn, to report.
+    on_error: "raise", or "record" for a row with the error's text. batch_images: pictures that the model is given at once,
+    None for its own `batch_size`, else the setting of that name; also the most that a killed run loses. limit, seed: how `asked` was drawn, to report.
 
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).
@@ -239,6 +240,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     under other settings, by other code or weights, or from another picture; ValueError for an option out of range.
     """
     check_options({"on_error": on_error})
+    if batch_images is None:
+        batch_images = getattr(model, "batch_size", project_settings.batch_size)
     if batch_images < 1:
         raise ValueError(f"batch_images: expected at least 1, got {batch_images!r}")
     check_distinct(item.id for item in asked)

@@ -143,12 +143,12 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
             raise ValueError("save_maps: True keeps the maps beside the records and so expects `store`, got None; give "
                              "a store, or a folder as save_maps")
         save_maps = store.folder.with_name(f"{store.folder.name}-maps")
-    return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps or None
+    return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps if save_maps is not False else None
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #db7df9e6
 def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
            limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
-           batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0,
+           batch_images: int | None = None, ties: str = "expected", tau: float = 0.7, delta: float = 50.0,
            negatives: str = "error", progress: bool = True, seed: int = 0,
            save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
     """Score the maps of a model for every example of a data set.

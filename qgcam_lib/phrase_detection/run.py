@@ -95,7 +95,7 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #f9d772a5
 def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str | Path] | None = None, *,
-                    weights: str | Path = "mini", device: str = "cpu", limit: int | None = None, seed: int = 0,
+                    weights: str | Path = "mini", device: str | None = None, limit: int | None = None, seed: int = 0,
                     model_options: Mapping[str, Any] | None = None, **run_options: Any) -> Predictions:
     """The predictions of a detector in the registry, or of a file, in one form.
 

@@ -61,15 +61,16 @@ class BlipExplainer(PhraseExplainer):
     layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: what `score` gives,
     "itm" (matching) or "itc" (contrast), maps are always of the matching head; score: what the matching head's score
     is, one of ITM_SCORES, "probability" by default (of the contrastive head there is only the cosine: LAVIS's matching
-    class has no temperature); precision: "float32" or "bfloat16";
-    card: what is known of the weights; batch_images: images encoded at once; batch_phrases: phrases of an image in one
-    pass. Wherever an image is taken, a PIL image, a path or an `ImageState` will do. Results come back on the CPU.
+    class has no temperature); precision: see `Adapter`;
+    card: what is known of the weights; batch_images: images encoded at once, None for `batch_size`; batch_phrases:
+    phrases of an image in one pass. Wherever an image is taken, a PIL image, a path or an `ImageState` will do. Results
+    come back on the CPU.
     """
 
     protocol = "paper"
 
     def __init__(self, model, config: BlipConfig, *, block: int = 7, tokens: str | int = "lavis", device: str = "cpu",
-                 precision: str = "float32", card: dict[str, Any] | None = None, batch_images: int = 8,
+                 precision: str = "", card: dict[str, Any] | None = None, batch_images: int | None = None,
                  batch_phrases: int = 64, head: str = "itm", score: str | None = None):
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
@@ -81,7 +82,7 @@ class BlipExplainer(PhraseExplainer):
                          input_size=(config.image_size,) * 2, head=head,
                          score=f"ITM {self.score_as}" if head == "itm" else "cosine")
         self.config, self.block, self.tokens, self.head = config, block, tokens, head
-        self.batch_images, self.batch_phrases = batch_images, batch_phrases
+        self.batch_size, self.batch_phrases = batch_images or self.batch_size, batch_phrases
 
     def encode(self, image: Picture) -> ImageState:
         """The state of an image, which every method takes in place of the image."""
@@ -183,8 +184,8 @@ def _token_maps(self: BlipExplainer, state: ImageState, tokens: Tokens) -> tuple
 @patch
 def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
     """States of images, encoded batch by batch; a state among them passes through."""
-    for start in range(0, len(images), self.batch_images):
-        batch = images[start:start + self.batch_images]
+    for start in range(0, len(images), self.batch_size):
+        batch = images[start:start + self.batch_size]
         fresh = [prepare_image(image, self.config.image_size) for image in batch if not isinstance(image, ImageState)]
         encoded = iter(image_states(self.model.visual_encoder, torch.stack(fresh).to(self.model.itm_head.weight))
                        if fresh else ())
