@@ -109,13 +109,10 @@ def _columns(negatives: str) -> dict[str, str]:
 
 
 def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
-    return score_rows(maps, [example.boxes for example in examples], [example.size for example in examples], options)
-
-
-def _ask(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample], options: dict[str, Any]):
     """Scores and the raw map of each example."""
-    maps = _explain(model, pictures, examples)
-    return [{**row, "map": a} for row, a in zip(_scores(maps, examples, options), maps)]
+    sizes = np.array([example.size for example in examples])
+    frame = score_maps(maps, [example.boxes for example in examples], image_sizes=sizes, **options)
+    return [{**row, "map": a} for row, a in zip(frame.astype(np.float64).to_dict("records"), maps)]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #6ba398f4
 def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
@@ -180,11 +177,13 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     model = as_model(model, "explainer")
     if hasattr(model, "check_ids"):
         model.check_ids([item.id for item in asked])
-    ask = partial(_ask, options={"protocol": rule, **scores})
-    frame = ask_pictures(model, asked, ask, _columns(negatives), dataset=dataset.describe(),
-                         settings={"protocol": rule.as_dict(), **scores}, loader=dataset,
-                         store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
-                         limit=limit, seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SuspiciousInput)  # of a batch; the whole was judged above
+        frame = ask_pictures(model, asked, _explain, _columns(negatives), dataset=dataset.describe(),
+                             settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
+                             on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
+                             prepare=getattr(model, "shrink", None),
+                             finish=partial(_scores, options={"protocol": rule, **scores}))
     frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
                     "warnings": found}
     frame.columns.name = f"protocol {rule.name}"
@@ -220,7 +219,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
         found = [examples[id] for id in part]
-        scores = _scores(arrays, found, {"protocol": rule, **options})
+        scores = score_rows(arrays, [one.boxes for one in found], [one.size for one in found],
+                            {"protocol": rule, **options})
         rows += [row_of(_record(example, root), one) for example, one in zip(found, scores)]
     frame = frame_of(rows, _columns(negatives))
     frame.attrs = {"dataset": dataset.describe(), "settings": {"protocol": rule.as_dict(), **options},
