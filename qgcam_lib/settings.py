@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['SETTINGS_FILE', 'ROOT', 'settings', 'SHARD_FILE', 'find_root', 'project_file', 'Settings', 'read_settings_file',
-           'read_environment', 'load_settings', 'shard_of']
+           'read_environment', 'load_settings', 'shard_of', 'models_used', 'note_use', 'on_use']
 
 # %% ../nbs/lib/04_settings.ipynb #23425bcd
 import configparser
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ class Settings(BaseModel):
     cache: Path = Field(Path("data/cache"), description="folder for things that can be made again")
     outputs: Path = Field(Path("outputs"), description="folder of the results, one sub-folder a notebook")
     device: str = Field("cpu", description="where models run", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
-    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="format of models' weights")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="number format of products")
     batch_size: int = Field(8, ge=1, description="images a model sees at once")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to the libraries")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of everything drawn at random")
@@ -155,3 +155,28 @@ def shard_of(text: str | None = None) -> tuple[int, int]:
     if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
         raise ValueError(f"shard: expected K/N with K from 1 to N, such as 2/4, got {text!r}")
     return int(k), int(n)
+
+# %% ../nbs/lib/04_settings.ipynb #a65120ac
+_USED: dict[tuple[str, str, str], int] = {}
+_LISTENERS: list[Callable[[list[dict[str, Any]]], object]] = []
+
+
+def models_used() -> list[dict[str, Any]]:
+    """The models that computed in this process: model, device, precision, batch (most pictures read at once; 0: it
+    reads none), one entry a combination."""
+    return [dict(zip(("model", "device", "precision", "batch"), (*key, most))) for key, most in _USED.items()]
+
+
+def note_use(model: str, device: str, precision: str, batch: int) -> None:
+    """Note that a model computes with a batch; listeners hear of it where this changes `models_used`."""
+    key = (model, device, precision)
+    if batch > _USED.get(key, -1):
+        _USED[key] = batch
+        for listener in _LISTENERS:
+            listener(models_used())
+
+
+def on_use(listener: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Call `listener` with `models_used` whenever it changes, in place of an earlier listener; it starts empty."""
+    _USED.clear()
+    _LISTENERS[:] = [listener]

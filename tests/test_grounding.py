@@ -170,6 +170,7 @@ def test_a_store_of_other_settings_is_refused(root, tmp_path, change):
 
 WORKER = """
 import sys, time
+from qgcam_lib.data import picture_loop
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
 from qgcam_lib.models.baselines import RandomMap
 from qgcam_lib.grounding import ground
@@ -178,6 +179,7 @@ def slow(*given):
     time.sleep(float(sys.argv[3]))
     return quick(*given)
 RandomMap.maps_batch = slow
+picture_loop.PART_SECONDS = 0
 dataset = Flickr30kEntities(sys.argv[1])
 frame = ground(RandomMap(), dataset, protocol="pixel", store=sys.argv[2], batch_images=1, progress=False,
                on_error="record")

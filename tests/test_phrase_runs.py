@@ -299,7 +299,8 @@ def test_a_name_loads_a_detector_and_nothing_else(root, data, monkeypatch):
     monkeypatch.setattr(named, "load_model", lambda *a, **k: asked.append((a, k)) or Hashing())
     found = predictions_for("hashing", data, root / "pictures", weights="random", seed=3, limit=2,
                             model_options={"threshold": 0.0}, progress=False)
-    assert asked == [(("hashing", "random", "cpu"), {"seed": 3, "threshold": 0.0})]
+    given = {"seed": 3, "precision": None, "batch_size": None, "threshold": 0.0}
+    assert asked == [(("hashing", "random", None), given)]
     same(found, run(Hashing(), data, root, limit=2, seed=3))
     with pytest.raises(ValueError, match="'blip-base' is an explainer.* hashing"):
         predictions_for("blip-base", data, root / "pictures")

@@ -126,6 +126,7 @@ WORKER = """
 import sys, time
 sys.path.insert(0, "tests")
 from test_question_runs import Hashing
+from qgcam_lib.data import picture_loop
 from qgcam_lib.phrase_detection.questions import load_tricd_vqa
 from qgcam_lib.phrase_detection.question_run import answer_questions
 quick = Hashing.answer
@@ -133,6 +134,7 @@ def slow(*asked):
     time.sleep(0.2)
     return quick(*asked)
 Hashing.answer = slow
+picture_loop.PART_SECONDS = 0
 folder = sys.argv[1]
 answer_questions(Hashing(), load_tricd_vqa(folder + "/vqa.json"), folder + "/pictures", store=sys.argv[2],
                  batch_images=1, progress=False)

@@ -187,8 +187,10 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
                                                             )] = None,
              out: Annotated[Path | None, typer.Option(help="folder to write; else outputs/evaluate/MODEL")] = None,
              limit: scoring.Limit = 0,
-             weights: scoring.Weights = "mini", device: scoring.Device = "cpu", n_bootstrap: scoring.Bootstrap = 1000,
-             level: scoring.Level = 0.95, seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
+             weights: scoring.Weights = "mini", device: scoring.Device = None,
+             precision: scoring.Precision = None, batch_size: scoring.BatchSize = None,
+             n_bootstrap: scoring.Bootstrap = 1000, level: scoring.Level = 0.95,
+             seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
     """Score one model on every task that its role allows: one table, one folder with a row an example.
 
@@ -205,8 +207,9 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
     chosen = _tasks(tasks, data or [])
     folder = out or outputs_folder(None) / "evaluate" / model.replace(":", ".")
     check_writable(folder, "out")
-    load = {"weights": weights, "device": device, "seed": seed}
-    work = {"limit": limit, "seed": seed, "options": {"on_error": on_error, "progress": not quiet},
+    load = {"weights": weights, "device": device, "seed": seed, "precision": precision, "batch_size": batch_size}
+    options = {"on_error": on_error, "progress": not quiet, "batch_images": batch_size}
+    work = {"limit": limit, "seed": seed, "options": options,
             "statistics": {"n_bootstrap": n_bootstrap, "level": level, "seed": seed}}
     found = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
     if scored := any(one[3] == "ok" for one in found.values()):

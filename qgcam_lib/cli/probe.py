@@ -94,9 +94,10 @@ def run(model: Annotated[str, typer.Argument(help="name of a matcher (`qgcam mod
     from qgcam_lib.probes.run import score_groups
 
     records = _groups(groups, form, images)
-    matcher = load_source(model, "matcher", given.weights, given.device, seed=given.seed)
+    matcher = load_source(model, "matcher", **given.load)
     asked = ask_prompts(matcher, records, images, limit=given.limit, seed=given.seed, store=given.store,
-                        on_error=given.on_error, name=groups.name, progress=not given.quiet)
+                        on_error=given.on_error, batch_images=given.batch_size, name=groups.name,
+                        progress=not given.quiet)
     failed = len(asked.attrs["problems"])
     options = {"average": average, "ties": ties, "missing": "undefined" if failed else "raise"}
     part = take_groups(records, given.limit, given.seed)

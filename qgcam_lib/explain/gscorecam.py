@@ -80,7 +80,7 @@ def importances(attention, features: torch.Tensor, texts: torch.Tensor,
         scores = scale * (texts @ F.normalize(pool(attention, inputs).float(), dim=-1)[0])
         each = torch.eye(len(texts), dtype=scores.dtype, device=scores.device)
         gradients = torch.autograd.grad(scores, inputs, each, is_grads_batched=True)[0]
-    return gradients.float().mean(dim=(-2, -1))[:, 0], scores.detach()
+    return gradients.float().mean(dim=(-2, -1))[:, 0], scores.detach().float()
 
 # %% ../../nbs/lib/explain/03_gscorecam.ipynb #b24e4211
 @torch.no_grad()
@@ -147,9 +147,9 @@ def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float
     taken = importance.topk(min(n_channels, len(features)), dim=1).indices
     union, place = taken.unique(return_inverse=True)
     seen = masked_embeddings(visual, pixels, features[union], chunk)
-    scores = (scale * texts.float() @ seen.T).nan_to_num(0.0).gather(1, place)
+    scores = (scale * texts.float() @ seen.T).float().nan_to_num(0.0).gather(1, place)
     weights = torch.zeros_like(importance).scatter_(1, taken, scores).softmax(1)
-    maps = torch.einsum("pc,chw->phw", weights, features).relu()
+    maps = torch.einsum("pc,chw->phw", weights, features).relu().float()
     silent = int((features[union].amax(dim=(1, 2)) == 0).sum())
     work = Shared(len(texts), taken.shape[1], len(union), len(union) - max(silent - 1, 0))
     return ScoreCam(maps, logits, work)

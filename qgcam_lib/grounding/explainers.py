@@ -50,16 +50,18 @@ class StoredMaps:
                             f"{ids[0]!r}, got {self.file.ids[0]!r}. {fix}")
 
 # %% ../../nbs/lib/grounding/06_explainers.ipynb #d0e50009
-def load_explainer(source: str, weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0,
-                   **options: Any) -> Any:
+def load_explainer(source: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
+                   precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
     """What `ground` takes as its model, from a text: a model's name, package.module:factory, or maps:PATH.
 
-    weights, device, seed, options: as for `load_source`; maps of a file have no weights and no options. Errors: those
-    of `load_source` and `open_maps`; ParameterError for weights or options beside maps:PATH.
+    weights, device, seed, precision, batch_size, options: as for `load_source`; maps of a file have no
+    weights and no options. Errors: those of `load_source` and `open_maps`; ParameterError for weights or options
+    beside maps:PATH.
     """
     path = file_source(source, "maps")
     if path is None:
-        return load_source(source, "explainer", weights, device, seed=seed, **options)
+        return load_source(source, "explainer", weights, device, seed=seed, precision=precision,
+                           batch_size=batch_size, **options)
     given = ({} if str(weights) == "mini" else {"weights": weights}) | options
     if given:
         raise ParameterError(f"{next(iter(given))}: expected nothing beside {source}, whose maps are scored as they "

@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..boxes import clip_boxes
 from ..checks import box_findings, peak_findings, peaks_of, some_records, warn_of
-from ..data.picture_loop import outcomes
+from ..data.batches import outcomes
 from ..data.records import box_share
 from ..errors import FileFault, needed
 from .box_files import BoxRecord, read_boxes

@@ -17,8 +17,9 @@ import pandas as pd
 from PIL import Image
 
 from ..checks import box_findings, warn_of
+from ..data.batches import as_results, together
 from ..data.by_image import ExampleList
-from ..data.picture_loop import Asked, as_results, ask_pictures, draw, frame_of, row_of, together
+from ..data.picture_loop import Asked, ask_pictures, draw, frame_of, row_of
 from ..data.records import Dataset, GroundingExample, Problem, box_share, check_pictures, open_image
 from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
@@ -108,13 +109,10 @@ def _columns(negatives: str) -> dict[str, str]:
 
 
 def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
-    return score_rows(maps, [example.boxes for example in examples], [example.size for example in examples], options)
-
-
-def _ask(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample], options: dict[str, Any]):
     """Scores and the raw map of each example."""
-    maps = _explain(model, pictures, examples)
-    return [{**row, "map": a} for row, a in zip(_scores(maps, examples, options), maps)]
+    sizes = np.array([example.size for example in examples])
+    frame = score_maps(maps, [example.boxes for example in examples], image_sizes=sizes, **options)
+    return [{**row, "map": a} for row, a in zip(frame.astype(np.float64).to_dict("records"), maps)]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #6ba398f4
 def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
@@ -134,12 +132,12 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
             raise ValueError("save_maps: True keeps the maps beside the records and so expects `store`, got None; give "
                              "a store, or a folder as save_maps")
         save_maps = store.folder.with_name(f"{store.folder.name}-maps")
-    return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps or None
+    return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps if save_maps is not False else None
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #db7df9e6
 def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: str | MapProtocol = DEFAULT_PROTOCOL,
            limit: int | None = None, store: str | Path | RecordStore | None = None, on_error: str = "raise",
-           batch_images: int = 8, ties: str = "expected", tau: float = 0.7, delta: float = 50.0,
+           batch_images: int | None = None, ties: str = "expected", tau: float = 0.7, delta: float = 50.0,
            negatives: str = "error", progress: bool = True, seed: int = 0,
            save_maps: bool | str | Path | MapStore = False) -> pd.DataFrame:
     """Score the maps of a model for every example of a data set.
@@ -172,11 +170,13 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     model = as_model(model, "explainer")
     if hasattr(model, "check_ids"):
         model.check_ids([item.id for item in asked])
-    ask = partial(_ask, options={"protocol": rule, **scores})
-    frame = ask_pictures(model, asked, ask, _columns(negatives), dataset=dataset.describe(),
-                         settings={"protocol": rule.as_dict(), **scores}, loader=dataset,
-                         store=store, maps=maps, on_error=on_error, batch_images=batch_images, progress=progress,
-                         limit=limit, seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SuspiciousInput)  # of a batch; the whole was judged above
+        frame = ask_pictures(model, asked, _explain, _columns(negatives), dataset=dataset.describe(),
+                             settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
+                             on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
+                             prepare=getattr(model, "shrink", None),
+                             finish=partial(_scores, options={"protocol": rule, **scores}))
     frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
                     "warnings": found}
     frame.columns.name = f"protocol {rule.name}"
@@ -212,7 +212,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
         found = [examples[id] for id in part]
-        scores = _scores(arrays, found, {"protocol": rule, **options})
+        scores = score_rows(arrays, [one.boxes for one in found], [one.size for one in found],
+                            {"protocol": rule, **options})
         rows += [row_of(_record(example, root), one) for example, one in zip(found, scores)]
     frame = frame_of(rows, _columns(negatives))
     frame.attrs = {"dataset": dataset.describe(), "settings": {"protocol": rule.as_dict(), **options},

@@ -85,8 +85,6 @@ class GroundingDinoDetector(BoxDetector):
     """
 
     def __init__(self, model, tokenizer, *, shorter: int = 800, longer: int = 1333, **options: Any):
-        if options.get("precision", "float32") != "float32":
-            raise ValueError("precision: transformers' Grounding DINO computes places in float32, so only that works.")
         super().__init__(model, **options)
         self.tokenizer, self.size = tokenizer, {"shorter": shorter, "longer": longer}
         self.card = {**self.card, "boxes": model.config.num_queries,
@@ -109,7 +107,7 @@ def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[t
     tokens = self.tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True,
                             return_tensors="pt")
     offsets = tokens.pop("offset_mapping")[0].tolist()
-    pixels = self.prepare(image)[None].to(self.device, self.dtype)
+    pixels = self.prepare(image)[None].to(self.device)
     found = self.model(pixel_values=pixels, **{name: value.to(self.device) for name, value in tokens.items()})
     return found.logits[0], to_corners(found.pred_boxes[0].float(), *image.size), offsets
 

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import ParameterError
 from .registry import ROLES, WEIGHTS, load_model, name_in_role
 from .roles import as_explainer, as_matcher, as_ranker
+from ..settings import settings
 
 # %% ../../nbs/lib/models/11_named.ipynb #d0e20006
 FILE_WORDS = ("maps", "scores", "predictions")
@@ -90,25 +91,28 @@ def check_weights(source: str, weights: str | Path) -> None:
                              "which is for models of the registry. Leave it out where the factory needs none.")
 
 
-def load_source(source: str, role: str, weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0,
-                **options: Any) -> Any:
+def load_source(source: str, role: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
+                precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
     """The model that a text names, in a role: a name of the registry, or package.module:factory, or :function, :object.
 
-    role: see `check_role`. weights, device, seed, options: as for `load_model`; a matcher of the registry gives logits.
-    A factory gets those of weights, device and seed that it has parameters for; weights are the path of its file, or
-    "mini", the usual value, which means none and is not handed on.
+    role: see `check_role`. weights, device, seed, precision, batch_size, options: as for `load_model`; a matcher of the
+    registry gives logits. A factory gets those of device, seed, precision and batch_size that it has parameters for,
+    and weights where they are the path of its file; a model of its own computes as its code says.
     Raises ParameterError for a text that is neither, a name in another role, a module or function that is not there,
     weights or options that the factory does not take, and a result that does not play the role.
     """
     named = factory_source(source)
     if named is None:
         options = {"score": "logit"} | options if role == "matcher" else options
-        return load_model(name_in_role(role, source, "package.module:factory"), weights, device, seed=seed, **options)
+        return load_model(name_in_role(role, source, "package.module:factory"), weights, device, seed=seed,
+                          precision=precision, batch_size=batch_size, **options)
     factory = _factory(source, named[0])
     if not callable(factory):
         return check_role(factory, role, source)
     known = inspect.signature(factory).parameters
-    given = {name: value for name, value in {"device": device, "seed": seed}.items() if name in known} | options
+    given = {"device": device, "precision": precision, "batch_size": batch_size}
+    given = {name: value or getattr(settings, name) for name, value in given.items()} | {"seed": seed}
+    given = {name: value for name, value in given.items() if name in known} | options
     check_weights(source, weights)
     given |= {"weights": str(weights)} if str(weights) != WEIGHTS[0] else {}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in known.values())
@@ -125,12 +129,12 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
     return check_role(factory(**given), role, source)
 
 
-def as_model(model: Any, role: str, weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0) -> Any:
+def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | None = None, **options: Any) -> Any:
     """A model in a role from what users have: a text (see `load_source`), an object that plays it, or a function.
 
-    weights, device, seed: of a text. A function is (image, text) -> map or score, or (image, boxes, text) -> scores;
+    weights, device, options: of a text. A function is (image, text) -> map or score, or (image, boxes, text) -> scores;
     detectors and answerers are objects. Errors: those of `load_source`; TypeError or ParameterError for another object.
     """
     if isinstance(model, str):
-        return load_source(model, role, weights, device, seed=seed)
+        return load_source(model, role, weights, device, **options)
     return _FUNCTIONS.get(role, partial(check_role, role=role))(model)

@@ -69,7 +69,7 @@ class OmDetDetector(BoxDetector):
     def pairs(self, image: Image.Image, task: str, classes: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, C] of the model's N boxes and the classes, and the boxes [N, 4] in the picture's pixels, as
         corners."""
-        pixels = self.prepare(image)[None].to(self.device, self.dtype)
+        pixels = self.prepare(image)[None].to(self.device)
         found = self.model(pixel_values=pixels, **self.text_inputs(task, classes))
         boxes = to_corners(found.decoder_coord_logits[0].float(), *image.size)
         return found.decoder_class_logits[0].float(), boxes

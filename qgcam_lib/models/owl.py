@@ -139,7 +139,7 @@ class OwlDetector(BoxDetector):
     def pairs(self, image: Image.Image, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, T] of the model's N boxes and the text vectors [T, D], and the boxes [N, 4] in the picture's
         pixels, corners; nothing is cut."""
-        cells, _ = self.model.image_embedder(self.prepare(image)[None].to(self.device, self.dtype))
+        cells, _ = self.model.image_embedder(self.prepare(image)[None].to(self.device))
         patches = cells.flatten(1, 2)
         logits, _ = self.model.class_predictor(patches, queries[None])
         boxes = self.model.box_predictor(patches, cells)

@@ -14,11 +14,11 @@ import torch
 from fastcore.basics import patch
 
 from .common.adapter import Adapter
-from .common.device import drawn_from, use_dtype
+from .common.device import drawn_from
 from .common.hugging_face import model_folder, read_beside, read_checked, weights_sha256
 from .common.images import Picture, as_picture
 from .common.sources import source_card
-from .registry import ModelEntry, find_model
+from .registry import ModelEntry, chosen, find_model
 
 # %% ../../nbs/lib/models/09_prompted.ipynb #a82a383f
 PROMPT = "{question} Answer yes or no."
@@ -42,7 +42,7 @@ class PromptedAnswerer(Adapter):
     """
 
     def __init__(self, model, processor, *, prompt: str = PROMPT, max_new_tokens: int = 10, device: str = "cpu",
-                 precision: str = "float32", card: Mapping[str, Any] | None = None):
+                 precision: str = "", card: Mapping[str, Any] | None = None):
         fill_prompt(prompt, "is it so")  # refuses a wrong prompt before any work
         super().__init__(model, card, device=device, precision=precision, prompt=prompt, max_new_tokens=max_new_tokens,
                          chat_template=bool(getattr(processor, "chat_template", None)))
@@ -123,17 +123,17 @@ def _untrained(config: str | Path | None, seed: int) -> tuple[Any, Any]:
 
 def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
                   checkpoint: str = "", config: str | Path | None = None,
-                  precision: str = "float32", **options: Any) -> PromptedAnswerer:
+                  precision: str = "", **options: Any) -> PromptedAnswerer:
     """Load any image-text-to-text model; called by `load_model`, whose docstring explains the common arguments.
 
     weights: "official" (transformers' cache or hub), "random", or a folder with the model and its processor;
     checkpoint: OWNER/NAME on the hub for "official", by default the registry's; config: for random weights, a folder
-    with config.json and the processor's files; precision: "float32" or "bfloat16"; options: `prompt`,
-    `max_new_tokens`: see `PromptedAnswerer`.
+    with config.json and the processor's files; precision: see `Adapter`, of "bfloat16" the weights
+    too; options: `prompt`, `max_new_tokens`: see `PromptedAnswerer`.
     """
     from transformers import AutoModelForImageTextToText
 
-    entry = find_model(entry)
+    entry, precision = find_model(entry), precision or chosen("precision")
     random, official = weights == "random", weights == "official"
     if (config is not None and not random) or (checkpoint and not official):
         raise ValueError("config goes with random weights, checkpoint with official ones. Got "
@@ -145,7 +145,7 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
         published = entry.checkpoint.removeprefix("https://huggingface.co/")
         where = (checkpoint or published) if official else model_folder(weights)
         model = read_checked(AutoModelForImageTextToText, where, entry.name, "is no image-text-to-text model",
-                             torch_dtype=use_dtype(precision))[0]
+                             torch_dtype=torch.bfloat16 if precision == "bfloat16" else torch.float32)[0]
         processor, name = _processor(where), where if official else Path(where).name
         licence = (entry.licence if where == published else f"see the page of {name}") if official else (
             "unknown (a folder of the user's)")

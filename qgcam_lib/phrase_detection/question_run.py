@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of, together
+from ..data.batches import together
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of
 from ..errors import ExampleError
 from ..models.named import file_source, load_source
 from ..models.roles import Answerer
@@ -129,7 +130,7 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/13_question_run.ipynb #6fe46d26
 def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Sequence[str | Path] | None = None, *,
-                weights: str | Path = "official", device: str = "cpu", limit: int | None = None, seed: int = 0,
+                weights: str | Path = "official", device: str | None = None, limit: int | None = None, seed: int = 0,
                 model_options: Mapping[str, Any] | None = None, **run_options: Any) -> pd.DataFrame:
     """The answers of an answerer in the registry, or of a file, in the form of `answer_questions`.
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, together
+from ..data.batches import together
+from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of
 from ..data.tricd.pairs import Tricd, TricdPair
 from ..models.named import file_source, load_source
 from ..models.roles import Detections, Detector
@@ -95,7 +96,7 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #f9d772a5
 def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str | Path] | None = None, *,
-                    weights: str | Path = "mini", device: str = "cpu", limit: int | None = None, seed: int = 0,
+                    weights: str | Path = "mini", device: str | None = None, limit: int | None = None, seed: int = 0,
                     model_options: Mapping[str, Any] | None = None, **run_options: Any) -> Predictions:
     """The predictions of a detector in the registry, or of a file, in one form.
 

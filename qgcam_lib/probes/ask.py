@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.picture_loop import Asked, as_results, ask_pictures, draw, folders_of
+from ..data.batches import as_results
+from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
 from ..data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file
 from ..errors import ExampleError
 from ..models.named import as_model

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.picture_loop import Asked, as_results, ask_pictures, draw, folders_of
+from ..data.batches import as_results
+from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
 from ..data.referring.expressions import Expression, Expressions, of_split
 from ..data.referring.files import read_ref_adv
 from ..data.referring.refcocog import refcocog

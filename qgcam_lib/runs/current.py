@@ -29,7 +29,7 @@ from .inputs import find_inputs, input_entries, reached_code, recipes
 from .parameters import read_notebook, read_parameters, resolve_parameters
 from .provenance import Colophon, machine, new_record
 from .record import lock_path, read_run, register_output, to_json, update_run, write_run
-from ..settings import ROOT, load_settings, settings
+from ..settings import ROOT, load_settings, on_use, settings
 from ..storage.files import disk_errors, sha256_of, whole_file, write_whole
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, A
     where = path.relative_to(ROOT).as_posix() if ROOT in path.parents else str(path)
     decides = {"notebook": where, "parameters": values, "reads": reads, "precision": options.precision, "seed": seed}
     return {"run_id": sha256_of(json.dumps(decides, sort_keys=True))[:12], "status": "interactive", **reads,
-            **new_record(path, values, seed, options), "finished": None}
+            **new_record(path, values, seed), "finished": None}
 
 # %% ../../nbs/lib/runs/05_current.ipynb #d0031003
 _HELD = contextlib.ExitStack()
@@ -239,7 +239,8 @@ def _open_interactive(path: Path, namespace: Mapping[str, Any], outputs: Path) -
     folder = outputs / "interactive" / name / record["run_id"]
     _HELD.close()
     _HELD.enter_context(lock_run(folder))
-    write_run(folder, record | {"attempts": read_run(folder).get("attempts", 0) + 1})
+    before = read_run(folder)
+    write_run(folder, record | {"attempts": before.get("attempts", 0) + 1, "models": before.get("models", [])})
     return Run(folder, record["run_id"], record["seed"])
 
 # %% ../../nbs/lib/runs/05_current.ipynb #a7eb299c
@@ -252,6 +253,18 @@ def seed_everything(seed: int) -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
 
+# %% ../../nbs/lib/runs/05_current.ipynb #c3c19fbf
+def _record_models(folder: Path) -> None:
+    """Keep "models" in the record of the run in `folder` up to date: those of earlier attempts and `models_used`."""
+    before = read_run(folder).get("models", [])
+
+    def enter(models: list[dict[str, Any]]) -> None:
+        ordered = sorted([*before, *models], key=lambda one: one["batch"])
+        known = {(one["model"], one["device"], one["precision"]): one for one in ordered}
+        update_run(folder, models=list(known.values()))
+
+    on_use(enter)
+
 # %% ../../nbs/lib/runs/05_current.ipynb #62396a57
 def open_run(name: str | Path, namespace: Mapping[str, Any], outputs: str | Path | None = None) -> Run:
     """The run that this notebook is part of; call it in the first cell below the parameters.
@@ -260,7 +273,8 @@ def open_run(name: str | Path, namespace: Mapping[str, Any], outputs: str | Path
     Under the runner: its folder, id and seed. Otherwise (papermill, jupyter execute, JupyterLab): a run of this
     notebook with the parameters as they are in `namespace`, in outputs/interactive/<notebook>/<id>; the same again
     continues with what is there. Seeds the generators of Python, NumPy and a loaded torch.
-    outputs: another folder of results. Raises, outside the runner, ParameterError for a parameter that the parameters
+    From here on "models" in run.json says with what device, precision and batch each model computed. outputs: another
+    folder of results. Raises, outside the runner, ParameterError for a parameter that the parameters
     cell does not have or a value that does not fit it, and RunError where there is no such notebook, or where another
     process has the same run open.
     """
@@ -270,4 +284,5 @@ def open_run(name: str | Path, namespace: Mapping[str, Any], outputs: str | Path
     else:
         run = _open_interactive(_notebook_file(name), namespace, Path(outputs or settings.outputs).resolve())
     seed_everything(run.seed)
+    _record_models(run.folder)
     return run

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import visible
 from ..page.cards import Card
-from ..settings import ROOT, Settings
+from ..settings import ROOT
 from ..storage.closure import code_fingerprint
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #c35bbe84
@@ -103,11 +103,11 @@ def machine() -> dict[str, Any]:
             "gpu": gpu}
 
 
-def new_record(notebook: Path, parameters: dict[str, Any], seed: int, options: Settings) -> dict[str, Any]:
+def new_record(notebook: Path, parameters: dict[str, Any], seed: int) -> dict[str, Any]:
     """What the record of a run has from its start: notebook, parameters, code, packages, machine, and the time."""
     return {"notebook": notebook.relative_to(ROOT).as_posix() if ROOT in notebook.parents else notebook.name,
-            "parameters": parameters, "seed": seed, "device": parameters.get("device", options.device),
-            "git": git_state(), "versions": versions(), "platform": platform.platform(), "machine": machine(),
+            "parameters": parameters, "seed": seed, "git": git_state(), "versions": versions(),
+            "platform": platform.platform(), "machine": machine(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"), "results": {}, "outputs": []}
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #da9f775e
@@ -127,11 +127,14 @@ class Colophon:
         """Pairs (what, value) as texts; a row whose value is unknown is left out."""
         record, git, computer = self.record, self.record.get("git") or {}, self.record.get("machine") or {}
         packages = [f"{name} {v}" for name, v in (record.get("versions") or {}).items() if "sha256" not in name]
-        where = [v for v in (record.get("device"), *map(computer.get, ("gpu", "cpu", "instructions"))) if v]
+        where = [v for v in map(computer.get, ("gpu", "cpu", "instructions")) if v]
+        models = [f"{m['model']} on {m['device']} in {m['precision']}" + f", {m['batch']} pictures at once" * (
+            m["batch"] > 0) for m in record.get("models", [])]
         data = [f"{d['path']} ({d['sha256'][:12]})" for kind in ("data", "weights") for d in record.get(kind, [])]
         run = (record.get("run_id") or "") + " (interactive)" * (record.get("status") == "interactive")
         pairs = [("run", run), ("notebook", record.get("notebook")), ("code", git.get("commit") and code_of(record)),
-                 ("packages", ", ".join(packages)), ("device", ", ".join(where)), ("seed", record.get("seed")),
+                 ("packages", ", ".join(packages)), ("device", ", ".join(where)), ("models", "; ".join(models)),
+                 ("seed", record.get("seed")),
                  ("data and weights", "; ".join(data)), ("started", record.get("started"))]
         return [(name, str(value)) for name, value in pairs if value not in (None, "")]
 

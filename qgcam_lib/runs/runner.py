@@ -86,7 +86,8 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
 
     Arguments and errors as `run_notebook`. The id covers: cells of the notebook, all parameters, the library's sources
     that they reach, the content of all that the run reads (see `find_inputs`), the seed and the setting `precision`.
-    Not covered, but recorded: versions of packages, the machine, the other settings; `threads` and `batch_size` move
+    Not covered, but recorded: versions of packages, the machine, `threads`, and what the models computed with (see
+    `settings.models_used`); `threads` and `batch_size` move
     sums in their last digits at most, and the folders of the settings say where things lie and not what is in them.
     Nothing is drawn or fetched; the cache of checksums is written.
     """
@@ -186,13 +187,13 @@ def _execute(plan: RunPlan, partial: Path, lock: int, timeout: int | None, progr
 # %% ../../nbs/lib/runs/06_runner.ipynb #2b4c04c9
 def _begin(plan: RunPlan) -> None:
     """Write the record of a run that starts now; counts the attempts of one that was killed or failed before."""
-    attempts = read_run(plan.folder).get("attempts", 0) + 1
-    options = {name: str(getattr(plan.settings, name)) for name in ("precision", "batch_size", "threads")}
-    begun = new_record(plan.notebook, plan.parameters, plan.seed, plan.settings)
+    before, begun = read_run(plan.folder), new_record(plan.notebook, plan.parameters, plan.seed)
     write_run(plan.folder, {"run_id": plan.run_id, "notebook_sha256": plan.sha256, "code_sha256": plan.code,
-                            "status": "running", "error": None, "settings": options, **plan.inputs, **begun,
-                            "attempts": attempts, "seconds": None, "memory_mb": None}
+                            "status": "running", "error": None, "threads": plan.settings.threads, **plan.inputs,
+                            **begun, "models": before.get("models", []), "attempts": before.get("attempts", 0) + 1,
+                            "seconds": None, "memory_mb": None}
               | ({"shard": plan.shard} if plan.shard else {}))
+
 
 # %% ../../nbs/lib/runs/06_runner.ipynb #297d7f4e
 def _keep_notebook(plan: RunPlan, partial: Path, name: str) -> None:

@@ -43,6 +43,9 @@ class MapStore(Store, Mapping):
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
+    def __contains__(self, id: object) -> bool:
+        return id in self._places
+
     def __getitem__(self, id: str) -> np.ndarray:
         return self.maps([id])[0]
 

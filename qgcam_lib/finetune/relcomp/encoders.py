@@ -77,7 +77,7 @@ def encoders_of(matcher: Any) -> Encoders:
     if not isinstance(matcher, DualMatcher) or getattr(matcher, "head", "itc") != "itc":
         raise ParameterError(f"model: expected a dual encoder, such as load_model('clip-vit-b32'), got "
                              f"{type(matcher).__name__}. Models that read picture and text together have no halves.")
-    if matcher.dtype != torch.float32:
-        raise ParameterError("model: expected weights in float32, got bfloat16. Load it with precision='float32', and "
+    if matcher.precision == "bfloat16":
+        raise ParameterError("model: expected one in float32, got bfloat16. Load it with precision='float32', and "
                              "let the recipe's precision say how it computes.")
     return Encoders(matcher)

@@ -70,11 +70,11 @@ class LavisAnswerer(Adapter):
 
     model: with visual_encoder, text_encoder, text_decoder and tokenizer, frozen and put into evaluation mode here;
     config: its sizes; answers: texts, each once; candidates: answers kept by their first token; precision:
-    "float32" or "bfloat16"; card: what is known of the weights. An image is a PIL image or a path.
+    see `Adapter`; card: what is known of the weights. An image is a PIL image or a path.
     """
 
     def __init__(self, model, config: BlipConfig, *, answers: Sequence[str] = ("yes", "no"), candidates: int = 128,
-                 device: str = "cpu", precision: str = "float32", card: dict[str, Any] | None = None):
+                 device: str = "cpu", precision: str = "", card: dict[str, Any] | None = None):
         self.answers, self.config, self.candidates = list(answers), config, candidates
         super().__init__(model, card, device=device, precision=precision, input_size=(config.image_size,) * 2,
                          answers=self.answers, candidates=candidates)

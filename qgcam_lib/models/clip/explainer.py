@@ -27,7 +27,7 @@ class ClipExplainer(PhraseExplainer):
     """A CLIP as Matcher; as Explainer where a subclass defines `_explain(pixels, texts)` -> maps [P, h, w] and logits
     [P] of unit text vectors on one prepared picture [3, S, S].
 
-    clip: from `build_clip`, frozen and put on the device here; precision: "float32" or "bfloat16" (meant for GPUs);
+    clip: from `build_clip`, frozen and put on the device here; precision: see `Adapter`;
     squash: how a picture is resized,
     "bicubic" as in CLIP's pre-processing or "bilinear" as in gScoreCAM's; card: what is known of the weights; tokens:
     only "none" (CLIP scores whole texts), accepted so that a card's line can be passed on. Wherever an image is taken,
@@ -36,7 +36,7 @@ class ClipExplainer(PhraseExplainer):
 
     protocol = "gscorecam"
 
-    def __init__(self, clip: ClipModel, *, device: str = "cpu", precision: str = "float32",
+    def __init__(self, clip: ClipModel, *, device: str = "cpu", precision: str = "",
                  squash: str = "bicubic", tokens: str = "none",
                  card: Mapping[str, Any] | None = None):
         one_of("tokens", tokens, ("none",))  # CLIP scores whole texts
@@ -57,7 +57,7 @@ class ClipExplainer(PhraseExplainer):
         vectors = self.text_vectors(texts)
         rows = []
         for image in tqdm(images, desc="pictures", leave=False, delay=10):
-            seen = self.model.encode_image(self.pixels([image]).to(self.dtype)).float()
+            seen = self.model.encode_image(self.pixels([image])).float()
             rows.append(F.normalize(seen, dim=-1))
         return (self.scale * torch.cat(rows) @ vectors.T).cpu() if rows else torch.zeros(0, len(vectors))
 

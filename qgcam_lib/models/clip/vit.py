@@ -149,8 +149,8 @@ class ClipVitGradCam(ClipExplainer):
 
     def read(self, pixels: torch.Tensor, texts: torch.Tensor) -> ClassReading:
         """What the class token reads in prepared pixels [3, S, S], and how it counts for text vectors [P, D]."""
-        states = vit_states(self.model.visual, pixels[None].to(self.dtype), self.block)[0]
-        return read_class_token(self.model.visual, states, texts.to(self.dtype), self.block)
+        states = vit_states(self.model.visual, pixels[None], self.block)[0]
+        return read_class_token(self.model.visual, states, texts, self.block)
 
     def _maps(self, reading: ClassReading) -> torch.Tensor:
         return attention_gradcam(reading)

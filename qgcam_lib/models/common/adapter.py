@@ -10,27 +10,37 @@ __all__ = ['ITM_SCORES', 'Adapter', 'one_of', 'same_length', 'Recent', 'distinct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 
-from .device import use_device, use_dtype
+from .device import in_precision, use_device, use_precision, watch_use
+from ..registry import chosen
 
 # %% ../../../nbs/lib/models/common/08_adapter.ipynb #ce4a43cf
 class Adapter:
-    """A network ready for use, with a card that says what it is.
+    """A network ready for use, with a card that says what it is. Its public methods compute in its precision.
 
-    card: what is known of the weights; facts: more lines of it; precision: "float32" or "bfloat16" (meant for GPUs),
-    None for float32 where there is no choice and the card need not say it; layout: of pictures and kernels in memory.
+    card: what is known of the weights; facts: more lines of it; precision: one of PRECISIONS, "" for the one of
+    `load_model` or the setting, None for the same, which the card says only where it is not float32; layout: of
+    pictures and kernels in memory. batch_size: pictures read at once, by `load_model` or the setting.
     """
 
     def __init__(self, model: torch.nn.Module, card: Mapping[str, Any] | None = None, *, device: str = "cpu",
                  precision: str | None = None, layout: torch.memory_format = torch.preserve_format, **facts: Any):
-        self.device, self.dtype = use_device(device), use_dtype(precision or "float32")
-        self.model = model.to(self.device, self.dtype, memory_format=layout).eval().requires_grad_(False)
-        said = {} if precision is None else {"precision": precision}
+        self.device, self.precision = use_device(device), use_precision(precision or chosen("precision"))
+        self.batch_size = chosen("batch_size")
+        self.model = model.to(self.device, memory_format=layout).eval().requires_grad_(False)
+        said = {} if precision is None and self.precision == "float32" else {"precision": self.precision}
         self.card = {**(card or {}), **facts, **said,
                      "parameters": sum(parameter.numel() for parameter in model.parameters())}
+        watch_use(self.model, self.card.get("name", type(self).__name__))
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        public = not name.startswith("_") and isinstance(found, MethodType) and found.__self__ is self
+        return MethodType(in_precision(found.__func__), self) if public else found
 
     def __repr__(self) -> str:
         what = f"{self.card.get('name', '?')}, weights={self.card.get('weights', '?')}"

@@ -54,7 +54,7 @@ class AttentionExplainer(PhraseExplainer):
 
     def __init__(self, model, tokenizer, *, block: int, blocks: Sequence[int], max_tokens: int,
                  tokens: str | int = "lavis", explain: str = "attention", device: str = "cpu",
-                 precision: str = "float32", card: Mapping[str, Any] | None = None, batch_phrases: int = 16,
+                 precision: str = "", card: Mapping[str, Any] | None = None, batch_phrases: int = 16,
                  score: str | None = None):
         one_of("block", block, blocks)
         one_of("explain", explain, EXPLAIN)

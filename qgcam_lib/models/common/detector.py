@@ -55,11 +55,11 @@ class BoxDetector(Adapter):
     phrases, words, texts)`, the scored boxes of one RGB picture and at least one phrase.
 
     model: put on the device, in evaluation mode and frozen; max_boxes: pairs of box and phrase kept a picture, the
-    best, None for all; precision: "float32" or "bfloat16" (meant for GPUs); card: what is known of the weights.
+    best, None for all; precision: see `Adapter`; card: what is known of the weights.
     """
 
     def __init__(self, model: torch.nn.Module, *, device: str = "cpu", max_boxes: int | None = None,
-                 precision: str = "float32", card: Mapping[str, Any] | None = None):
+                 precision: str = "", card: Mapping[str, Any] | None = None):
         check_max_boxes(max_boxes)
         super().__init__(model, card, device=device, precision=precision, max_boxes=max_boxes)
         self.max_boxes = max_boxes

@@ -56,7 +56,7 @@ class FlavaMatcher(DualMatcher):
     def _matched(self, picture, texts: list[str]) -> torch.Tensor:
         """The matching head's scores [T] of one picture."""
         core = self.model.flava
-        pixels = self.family.pixels(picture, self.image_size, self.fit)[None].to(self.device, self.dtype)
+        pixels = self.family.pixels(picture, self.image_size, self.fit)[None].to(self.device)
         seen = core.image_to_mm_projection(core.image_model(pixels, output_hidden_states=True).hidden_states[-1])
         order, batches = self._read_lists.made(tuple(texts), lambda: self._text_states(texts))
         logits = [self.model.itm_head(core.multimodal_model(torch.cat([seen.expand(len(read), -1, -1), read], 1))[0])

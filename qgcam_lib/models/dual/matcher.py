@@ -90,16 +90,17 @@ class DualMatcher(Adapter):
     family: a name of FAMILIES, or a `Family`; model: its network, frozen and put on the device here; tokenizer: texts
     to rows of numbers (`TextTokenizer`); score: what `score` gives, "logit" (scaled cosine, plus the bias where the
     model has one) or "cosine"; fit: "published" or "squash", how pictures are prepared; a text
-    beyond the context is cut with a warning; precision: "float32" or "bfloat16" (meant for GPUs);
-    image_size: pixels, by default the model's; batch_images, batch_texts: encoded at once; kept_texts: texts whose
+    beyond the context is cut with a warning; precision: see `Adapter`;
+    image_size: pixels, by default the model's; batch_images, batch_texts: encoded at once, pictures by default as
+    `batch_size` says; kept_texts: texts whose
     vectors are remembered. A picture is a PIL image or a path. Results come back on the CPU.
     """
 
     scores = ("logit", "cosine")
 
     def __init__(self, family: str | Family, model, tokenizer: TextTokenizer, *, score: str = "logit",
-                 fit: str = "published", device: str = "cpu", precision: str = "float32",
-                 card: Mapping[str, Any] | None = None, image_size: int | None = None, batch_images: int = 8,
+                 fit: str = "published", device: str = "cpu", precision: str = "",
+                 card: Mapping[str, Any] | None = None, image_size: int | None = None, batch_images: int | None = None,
                  batch_texts: int = 64, kept_texts: int = 20000):
         self.family = family if isinstance(family, Family) else FAMILIES[one_of("family", family, FAMILIES)]
         self.score_as, self.fit = one_of("score", score, self.scores), one_of("fit", fit, FITS)
@@ -108,9 +109,10 @@ class DualMatcher(Adapter):
         bias = self.family.bias(model)
         self.scale = float(self.family.scale(model).detach())
         self.bias = 0.0 if bias is None else float(bias.detach())
-        self.batch_images, self.batch_texts, self._vectors = batch_images, batch_texts, Recent(kept_texts)
+        self.batch_texts, self._vectors = batch_texts, Recent(kept_texts)
         super().__init__(model, card, device=device, precision=precision, layout=torch.channels_last, fit=fit,
                          input_size=(self.image_size,) * 2, score=self._score_name(bias is not None))
+        self.batch_size = batch_images or self.batch_size
 
     def _score_name(self, has_bias: bool) -> str:
         logit = "sigmoid logit: scaled cosine plus bias" if has_bias else "scaled cosine"
@@ -122,8 +124,8 @@ class DualMatcher(Adapter):
 def encode_images(self: DualMatcher, images: Sequence) -> torch.Tensor:
     """Unit vectors [I, D] float32; each distinct picture is encoded once."""
     pictures, places = distinct_pictures(images)
-    vectors = [self._seen(pictures[start:start + self.batch_images])
-               for start in range(0, len(pictures), self.batch_images)]
+    vectors = [self._seen(pictures[start:start + self.batch_size])
+               for start in range(0, len(pictures), self.batch_size)]
     return torch.cat(vectors)[places] if vectors else torch.zeros(0, 0)
 
 
@@ -154,7 +156,7 @@ def forget(self: DualMatcher) -> None:
 def _seen(self: DualMatcher, images: Sequence) -> torch.Tensor:
     """Unit vectors of a batch of pictures."""
     pixels = torch.stack([self.family.pixels(image, self.image_size, self.fit) for image in images])
-    return _unit(self.family.image(self.model, pixels.to(self.device, self.dtype))).cpu()
+    return _unit(self.family.image(self.model, pixels.to(self.device))).cpu()
 
 
 @patch

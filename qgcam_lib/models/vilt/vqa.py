@@ -33,7 +33,7 @@ class ViltAnswerer(Adapter):
     _encode = ViltExplainer._encode
 
     def __init__(self, model, tokenizer, *, max_tokens: int | None = None, device: str = "cpu",
-                 precision: str = "float32", card: Mapping[str, Any] | None = None):
+                 precision: str = "", card: Mapping[str, Any] | None = None):
         self.labels = [model.config.id2label[k] for k in range(model.config.num_labels)]
         self.tokenizer, self.max_tokens = tokenizer, max_tokens or model.config.max_position_embeddings
         super().__init__(model, card, device=device, precision=precision, answers=f"the model's {len(self.labels)}",

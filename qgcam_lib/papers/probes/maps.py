@@ -16,6 +16,7 @@ import pandas as pd
 from ...data.probes.groups import RelationGroup
 from ...explain.gscorecam import gscorecam
 from ...models.clip.vit import ClassReading, attention_gradcam, read_class_token, vit_states
+from ...models.common.device import computing
 from ...models.registry import load_model
 from .data import ProbeData
 from .figures import feature_map, map_correlation
@@ -28,7 +29,7 @@ from ...statistics import summarize
 
 # %% ../../../nbs/lib/papers/probes/11_maps.ipynb #3a1a6e56
 def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data: ProbeData, *, weights: str = "mini",
-                   device: str = "cpu", seed: int = 0) -> tuple[dict[str, pd.DataFrame], str]:
+                   device: str | None = None, seed: int = 0) -> tuple[dict[str, pd.DataFrame], str]:
     """`feature_map` of each model's pictures, true and predicate-swapped prompts, and a sentence about the models that
     have none; '' where all have."""
     found, joint = {}, []
@@ -72,16 +73,17 @@ def attention_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.nd
     visual, n = _encoder(model)
     if not n:
         return None
-    attention = _read(model, _pixels(model, image)).attention.float().mean(0)[1:]
+    with computing(model.device.type, model.precision):
+        attention = _read(model, _pixels(model, image)).attention.float().mean(0)[1:]
     return [attention.reshape(visual.grid_size).cpu().numpy()] * len(prompts)
 
 
 def _pixels(model: Any, image: Any) -> Any:
-    return model.family.pixels(image, model.image_size, model.fit).to(model.device, model.dtype)
+    return model.family.pixels(image, model.image_size, model.fit).to(model.device)
 
 
 def attention_of(models: Iterable[str], image: Any, prompts: Sequence[str], *, weights: str = "mini",
-                 device: str = "cpu", seed: int = 0) -> dict[str, list[np.ndarray]]:
+                 device: str | None = None, seed: int = 0) -> dict[str, list[np.ndarray]]:
     """`attention_maps` of each model that has some."""
     found = {name: attention_maps(load_model(name, weights, device, seed=seed), image, prompts) for name in models}
     return {name: maps for name, maps in found.items() if maps is not None}
@@ -97,11 +99,12 @@ def prompt_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarr
     if not n and not hasattr(visual, "layer4"):
         return None
     pixels = _pixels(model, image)
-    texts = model.encode_texts(list(prompts)).to(model.device, model.dtype)
-    if n:
-        maps = attention_gradcam(_read(model, pixels, texts)).unflatten(1, visual.grid_size)
-    else:
-        maps = gscorecam(visual, pixels, texts, scale=model.model.logit_scale.detach().exp()).maps
+    texts = model.encode_texts(list(prompts)).to(model.device)
+    with computing(model.device.type, model.precision):
+        if n:
+            maps = attention_gradcam(_read(model, pixels, texts)).unflatten(1, visual.grid_size)
+        else:
+            maps = gscorecam(visual, pixels, texts, scale=model.model.logit_scale.detach().exp()).maps
     return [one.detach().float().cpu().numpy() for one in maps]
 
 # %% ../../../nbs/lib/papers/probes/11_maps.ipynb #0f7980aa

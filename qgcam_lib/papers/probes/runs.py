@@ -44,8 +44,8 @@ def unknown_words(notes: Iterable[str], most: int = 8) -> str:
     return f"Words that a model never saw, all one to it: {', '.join(words[:most]) or 'none'}{more}."
 
 # %% ../../../nbs/lib/papers/probes/06_runs.ipynb #6f440266
-def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights: str = "mini", device: str = "cpu",
-            on_error: str = "record", **options: Any) -> tuple[dict, dict]:
+def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights: str = "mini",
+            device: str | None = None, on_error: str = "record", **options: Any) -> tuple[dict, dict]:
     """Every model's scores of every prompt: {model: image, prompt, score}, and the models' cards. What a model
     warned of stands in `attrs` of its scores under "notes".
 
