@@ -1,7 +1,10 @@
 """Lessons: their exercises, and what their stored pages show."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -44,15 +47,43 @@ def test_stored_pages_are_whole_and_small(path):
     assert path.stat().st_size < 500_000
 
 
+_WITHOUT_MODELS = """if True:
+    import json, os, sys
+    from pathlib import Path
+    from qgcam_lib.errors import EXTRAS
+    for name in (*EXTRAS["models"], *EXTRAS["scipy"], *EXTRAS["parquet"], "lavis"):
+        sys.modules[name] = None
+    path, names = Path(sys.argv[1]), {"__name__": "__main__"}
+    os.chdir(path.parent)
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)"""
+_CORE = [path for folder in (LESSONS[0].parent, SOLUTIONS) for number in ("01", "02", "06", "07", "09")
+         for path in folder.glob(f"{number}_*.ipynb")]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=() if path == TIES else pytest.mark.nightly)
+                                  for path in _CORE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_lesson_that_says_so_needs_no_model(path):
+    """Imports of the extras `models`, `scipy` and `parquet` are blocked; figures and Jupyter are the extra `notebooks`."""
+    if path.parent != SOLUTIONS:
+        assert "The core installation with Jupyter is enough" in prose_of(path)
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_MODELS, str(path)], text=True, capture_output=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"})
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_explorers_of_the_lessons_are_those_of_today():
     """A stored page that was made by another script would say other things than the library."""
-    from qgcam_lib.teach import answers, map_scores, probe_scores, word_order
+    from qgcam_lib.teach import answers, detections, map_scores, probe_scores, word_order
 
-    kinds = {"01": map_scores, "02": map_scores, "03": answers, "05": probe_scores, "06": word_order, "09": answers}
+    kinds = {"01": [map_scores], "02": [map_scores], "03": [answers], "04": [answers], "05": [probe_scores, answers],
+             "06": [word_order], "07": [detections], "08": [answers, answers], "09": [answers]}
     for lesson in LESSONS:
         pages = [page for page in outputs_of(lesson) if 'class="explorer' in page]
-        assert bool(pages) == (lesson.name[:2] in kinds), lesson.name
-        assert all(kinds[lesson.name[:2]]._SCRIPT in page for page in pages)
+        known = kinds.get(lesson.name[:2], [])
+        assert len(pages) == len(known), lesson.name
+        assert all(module._SCRIPT in page for module, page in zip(known, pages))
 
 
 @everyone
@@ -68,7 +99,7 @@ def test_a_lesson_says_how_long_it_takes_and_where_one_may_stop(lesson):
 
 def test_where_no_script_runs_the_explorers_of_the_lessons_show_their_start(show):
     pages = [page for lesson in LESSONS for page in outputs_of(lesson) if 'class="explorer' in page]
-    assert len(pages) >= 6
+    assert len(pages) >= 9
     for stored in pages:
         page = show(stored, java_script_enabled=False)
         assert page.locator("img:visible").count() >= 1

@@ -17,8 +17,10 @@ function lines(svg, facts, state) {
   const {along, axis, series} = facts.curve, W = 300, H = 150, [low, high] = axis;
   const rows = facts.known.filter(([s]) => Object.keys(s).every(k => k === along || s[k] === state[k]))
     .sort(([a], [b]) => a[along] - b[along]);
+  if (!rows.length) return svg.replaceChildren();
   const xs = rows.map(([s]) => s[along]), first = Math.min(...xs), last = Math.max(...xs);
-  const x = v => 30 + (W - 38) * (v - first) / (last - first || 1), y = v => H - 18 - (H - 26) * (v - low) / (high - low);
+  const x = v => 30 + (W - 38) * (v - first) / (last - first || 1);
+  const y = v => H - 18 - (H - 26) * (v - low) / (high - low);
   const path = name => "M" + rows.filter(([, a]) => a.numbers[name] !== null)
     .map(([s, a]) => `${x(s[along]).toFixed(1)} ${y(a.numbers[name]).toFixed(1)}`).join("L");
   const text = (tx, ty, s, end) => `<text x="${tx}" y="${ty}" text-anchor="${end}">${s}</text>`;

@@ -8,10 +8,10 @@ __all__ = ['EXPLORED', 'scores_of_detections', 'explore_detections']
 # %% ../../nbs/lib/teach/06_detections.ipynb #a6000002
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import numpy as np
 
-from ..data.tricd.pairs import Tricd
 from ..phrase_detection.analysis import precision_recall
 from ..phrase_detection.matching import RECALL_POINTS, THRESHOLDS
 from ..phrase_detection.score import evaluate, match_predictions
@@ -21,10 +21,10 @@ from .explorer import Explorer, data_uri, page_part, still_picture
 EXPLORED = ("AP", "AP50", "precision", "recall", "false_alarms")
 
 
-def scores_of_detections(data: Tricd, predictions: Mapping[int, Mapping], state: Mapping) -> dict[str, float | None]:
+def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: Mapping) -> dict[str, float | None]:
     """What the library says of a state of the explorer, by name of EXPLORED; None where undefined.
 
-    data, predictions: as in `evaluate`, predictions as its entries by pair; state: threshold, iou (of .50, .55, ...,
+    data: of `load_tricd`; predictions: entries by pair, as in `evaluate`; state: threshold, iou (of .50, .55, ...,
     .95), asked (by id of the false pairs, as texts), shift of scores on false captions. precision, recall: of the boxes
     at or above the threshold, at that overlap; false_alarms: how many of those are on false captions.
     """
@@ -49,7 +49,7 @@ _ROWS = {"AP": "AP, ten overlaps", "AP50": "AP50", "precision": "precision at th
          "recall": "recall at the threshold", "false_alarms": "boxes on false captions"}  # fmt: skip
 
 
-def _facts(data: Tricd, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray]) -> dict:
+def _facts(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray]) -> dict:
     "What the page knows: the boxes with their hits, the pairs, the pictures."
     matches = match_predictions(data, predictions)
     if matches.n_cut:
@@ -65,7 +65,7 @@ def _facts(data: Tricd, predictions: Mapping[int, Mapping], pictures: Mapping[in
             "points": RECALL_POINTS.tolist(), "pictures": {side: data_uri(one) for side, one in pictures.items()}}
 
 
-def _pairs(data: Tricd, facts: Mapping) -> str:
+def _pairs(data: Any, facts: Mapping) -> str:
     "The pairs with their captions; below a false one the question whether to ask about it."
     parts = []
     for k, pair in enumerate(data.pairs):
@@ -88,11 +88,11 @@ def _slider(kind: str, label: str, low: float, high: float) -> str:
             f'min="{low:g}" max="{high:g}" step="0.01"></label>')
 
 # %% ../../nbs/lib/teach/06_detections.ipynb #a600000b
-def explore_detections(data: Tricd, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray], *,
+def explore_detections(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray], *,
                        threshold: float = 0.5, title: str = "") -> Explorer:
     """An interactive page: move a threshold over a detector's boxes, ask about false captions, read the curve and AP.
 
-    data, predictions: as in `evaluate`, predictions as its entries by pair, at most 100 boxes each, scores 0..1;
+    data: of `load_tricd`; predictions: entries by pair, as in `evaluate`, at most 100 boxes each, scores 0..1;
     pictures: uint8 [H, W, 3] by side, 0 and 1; threshold: at the start, when no false caption is asked about; title: a
     line above. Its `widget()` has the attributes threshold, iou, asked, shift and scores (see `scores_of_detections`).
     Errors: ValueError for a pair with more boxes, and what `evaluate` refuses.
