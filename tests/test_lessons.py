@@ -65,11 +65,11 @@ _CORE = [path for folder in (LESSONS[0].parent, SOLUTIONS) for number in ("01", 
 @pytest.mark.parametrize("path", [pytest.param(path, marks=() if path == TIES else pytest.mark.nightly)
                                   for path in _CORE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_lesson_that_says_so_needs_no_model(path):
-    """Imports of the extras `models`, `scipy` and `parquet` are blocked; figures and Jupyter are the extra `notebooks`."""
+    """Imports of the extras models, scipy and parquet are blocked; figures and Jupyter are the extra notebooks."""
     if path.parent != SOLUTIONS:
         assert "The core installation with Jupyter is enough" in prose_of(path)
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_MODELS, str(path)], text=True, capture_output=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"})
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_MODELS, str(path)], text=True, capture_output=True,
+                          timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"})
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -102,7 +102,7 @@ def test_where_no_script_runs_the_explorers_of_the_lessons_show_their_start(show
     assert len(pages) >= 9
     for stored in pages:
         page = show(stored, java_script_enabled=False)
-        assert page.locator("img:visible").count() >= 1
+        assert page.locator("img:visible").count() >= 1 or 'class="curve' in stored  # of numbers alone
         values = page.locator("[data-python]").all_inner_texts()
         assert values and all(values)
 

@@ -71,6 +71,7 @@ def test_a_state_that_is_not_stored_says_so_and_a_kernel_answers_it(show, put_on
     page.locator("[data-control=word]").fill("hello")
     page.locator("[data-control=word]").press("Enter")
     assert page.locator(".missing").is_visible() and page.locator(".explorer").get_attribute("data-values") == "null"
+    assert set(page.locator("[data-python]").all_inner_texts()) == {"–"}  # no value of another state is left
     explorer = answers()
     widget, page = explorer.widget(), show()
     put_on(page, widget, list(explorer.start))

@@ -41,7 +41,10 @@ function explorer(root, facts, changed, says) {
     read(".missing").hidden = !!found; read(".answer").style.opacity = found ? "" : .35;
     if (facts.curve) lines(read(".curve"), facts, state);
     root.dataset.values = JSON.stringify(found && {...state, ...found.numbers});
-    if (!found) return;
+    if (!found) {
+      before = {}; all("[data-python]").forEach(e => { e.textContent = "–"; });
+      return all("[data-bar]").forEach(e => { e.style.width = 0; });
+    }
     facts.pictures.forEach((name, k) => { read(`[data-picture="${k}"]`).src = found.pictures[name]; });
     facts.maps.forEach((name, k) => { heatMap(read(`[data-map="${k}"]`), found.maps[name]);
       read(`[data-high="${k}"]`).textContent = Math.max(...found.maps[name].flat()).toPrecision(2); });

@@ -20,7 +20,7 @@ from ..miniworld.scenes.scene import Scene, Thing
 from ..miniworld.words.grammar import ADJECTIVES, NOUNS, orderings
 from ..miniworld.words.listener import OUTCOMES, Listener, judge
 from ..referring import Expression
-from ..referring.perturb import perturb
+from ..referring.perturb import PLACE_WORDS, perturb
 from ..referring.score import score_choices
 from .explorer import Explorer, data_uri, page_part, score_tables, still_picture
 
@@ -222,7 +222,7 @@ def _changed(text: str, how: str, seed: int) -> str:
     words = text.split()
     nouns = [k for k, word in enumerate(words) if word in NOUNS]
     if how == "nouns_adjectives":
-        return " ".join(word for word in words if word in NOUNS or word in ADJECTIVES)
+        return " ".join(word for word in words if word in NOUNS or word in ADJECTIVES or word in PLACE_WORDS)
     if how == "swap_head":
         for one, other in zip(nouns[:1], nouns[1:]):
             words[one], words[other] = words[other], words[one]
