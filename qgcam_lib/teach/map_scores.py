@@ -64,7 +64,8 @@ def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     "What only a script can serve: below the map, and beside it."
     buttons = "".join(f'<button type="button" data-tool="{tool}">{text}</button>' for tool, text in _TOOLS.items())
     below = (f'<svg role="group" aria-label="map with a box"></svg><div role="group" aria-label="tool">{buttons}</div>'
-             "<small>Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
+             "<small>Dark is 0, bright the maximum; the pointer shows a cell's value.<br>"
+             "Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
              "drag over cells, or focus it and use the arrow keys and Space.</small>")
     below += _slider("ink", "value to paint", 1, max(1.0, facts["high"]), 0.05)
     below += ('<label>a picture of yours below the map (it stays in your browser)<br><input class="photo" type="file" '
