@@ -122,6 +122,15 @@ def toctree(caption: str, pages: list[str], depth: int = 1) -> str:
     return f"```{{toctree}}\n:caption: {caption}\n:maxdepth: {depth}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
 
+def lesson_entry(path: Path) -> str:
+    """A lesson's line in the contents: its number, title and minutes."""
+    opening = nbformat.read(TARGET / path.with_suffix(".ipynb"), as_version=4).cells[0].source
+    title, minutes = opening.partition("\n")[0].removeprefix("# "), re.search(r"about (\d+) minutes", opening)
+    number = re.match(r"0(\d)_", path.stem)
+    return (f"{f'{number[1]} ' if number else ''}{title}{f' ({minutes[1]} min)' if minutes else ''} "
+            f"<generated/{path.as_posix()}>")
+
+
 def readme_pages(readme: str) -> tuple[str, str]:
     """README.md as two pages: the front page (what it is, the picture, how to begin) and the guide (the rest)."""
     first, *sections = re.split(r"(?m)^(?=## )", plain_links(readme, ROOT / "README.md"))
@@ -166,7 +175,7 @@ def write_contents() -> None:
     lessons = sorted(path.relative_to(TARGET).with_suffix("") for path in (TARGET / "lessons").rglob("*.ipynb"))
     groups = [
         toctree("Begin", ["Guide <generated/guide>"]),
-        toctree("Lessons", [f"generated/{path.as_posix()}" for path in lessons if "solutions" not in path.parts]
+        toctree("Lessons", [lesson_entry(path) for path in lessons if "solutions" not in path.parts]
                 + ["Solutions <generated/solutions>"]),
         toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
         toctree("Library", ["generated/library", "generated/reference", "generated/scores"], 2),

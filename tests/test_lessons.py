@@ -1,7 +1,10 @@
 """Lessons: their exercises, and what their stored pages show."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -10,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "nbs/lessons").glob("*.ipynb"))
 SOLUTIONS = ROOT / "nbs/lessons/solutions"
-FIRST = LESSONS[0]
+TIES = next(path for path in LESSONS if path.name.startswith("02"))
 everyone = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
 
@@ -44,29 +47,69 @@ def test_stored_pages_are_whole_and_small(path):
     assert path.stat().st_size < 500_000
 
 
+_WITHOUT_MODELS = """if True:
+    import json, os, sys
+    from pathlib import Path
+    from qgcam_lib.errors import EXTRAS
+    for name in (*EXTRAS["models"], *EXTRAS["scipy"], *EXTRAS["parquet"], "lavis"):
+        sys.modules[name] = None
+    path, names = Path(sys.argv[1]), {"__name__": "__main__"}
+    os.chdir(path.parent)
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)"""
+_CORE = [path for folder in (LESSONS[0].parent, SOLUTIONS) for number in ("01", "02", "06", "07", "09")
+         for path in folder.glob(f"{number}_*.ipynb")]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=() if path == TIES else pytest.mark.nightly)
+                                  for path in _CORE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_lesson_that_says_so_needs_no_model(path):
+    """Imports of the extras models, scipy and parquet are blocked; figures and Jupyter are the extra notebooks."""
+    if path.parent != SOLUTIONS:
+        assert "The core installation with Jupyter is enough" in prose_of(path)
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_MODELS, str(path)], text=True, capture_output=True,
+                          timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"})
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_explorers_of_the_lessons_are_those_of_today():
     """A stored page that was made by another script would say other things than the library."""
-    from qgcam_lib.teach import map_scores, probe_scores, word_order
+    from qgcam_lib.teach import answers, detections, map_scores, probe_scores, word_order
 
-    for number, module in (("01", map_scores), ("04", probe_scores), ("05", word_order)):
-        lesson = next(path for path in LESSONS if path.name.startswith(number))
-        page = next(page for page in outputs_of(lesson) if 'class="explorer' in page)
-        assert module._SCRIPT in page
+    kinds = {"01": [map_scores], "02": [map_scores], "03": [answers], "04": [answers], "05": [probe_scores, answers],
+             "06": [word_order], "07": [detections], "08": [answers, answers], "09": [answers]}
+    for lesson in LESSONS:
+        pages = [page for page in outputs_of(lesson) if 'class="explorer' in page]
+        known = kinds.get(lesson.name[:2], [])
+        assert len(pages) == len(known), lesson.name
+        assert all(module._SCRIPT in page for module, page in zip(known, pages))
+
+
+@everyone
+def test_a_lesson_says_how_long_it_takes_and_where_one_may_stop(lesson):
+    """150 words or two code cells a minute, eight minutes an exercise."""
+    if lesson.name.startswith("how_to"):
+        return
+    prose = prose_of(lesson)
+    said = int(re.search(r"\*\*Time:\*\* about (\d+) minutes; you may stop after exercise \d", prose)[1])
+    asked = len(prose.split()) / 150 + len(cells_of(lesson, "code")) / 2 + 8 * prose.count("**Exercise ")
+    assert 20 <= said <= 40 and abs(said - asked) <= 6
 
 
 def test_where_no_script_runs_the_explorers_of_the_lessons_show_their_start(show):
     pages = [page for lesson in LESSONS for page in outputs_of(lesson) if 'class="explorer' in page]
-    assert len(pages) == 3
+    assert len(pages) >= 9
     for stored in pages:
         page = show(stored, java_script_enabled=False)
-        assert page.locator("img:visible").count() >= 1
+        assert page.locator("img:visible").count() >= 1 or 'class="curve' in stored  # of numbers alone
         values = page.locator("[data-python]").all_inner_texts()
         assert values and all(values)
 
 
 def test_the_task_on_tau_can_be_solved_in_the_stored_page(show):
-    """Exercise 4 of the first lesson: the lamp becomes a peak below its own height, and at 1 there is none."""
-    page = show(next(page for page in outputs_of(FIRST) if 'class="explorer' in page))
+    """Exercise 2 of the second lesson: the lamp becomes a peak below its own height, and at 1 there is none."""
+    page = show(next(page for page in outputs_of(TIES) if 'class="explorer' in page))
     root, seen = page.locator(".explorer"), {}
     for tau in (0.7, 0.61, 0.59, 1):
         page.locator(".tau").fill(str(tau))
@@ -75,5 +118,5 @@ def test_the_task_on_tau_can_be_solved_in_the_stored_page(show):
     assert seen[0.59][1] == seen[0.7][1] and seen[0.7][1]["pg_uncertain"] == 1
     assert seen[1][1] == {**seen[0.7][1], "pg_uncertain": 0}
     page.get_by_role("button", name="start again").click()
-    page.locator(".delta").fill("5")  # exercise 3
+    page.locator(".delta").fill("5")  # exercise 1
     assert json.loads(root.get_attribute("data-values"))["pg_uncertain"] == 0

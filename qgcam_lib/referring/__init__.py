@@ -1,11 +1,12 @@
-"""Referring expressions: `perturb` their words, `refer` to boxes, and `ContrastiveHinge` to train with negatives."""
+"""Referring expressions (`Expression`): `perturb` their words, `refer` to boxes, and `ContrastiveHinge` to train with negatives."""
 
+from ..data.referring.expressions import Expression
 from ..errors import needed
 from .perturb import perturb
 from .run import read_expressions, refer
 from .summary import summarize_choices
 
-__all__ = ["ContrastiveHinge", "perturb", "read_expressions", "refer", "summarize_choices"]
+__all__ = ["ContrastiveHinge", "Expression", "perturb", "read_expressions", "refer", "summarize_choices"]
 
 
 def __getattr__(name: str):

@@ -46,6 +46,7 @@ function drawing(svg, facts) {
   const photo = add("image", {width: w * c, height: h * c, preserveAspectRatio: "none"});
   const heat = add("g", {}), cells = A.map((row, i) => row.map((_, j) =>
     add("rect", {x: j * c, y: i * c, width: c, height: c, "shape-rendering": "crispEdges"}, heat)));
+  const said = cells.map(row => row.map(cell => add("title", {}, cell)));
   const marks = add("g", {"pointer-events": "none"});
   const line = {fill: "none", "pointer-events": "none"};
   const back = add("rect", {...line, stroke: "black", "stroke-width": 6});
@@ -57,7 +58,8 @@ function drawing(svg, facts) {
   function draw({map, box: [x0, y0, x1, y1], threshold}, peaks) {
     const high = Math.max(facts.high, ...map.map(row => Math.max(...row)));
     map.forEach((row, i) => row.forEach((a, j) => { const t = a / high, g = Math.round(28 + 215 * t);
-      cells[i][j].setAttribute("fill", `rgb(${g},${Math.round(g * (.55 + .4 * t))},${Math.round(70 - 40 * t)})`); }));
+      cells[i][j].setAttribute("fill", `rgb(${g},${Math.round(g * (.55 + .4 * t))},${Math.round(70 - 40 * t)})`);
+      said[i][j].textContent = `row ${i}, column ${j}: ${a.toFixed(2)}`; }));
     const place = {x: x0 * c, y: y0 * c, width: (x1 - x0) * c, height: (y1 - y0) * c};
     set(frame, {...place, "aria-label": `box: x0 ${x0}, y0 ${y0}, x1 ${x1}, y1 ${y1}`}); set(back, place);
     set(knob, {x: x1 * c - 7, y: y1 * c - 7});
@@ -127,7 +129,10 @@ function explorer(root, facts, changed, says) {
     pic.draw(state, peaks); pen();
     for (const s of sliders) { read("." + s).value = state[s]; show(`.${s}-value`, state[s].toFixed(2)); }
     show(".box-value", state.box.map((v, k) => `${["x0", "y0", "x1", "y1"][k]} ${v}`).join(", "));
-    for (const name in values) { show(`[data-here="${name}"]`, number(values[name]));
+    for (const name in values) { const cell = read(`[data-here="${name}"]`), text = number(values[name]);
+      if (cell.textContent && cell.textContent !== text) { cell.classList.remove("new"); void cell.offsetWidth;
+        cell.classList.add("new"); }
+      cell.textContent = text;
       show(`[data-python="${name}"]`, library ? number(library[name] ?? NaN) : ""); }
     root.state = state; root.dataset.values = JSON.stringify(values); root.dataset.box = JSON.stringify(state.box);
     root.dataset.peaks = peaks.length;

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
 from ..metrics import METRICS, score_maps
-from .explorer import Explorer, data_uri, page_part, still_picture
+from .explorer import Explorer, data_uri, heat_colours, page_part, still_picture
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #e2000001
 EXPLORER_SCORES = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_soft", "wdp_binary", "io_ratio", "pg_hit",
@@ -44,10 +44,7 @@ _SCRIPT, _CSS = page_part("map_scores.js"), page_part("map_scores.css")
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #e2000007
 def _still(heat: np.ndarray, box: np.ndarray, cell: int) -> np.ndarray:
     "The map and the box as a picture, uint8 [h * cell, w * cell, 3]."
-    t = heat / max(float(heat.max()), 1e-9)
-    green = np.round(28 + 215 * t)
-    colours = np.stack([green, np.round(green * (0.55 + 0.4 * t)), np.round(70 - 40 * t)], axis=-1).astype(np.uint8)
-    picture = Image.fromarray(colours.repeat(cell, 0).repeat(cell, 1))
+    picture = Image.fromarray(heat_colours(heat).repeat(cell, 0).repeat(cell, 1))
     corners = (box * cell).astype(int).tolist()
     draw = ImageDraw.Draw(picture)
     draw.rectangle(corners, outline="black", width=5)
@@ -67,7 +64,8 @@ def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     "What only a script can serve: below the map, and beside it."
     buttons = "".join(f'<button type="button" data-tool="{tool}">{text}</button>' for tool, text in _TOOLS.items())
     below = (f'<svg role="group" aria-label="map with a box"></svg><div role="group" aria-label="tool">{buttons}</div>'
-             "<small>Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
+             "<small>Dark is 0, bright the maximum; the pointer shows a cell's value.<br>"
+             "Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
              "drag over cells, or focus it and use the arrow keys and Space.</small>")
     below += _slider("ink", "value to paint", 1, max(1.0, facts["high"]), 0.05)
     below += ('<label>a picture of yours below the map (it stays in your browser)<br><input class="photo" type="file" '

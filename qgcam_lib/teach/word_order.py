@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from ..data.referring.expressions import Expression
 from ..miniworld.scenes.render import SEED, Rendering, settle
 from ..miniworld.scenes.scene import Scene, Thing
-from ..miniworld.words.grammar import orderings
+from ..miniworld.words.grammar import ADJECTIVES, NOUNS, orderings
 from ..miniworld.words.listener import OUTCOMES, Listener, judge
-from ..referring.perturb import perturb
+from ..referring import Expression
+from ..referring.perturb import PLACE_WORDS, perturb
 from ..referring.score import score_choices
 from .explorer import Explorer, data_uri, page_part, score_tables, still_picture
 
@@ -217,12 +217,25 @@ def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, tit
     return Explorer(body, _CSS, _SCRIPT, facts, start, library, others)
 
 
+def _changed(text: str, how: str, seed: int) -> str:
+    "`perturb` with the miniworld's own grammar in place of a tagger."
+    words = text.split()
+    nouns = [k for k, word in enumerate(words) if word in NOUNS]
+    if how == "nouns_adjectives":
+        return " ".join(word for word in words if word in NOUNS or word in ADJECTIVES or word in PLACE_WORDS)
+    if how == "swap_head":
+        for one, other in zip(nouns[:1], nouns[1:]):
+            words[one], words[other] = words[other], words[one]
+        return " ".join(words)
+    return perturb(text, how, seed=seed)
+
+
 def _record(said: SaidScene, k: int) -> dict:
     "What the page knows of an expression."
     one = said.expressions[k]
     changes = {}
     for how in _HOW:
-        texts = [perturb(one.text, how, seed=seed, tagger="hanta") for seed in range(_SHUFFLES)]
+        texts = [_changed(one.text, how, seed) for seed in range(_SHUFFLES)]
         changes[how] = [text for text in texts if text]  # no noun and no adjective: nothing is left
     return {"text": one.text, "right": one.right().tolist(), "changes": changes, "random": _random(one),
             "outcomes": [OUTCOMES.index(outcome) for outcome in said.outcomes[k]]}  # fmt: skip
