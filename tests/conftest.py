@@ -36,6 +36,8 @@ def pytest_collection_finish(session):
 def pytest_runtest_setup(item):
     if time.monotonic() > item.config.end:
         pytest.skip("the time of make check is over; make test runs it")
+    if item.get_closest_marker("gpu") and not __import__("torch").cuda.is_available():
+        pytest.skip("needs a GPU, and torch finds none")
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_reset_clone_pickle_state_dict_and_device():
     assert all(value.dtype == torch.float64 and value.ndim == 0 for value in metric.compute().values())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_same_scores_on_a_gpu():
     metric = GroundingScores(backend="torch").to("cuda")
     metric.update(torch.from_numpy(MAPS).cuda(), BOXES)

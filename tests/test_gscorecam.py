@@ -145,7 +145,7 @@ def test_layout_changes_nothing_and_bfloat16_little():
     assert half.dtype == torch.float32 and (half - expected).abs().max() < 0.1 * expected.max()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.gpu
 def test_cuda_agrees_with_cpu():
     pixels, texts = _inputs(11)
     expected = gscorecam(_visual(), pixels, texts, scale=14.0, n_channels=40).maps

@@ -191,15 +191,6 @@ def test_other_protocols_score_what_prepare_map_gives(protocol):
     assert_same_scores(got, score_maps(maps, boxes, image_sizes=size, protocol=protocol, backend="torch"), atol=1e-5)
 
 
-@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no GPU on this machine")
-def test_the_reference_on_a_gpu():
-    import torch
-
-    maps, boxes = blobs(8), random_boxes(8, (120, 160))
-    on_gpu = score_maps(torch.tensor(maps, device="cuda"), boxes, image_sizes=(120, 160), protocol="paper")
-    assert_same_scores(on_gpu, score_maps(maps, boxes, image_sizes=(120, 160), protocol="paper"), atol=1e-6)
-
-
 # --- properties ------------------------------------------------------------------------------------------------------
 
 

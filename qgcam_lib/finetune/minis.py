@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['METRICS', 'MINIS', 'score_explainers', 'score_detectors', 'miniworld_probes', 'score_matchers', 'score_naming',
            'choose', 'judge_explainer', 'judge_detector', 'judge_matcher', 'round_weights', 'make_entry', 'Mini',
-           'with_recipe', 'make_mini', 'main']
+           'with_recipe', 'make_mini']
 
 # %% ../../nbs/lib/finetune/14_minis.ipynb #758b44b3
-import argparse
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +30,7 @@ from .clip import CLIP
 from .detector import DETECTOR
 from .itm import ITM, MINI
 from .joint import BRIDGETOWER, FLAVA, VILT
-from .loop import ModelKind, Training
+from .loop import ModelKind, Training, first_alone, processes
 from .owl import MINI_OWL, OwlRecipe, start_owl
 from .recipe import Recipe
 from .referring.minis import RECIPES, RankerKind, by_name, card_rows, folder_beside, judge_ranker
@@ -58,7 +57,6 @@ from ..probes.builders.composition import find_mentions, swap_compositions, swap
 from ..probes.builders.relation import RelationOptions, build_relation
 from ..probes.run import probe, score_groups
 from ..probes.summary import summarize_probe
-from ..settings import settings
 from ..statistics import summarize
 from ..storage.files import write_whole
 
@@ -246,6 +244,8 @@ def make_entry(training: Training, root: str | Path, out: str | Path, *, name: s
             "seconds": round(training.seconds), "versions": versions, "licence": "Apache-2.0",
             "limits": "It knows the miniworld only, rendered scenes of 96 pixels and the words of their sentences. "
                       "It says nothing about real pictures.", **training.about, **judged}
+    if processes()[1] > 1:
+        card["processes"] = processes()[1]
     if starts_from:
         card["starts_from"] = {"name": starts_from, "sha256": training.fingerprint.rsplit(" ", 1)[-1]}
     data = {"name": "miniworld", "generator": CHECKSUM, "training_sha256": training.fingerprint}
@@ -306,45 +306,20 @@ def make_mini(name: str, root: str | Path, work: str | Path | None, out: str | P
     """Train an entry of MINIS, or go on from its checkpoint in work, and write it to the zoo `out`; returns its folder.
 
     root: the miniworld, beside which other data of the entry is made where it is missing; recipe: None for its own.
+    In a group of processes (`finetune.loop.launched`) each calls this; the first one draws, scores and writes.
     """
     mini, world, judging = MINIS[name], root, {"progress": progress}
     kind = replace(mini.kind, recipe=recipe or mini.kind.recipe)
     if not mini.natural:
-        root = ensure(folder_beside(world, "unbiased"), ("train", "val"), natural=False, progress=progress)
+        root = folder_beside(world, "unbiased")
+        first_alone("draws the unbiased scenes", partial(ensure, root, ("train", "val"), natural=False,
+                                                         progress=progress))
     if mini.needs:
         zoo = Path(out) if (Path(out) / mini.needs).is_dir() else zoo_folder()
         folder = load_zoo(mini.needs, zoo).folder
         kind = replace(kind, start=partial(kind.start, folder=folder))
         judging |= {"beside": {key: load(folder) for key, load in mini.beside.items()}} if mini.beside else {}
     training = kind.train(root, work, progress=progress)
-    return make_entry(training, root, out, name=name, world=world, starts_from=mini.needs, **mini.judging, **judging)
-
-# %% ../../nbs/lib/finetune/14_minis.ipynb #dd624ca8
-def main(argv: Sequence[str] | None = None) -> list[Path]:
-    """Train minis and write them to the zoo; the command line of `python -m qgcam_lib.finetune`.
-
-    With `--name`, every field of that recipe is an option, so `--name blip-mini --steps 2000` makes a quick one.
-    `--missing` makes the entries that the zoo lacks. Returns the folders.
-    """
-    parser = argparse.ArgumentParser("python -m qgcam_lib.finetune", description="Train the mini models of data/zoo.")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--name", choices=[*MINIS], default="blip-mini", help="the entry (default: blip-mini)")
-    which.add_argument("--missing", action="store_true", help="every entry that the zoo lacks")
-    parser.add_argument("--out", type=Path, default=zoo_folder(), help="folder of the zoo (default: data/zoo)")
-    parser.add_argument("--data", type=Path, default=settings.data_root / "miniworld",
-                        help="folder of the miniworld, made where missing")
-    parser.add_argument("--work", type=Path, default=settings.cache,
-                        help="has a folder of each entry's checkpoint, which is resumed (default: the cache)")
-    given, rest = parser.parse_known_args(argv)
-    names = [n for n in MINIS if not (given.out / n / "card.json").is_file()] if given.missing else [given.name]
-    recipes = {name: _changed(MINIS[name].kind.recipe, rest, parser.prog) for name in names}
-    ensure(given.data, ("train", "val", "test"))
-    return [make_mini(name, given.data, given.work / name, given.out, recipe) for name, recipe in recipes.items()]
-
-
-def _changed(recipe: Recipe, options: Sequence[str], program: str) -> Recipe:
-    """The recipe with the fields that options name; an unknown option ends the program with a message."""
-    parser = argparse.ArgumentParser(program)
-    for name, value in vars(recipe).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    return replace(recipe, **vars(parser.parse_args(options)))
+    first_alone("scores the model and writes it", partial(
+        make_entry, training, root, out, name=name, world=world, starts_from=mini.needs, **mini.judging, **judging))
+    return Path(out) / name

@@ -7,7 +7,7 @@ __all__ = ['SCORE_COLUMNS', 'MAX_PIXELS', 'as_names', 'score_maps']
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #270f6326
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,12 +18,20 @@ import pandas as pd
 
 from ..boxes import as_numbers
 from ..checks import box_findings, peak_findings, peaks_of, some_records, warn_of
-from ..errors import enough_memory, needed
-from ..maps import MapProtocol, as_map_array, default_protocol, get_protocol, normalise
+from ..errors import enough_memory
+from ..maps import MapProtocol, default_protocol, get_protocol
+from qgcam_lib.metrics.batched import (
+    as_map_list,
+    batch_parts,
+    count_negatives,
+    map_shapes,
+    settle_negatives,
+    stack_of,
+    to_host,
+)
 from .formulas import ScoreOptions, tie_rule
-from .fused import refuse_impossible, score_parts, value_limit
+from .fused import refuse_impossible, refuse_status, score_parts
 from .kernels import PARTS, STATUS
-from .reference import torch_prepare, torch_scores
 from ..statistics import MAP_SCORES
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #42cad5b5
@@ -51,25 +59,6 @@ def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, options: 
     out["pg_hit"] = tie_rule(options.ties, share, p["first_in"])
     out["pg_ties"], out["pg_uncertain"] = p["ties"].astype(np.int64), p["uncertain"].astype(bool)
     return {name: out[name] for name in SCORE_COLUMNS}
-
-# %% ../../nbs/lib/metrics/05_score.ipynb #2158ff45
-def _as_map_list(maps: Any) -> Sequence[np.ndarray]:
-    "The maps as a stack [N, h, w] or a list of 2-D arrays, with their own float type. A channel axis of 1 is dropped."
-    if not isinstance(maps, (list, tuple)):
-        maps = as_map_array(maps)
-        maps = maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
-        if maps.ndim != 3 or not maps[:1].size and len(maps):
-            hint = "sum or choose the channels first" if maps.ndim > 3 else "a single map goes in as maps[None]"
-            raise ValueError(f"maps: expected [N, h, w], [N, 1, h, w] or a list of 2-D arrays, got shape {maps.shape}; "
-                             f"{hint}")
-        return maps
-    arrays = [as_map_array(a) for a in maps]
-    arrays = [a[0] if a.ndim == 3 and a.shape[0] == 1 else a for a in arrays]
-    for n, a in enumerate(arrays):
-        if a.ndim != 2 or a.size == 0:
-            hint = "; sum or choose the channels first" if a.ndim == 3 else ""
-            raise ValueError(f"maps: expected 2-D arrays [h, w], got shape {a.shape} in example {n}{hint}")
-    return arrays
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #72a365d3
 MAX_PIXELS = 89_478_485  # of a picture, as in storage.fields
@@ -145,43 +134,20 @@ def as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
                          f"{len(names) - names.isna().sum()}")
     return names.infer_objects().to_numpy()
 
-# %% ../../nbs/lib/metrics/05_score.ipynb #be0507fb
-_FAULTS = {
-    1: "expected finite numbers, got NaN or infinity in example {n}; drop it or find out why the model gave it",
-    2: "expected values >= 0 after protocol {protocol!r}, got a negative one in example {n}; the raw map has none, so "
-       "the resampling overshoots: choose a protocol with a min-max at the end, or a clip",
-    3: "expected values from 0 to 1 under protocol {protocol!r}, which leaves them as they are, got a larger one in "
-       "example {n}; choose a protocol with a min-max ('pixel'), or divide all maps by one number (255 for bytes)",
-}
-
-
-def _refuse(status: np.ndarray, rows: np.ndarray, protocol: str) -> None:
-    "The error where a map was not computed (-1), and for the first that is not finite (1), negative (2), or above "
-    "what the protocol leaves (3)."
-    if (status < 0).any():
-        raise MemoryError
-    if status.any():
-        k = int(np.flatnonzero(status)[0])
-        raise ValueError("maps: " + _FAULTS[int(status[k])].format(n=rows[k], protocol=protocol))
-
 # %% ../../nbs/lib/metrics/05_score.ipynb #13fef67a
-def _without_negatives(maps: Sequence[np.ndarray], negatives: str, p: MapProtocol
-                       ) -> tuple[Sequence[np.ndarray], np.ndarray]:
+def _without_negatives(maps: Any, negatives: str, p: MapProtocol) -> tuple[Any, np.ndarray]:
     "The maps with their negative values settled, and how many cells of each were negative, int64 [N]."
-    counts = np.array([0 if a.min() >= 0 else np.count_nonzero(a < 0) for a in maps], dtype=np.int64)
+    counts, finite = count_negatives(maps)
     signed = np.flatnonzero(counts)
-    _refuse(np.array([int(not np.isfinite(maps[n]).all()) for n in signed]), signed, p.name)
+    refuse_status((~finite[signed]).astype(int), signed, p.name)
     if len(signed) and negatives == "error":
         n, share = signed[0], f" ({len(signed)} of {len(maps)} maps are signed)" * (len(maps) > 1)
         raise ValueError(f"maps: expected values >= 0, got {counts[n]} negative ones in example {n}, down to "
-                         f"{maps[n].min():.3g}{share}; say what they mean: "
+                         f"{float(maps[n].min()):.3g}{share}; say what they mean: "
                          'negatives="relu" makes them 0, negatives="minmax" shifts and scales such a map to 0..1')
     if not len(signed) or (negatives == "minmax" and p.before == "minmax"):  # which the protocol does anyway
         return maps, counts
-    settled = maps.copy() if isinstance(maps, np.ndarray) else list(maps)
-    for n in signed:
-        settled[n] = np.maximum(maps[n], 0) if negatives == "relu" else normalise(maps[n], "minmax")
-    return settled, counts
+    return settle_negatives(maps, counts > 0, negatives), counts
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #031110c2
 @contextmanager
@@ -199,7 +165,7 @@ def _numba_threads(threads: int | None):
 class _Work:
     "All maps of a call; boxes [K, 4] on the scored grids, those of map n in rows starts[n] to starts[n + 1] - 1."
 
-    maps: Sequence[np.ndarray]
+    maps: Any
     boxes: np.ndarray
     starts: np.ndarray
     protocol: MapProtocol
@@ -210,53 +176,59 @@ class _Work:
         "Does the protocol leave a map as it is, so that float64 may stay float64?"
         return self.protocol.grid == "native" and self.protocol.before == self.protocol.after == "none"
 
+    def boxes_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        "The boxes of some maps, and where those of each start."
+        picked = np.concatenate([np.arange(self.starts[n], self.starts[n + 1]) for n in rows])
+        return self.boxes[picked], np.concatenate([[0], np.cumsum(self.starts[rows + 1] - self.starts[rows])])
+
 # %% ../../nbs/lib/metrics/05_score.ipynb #5f6f774f
-def _numba_group(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
-    "Scores of maps of one shape on one grid, by the compiled pass, some 64 MB of maps at a time."
-    maps, starts, options = work.maps, work.starts, work.options
-    step, parts = max(1, 2**26 // maps[rows[0]].nbytes), []
+def _numba_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    "Sums of maps of one shape on one grid, by the compiled pass, some 64 MB of maps at a time."
+    maps, parts = work.maps, []
+    step = max(1, 2**26 // maps[rows[0]].nbytes)
     for k in range(0, len(rows), step):
         part = rows[k:k + step]
         neighbours = isinstance(maps, np.ndarray) and part[-1] - part[0] + 1 == len(part)
-        stack = maps[part[0]:part[-1] + 1] if neighbours else np.stack([maps[n] for n in part])
+        stack = maps[part[0]:part[-1] + 1] if neighbours else np.stack(to_host(maps, part))
         stack = stack if work.keeps_type else stack.astype(np.float32, copy=False)
-        picked = np.concatenate([np.arange(starts[n], starts[n + 1]) for n in part])
-        own = np.concatenate([[0], np.cumsum(starts[part + 1] - starts[part])])
-        parts.append(score_parts(stack, work.boxes[picked], own, size, work.protocol, options))
-        _refuse(parts[-1][:, STATUS], part, work.protocol.name)
-    found = _scores_from_parts(sums := dict(zip(PARTS, np.concatenate(parts).T)), np.hypot(*size), options)
+        parts.append(score_parts(stack, *work.boxes_of(part), size, work.protocol, work.options))
+        refuse_status(parts[-1][:, STATUS], part, work.protocol.name)
+    return np.concatenate(parts)
+
+# %% ../../nbs/lib/metrics/05_score.ipynb #9b003d56
+def _torch_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    "The same by torch, where the maps are; those that it leaves undecided by the compiled pass."
+    stack = stack_of(work.maps, rows)
+    parts, again = batch_parts(stack if work.keeps_type else stack.float(), *work.boxes_of(rows), size, work.protocol,
+                               work.options)
+    if again.any():
+        parts[again] = _numba_parts(work, rows[again], size)
+    return parts
+
+
+def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Callable) -> dict[str, np.ndarray]:
+    "Scores of maps of one shape on one grid. parts_of: one of the two above."
+    sums = dict(zip(PARTS, parts_of(work, rows, size).T))
+    found = _scores_from_parts(sums, np.hypot(*size), work.options)
     refuse_impossible(found, sums["mask"], rows, work.protocol.name)
     return found
 
-# %% ../../nbs/lib/metrics/05_score.ipynb #9b003d56
-def _torch_group(work: _Work, rows: np.ndarray, size: tuple[int, int], device: str) -> dict[str, np.ndarray]:
-    "The same by the reference, one map after the other."
-    torch, scores = needed("torch", "backend='torch'"), []
-    for n in rows:
-        a = torch.as_tensor(work.maps[n], device=device)
-        ready = torch_prepare(a if work.keeps_type else a.float(), size, work.protocol)
-        above = bool((ready if work.protocol.blur else a).max() > value_limit(work.protocol))
-        bad = 1 if not bool(a.isfinite().all()) else 2 if bool((ready < 0).any()) else 3 if above else 0
-        _refuse(np.array([bad]), np.array([n]), work.protocol.name)
-        scores.append(torch_scores(ready, work.boxes[work.starts[n]:work.starts[n + 1]], work.options))
-    return {name: np.array([s[name] for s in scores]) for name in SCORE_COLUMNS}
-
 # %% ../../nbs/lib/metrics/05_score.ipynb #5a5d0006
-def _findings(given: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Sequence[np.ndarray], cut: np.ndarray,
+def _findings(given: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Any, cut: np.ndarray,
               groups: np.ndarray | None) -> list[str]:
     "What is suspicious about all boxes of a call, and about where the peaks of some of its maps fall."
     some, starts = some_records(len(maps)), np.searchsorted(example, np.arange(len(maps) + 1))
     boxes = [cut[starts[n]:starts[n + 1]] for n in some]
     return box_findings(given, sizes[example], example) + peak_findings(
-        peaks_of([maps[n] for n in some]), boxes, sizes[some], None if groups is None else groups[some])
+        peaks_of(to_host(maps, some)), boxes, sizes[some], None if groups is None else groups[some])
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
-def _bring_together(arrays: Sequence[np.ndarray], boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions,
+def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions,
                     groups: np.ndarray | None) -> tuple[_Work, np.ndarray, list[str]]:
     "The work of a call, the grid (height, width) of each of its maps, int64 [N, 2], and what is suspicious."
-    map_sizes = np.array([a.shape for a in arrays], dtype=np.int64).reshape(-1, 2)
+    map_sizes = map_shapes(arrays)[:, :2]
     sizes = _as_sizes(image_sizes, map_sizes)
-    flat, example = _as_flat_boxes(boxes, len(arrays), arrays.shape[-1] if isinstance(arrays, np.ndarray) else 0)
+    flat, example = _as_flat_boxes(boxes, len(arrays), 0 if isinstance(arrays, list) else arrays.shape[-1])
     given, flat = flat, _check_boxes(flat, example, sizes, image_sizes is not None)
     found = _findings(given, example, sizes, arrays, flat, groups)
     grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
@@ -267,20 +239,18 @@ def _bring_together(arrays: Sequence[np.ndarray], boxes: Any, image_sizes: Any, 
 # %% ../../nbs/lib/metrics/05_score.ipynb #0531d3aa
 def _groups(work: _Work, grids: np.ndarray) -> Iterator[np.ndarray]:
     "Rows of the maps that share a shape, a grid and a number format."
-    shapes = np.array([a.shape for a in work.maps], dtype=np.int64).reshape(-1, 2)
-    kinds = np.array([np.dtype(a.dtype).itemsize for a in work.maps], dtype=np.int64)
-    _, group = np.unique(np.column_stack([shapes, grids, kinds]), axis=0, return_inverse=True)
+    _, group = np.unique(np.column_stack([map_shapes(work.maps), grids]), axis=0, return_inverse=True)
     for g in range(group.max(initial=-1) + 1):
         yield np.flatnonzero(group.ravel() == g)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #528538d8
-def _torch_device(maps: Any, backend: str) -> str | None:
-    "The device on which the reference is to score these maps; None for the compiled pass."
+def _by_torch(maps: Any, backend: str) -> bool:
+    "Is torch to score these maps, and not the compiled pass?"
     if backend not in ("auto", "numba", "torch"):
         raise ValueError(f"backend: expected one of ('auto', 'numba', 'torch'), got {backend!r}")
     sample = maps[0] if isinstance(maps, (list, tuple)) and len(maps) else maps
     device = str(getattr(sample, "device", "cpu")) if hasattr(sample, "detach") else "cpu"
-    return device if backend == "torch" or (backend == "auto" and device != "cpu") else None
+    return backend == "torch" or (backend == "auto" and device != "cpu")
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #e377c68d
 def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str | MapProtocol | None = None,
@@ -299,8 +269,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "optimistic"
     (any of them), "pessimistic" (all of them).
     distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at
-    most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (the reference, any device), "auto" (torch for
-    maps on a GPU).
+    most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (in batches on the maps' own device; the few
+    maps that rounding leaves undecided, and protocols with a blur, by numba), "auto" (torch for maps on a GPU).
     negatives: what to do with raw maps that have negative values: "error", "relu" (such a value becomes 0), "minmax"
     (such a map is shifted and scaled to 0..1; without effect where the protocol begins with that). ids, groups: texts
     or whole numbers, one a map, for the columns id and group (the image, by which `summarize` and `compare` resample);
@@ -319,12 +289,12 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     """
     p = default_protocol(image_sizes is not None) if protocol is None else get_protocol(protocol)
     options = ScoreOptions(tau, delta, ties, distance, clip_dice)
-    device = _torch_device(maps, backend)
+    by_torch = _by_torch(maps, backend)
     if negatives not in ("error", "relu", "minmax"):
         raise ValueError(f"negatives: expected one of ('error', 'relu', 'minmax'), got {negatives!r}")
     with _numba_threads(threads), enough_memory("maps: not enough memory to score them: give fewer maps, smaller "
                                                 "image_sizes, a protocol with a smaller grid, or fewer threads"):
-        arrays, n_negative = _without_negatives(_as_map_list(maps), negatives, p)
+        arrays, n_negative = _without_negatives(as_map_list(maps, by_torch), negatives, p)
         names = {what[:-1]: as_names(given, len(arrays), what)
                  for what, given in (("ids", ids), ("groups", groups)) if given is not None}
         if ids is not None and (twice := pd.Series(names["id"]).duplicated().to_numpy()).any():
@@ -335,8 +305,7 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
         columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}
         for rows in _groups(work, grids):
             size = tuple(int(v) for v in grids[rows[0]])
-            scores = _torch_group(work, rows, size, device) if device else _numba_group(work, rows, size)
-            for name, values in scores.items():
+            for name, values in _scores(work, rows, size, _torch_parts if by_torch else _numba_parts).items():
                 columns[name][rows] = values
         columns |= {} if negatives == "error" else {"n_negative": n_negative}
         columns |= {} if ids is None else {"protocol": p.name}  # which a CSV keeps, where `attrs` are lost

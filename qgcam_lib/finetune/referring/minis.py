@@ -10,7 +10,6 @@ __all__ = ['RECIPE', 'TINY', 'ORDER', 'NETWORKS', 'RECIPES', 'ENCODER', 'folder_
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c70003
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ...data.gqa import gqa_rel
 from ...data.referring.expressions import Expressions
 from ...data.referring.files import LABELLED_FILE, read_ref_adv
 from ...data.referring.refcocog import join, refcocog
-from ..loop import train
+from ..loop import first_alone, train
 from .data import QuestionData, graph_boxes, load_questions, load_ranker_data
 from .multitask import MultiTaskRecipe, MultiTaskTraining, TwoTasks, start_tasks
 from .training import RankerRecipe, RankerTraining, start_ranker
@@ -189,12 +188,16 @@ class RankerKind:
         """Train it. root: the miniworld, beside which the data lies, see `expressions_folder` and `questions_folder`;
         work: folder of the checkpoint, beside which features are kept, None to keep nothing; options: of `loop.train`.
         """
-        folder, gqa = expressions_folder(root, self.recipe.images, progress=progress), None
-        if isinstance(self.recipe, MultiTaskRecipe):
-            gqa = questions_folder(root, self.recipe.images, progress=progress)
         cache = Path(work).with_name("regions") if work else None
-        start = partial(start_mini_ranker, self.name, folder, gqa, cache, self.recipe, device, progress)
-        return train(start, work, progress=progress, **options)
+
+        def start() -> MiniTraining:
+            folder, gqa = expressions_folder(root, self.recipe.images, progress=progress), None
+            if isinstance(self.recipe, MultiTaskRecipe):
+                gqa = questions_folder(root, self.recipe.images, progress=progress)
+            return start_mini_ranker(self.name, folder, gqa, cache, self.recipe, device, progress)
+
+        begun = first_alone("draws the expressions", start) or start()
+        return train(lambda: begun, work, progress=progress, **options)
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c7000c
 def judged_expressions(folder: str | Path) -> Expressions:
