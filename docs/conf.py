@@ -98,6 +98,13 @@ def _plain_code(app, name, template, context, doctree):
         context["body"] = _PLAIN.sub(r"\1", context["body"])
 
 
+def _named_arrows(app, name, template, context, doctree):
+    """Give the arrows of the contents at the left a name: the theme has them without one."""
+    made = context.get("generate_toctree_html")
+    context["generate_toctree_html"] = lambda *parts, **options: str(made(*parts, **options)).replace(
+        "<summary>", '<summary aria-label="Show or hide what is below">')
+
+
 def _without_icon_script(app, error):
     """Take the theme's icon script (1.5 MB; a font draws the icons) and the maps of its scripts out of the pages."""
     for path in (Path(app.outdir) / "_static").rglob("*"):
@@ -107,6 +114,7 @@ def _without_icon_script(app, error):
 
 def setup(app):
     app.connect("html-page-context", _plain_code)
+    app.connect("html-page-context", _named_arrows, priority=900)  # after the theme
     app.connect("build-finished", _without_icon_script)
     app.connect("doctree-read", _own_types)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

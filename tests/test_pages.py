@@ -14,7 +14,7 @@ from qgcam_lib.page.table import show
 from qgcam_lib.runs.current import Run
 from qgcam_lib.runs.gather import gather_run
 from qgcam_lib.runs.record import register_output, update_run
-from qgcam_lib.runs.report import Contents, read_contents, write_report
+from qgcam_lib.runs.report import FILTER, Contents, read_contents, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -126,7 +126,7 @@ def report(tmp_path_factory):
     folders = []
     for notebook, run_id in (("beta", "0123456789ab"), ("alpha", "ba9876543210")):
         run = Run(root / "outputs" / notebook / run_id, run_id)
-        box = {"question": HOSTILE, "answer": f"Yes, {HOSTILE}."}
+        box = {"question": HOSTILE, "answer": f"Yes, {HOSTILE}.", "effect": [f"+1 {HOSTILE}", "more"]}
         update_run(run.folder, run_id=run_id, notebook=f"nbs/papers/{notebook}.ipynb", seconds=1.0, status="ok",
                    parameters={"limit": 20, "x": HOSTILE}, started="2030-01-02T03:04:05+00:00", weights=[],
                    machine={"cpu": "a secret processor"}, git={"commit": "89abcdef0123", "dirty": False},
@@ -163,9 +163,32 @@ def test_the_first_page_of_the_report(report):
     assert HOSTILE not in text and "&lt;script&gt;" in text
 
 
+def test_the_report_opens_with_a_row_a_run_whose_picture_is_loaded_when_seen(report):
+    text = (report / "index.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr><td>.*?</tr>", text.partition('class="runs"')[2].partition("</table>")[0])
+    assert len(rows) == 2 and text.index("<h2>Runs") < text.index("<h2>Table 1")
+    for row, name, run_id in zip(rows, ("alpha", "beta"), ("ba9876543210", "0123456789ab")):
+        assert f'<img loading="lazy" width="200" height="120" alt="" src="{name}/one/{run_id}/figures/pic' in row
+        assert "Yes, &lt;script" in row and "<br>+1 &lt;script" in row and "more" not in row
+        assert f'href="{name}/one/{run_id}/run.html"' in row and "<td>ok<br>" in row and "data:" not in row
+    assert len(text) < 30_000
+
+
+@pytest.mark.nightly
+def test_the_filter_of_the_report_hides_the_other_rows(report, browser):
+    page = browser.new_page()
+    page.goto((report / "index.html").as_uri())
+    page.fill("#filter", "First OK")
+    assert page.eval_on_selector_all(".runs tbody tr", "all => all.map(one => one.hidden)") == [False, True]
+    page.fill("#filter", "")
+    assert page.eval_on_selector_all(".runs tbody tr", "all => all.map(one => one.hidden)") == [False, False]
+    page.close()
+
+
 def test_every_link_of_the_report_stays_in_its_folder_and_no_text_is_run(report):
     for page in report.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
+        text = text.replace(FILTER, "", 1) if page.parent == report else text  # the one script: a constant
         assert "<script" not in text and "http://" not in text.replace("http://www.w3.org/1998/Math/MathML", ""), page
         for address in re.findall(r'(?:href|src)="([^"#]+)"', text):
             target = (page.parent / address).resolve()
