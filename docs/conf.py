@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html import escape
 from pathlib import Path
 
@@ -25,7 +26,7 @@ html_css_files = ["pages.css"]
 html_search_scorer = str(HERE / "scorer.js")
 html_title = "qgcam"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False,
-                      "collapse_navbar": True,
+                      "use_fullscreen_button": False, "collapse_navbar": True,
                       "navbar_persistent": []}  # the search box stands at the left, once
 html_sidebars = {"search": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # that page has a field of its own
 maximum_signature_line_length = 100
@@ -89,32 +90,40 @@ def _own_types(app, doctree):
                 node.replace_self(shown or node.children[-1].children)
 
 
-_PLAIN = re.compile(r'<span class="(?:n|p|w|o)">([^<]*)</span>')
+_PRE = re.compile(r'<span class="pre">([^<]*)</span>')
+_PLAIN = re.compile(r'<span class="(?:n|p|w|o|mi|mf|nb|ow|si|nn|bp|fm|vm)">([^<]*)</span>')
 
 
 def _plain_code(app, name, template, context, doctree):
-    """Leave names, signs and blanks of code without an element of their own: no colour, half the weight."""
+    """In code only strings, comments, keywords and what is defined have a colour: half the weight of a page."""
     if "body" in context:
-        context["body"] = _PLAIN.sub(r"\1", context["body"])
+        context["body"] = _PLAIN.sub(r"\1", _PRE.sub(r"\1", context["body"]))
 
 
-def _named_arrows(app, name, template, context, doctree):
-    """Give the arrows of the contents at the left a name: the theme has them without one."""
+def _light_contents(app, name, template, context, doctree):
+    """Give the arrows of the contents at the left a name, which the theme forgets, and leave out what nothing reads."""
     made = context.get("generate_toctree_html")
-    context["generate_toctree_html"] = lambda *parts, **options: str(made(*parts, **options)).replace(
-        "<summary>", '<summary aria-label="Show or hide what is below">')
+
+    def light(*parts, **options):
+        html = str(made(*parts, **options)).replace("<summary>", '<summary aria-label="Show or hide what is below">')
+        return re.sub(r'(<li class="toctree-l\d"><a) class="reference internal"', r"\1", html)
+
+    context["generate_toctree_html"] = light
 
 
-def _without_icon_script(app, error):
-    """Take the theme's icon script (1.5 MB; a font draws the icons) and the maps of its scripts out of the pages."""
-    for path in (Path(app.outdir) / "_static").rglob("*"):
-        if path.name.startswith("fontawesome.js") or path.suffix == ".map" or path.name.startswith(("fa-b", "fa-r")):
+def _without_spare_files(app, error):
+    """Take out of the pages what none of them loads: the theme's icon script (a font draws the icons), other icons,
+    translations, the maps of scripts."""
+    static = Path(app.outdir) / "_static"
+    shutil.rmtree(static / "locales", ignore_errors=True)
+    for path in static.rglob("*"):
+        if path.name.startswith(("fontawesome.js", "fa-b", "fa-r")) or path.suffix == ".map":
             path.unlink()
 
 
 def setup(app):
     app.connect("html-page-context", _plain_code)
-    app.connect("html-page-context", _named_arrows, priority=900)  # after the theme
-    app.connect("build-finished", _without_icon_script)
+    app.connect("html-page-context", _light_contents, priority=900)  # after the theme
+    app.connect("build-finished", _without_spare_files)
     app.connect("doctree-read", _own_types)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -235,7 +235,8 @@ def reference_page(path: Path, notebook: Path, places: list[str], faces: dict[st
     module, tree = module_name(path), ast.parse(path.read_text(encoding="utf-8"))
     targets = [f"```{{py:module}} {name}\n```\n" for name in places]
     about = f"{described(tree)} [The notebook](../{notebook.as_posix()}) is its source.\n"
-    return "\n".join(["---\nnosearch: true\n---\n", f"# `{module}`\n", *targets, about, *objects(tree, module, faces)])
+    head = ["---\nnosearch: true\n---\n", f"# {prose(module)}\n", *targets, about]
+    return "\n".join([*head, *objects(tree, module, faces)])
 
 
 FIRST = (  # what a user needs first, in the order of use
