@@ -40,7 +40,7 @@ def plain_links(text: str, source: Path) -> str:
     def one(match: re.Match) -> str:
         label, address = match.groups()
         target = (source.parent / address.split("#")[0]).resolve()
-        has_page = target.suffix == ".ipynb" and target.is_relative_to(ROOT / "nbs")
+        has_page = target.suffix == ".ipynb" and (ROOT / "nbs") in target.parent.parents
         if has_page or "://" in address or address.startswith("#"):
             return match.group(0)
         inside = target.relative_to(ROOT) if target.is_relative_to(ROOT) else address
