@@ -127,8 +127,9 @@ other-processor: env  ## stored numbers, the README's run and the lessons' outpu
 	@$(OTHER) qgcam reference q_groundcam --strict
 	@$(OTHER) pytest --nbval nbs/lessons --nbval-current-env -p no:cacheprovider --numprocesses $(CORES) --dist loadfile
 
-lab: env  ## open JupyterLab on the notebooks
-	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR jupyter lab --notebook-dir nbs
+lab: env  ## open JupyterLab on its start page, nbs/00_start.ipynb
+	@env -u JUPYTER_CONFIG_DIR -u JUPYTER_DATA_DIR JUPYTER_CONFIG_PATH=$(abspath .ci/jupyter) \
+	  jupyter lab --notebook-dir . nbs/00_start.ipynb  # .ci/jupyter: no question about news, no look for updates
 
 docs: env  ## build the pages: docs/_build/html/index.html
 	@$(CLEANLY) python docs/pages.py

@@ -1,6 +1,8 @@
 """Sphinx configuration. Notebooks become pages with the outputs they store; nothing is run and nothing is fetched."""
 
+import json
 import re
+import shutil
 from html import escape
 from pathlib import Path
 
@@ -15,13 +17,16 @@ author = "The qgcam maintainers"
 copyright = "2026, the qgcam maintainers"
 release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.py").read_text()).group(1)
 
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx.ext.linkcode"]
+templates_path = ["templates"]
 exclude_patterns = ["_build", "generated/landing.md", "generated/groups.md"]
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
+html_search_scorer = str(HERE / "scorer.js")
 html_title = "qgcam"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False,
+                      "use_fullscreen_button": False, "collapse_navbar": True,
                       "navbar_persistent": []}  # the search box stands at the left, once
 html_sidebars = {"search": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # that page has a field of its own
 maximum_signature_line_length = 100
@@ -30,11 +35,12 @@ python_use_unqualified_type_names = True
 toc_object_entries = False  # the contents at the left are drawn anew on each page: sections only
 html_show_sourcelink = False
 html_copy_source = False
+html_use_index = False  # 0.6 MB; the search finds names
 
 nb_execution_mode = "off"
 nb_output_stderr = "remove"
 nb_ipywidgets_js = {}  # would load two scripts from a content network
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "fieldlist"]
 myst_heading_anchors = 3
 myst_update_mathjax = False
 html_math_renderer = "mathml"
@@ -48,7 +54,7 @@ def _mathml(translator, node, display):
         logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
         markup = f"<code>{escape(node.astext())}</code>"
     if display:
-        markup = f'<div class="math display">{markup}</div>'
+        markup = f'<div class="math display" tabindex="0">{markup}</div>'
     translator.body.append(markup)
 
 
@@ -62,6 +68,17 @@ def _block(translator, node):
     raise nodes.SkipNode
 
 
+_SOURCES = HERE / "generated" / "api" / "sources.json"
+_WHERE = json.loads(_SOURCES.read_text(encoding="utf-8")) if _SOURCES.is_file() else {}
+
+
+def linkcode_resolve(domain, info):
+    """[source] of a name leads to the cell of the notebook that defines it; addresses as seen from generated/api."""
+    owner, _, rest = info["fullname"].partition(".")
+    page = _WHERE.get(f"{info['module']}.{owner}") or _WHERE.get(info["module"])
+    return f"../{page}#def-{owner}" if page else None
+
+
 def _own_types(app, doctree):
     """Keep as links the types of this package alone: Sphinx would look for each `int` among all names, and slowly."""
     for node in list(doctree.findall(addnodes.pending_xref)):
@@ -73,6 +90,40 @@ def _own_types(app, doctree):
                 node.replace_self(shown or node.children[-1].children)
 
 
+_PRE = re.compile(r'<span class="pre">([^<]*)</span>')
+_PLAIN = re.compile(r'<span class="(?:n|p|w|o|mi|mf|nb|ow|si|nn|bp|fm|vm)">([^<]*)</span>')
+
+
+def _plain_code(app, name, template, context, doctree):
+    """In code only strings, comments, keywords and what is defined have a colour: half the weight of a page."""
+    if "body" in context:
+        context["body"] = _PLAIN.sub(r"\1", _PRE.sub(r"\1", context["body"]))
+
+
+def _light_contents(app, name, template, context, doctree):
+    """Give the arrows of the contents at the left a name, which the theme forgets, and leave out what nothing reads."""
+    made = context.get("generate_toctree_html")
+
+    def light(*parts, **options):
+        html = str(made(*parts, **options)).replace("<summary>", '<summary aria-label="Show or hide what is below">')
+        return re.sub(r'(<li class="toctree-l\d"><a) class="reference internal"', r"\1", html)
+
+    context["generate_toctree_html"] = light
+
+
+def _without_spare_files(app, error):
+    """Take out of the pages what none of them loads: the theme's icon script (a font draws the icons), other icons,
+    translations, the maps of scripts."""
+    static = Path(app.outdir) / "_static"
+    shutil.rmtree(static / "locales", ignore_errors=True)
+    for path in static.rglob("*"):
+        if path.name.startswith(("fontawesome.js", "fa-b", "fa-r")) or path.suffix == ".map":
+            path.unlink()
+
+
 def setup(app):
+    app.connect("html-page-context", _plain_code)
+    app.connect("html-page-context", _light_contents, priority=900)  # after the theme
+    app.connect("build-finished", _without_spare_files)
     app.connect("doctree-read", _own_types)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -9,10 +9,12 @@ files that are not pages). Stored outputs are kept, with the texts of their pict
 which run its outputs are (`make papers` stores them), with all its parameters.
 """
 
+import ast
 import json
 import re
 import shutil
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import nbformat
@@ -22,6 +24,13 @@ from reference import prose, write_reference
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
 LANDING = ("Install", "Two commands", "Score your own maps")  # of README: the front page; the rest is the guide
+GLOSSARY = sorted({*re.findall(r"(?m)^(\w[\w -]*)$\n  ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))}
+                  - {"open", "run"})  # words that mean other things too
+USES = {  # the rooms in the order of use; the rest comes last
+    "Score maps": ("metrics", "statistics"),
+    "Ask a model": ("models", "explain", "grounding", "phrase_detection", "probes", "referring"),
+    "Train": ("finetune",), "Data": ("data", "miniworld"),
+    "Runs and reports": ("runs", "report", "papers", "teach", "cli")}
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -31,7 +40,7 @@ def plain_links(text: str, source: Path) -> str:
     def one(match: re.Match) -> str:
         label, address = match.groups()
         target = (source.parent / address.split("#")[0]).resolve()
-        has_page = target.suffix == ".ipynb" and target.is_relative_to(ROOT / "nbs")
+        has_page = target.suffix == ".ipynb" and (ROOT / "nbs") in target.parent.parents
         if has_page or "://" in address or address.startswith("#"):
             return match.group(0)
         inside = target.relative_to(ROOT) if target.is_relative_to(ROOT) else address
@@ -82,11 +91,34 @@ def keep_alt(cell: nbformat.NotebookNode) -> None:
         cell.metadata["mystnb"] = {"image": {"alt": " ".join(next(filter(None, texts)).split())}}
 
 
+def with_anchors(notebook: nbformat.NotebookNode) -> None:
+    """Give each cell that defines public names a target a name, where the reference's [source] leads."""
+    cells = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "#| export" in cell.source:
+            body = ast.parse(re.sub(r"(?m)^[%!].*$", "", cell.source)).body
+            names = [one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name[0] != "_"]
+            if names:
+                spans = "".join(f'<span id="def-{name}"></span>' for name in names)
+                cells.append(nbformat.v4.new_markdown_cell(spans))
+        cells.append(cell)
+    notebook.cells = cells
+
+
+def words_of(text: str) -> str:
+    """A line with the glossary's terms that a text uses; empty where it uses none."""
+    used = [f"{{term}}`{term}`" for term in GLOSSARY if re.search(rf"(?i)\b{term}s?\b", text)]
+    return f"*Terms:* {', '.join(used)}\n\n" * bool(used)
+
+
 def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode:
     """The page of a notebook: directives and hidden cells gone, links made plain, its origin under the title."""
     module = next((line.split()[-1] for cell in notebook.cells for line in cell.source.splitlines()
                    if line.startswith("#| default_exp")), None)
+    with_anchors(notebook)
     notebook.cells = [cell for cell in notebook.cells if shown(cell)]
+    prose_of = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    terms = "" if source.is_relative_to(LIB) else words_of(prose_of)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = "\n".join(line for line in cell.source.splitlines() if not line.startswith("#|")).strip("\n")
@@ -96,24 +128,39 @@ def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode
     origin = f"Notebook `{source.relative_to(ROOT)}`"
     origin += f", module `qgcam_lib.{module}`" if module else ""
     title, _, rest = notebook.cells[0].source.partition("\n")
-    notebook.cells[0].source = f"{title}\n\n*{origin}.*\n\n{pinned_run(notebook, source)}{rest}"
+    notebook.cells[0].source = f"{title}\n\n*{origin}.*\n\n{terms}{pinned_run(notebook, source)}{rest}"
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return notebook
 
 
 def room_page(room: dict) -> str:
-    """The page of a room: its sentence and its notebooks in the order of reading."""
-    pages = "\n".join(f"../lib/{path.relative_to(LIB).with_suffix('').as_posix()}" for path in room["notebooks"])
+    """The page of a room: its sentence and its notebooks in the order of reading. The tour has its own place."""
+    pages = "\n".join(f"../lib/{path.relative_to(LIB).with_suffix('').as_posix()}" for path in room["notebooks"]
+                      if path.name != "00_tour.ipynb")
     folder = "" if room["path"] == "." else f" (`nbs/lib/{room['path']}`)"
     return f"# {room['title']}\n\n{room['about']}{folder}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
 
 
+def by_use(found: list[tuple[str, dict]]) -> dict[str, list[tuple[str, dict]]]:
+    """Rooms by what they are used for, in the order of USES."""
+    place = {path: use for use, paths in USES.items() for path in paths}
+    order = [path for paths in USES.values() for path in paths]
+    found = sorted(found, key=lambda one: order.index(one[1]["path"]) if one[1]["path"] in order else len(order))
+    groups = {use: [] for use in (*USES, "Foundations")}
+    for one in found:
+        groups[place.get(one[1]["path"], "Foundations")].append(one)
+    return groups
+
+
 def library_page(found: list[tuple[str, dict]]) -> str:
-    """The contents of the library: a sentence a room, in the order of reading."""
-    lines = "\n".join(f"* [{room['title']}](rooms/{name}.md): {room['about']}" for name, room in found)
-    pages = "\n".join(f"rooms/{name}" for name, _ in found)
-    return (f"# The rooms of the library\n\nEach uses only those above it. [The tour](lib/00_tour.ipynb) walks from "
-            f"one picture to one verdict, with a link into each room.\n\n{lines}\n\n"
+    """The contents of the library: a sentence a room, in the order of use."""
+    groups = by_use(found)
+    lines = "\n".join(f"\n## {use}\n\n" + "\n".join(
+        f"* [{room['title']}](rooms/{name}.md): {room['about']}" for name, room in some)
+        for use, some in groups.items())
+    pages = "\n".join(f"rooms/{name}" for some in groups.values() for name, _ in some)
+    return (f"# The rooms of the library\n\n[The tour](lib/00_tour.ipynb) walks from "
+            f"one picture to one verdict, with a link into each room.\n{lines}\n\n"
             f"```{{toctree}}\n:hidden:\n:maxdepth: 2\n\n{pages}\n```\n")
 
 
@@ -131,14 +178,14 @@ def lesson_entry(path: Path) -> str:
             f"<generated/{path.as_posix()}>")
 
 
-def readme_pages(readme: str) -> tuple[str, str]:
-    """README.md as two pages: the front page (what it is, the picture, how to begin) and the guide (the rest)."""
+def readme_pages(readme: str, ways: str) -> tuple[str, str]:
+    """README.md as two pages: the front page (what it is, `ways` in, how to begin), the guide (the rest)."""
     first, *sections = re.split(r"(?m)^(?=## )", plain_links(readme, ROOT / "README.md"))
     front = [one for one in sections if one.partition("\n")[0].removeprefix("## ") in LANDING]
     rest = [one for one in sections if one not in front]
-    title, _, opening = first.partition("\n")
-    opening = opening.replace("](docs/first_run/", "](first_run/")
-    return (f"{title}\n{opening}" + "".join(front)).replace("](nbs/", "](generated/"), (
+    opening, mark, picture = first.partition("<!-- first run: begin -->")
+    picture = f"## What a run shows\n\n{mark}{picture}".replace("](docs/first_run/", "](first_run/")
+    return (f"{opening}{ways}\n" + "".join(front) + "\n" + picture).replace("](nbs/", "](generated/"), (
         "# Guide\n\n" + "".join(rest)).replace("](nbs/", "](")
 
 
@@ -160,23 +207,75 @@ def scores_page() -> str:
     return "# Scores and their contracts\n\n" + "\n".join(parts)
 
 
+def teaser(path: Path, folder: str, target: Path) -> str:
+    """A paper notebook on the page of its paper: link, question, answer, effect and first figure, from its stored
+    outputs; the figure is written beside the page. folder: of the notebooks, as seen from there."""
+    from qgcam_lib.runs.start import read_front
+
+    one = read_front(path)
+    lines = [f"## [{prose(one.title)}]({folder}/{path.name})", prose(one.about)]
+    if one.answer:
+        lines += [f"**{prose(one.question)}** {prose(one.answer)}", f"Effect: {prose(one.effect)}" * bool(one.effect)]
+    if one.picture:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{path.stem}.png").write_bytes(b64decode(one.picture))
+        lines.append(f"```{{image}} {path.stem}.png\n:alt: {one.alt}\n:class: teaser\n```")
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
 def paper_page(paper: dict) -> str:
-    """The page of a paper: its question and its notebooks, each with its title."""
+    """The page of a paper: its question and its notebooks, each with its answer and figure."""
     pages = "\n".join(f"../papers/{path.stem}" for path in paper["notebooks"])
-    return f"# {paper['name']}\n\n{paper['about']}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+    shown = "\n".join(teaser(path, "../papers", TARGET / "by_paper") for path in paper["notebooks"])
+    return (f"# {paper['name']}\n\n{paper['about']}\n\n{shown}\n*Terms:* {{doc}}`Glossary </glossary>`\n\n"
+            f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{pages}\n```\n")
+
+
+def lessons_page() -> str:
+    """The lessons with the minutes each takes."""
+    from qgcam_lib.runs.start import read_lessons
+
+    rows = "\n".join(f"| [{prose(one.title)}](lessons/{one.path.name}) | {one.minutes or ''} | {prose(one.about)} |"
+                     for one in read_lessons())
+    return f"# Lessons\n\n| lesson | minutes | what it does |\n|---|---|---|\n{rows}\n"
+
+
+def card(title: str, text: str, links: list[str]) -> str:
+    """A card of the front page; the first link stands out."""
+    lines = "\n".join(f"* {one}" for one in links)
+    return f"::::{{container}} card-of-three\n**{title}**\n\n{text}\n\n{lines}\n::::\n"
+
+
+def cards(by_paper: list[tuple[str, dict]]) -> str:
+    """The three ways in: learn, score maps, read a paper."""
+    from qgcam_lib.runs.start import read_lessons
+
+    lessons = read_lessons()
+    numbered = [one for one in lessons if one.path.name[0].isdigit()]
+    own = next((one for one in lessons if "own_maps" in one.path.name), None)
+    learn = [f"[{prose(one.title)}](generated/lessons/{one.path.name}), {one.minutes} min" for one in numbered[:2]]
+    score = [f"[{prose(own.title)}](generated/lessons/{own.path.name})"] * bool(own) + [
+        "[The scores and what they ask](generated/scores.md)", "[All commands](generated/guide.md)"]
+    read = [f"[{one['name']}](generated/by_paper/{name}.md)" for name, one in by_paper[:4]]
+    return ":::::{container} three-cards\n" + "\n".join([
+        card("Learn", "Short lessons, computed step by step, with explorers that work in this page.",
+             [*learn, "[All lessons](generated/lessons.md)", "[The tour of the library](generated/lib/00_tour.ipynb)"]),
+        card("Score my maps", "Nine scores with intervals for heat maps that you have; no model is needed.", score),
+        card("Read a paper", "Four papers as notebooks, with question, answer and figure of each.", read)]) + ":::::\n"
 
 
 def write_contents() -> None:
     """The contents: front page, guide, rooms, papers, reference, and the groups of the left side."""
     found = [(f"{k:02d}_{room['path'].strip('.') or 'ground'}", room) for k, room in enumerate(rooms())]
     by_paper = [(f"{k:02d}_{re.sub('[^a-z]+', '_', one['name'].lower())}", one) for k, one in enumerate(papers())]
-    front, guide = readme_pages((ROOT / "README.md").read_text(encoding="utf-8"))
-    reference = write_reference(TARGET / "api")
+    front, guide = readme_pages((ROOT / "README.md").read_text(encoding="utf-8"), cards(by_paper))
     lessons = sorted(path.relative_to(TARGET).with_suffix("") for path in (TARGET / "lessons").rglob("*.ipynb"))
+    in_use = [room for some in by_use(found).values() for _, room in some]
     groups = [
-        toctree("Begin", ["Guide <generated/guide>"]),
-        toctree("Lessons", [lesson_entry(path) for path in lessons if "solutions" not in path.parts]
-                + ["Solutions <generated/solutions>"]),
+        toctree("Begin", ["The tour <generated/lib/00_tour>", "Guide <generated/guide>", "glossary"]),
+        toctree("Lessons", ["All lessons <generated/lessons>"] + [
+            lesson_entry(path) for path in lessons if "solutions" not in path.parts]
+            + ["Solutions <generated/solutions>"]),
         toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
         toctree("Library", ["generated/library", "generated/reference", "generated/scores"], 2),
         toctree("The project", ["formats", "cluster", "reliability", "security", "contributing", "changelog"]),
@@ -187,10 +286,7 @@ def write_contents() -> None:
     pages |= {"landing.md": front, "guide.md": guide, "groups.md": "\n".join(groups)}
     inner = [path.relative_to("lessons").as_posix() for path in lessons if "solutions" in path.parts]
     pages["solutions.md"] = "# Solutions\n\n```{toctree}\n" + "\n".join(f"lessons/{one}" for one in inner) + "\n```\n"
-    pages["reference.md"] = ("# Reference\n\nEvery public name with its arguments and what it promises, a page a room. "
-                             "{ref}`All names <genindex>`, {ref}`all modules <modindex>`.\n\n"
-                             "```{toctree}\n:maxdepth: 1\n\n"
-                             + "\n".join(f"api/{name}" for name in reference) + "\n```\n")
+    pages |= {"reference.md": write_reference(TARGET / "api", in_use), "lessons.md": lessons_page()}
     for name, text in pages.items():
         (TARGET / name).parent.mkdir(parents=True, exist_ok=True)
         (TARGET / name).write_text(text, encoding="utf-8")
@@ -201,7 +297,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     shutil.rmtree(TARGET, ignore_errors=True)
     for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in source.parts:
+        if ".ipynb_checkpoints" in source.parts or source.parent == ROOT / "nbs":  # what stands there is for Jupyter
             continue
         made = page(nbformat.read(source, as_version=4), source)
         target = TARGET / source.relative_to(ROOT / "nbs")

@@ -1,17 +1,17 @@
-"""The reference: every public name of qgcam_lib with its signature and docstring, a page a room.
+"""The reference: every public name of qgcam_lib with its signature and docstring, a page a module.
 
 It is read from the sources, without importing them, so that a page needs no torch. A name that a room's face hands on
 stands there under the short name that users write (`qgcam_lib.metrics.score_maps`), and is found by the long one too.
-Sphinx makes the object index and the search from the directives that are written here.
+Sphinx makes the object index from the directives that are written here. In a docstring `name: text.` describes an
+argument; it becomes a line under Parameters, likewise what is returned and raised.
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-
-from contents import rooms
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "qgcam_lib"
@@ -25,10 +25,49 @@ def prose(text: str) -> str:
     return re.sub(r"(?m)^(\s*\d+)([.)])", r"\1\\\2", "".join(kept))
 
 
+_HEAD = re.compile(r"(?:^|(?<=[.;] )|(?<=\.\) ))(?:([a-z_]\w*(?:, [a-z_]\w*)*)((?: \([^()]*\))?): "
+                   r"|(Returns|Raises|Errors:|Source:) "
+                   r"|(?=[A-Z]\w*Error\b)())|(?<=; )(returns) ")
+
+
+def fields_of(text: str, names: set[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """A docstring as its paragraphs of prose and its fields: Parameters (of `names`), Returns, Raises; as Markdown."""
+    rest, fields = [], {"Parameters": [], "Returns": [], "Raises": []}
+    for paragraph in re.split(r"\n\s*\n", text):
+        if re.search(r"(?m)^\s*([*-]|\d+\.) |>>>", paragraph):  # a list or an example
+            rest.append("\n".join(line.strip() for line in prose(paragraph).splitlines()))
+            continue
+        flat = " ".join(paragraph.split())
+        heads = [one for one in _HEAD.finditer(flat) if not one[1] or set(one[1].split(", ")) <= names]
+        ends = [one.start() for one in heads[1:]] + [len(flat)]
+        before = flat[: heads[0].start()] if heads else flat
+        rest += [prose(re.sub(r"[;,]$", ".", before.strip()))] if before.strip() else []
+        for head, end in zip(heads, ends):
+            body = re.sub(r";$", ".", flat[head.end():end].strip())
+            if head[1]:
+                fields["Parameters"].append(f"* **{prose(head[1])}**{prose(head[2])}: {prose(body)}")
+            elif head[3] == "Source:":
+                rest.append(prose(f"Source: {body}"))
+            else:
+                fields["Returns" if "eturns" in head[0] else "Raises"].append(f"* {prose(body[:1].upper() + body[1:])}")
+    return rest, fields
+
+
 def described(node: ast.AST) -> str:
-    """The docstring of a module, class or function as Markdown paragraphs; empty where there is none."""
-    paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
-    return "\n\n".join("\n".join(line.strip() for line in prose(one).splitlines()) for one in paragraphs)
+    """The docstring of a module, class or function as Markdown: paragraphs, then Parameters, Returns and Raises."""
+    text = ast.get_docstring(node) or ""
+    if isinstance(node, ast.FunctionDef):
+        given = node.args
+        names = {one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs,
+                                     *filter(None, [given.vararg, given.kwarg])]}
+    else:
+        body = [*node.body, *(inner for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+                              for inner in one.args.args + one.args.kwonlyargs)]
+        names = {one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+        names |= {one.arg for one in body if isinstance(one, ast.arg)}
+    rest, fields = fields_of(text, names)
+    lists = [f":{name}:\n" + "\n".join(f"    {one}" for one in found) for name, found in fields.items() if found]
+    return "\n\n".join([*rest, "\n".join(lists)] if lists else rest)
 
 
 def full_names(tree: ast.Module, module: str, faces: dict[str, str]) -> dict[str, str]:
@@ -124,11 +163,16 @@ def _kinds(node: ast.FunctionDef, names: dict[str, str]) -> tuple[str, str]:
 
 
 def objects(tree: ast.Module, module: str, faces: dict[str, str]) -> Iterator[str]:
-    """The directives of a module's public names, in the order of its source. faces: as from `faces_of`."""
+    """The directives of a module's public names, what users need first. faces: as from `faces_of`."""
     public = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
                    and ast.unparse(node.targets[0]) == "__all__"), [])
     names, public = full_names(tree, module, faces), set(public)
-    for node in tree.body:
+    def place_of(node: ast.AST) -> int:
+        """What the face hands on first, then functions and classes, then values."""
+        is_data = isinstance(node, ast.Assign | ast.AnnAssign)
+        return 2 if is_data else 1 - (f"{module}.{getattr(node, 'name', '')}" in faces)
+
+    for node in sorted(tree.body, key=place_of):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         name = getattr(node, "name", getattr(target, "id", ""))
         place = faces.get(f"{module}.{name}", module)
@@ -181,26 +225,64 @@ def modules(room: dict) -> dict[Path, Path]:
     return found
 
 
-def reference_page(room: dict, faces: dict[str, str]) -> str:
-    """The reference of a room: a section a module, its targets, its public names."""
-    parts, declared = [f"# {room['title']}: reference\n"], set()
-    for path, notebook in modules(room).items():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        places = [module, *dict.fromkeys(place for name, place in faces.items() if name.rsplit(".", 1)[0] == module)]
-        targets = [f"```{{py:module}} {name}\n```\n" for name in places if name not in declared]
-        declared |= set(places)
-        about = f"{described(tree)} [The notebook](../{notebook.as_posix()}).\n"
-        parts += [f"## `{module}`\n", *targets, about, *objects(tree, module, faces)]
-    return "\n".join(parts)
+def module_name(path: Path) -> str:
+    """The dotted name of a module's file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def write_reference(target: Path) -> list[str]:
-    """Write the pages of the reference into a folder; returns their names in the order of the rooms."""
+def reference_page(path: Path, notebook: Path, places: list[str], faces: dict[str, str]) -> str:
+    """The reference of a module: its targets (`places`), its public names. The search leaves its text out."""
+    module, tree = module_name(path), ast.parse(path.read_text(encoding="utf-8"))
+    targets = [f"```{{py:module}} {name}\n```\n" for name in places]
+    about = f"{described(tree)} [The notebook](../{notebook.as_posix()}) is its source.\n"
+    head = ["---\nnosearch: true\n---\n", f"# {prose(module)}\n", *targets, about]
+    return "\n".join([*head, *objects(tree, module, faces)])
+
+
+FIRST = (  # what a user needs first, in the order of use
+    "metrics.score.score_maps", "maps.MapProtocol", "statistics.summary.summarize", "statistics.summary.compare",
+    "models.registry.load_model", "models.registry.list_models", "grounding.run.ground",
+    "phrase_detection.score.evaluate", "probes.run.probe", "referring.run.refer",
+    "finetune.relcomp.interpolation.interpolate", "runs.record.find_runs")
+
+
+def first_names(faces: dict[str, str]) -> str:
+    """The names of FIRST with the first sentence of each docstring, linked."""
+    lines = []
+    for module, name in (f"qgcam_lib.{one}".rsplit(".", 1) for one in FIRST):
+        tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+        node = next(one for one in tree.body if getattr(one, "name", "") == name)
+        shown = f"{faces.get(f'{module}.{name}', module)}.{name}"
+        about = re.split(r"(?<=[.:])\s", " ".join((ast.get_docstring(node) or "").split()))[0].rstrip(".:") + "."
+        lines.append(f"* {{py:obj}}`{shown}`: {prose(about)}")
+    return "\n".join(lines)
+
+
+def _toctree(pages: list[str]) -> str:
+    return "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def write_reference(target: Path, chosen: list[dict]) -> str:
+    """Write the pages of the rooms' modules into a folder, and where each name is defined; returns the first page."""
     target.mkdir(parents=True, exist_ok=True)
-    faces, names = faces_of(), []
-    for room in rooms():
-        if modules(room):
-            names.append(room["path"].strip(".").replace("/", "_") or "ground")
-            (target / f"{names[-1]}.md").write_text(reference_page(room, faces), encoding="utf-8")
-    return names
+    faces, declared, sources, pages = faces_of(), set(), {}, []
+    for room in chosen:
+        names = []
+        for path, notebook in modules(room).items():
+            module = module_name(path)
+            places = [module, *dict.fromkeys(face for name, face in faces.items() if name.rsplit(".", 1)[0] == module)]
+            text = reference_page(path, notebook, [one for one in places if one not in declared], faces)
+            (target / f"{module}.md").write_text(text, encoding="utf-8")
+            declared |= set(places)
+            names.append(module)
+            sources[module] = notebook.with_suffix(".html").as_posix()
+            sources |= {f"{face}.{name.rsplit('.', 1)[1]}": sources[module] for name, face in faces.items()
+                        if name.rsplit(".", 1)[0] == module}
+        if names:
+            pages.append(f"room_{room['path'].strip('.').replace('/', '_') or 'ground'}")
+            text = f"# {room['title']}: reference\n\n{room['about']}\n\n" + _toctree(names)
+            (target / f"{pages[-1]}.md").write_text(f"---\nnosearch: true\n---\n\n{text}", encoding="utf-8")
+    (target / "sources.json").write_text(json.dumps(sources), encoding="utf-8")
+    return (f"# Reference\n\nEvery public name, a page a module ({{ref}}`all modules <modindex>`). [source] leads to "
+            "the cell of the notebook that defines a name.\n\n## The twelve names that a user needs first\n\n"
+            f"{first_names(faces)}\n\n## All\n\n{_toctree([f'api/{page}' for page in pages])}")

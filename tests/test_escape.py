@@ -4,6 +4,8 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
@@ -23,7 +25,8 @@ from qgcam_lib.report.tables import MarkedTable
 from qgcam_lib.runs.current import Run
 from qgcam_lib.runs.gather import html_page, link, run_page, table_page
 from qgcam_lib.runs.provenance import Colophon
-from qgcam_lib.runs.record import update_run
+from qgcam_lib.runs.record import update_run, write_run
+from qgcam_lib.runs.start import run_list
 from qgcam_lib.settings import ROOT
 
 # ---------------------------------------------------------------- the rule
@@ -32,8 +35,10 @@ OWNERS = ("qgcam_lib/page/", "nbs/lib/page/")
 STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb",  # LaTeX, escaped as LaTeX
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb", "qgcam_lib/teach/explorer.py",
-         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb")
-MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb")  # show pages that the room itself made
+         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb",
+         "qgcam_lib/runs/start.py", "nbs/lib/runs/16_start.ipynb")
+MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb", "qgcam_lib/runs/form.py",
+          "nbs/lib/runs/17_form.ipynb")  # show pages that the room itself made
 
 
 def sources():
@@ -78,7 +83,19 @@ RECORD = {"run_id": "0" * 12, "notebook": EVERY, "parameters": dict(zip(BAD, BAD
           "outputs": [{"kind": "table", "path": "tables/a.csv", "caption": EVERY},
                       {"kind": "figure", "path": "figures/a.png", "caption": EVERY}]}
 FRAME = pd.DataFrame(dict.fromkeys(BAD[:4], BAD), index=pd.Index(BAD, name="model"))
+
+
+def listed():
+    """The list of runs, of one whose record is hostile."""
+    with TemporaryDirectory() as outputs:
+        folder = Path(outputs) / "demo" / RECORD["run_id"]
+        outputs_of = [one | {"sha256": ""} for one in RECORD["outputs"]]
+        write_run(folder, RECORD | {"outputs": outputs_of, "parameters": {}})
+        return run_list(outputs, outputs)._repr_html_()
+
+
 DOORS = {
+    "runs": listed,
     "table": lambda: show(FRAME, index=True, caption=EVERY).to_html(),
     "no rows": lambda: show(FRAME.head(0), caption=EVERY)._repr_html_(),
     "marked": lambda: MarkedTable(FRAME, FRAME.map(lambda _: "best"), EVERY)._repr_html_(),

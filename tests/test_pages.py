@@ -14,7 +14,7 @@ from qgcam_lib.page.table import show
 from qgcam_lib.runs.current import Run
 from qgcam_lib.runs.gather import gather_run
 from qgcam_lib.runs.record import register_output, update_run
-from qgcam_lib.runs.report import Contents, read_contents, write_report
+from qgcam_lib.runs.report import FILTER, Contents, read_contents, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -43,6 +43,78 @@ def test_docstrings_become_text():
     assert shown == r"a \[N, 4\] of \*boxes\*, `x_0` and \<b\>, \$5, 1. first"
 
 
+def test_a_docstring_becomes_parameters_returns_and_raises():
+    text = """Score maps [N, h, w]; returns one row a map.
+
+    maps: an array. boxes, sizes (pixels): one a map; xyxy. other: no argument of this function.
+    Undefined is NaN. Raises ValueError for NaN. TypeError for a text.
+    """
+    rest, fields = reference.fields_of(text, {"maps", "boxes", "sizes"})
+    assert rest == [r"Score maps \[N, h, w\]."]
+    assert fields["Returns"] == ["* One row a map."]
+    assert [one.partition(":")[0] for one in fields["Parameters"]] == ["* **maps**", r"* **boxes, sizes** (pixels)"]
+    assert "no argument" in fields["Parameters"][1]
+    assert fields["Raises"] == ["* ValueError for NaN.", "* TypeError for a text."]
+
+
+def test_the_first_names_exist_and_most_docstrings_have_fields():
+    import importlib
+
+    faces = reference.faces_of()
+    for line in reference.first_names(faces).splitlines():
+        module, _, name = re.search(r"`([\w.]+)`", line)[1].rpartition(".")
+        assert hasattr(importlib.import_module(module), name), line
+    assert len(reference.FIRST) == 12
+
+
+@pytest.mark.parametrize("name", ["q_groundcam", "probes_audit", "ref_adv_evaluate"])
+def test_a_teaser_shows_the_stored_answer_and_figure(tmp_path, name):
+    path = PAPERS / f"{name}.ipynb"
+    text = pages.teaser(path, "../papers", tmp_path).replace("\\", "")
+    outputs = [one for cell in nbformat.read(path, 4).cells for one in cell.get("outputs", [])]
+    texts = [one["data"].get("text/plain", "") for one in outputs if "data" in one]
+    plain = next(text for text in texts if "Answer: " in text)
+    for line in plain.splitlines()[:3]:  # as it is stored for a terminal, not the table that is read
+        assert line.partition(": ")[2] in text
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_front_page_has_three_ways_and_every_link_of_it_leads_somewhere():
+    text = pages.cards([("00_x", {"name": "X"})])
+    assert re.findall(r"(?m)^\*\*(.+)\*\*$", text) == ["Learn", "Score my maps", "Read a paper"]
+    for address in re.findall(r"\]\(generated/(lessons/\S+?|lib/\S+?)\)", text):
+        assert (ROOT / "nbs" / address).is_file(), address
+
+
+def test_each_word_of_the_glossary_is_defined_once():
+    terms = re.findall(r"(?m)^(\w[\w -]*)$\n  ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(terms) == len(set(terms))
+    assert {"chance", "baseline", "miniworld", "mini", "protocol", "lift", "clear", "open", "peak", "group",
+            "undefined"} <= set(terms)
+    assert pages.words_of("Peaks, and what chance reaches.") == "*Terms:* {term}`chance`, {term}`peak`\n\n"
+
+
+SEARCHES = {  # what is searched for: the pages of which one must be among the first three
+    "Probe-B": ["papers/probe_background"], "tie": ["glossary", "lessons/"], "score my own maps": ["own_maps"],
+    "pointing game": ["glossary", "lessons/01"], "GradCAM": ["explain/02_gradcam"], "papermill": ["guide", "runs/"],
+    "score_maps": ["api/qgcam_lib.metrics"]}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("query", SEARCHES)
+def test_the_search_of_the_built_pages_finds(browser, query):
+    built = ROOT / "docs" / "_build" / "html"
+    if not (built / "searchindex.js").is_file():
+        pytest.skip("the pages are not built: make docs")
+    page = browser.new_page()
+    page.goto(f"{(built / 'search.html').as_uri()}?q={query}")
+    page.wait_for_selector(".search li:nth-child(2)", timeout=30_000)
+    page.wait_for_timeout(500)
+    first = page.eval_on_selector_all(".search li a", "all => all.slice(0, 3).map(one => one.getAttribute('href'))")
+    page.close()
+    assert any(part in address for part in SEARCHES[query] for address in first), first
+
+
 # --- the report -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -54,7 +126,7 @@ def report(tmp_path_factory):
     folders = []
     for notebook, run_id in (("beta", "0123456789ab"), ("alpha", "ba9876543210")):
         run = Run(root / "outputs" / notebook / run_id, run_id)
-        box = {"question": HOSTILE, "answer": f"Yes, {HOSTILE}."}
+        box = {"question": HOSTILE, "answer": f"Yes, {HOSTILE}.", "effect": [f"+1 {HOSTILE}", "more"]}
         update_run(run.folder, run_id=run_id, notebook=f"nbs/papers/{notebook}.ipynb", seconds=1.0, status="ok",
                    parameters={"limit": 20, "x": HOSTILE}, started="2030-01-02T03:04:05+00:00", weights=[],
                    machine={"cpu": "a secret processor"}, git={"commit": "89abcdef0123", "dirty": False},
@@ -91,9 +163,32 @@ def test_the_first_page_of_the_report(report):
     assert HOSTILE not in text and "&lt;script&gt;" in text
 
 
+def test_the_report_opens_with_a_row_a_run_whose_picture_is_loaded_when_seen(report):
+    text = (report / "index.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr><td>.*?</tr>", text.partition('class="runs"')[2].partition("</table>")[0])
+    assert len(rows) == 2 and text.index("<h2>Runs") < text.index("<h2>Table 1")
+    for row, name, run_id in zip(rows, ("alpha", "beta"), ("ba9876543210", "0123456789ab")):
+        assert f'<img loading="lazy" width="200" height="120" alt="" src="{name}/one/{run_id}/figures/pic' in row
+        assert "Yes, &lt;script" in row and "<br>+1 &lt;script" in row and "more" not in row
+        assert f'href="{name}/one/{run_id}/run.html"' in row and "<td>ok<br>" in row and "data:" not in row
+    assert len(text) < 30_000
+
+
+@pytest.mark.nightly
+def test_the_filter_of_the_report_hides_the_other_rows(report, browser):
+    page = browser.new_page()
+    page.goto((report / "index.html").as_uri())
+    page.fill("#filter", "First OK")
+    assert page.eval_on_selector_all(".runs tbody tr", "all => all.map(one => one.hidden)") == [False, True]
+    page.fill("#filter", "")
+    assert page.eval_on_selector_all(".runs tbody tr", "all => all.map(one => one.hidden)") == [False, False]
+    page.close()
+
+
 def test_every_link_of_the_report_stays_in_its_folder_and_no_text_is_run(report):
     for page in report.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
+        text = text.replace(FILTER, "", 1) if page.parent == report else text  # the one script: a constant
         assert "<script" not in text and "http://" not in text.replace("http://www.w3.org/1998/Math/MathML", ""), page
         for address in re.findall(r'(?:href|src)="([^"#]+)"', text):
             target = (page.parent / address).resolve()
