@@ -60,8 +60,9 @@ def calibrate(notebook: str | Path, parameters: Mapping[str, Any] | None = None,
         asking, size = asking + cost * one["pictures"], size + room * one["pictures"]
         fixed.append(max(first["seconds"] - cost * first["own"], 0.0))
     memory = max((one["memory_mb"] for one in (record, again) if one["memory_mb"]), default=None)
+    devices = ", ".join(dict.fromkeys(one["device"] for one in again["models"])) or "the processor"
     return {"pictures": sum(one["pictures"] for one in large.values()), "fixed": sum(fixed), "asking": asking,
-            "bytes": size, "memory_mb": memory, "device": record["device"], "machine": record["machine"]}
+            "bytes": size, "memory_mb": memory, "device": devices, "machine": record["machine"]}
 
 # %% ../../nbs/lib/runs/15_forecast.ipynb #f0ca0008
 def _took(plan: RunPlan, n: int) -> dict[str, Any]:
