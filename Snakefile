@@ -125,7 +125,7 @@ def planned():
             before = [key for key in before if key.endswith(f"/{name}")] or before
             if notebook in GATHERS:
                 given["runs"] = [jobs[key]["run_id"] for key in before]
-            plan = plan_run(path, given)
+            plan = plan_run(path, given, here=False)  # on a cluster, the device is another machine's
             made = {f"{one.key}-{one.fingerprint()[:12]}": one for one in recipes(plan.reads)}
             # The first run's scores are on the screen as soon as they are there, and Table 1 before the runs that it
             # does not need.

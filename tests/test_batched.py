@@ -63,8 +63,8 @@ def test_sums_agree_and_verdicts_are_equal(protocol):
 
 def test_options_reach_the_batches():
     given = case(60, [(60, 90)], seed=1)
-    for options in ({"ties": "first", "delta": 5, "tau": 0.3}, {"distance": "symmetric", "ties": "any"},
-                    {"clip_dice": True, "ties": "all", "delta": 0}):
+    for options in ({"ties": "first", "delta": 5, "tau": 0.3}, {"distance": "symmetric", "ties": "optimistic"},
+                    {"clip_dice": True, "ties": "pessimistic", "delta": 0}):
         hold(*given, "paper", **options)
 
 

@@ -142,7 +142,7 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("settings.ini", "data/sources.toml"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    names = ["tricd_audit", "tricd_vqa", "q_groundcam", "q_groundcam_audit"]
+    names = ["tricd_audit", "ref_adv_audit", "q_groundcam", "q_groundcam_audit"]
     code = ("import sys; from qgcam_lib.runs.runner import plan_run;"
             f"print(*(plan_run(f'nbs/papers/{{name}}.ipynb').run_id for name in {names}))")
 
@@ -164,7 +164,7 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
     assert words["q_groundcam"] != before["q_groundcam"], "its data set is drawn"
     formula = ids("metrics/formulas.py", "return ", "return 2 * ")
     assert all(formula[name] != words[name] for name in ("q_groundcam", "q_groundcam_audit"))
-    assert formula["tricd_vqa"] == words["tricd_vqa"]
+    assert formula["ref_adv_audit"] == words["ref_adv_audit"]
     blip = ids("models/blip/explainer.py", "return ", "return 1 and ")
     assert blip["q_groundcam"] != formula["q_groundcam"] and blip["tricd_audit"] == formula["tricd_audit"]
     assert ids("models/mdetr/loading.py", "return ", "return 1 and ") == blip, "no notebook names MDETR"

@@ -188,7 +188,7 @@ class DeviceName(NamedInput):
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        for text in texts:
+        for text in texts if reading.here else ():
             if lack := _lack(text):
                 raise ParameterError(f"{text!r} cannot be used ({lack}). Use 'cpu'.")
             if text != "cpu":

@@ -47,14 +47,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: str | Path = ROOT, *,
-                options: Settings | None = None) -> list[Input]:
+                options: Settings | None = None, here: bool = True) -> list[Input]:
     """What a run with these parameters reads; nothing is generated or fetched.
 
     known: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder that
-    it runs in; options: the settings, None loads them. Raises ParameterError that names the parameter whose data set or
+    it runs in; options: the settings, None loads them; here: see `RunContext`. Raises ParameterError that names the parameter whose data set or
     file is not there.
     """
-    reading, found = RunContext(values, Path(cwd), options or load_settings()), []
+    reading, found = RunContext(values, Path(cwd), options or load_settings(), here), []
     for name, parameter in known.items():
         try:
             found += parameter.source.inputs([*_texts(values.get(name))], reading)

@@ -81,15 +81,16 @@ def _from_caller(value: Any, cwd: Path) -> Any:
 
 # %% ../../nbs/lib/runs/06_runner.ipynb #98769493
 def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *,
-             outputs: str | Path | None = None, progress: bool = True) -> RunPlan:
+             outputs: str | Path | None = None, progress: bool = True, here: bool = True) -> RunPlan:
     """Check the parameters of a run and compute its id and folder.
 
     Arguments and errors as `run_notebook`. The id covers: cells of the notebook, all parameters, the library's sources
     that they reach, the content of all that the run reads (see `find_inputs`), the seed and the setting `precision`.
     Not covered, but recorded: versions of packages, the machine, `threads`, and what the models computed with (see
-    `settings.models_used`); `threads` and `batch_size` move
-    sums in their last digits at most, and the folders of the settings say where things lie and not what is in them.
-    Nothing is drawn or fetched; the cache of checksums is written.
+    `settings.models_used`); `threads` and `batch_size` move sums in their last digits at most, and the folders of the
+    settings say where things lie and not what is in them.
+    Nothing is drawn or fetched; the cache of checksums is written. here: does the run compute on this machine? If not,
+    its device is not looked for.
     """
     options, notebook = load_settings(), Path(notebook).resolve()
     known = read_parameters(notebook)
@@ -97,7 +98,7 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     resolved = resolve_parameters(known, parameters or {})
     resolved |= {name: _from_caller(resolved[name], cwd) for name in parameters or {}}
     seed = resolved["seed"] if isinstance(resolved.get("seed"), int) else options.seed
-    reads = find_inputs(known, resolved, cwd, options=options)
+    reads = find_inputs(known, resolved, cwd, options=options, here=here)
     sha256, code = notebook_sha256(notebook), reached_code(notebook_source(notebook), reads)
     inputs = input_entries(reads, options.cache, progress)
     decides = {"notebook": sha256, "parameters": resolved, "code": code, "inputs": inputs,

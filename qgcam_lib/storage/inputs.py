@@ -64,11 +64,15 @@ class Input:
 # %% ../../nbs/lib/storage/05_inputs.ipynb #42abcd02
 @dataclass(frozen=True)
 class RunContext:
-    """What an input may depend on: all parameters of the run, the folder that its kernel runs in, and the settings."""
+    """What an input may depend on: all parameters of the run, the folder that its kernel runs in, and the settings.
+
+    here: does the run compute on this machine? Not where a cluster's login node plans it.
+    """
 
     parameters: Mapping[str, Any]
     cwd: Path
     settings: Settings
+    here: bool = True
 
     def path(self, text: str) -> Path | None:
         """The file or folder that a text names; None when it names none."""
