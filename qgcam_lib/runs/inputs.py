@@ -51,8 +51,8 @@ def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: 
     """What a run with these parameters reads; nothing is generated or fetched.
 
     known: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder that
-    it runs in; options: the settings, None loads them; here: see `RunContext`. Raises ParameterError that names the parameter whose data set or
-    file is not there.
+    it runs in; options: the settings, None loads them; here: see `RunContext`. Raises
+    ParameterError that names the parameter whose data set or file is not there.
     """
     reading, found = RunContext(values, Path(cwd), options or load_settings(), here), []
     for name, parameter in known.items():
