@@ -82,7 +82,7 @@ reproduce: env  ## run the paper notebooks, print the score table, compare all w
 papers: env  ## run the paper notebooks; store in each of them what its run shows, and its numbers in outputs/reference
 	@qgcam papers --check
 	@snakemake --cores $(CORES) --quiet rules progress host || echo "Runs failed; the pages of the others are stored." >&2
-	@status=0; qgcam papers || status=$$?; python docs/first_run.py || status=1; nbdev-clean; exit $$status
+	@status=0; qgcam papers || status=$$?; python docs/first_run.py || status=1; python docs/page_tables.py || status=1; nbdev-clean; exit $$status
 
 check: exported lint  ## after an edit: exports, style, changed notebooks, the tests that the edit reaches (SINCE=commit, SECONDS=30)
 	@$(CLEANLY) $(ONE_THREAD) SINCE=$(SINCE) SECONDS=$(SECONDS) CORES=$(CORES) python .ci/check.py

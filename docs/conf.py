@@ -19,7 +19,8 @@ release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.
 
 extensions = ["myst_nb", "sphinx.ext.linkcode"]
 templates_path = ["templates"]
-exclude_patterns = ["_build", "generated/landing.md", "generated/groups.md"]
+exclude_patterns = ["_build", "generated/landing.md", "generated/groups.md",
+                    "guide.md", "status.md", "models.md", "data_sets.md"]  # docs/pages.py makes pages of them
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]

@@ -1,8 +1,8 @@
-"""Put the run that the page of q_groundcam shows into the README: `python docs/first_run.py` (`make papers` does it).
+"""Put the run that the page of q_groundcam shows into README and docs/status.md: `python docs/first_run.py`.
 
-Its numbers are those in outputs/reference/q_groundcam. Copies the run's panels to docs/first_run/, and writes the
-picture, its caption and the score table between the markers of README.md. No number in the README is typed by hand;
-tests/test_readme.py compares it with the reference.
+`make papers` does it. The numbers are those in outputs/reference/q_groundcam. The script copies the run's panels to
+docs/first_run/, writes picture and caption into README.md, and the score table into docs/status.md, each between its
+markers. tests/test_readme.py compares both with the reference.
 """
 
 import shutil
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from page_tables import replaced
 
 from qgcam_lib.runs.reference import REFERENCES, read_reference
 from qgcam_lib.settings import settings
@@ -17,41 +18,28 @@ from qgcam_lib.settings import settings
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "first_run"
 REFERENCE = REFERENCES / "q_groundcam"
-MARKERS = ("<!-- first run: begin -->", "<!-- first run: end -->")
 
 
-def stored_block() -> str:
-    """The part of the README between the markers, from the reference."""
+def picture() -> str:
+    """The picture of the run and its caption, for README."""
     facts = read_reference(REFERENCE)
-    table = pd.read_csv(REFERENCE / "tables" / "score_table.csv", dtype=str)
-    lines = ["| " + " | ".join(row) + " |" for row in [table.columns, ["---"] * table.shape[1], *table.to_numpy()]]
     alternative = "Best, worst, typical and uncertain phrase of a run: picture with box, heat map, hit or miss, scores"
     n, protocol = facts["results"]["n"], facts["parameters"]["protocol"]
-    caption = (f"*A run on the **miniworld**: synthetic scenes, a small BLIP trained on them, {n} phrases, GradCAM, "
-               f"protocol `{protocol}`. Examples are chosen by rule: the best is a hit whose map has most of its mass "
-               "in the box (IO ratio) beyond the box's share of the picture, the worst a miss with least. White frame: "
-               f"the phrase's box; marks: the map's highest pixels. Run `{facts['run_id']}`. The numbers show that the "
-               "machinery works; they are no result about photographs.*")
-    return "\n".join([
-        MARKERS[0],
-        f"![{alternative}](docs/first_run/panels.png)",
-        "",
-        caption,
-        "",
-        "<details><summary>The score table of this run, beside a centre guess and the untrained model</summary>",
-        "",
-        *lines,
-        "",
-        "Means over phrases with 95 % intervals, clustered by image.",
-        "</details>",
-        MARKERS[1],
-    ])
+    caption = (f"*GradCAM maps of a small BLIP on synthetic scenes (the miniworld), {n} phrases, protocol `{protocol}`:"
+               " the phrase with the largest share of the map in its box beyond the box's share of the image, the miss "
+               "with the smallest, a typical and an uncertain one. White frame: the box; marks: the map's maximum. "
+               f"[All scores](docs/status.md#the-score-table-of-the-first-run) of run `{facts['run_id']}`.*")
+    return f"![{alternative}](docs/first_run/panels.png)\n\n{caption}"
 
 
-def replaced(readme: str, new: str) -> str:
-    """The README with the part between the markers replaced."""
-    before, rest = readme.split(MARKERS[0])
-    return before + new + rest.split(MARKERS[1])[1]
+def score_table() -> str:
+    """The score table of the run, for docs/status.md."""
+    table = pd.read_csv(REFERENCE / "tables" / "score_table.csv", dtype=str)
+    lines = ["| " + " | ".join(row) + " |" for row in [table.columns, ["---"] * table.shape[1], *table.to_numpy()]]
+    return "\n".join([*lines, "", "Means over phrases with 95 % intervals, clustered by image."])
+
+
+BLOCKS = {"README.md": ("first run", picture), "docs/status.md": ("first scores", score_table)}
 
 
 def main() -> None:
@@ -61,9 +49,10 @@ def main() -> None:
         sys.exit(f"The run {run_id} of outputs/reference/q_groundcam is not there. Make it: make papers")
     FOLDER.mkdir(exist_ok=True)
     shutil.copyfile(panels, FOLDER / "panels.png")
-    readme = ROOT / "README.md"
-    readme.write_text(replaced(readme.read_text(encoding="utf-8"), stored_block()), encoding="utf-8")
-    print(f"README.md and docs/first_run/ now show run {run_id}.")
+    for file, (name, write) in BLOCKS.items():
+        page = (ROOT / file).read_text(encoding="utf-8")
+        (ROOT / file).write_text(replaced(page, name, write()), encoding="utf-8")
+    print(f"README.md, docs/status.md and docs/first_run/ now show run {run_id}.")
 
 
 if __name__ == "__main__":

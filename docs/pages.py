@@ -2,7 +2,8 @@
 
 The library's contents are written from nbs/lib/contents.toml: one page lists the rooms with a sentence each, and a page
 a room lists its notebooks in the order of reading. Those of the papers are written from nbs/papers/contents.toml, the
-front page and the guide from README.md, and the reference from the sources (docs/reference.py).
+front page from README.md, and the reference from the sources (docs/reference.py). The pages of WRITTEN are those of
+docs/ with their links.
 
 A page is its notebook without what only the machinery needs (nbdev's directives, hidden cells, the set-up of links to
 files that are not pages). Stored outputs are kept, with the texts of their pictures. The page of a paper notebook says
@@ -15,6 +16,7 @@ import re
 import shutil
 import sys
 from base64 import b64decode
+from os.path import relpath
 from pathlib import Path
 
 import nbformat
@@ -23,7 +25,8 @@ from reference import prose, write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
-LANDING = ("Install", "Two commands", "Score your own maps")  # of README: the front page; the rest is the guide
+LANDING = ("Four papers", "Install", "Score your maps")  # the sections of README that the front page shows
+WRITTEN = {"guide": "Guide", "models": "Models", "data_sets": "Data sets", "status": "What is reproduced"}  # of docs/
 GLOSSARY = sorted({*re.findall(r"(?m)^(\w[\w -]*)$\n  ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))}
                   - {"open", "run"})  # words that mean other things too
 USES = {  # the rooms in the order of use; the rest comes last
@@ -34,15 +37,29 @@ USES = {  # the rooms in the order of use; the rest comes last
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
-def plain_links(text: str, source: Path) -> str:
-    """Turn links to files that have no page into the file's name; keep links to notebooks, anchors and the web."""
+def page_of(target: Path) -> Path | None:
+    """The page that a file of the project becomes; None for a file that has no page."""
+    docs = ROOT / "docs"
+    if target.suffix == ".ipynb" and (ROOT / "nbs") in target.parent.parents:
+        return TARGET / target.relative_to(ROOT / "nbs")
+    if target.parent == docs and target.suffix == ".md":
+        return TARGET / target.name if target.stem in WRITTEN else target
+    about = docs / target.name.lower()  # CONTRIBUTING.md, qgcam_lib/cli/formats.md: included by a page of this name
+    return about if target.suffix == ".md" and about.is_file() else None
+
+
+def plain_links(text: str, source: Path, page: Path) -> str:
+    """The text of a file as its page has it: links to files lead to their pages, those to files that have no page
+    become the file's name; links to anchors and to the web stay."""
 
     def one(match: re.Match) -> str:
         label, address = match.groups()
-        target = (source.parent / address.split("#")[0]).resolve()
-        has_page = target.suffix == ".ipynb" and (ROOT / "nbs") in target.parent.parents
-        if has_page or "://" in address or address.startswith("#"):
+        file, mark, anchor = address.partition("#")
+        target = (source.parent / file).resolve()
+        if "://" in address or not file:
             return match.group(0)
+        if found := page_of(target):
+            return f"[{label}]({relpath(found, page.parent)}{mark}{anchor})"
         inside = target.relative_to(ROOT) if target.is_relative_to(ROOT) else address
         return label if label.strip("`") in str(inside) else f"{label} (`{inside}`)"
 
@@ -124,7 +141,7 @@ def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode
             cell.source = "\n".join(line for line in cell.source.splitlines() if not line.startswith("#|")).strip("\n")
             keep_alt(cell)
         else:
-            cell.source = plain_links(cell.source, source)
+            cell.source = plain_links(cell.source, source, TARGET / source.relative_to(ROOT / "nbs"))
     origin = f"Notebook `{source.relative_to(ROOT)}`"
     origin += f", module `qgcam_lib.{module}`" if module else ""
     title, _, rest = notebook.cells[0].source.partition("\n")
@@ -178,15 +195,20 @@ def lesson_entry(path: Path) -> str:
             f"<generated/{path.as_posix()}>")
 
 
-def readme_pages(readme: str, ways: str) -> tuple[str, str]:
-    """README.md as two pages: the front page (what it is, `ways` in, how to begin), the guide (the rest)."""
-    first, *sections = re.split(r"(?m)^(?=## )", plain_links(readme, ROOT / "README.md"))
+def front_page(readme: str, ways: str) -> str:
+    """The front page: what README.md says first, `ways` in, its sections of LANDING, its picture."""
+    readme = plain_links(readme, ROOT / "README.md", ROOT / "docs" / "index.md")
+    first, *sections = re.split(r"(?m)^(?=## )", readme)
     front = [one for one in sections if one.partition("\n")[0].removeprefix("## ") in LANDING]
-    rest = [one for one in sections if one not in front]
     opening, mark, picture = first.partition("<!-- first run: begin -->")
     picture = f"## What a run shows\n\n{mark}{picture}".replace("](docs/first_run/", "](first_run/")
-    return (f"{opening}{ways}\n" + "".join(front) + "\n" + picture).replace("](nbs/", "](generated/"), (
-        "# Guide\n\n" + "".join(rest)).replace("](nbs/", "](")
+    return f"{opening}{ways}\n{''.join(front)}\n{picture}"
+
+
+def written_page(name: str) -> str:
+    """A page of docs/ that links to notebooks, with its links as seen from docs/generated."""
+    source = ROOT / "docs" / f"{name}.md"
+    return plain_links(source.read_text(encoding="utf-8"), source, TARGET / source.name)
 
 
 def scores_page() -> str:
@@ -268,11 +290,12 @@ def write_contents() -> None:
     """The contents: front page, guide, rooms, papers, reference, and the groups of the left side."""
     found = [(f"{k:02d}_{room['path'].strip('.') or 'ground'}", room) for k, room in enumerate(rooms())]
     by_paper = [(f"{k:02d}_{re.sub('[^a-z]+', '_', one['name'].lower())}", one) for k, one in enumerate(papers())]
-    front, guide = readme_pages((ROOT / "README.md").read_text(encoding="utf-8"), cards(by_paper))
+    front = front_page((ROOT / "README.md").read_text(encoding="utf-8"), cards(by_paper))
     lessons = sorted(path.relative_to(TARGET).with_suffix("") for path in (TARGET / "lessons").rglob("*.ipynb"))
     in_use = [room for some in by_use(found).values() for _, room in some]
     groups = [
-        toctree("Begin", ["The tour <generated/lib/00_tour>", "Guide <generated/guide>", "glossary"]),
+        toctree("Begin", ["The tour <generated/lib/00_tour>", *(
+            f"{title} <generated/{name}>" for name, title in WRITTEN.items()), "glossary"]),
         toctree("Lessons", ["All lessons <generated/lessons>"] + [
             lesson_entry(path) for path in lessons if "solutions" not in path.parts]
             + ["Solutions <generated/solutions>"]),
@@ -283,7 +306,8 @@ def write_contents() -> None:
     pages = {f"rooms/{name}.md": room_page(room) for name, room in found}
     pages |= {f"by_paper/{name}.md": paper_page(paper) for name, paper in by_paper}
     pages |= {"scores.md": scores_page(), "library.md": library_page(found)}
-    pages |= {"landing.md": front, "guide.md": guide, "groups.md": "\n".join(groups)}
+    pages |= {"landing.md": front, "groups.md": "\n".join(groups)}
+    pages |= {f"{name}.md": written_page(name) for name in WRITTEN}
     inner = [path.relative_to("lessons").as_posix() for path in lessons if "solutions" in path.parts]
     pages["solutions.md"] = "# Solutions\n\n```{toctree}\n" + "\n".join(f"lessons/{one}" for one in inner) + "\n```\n"
     pages |= {"reference.md": write_reference(TARGET / "api", in_use), "lessons.md": lessons_page()}

@@ -193,9 +193,9 @@ def test_the_core_installs_alone(fresh, tmp_path):
     absent = "from importlib.util import find_spec; print(*map(find_spec, ('torch', 'scipy', 'pyarrow', 'matplotlib')))"
     assert run(tmp_path, "python", "-c", absent).stdout == "None None None None\n"
     asked = 0
-    for number, heading in enumerate(("Score your own maps", "Score your own detections",
-                                      "Score your own model on referring expressions",
-                                      "Score your own model on conceptual probes")):
+    for number, heading in enumerate(("Score your maps", "Score detections, expressions and probes",
+                                      "Score your detections", "Score referring expressions",
+                                      "Score conceptual probes")):
         place = tmp_path / str(number)
         place.mkdir()
         blocks.FILES[heading](place)

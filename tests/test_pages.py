@@ -86,6 +86,20 @@ def test_the_front_page_has_three_ways_and_every_link_of_it_leads_somewhere():
         assert (ROOT / "nbs" / address).is_file(), address
 
 
+def test_links_of_the_front_page_and_of_the_written_pages_lead_to_pages():
+    docs = ROOT / "docs"
+    front = pages.front_page((ROOT / "README.md").read_text(encoding="utf-8"), "WAYS\n")
+    assert "WAYS" in front and all(f"## {one}\n" in front for one in (*pages.LANDING, "What a run shows"))
+    written = {pages.TARGET / f"{one}.md": pages.written_page(one) for one in pages.WRITTEN}
+    for page, text in ({docs / "index.md": front} | written).items():
+        addresses = [one.partition("#")[0] for one in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in one]
+        assert addresses or page.stem == "models"
+        for target in ((page.parent / one).resolve() for one in addresses):
+            made = target.is_relative_to(pages.TARGET) and target.relative_to(pages.TARGET)
+            known = target.stem in pages.WRITTEN or (ROOT / "nbs" / made).is_file() if made else target.is_file()
+            assert known, f"{page.name}: {target}"
+
+
 def test_each_word_of_the_glossary_is_defined_once():
     terms = re.findall(r"(?m)^(\w[\w -]*)$\n  ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
     assert len(terms) == len(set(terms))

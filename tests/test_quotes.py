@@ -105,7 +105,7 @@ def quotations(text, place):
 
 def markdown():
     """Every Markdown text that may quote: (its place, the text)."""
-    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+    pages = [ROOT / name for name in ("README.md", "docs/guide.md", "docs/status.md", "CONTRIBUTING.md")]
     yield from ((page.name, page.read_text(encoding="utf-8")) for page in pages)
     for file in sorted((ROOT / "nbs").rglob("*.ipynb")):
         for cell in nbformat.read(file, 4).cells:

@@ -1,7 +1,7 @@
-"""The README tells what is there: its numbers come from a run, its code runs, its links lead somewhere."""
+"""README and the guide are true: their numbers come from a run, their code runs, their links lead somewhere."""
 
-import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,22 +13,42 @@ from readme import blocks
 from qgcam_lib.cli.main import main
 from qgcam_lib.settings import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+sys.path.insert(0, str(ROOT / "docs"))
+
+import first_run
+import page_tables
+
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("guide", "status", "models", "data_sets")))
 
 
-@pytest.fixture(scope="module")
-def first_run():
-    spec = importlib.util.spec_from_file_location("first_run", ROOT / "docs" / "first_run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def read(page):
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_numbers_come_from_the_stored_run(first_run):
-    begin, end = first_run.MARKERS
-    shown = README[README.index(begin):README.index(end) + len(end)]
-    assert shown == first_run.stored_block()
-    assert "miniworld" in shown and (first_run.FOLDER / "panels.png").stat().st_size < 600_000
+@pytest.mark.parametrize("script, page", [(one, page) for one in (first_run, page_tables) for page in one.BLOCKS])
+def test_the_text_between_markers_is_what_its_script_writes(script, page):
+    name, write = script.BLOCKS[page]
+    assert page_tables.replaced(read(page), name, write()) == read(page), f"Write it: python docs/{script.__name__}.py"
+
+
+def test_readme_is_short_and_says_what_its_numbers_are():
+    assert read("README.md").count("\n") <= 120 and read("CONTRIBUTING.md").count("\n") <= 200
+    assert "miniworld" in first_run.picture() and (first_run.FOLDER / "panels.png").stat().st_size < 600_000
+
+
+def anchors(page):
+    """The addresses of a page's headings, as the pages and the usual hosts write them."""
+    titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", read(page)))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for address in re.findall(r"\]\(([^)\s]+)\)", read(page)):
+        file, _, anchor = address.partition("#")
+        target = (ROOT / page).parent / file if file else ROOT / page
+        assert "://" in address or target.exists(), address
+        assert "://" in address or not anchor or anchor in anchors(target.resolve().relative_to(ROOT)), address
 
 
 # --- every block and command runs, or is listed with the reason why not ----------------------------------------------
@@ -97,10 +117,3 @@ def test_commands_run(block, place, capsys):
         else:
             done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr
-
-
-def test_the_table_of_models_is_what_the_registry_says():
-    spec = importlib.util.spec_from_file_location("model_table", ROOT / "docs" / "model_table.py")
-    model_table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(model_table)
-    assert model_table.block() in README, "Write it again: python docs/model_table.py"

@@ -1,1 +1,1 @@
-"""The code of README.md and CONTRIBUTING.md, block by block, and the files that a reader has beside it."""
+"""The code of README, the guide and CONTRIBUTING, block by block, and the files that a reader has beside it."""

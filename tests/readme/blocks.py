@@ -1,4 +1,4 @@
-"""What a reader can run in README.md and CONTRIBUTING.md: Python blocks and shell commands, each under its heading."""
+"""What a reader can run in README, the guide and CONTRIBUTING: Python blocks and shell commands by their headings."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 
+FILES_READ = ("README.md", "docs/guide.md", "CONTRIBUTING.md")
 NOT_RUN = {  # the beginning of a command that installs, fetches, trains or serves -> what stands for it in the tests
     "git clone": "fetches; the tests stand in a clone",
     "python3 -m venv": "installs; test_the_core_installs_alone does it with a wheel",
@@ -38,9 +39,9 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """Every Python and shell block of the two files, in order."""
+    """Every Python and shell block of FILES_READ, in order."""
     found = []
-    for name in ("README.md", "CONTRIBUTING.md"):
+    for name in FILES_READ:
         heading, rest = "", (ROOT / name).read_text(encoding="utf-8")
         for match in re.finditer(r"^#+ ([^\n]+)$|^```(\w+)\n(.*?)^```$", rest, flags=re.M | re.S):
             heading = match[1] or heading
@@ -133,11 +134,17 @@ def relcomp(folder: Path) -> None:
     write_groups(groups, folder / "relcomp_train.json")
 
 
-FILES = {  # heading -> what lies in the folder
-    "Score your own maps": own_maps,
-    "Score your own detections": own_detections,
-    "Score your own model on referring expressions": expressions,
-    "Score your own model on conceptual probes": probes,
-    "Repair your own CLIP": relcomp,
+def every_task(folder: Path) -> None:
+    for write in (own_detections, probes, expressions):  # the last writes the scores.csv that is read
+        write(folder)
+
+
+FILES = {  # heading -> what is in the folder
+    "Score your maps": own_maps,
+    "Score detections, expressions and probes": every_task,
+    "Score your detections": own_detections,
+    "Score referring expressions": expressions,
+    "Score conceptual probes": probes,
+    "Repair a CLIP model": relcomp,
     "Run a notebook": notebook,
 }
