@@ -187,8 +187,9 @@ class Kept:
     def frame(self, asked: Sequence[Asked]) -> pd.DataFrame:
         """One row a record in this order, as in `frame_of`; those that are not kept belong to another shard."""
         others = [row_of(item, _ELSEWHERE) for item in asked if item.id not in self.states]
-        rows = pd.concat([*self._frames, frame_of(others, self.columns)]).drop_duplicates("id", keep="last")
-        self._frames, order = [rows], pd.Index(rows["id"]).get_indexer([item.id for item in asked])
+        rows = pd.concat([*self._frames, frame_of(others, self.columns)], ignore_index=True)
+        self._frames, newest = [rows], rows["id"].drop_duplicates(keep="last")
+        order = newest.index[pd.Index(newest).get_indexer([item.id for item in asked])]
         return frame_of(rows.iloc[order].reset_index(drop=True), self.columns).drop(columns="bytes")
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #5df1746f
@@ -293,8 +294,7 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
                  columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
                  loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
                  on_error: str = "raise", batch_images: int | None = None, progress: bool = True, limit: int | None = None,
-                 seed: int = 0, whole: bool = False,
-                 prepare: Callable[[Image.Image], Any] | None = None,
+                 seed: int = 0, whole: bool = False, prepare: Callable[[Image.Image], Any] | None = None,
                  finish: Callable[[list, list], Sequence[Mapping[str, Any]]] | None = None) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
