@@ -109,6 +109,11 @@ def test_rows_and_stores_are_those_of_a_plain_loop(asked, tmp_path, monkeypatch)
     run(asked, batch_images=2, store=tmp_path / "parts")
     parts = RecordStore(tmp_path / "parts").parts()
     assert len(parts) == 6 and set(RecordStore(tmp_path / "parts").done()) == {one.id for one in asked}
+    looks, look = [], Asked.bytes
+    monkeypatch.setattr(Asked, "bytes", lambda item: looks.append(item.image) or look(item))
+    backwards, sizes = run(asked[::-1], store=tmp_path / "parts")
+    pd.testing.assert_frame_equal(backwards[::-1].reset_index(drop=True), frames[0])
+    assert not sizes and sorted(looks) == sorted({one.image for one in asked})  # each file is looked at once
 
 
 def test_memory_that_runs_out_halves_the_batch_once(asked):

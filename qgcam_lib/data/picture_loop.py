@@ -58,7 +58,7 @@ def choose_groups(names: Iterable[str], limit: int | None = None, seed: int = 0)
     return [names[k] for k in draw([1] * len(names), limit, seed)]
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #1b7773bd
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are hundreds of thousands
 class Asked:
     """One record. id: text, of its own. group: unit of clustering. image: the picture's name in the rows.
 
@@ -120,6 +120,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #624569de
 PART_ROWS, PART_SECONDS, PART_BYTES = 1000, 30.0, 2**26  # of rows and maps that wait to be written
+_ELSEWHERE = StoreError("this record belongs to another shard")
 
 
 class Kept:
@@ -134,24 +135,30 @@ class Kept:
     def __init__(self, store: str | Path | RecordStore | None, maps: MapStore | None, config: dict[str, Any],
                  columns: Mapping[str, Any]):
         self.store = RecordStore(store) if isinstance(store, str | Path) else store
-        self.maps, self.columns, self.rows = maps, {"bytes": "int64", **columns}, {}
+        self.maps, self.columns, self._frames = maps, {"bytes": "int64", **columns}, []
+        self.states: dict[str, int | str] = {}  # by id: the length of the picture's file, or the error's text
         self._maps, self._news, self._since = {}, [], time.monotonic()
         if self.store is not None:
             self.store.bind(config)
-            self.rows = {row["id"]: row for row in frame_of(self.store.read(), self.columns).to_dict("records")}
+            self._hold(frame_of(self.store.read(), self.columns))
         if maps is not None:
             maps.bind({key: config[key] for key in self._MADE_BY})
 
-    def lacks(self, item: Asked) -> bool:
-        """Is this record still to be asked? Errors: StoreError where its picture was exchanged."""
-        row = self.rows.get(item.id)
-        if row is None or row["error"] is not None:
-            return True
-        if row["bytes"] != item.bytes():
-            raise StoreError(f"{place_of(self.store.folder)}: the row {shown(item.id)} was made from "
-                             f"{item.image[-60:]} with {row['bytes']} bytes, which now has {item.bytes()} (-1: missing). "
-                             "Put that picture back, or use another folder")
-        return self.maps is not None and item.id not in self.maps
+    def _hold(self, frame: pd.DataFrame) -> None:
+        self._frames.append(frame)
+        self.states |= zip(frame["id"], [b if e is None else e for b, e in zip(frame["bytes"].tolist(), frame["error"])])
+
+    def lacking(self, items: Sequence[Asked]) -> list[Asked]:
+        """Those records of one picture that are still to be asked. Errors: StoreError where the picture was exchanged."""
+        answered = {item.id: size for item in items if isinstance(size := self.states.get(item.id), int)}
+        now = items[0].bytes() if answered else None
+        for id, size in answered.items():
+            if size != now:
+                raise StoreError(f"{place_of(self.store.folder)}: the row {shown(id)} was made from "
+                                 f"{items[0].image[-60:]} with {size} bytes, which now has {now} (-1: missing). "
+                                 "Put that picture back, or use another folder")
+        mapped = self.maps if self.maps is not None else answered
+        return [item for item in items if item.id not in answered or item.id not in mapped]
 
     def add(self, answers: Sequence[tuple[Asked, Any]]) -> None:
         """Keep what was found for some records: values, with a raw map under "map" if there is one, or an exception.
@@ -160,9 +167,8 @@ class Kept:
         maps = {row["id"]: row.pop("map") for row in rows if "map" in row}
         if self.maps is not None:
             self._maps |= {id: a for id, a in maps.items() if id not in self.maps}
-        news = [row for row in rows if self.rows.get(row["id"], {"error": ""})["error"] not in (None, row["error"])]
-        self.rows |= {row["id"]: row for row in news}
-        self._news += news if self.store is not None else []
+        self._news += [row for row in rows
+                       if not isinstance(state := self.states.get(row["id"], ""), int) and state != row["error"]]
         most = len(self._news) >= PART_ROWS or sum(a.nbytes for a in self._maps.values()) >= PART_BYTES
         if most or time.monotonic() - self._since >= PART_SECONDS:
             self.flush()
@@ -172,9 +178,19 @@ class Kept:
         if self.maps is not None:
             self.maps.append(self._maps, self._maps.values())
         self._maps = {}
+        frame = frame_of(self._news, self.columns)
         if self.store is not None:
-            self.store.append(frame_of(self._news, self.columns))
+            self.store.append(frame)
+        self._hold(frame)
         self._news, self._since = [], time.monotonic()
+
+    def frame(self, asked: Sequence[Asked]) -> pd.DataFrame:
+        """One row a record in this order, as in `frame_of`; those that are not kept belong to another shard."""
+        others = [row_of(item, _ELSEWHERE) for item in asked if item.id not in self.states]
+        rows = pd.concat([*self._frames, frame_of(others, self.columns)], ignore_index=True)
+        self._frames, newest = [rows], rows["id"].drop_duplicates(keep="last")
+        order = newest.index[pd.Index(newest).get_indexer([item.id for item in asked])]
+        return frame_of(rows.iloc[order].reset_index(drop=True), self.columns).drop(columns="bytes")
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #5df1746f
 def _by_picture(asked: Iterable[Asked]) -> list[list[Asked]]:
@@ -209,9 +225,6 @@ def _ahead(pool: Executor, work: Callable, items: Iterable, most: int) -> Iterat
         yield done
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #f26a0002
-_ELSEWHERE = StoreError("this record belongs to another shard")
-
-
 def own_batches(pictures: Sequence, size: int, shard: tuple[int, int]) -> list:
     """The pictures of one shard: every n-th batch of `size`, the first being the k-th. shard: (k, n)."""
     return [one for i, one in enumerate(pictures) if i // size % shard[1] == shard[0] - 1]
@@ -281,8 +294,7 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
                  columns: Mapping[str, Any], *, dataset: Mapping[str, Any], settings: Mapping[str, Any],
                  loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
                  on_error: str = "raise", batch_images: int | None = None, progress: bool = True, limit: int | None = None,
-                 seed: int = 0, whole: bool = False,
-                 prepare: Callable[[Image.Image], Any] | None = None,
+                 seed: int = 0, whole: bool = False, prepare: Callable[[Image.Image], Any] | None = None,
                  finish: Callable[[list, list], Sequence[Mapping[str, Any]]] | None = None) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
@@ -317,7 +329,7 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     shard = (1, 1) if whole or kept.store is None else shard_of()
     whole_work = _by_picture(asked)
     pictures = own_batches(whole_work, batch_images, shard)
-    todo = [missing for items in pictures if (missing := [item for item in items if kept.lacks(item)])]
+    todo = [missing for items in pictures if (missing := kept.lacking(items))]
     for place in (kept.store, maps) if todo else ():
         if place is not None:
             check_writable(place.folder)
@@ -326,14 +338,13 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     with tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
               disable=not progress) as bar:
         _run(todo, asker, kept, bar, prepare, finish)
-    frame = frame_of([kept.rows.get(item.id) or row_of(item, _ELSEWHERE) for item in asked], columns)
-    failed = frame["error"].notna() & frame["id"].isin(kept.rows.keys())
-    problems = frame.loc[failed, ["id", "image", "error"]].to_dict("records")
+    frame = kept.frame(asked)
+    failed = frame.loc[frame["error"].notna(), ["id", "image", "error"]].to_dict("records")
     if shard[1] > 1:  # for `qgcam plan`
         write_json(kept.store.folder / SHARD_FILE, {"pictures": len(whole_work), "own": len(pictures), "asked": len(todo),
                                                     "seconds": time.perf_counter() - begin})
     frame.attrs = {**story, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3),
-                   "problems": problems}
+                   "problems": [row for row in failed if row["id"] in kept.states]}
     if asker.halved:
         frame.attrs["batch_halved_to"] = asker.size
     return frame

@@ -67,6 +67,8 @@ def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
     Exact for float boxes: the picture is cut along every box edge and the covered cells are added up.
     """
     boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
+    if len(boxes) == 1:
+        return float((boxes[0, 3] - boxes[0, 1]) * (boxes[0, 2] - boxes[0, 0]) / (size[0] * size[1]))
     x, y = np.unique(boxes[:, [0, 2]]), np.unique(boxes[:, [1, 3]])
     covered = np.zeros((max(len(y) - 1, 0), max(len(x) - 1, 0)), bool)
     for x0, y0, x1, y1 in boxes:
@@ -104,7 +106,8 @@ class GroundingExample:
             raise ExampleError(problem, self.id, self.image)
         boxes = checked_boxes(self.boxes, self.size, self.id, self.image)
         boxes.setflags(write=False)
-        vars(self).update(boxes=boxes, size=tuple(map(int, self.size)), image=Path(self.image), group=str(self.group))
+        image = self.image if isinstance(self.image, Path) else Path(self.image)  # one object for all of a picture
+        vars(self).update(boxes=boxes, size=tuple(map(int, self.size)), image=image, group=str(self.group))
 
     def __setstate__(self, state):  # NumPy's arrays come out of a pickle writable
         state["boxes"].setflags(write=False)

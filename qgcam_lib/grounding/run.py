@@ -8,7 +8,7 @@ __all__ = ['drawn_ids', 'score_rows', 'negatives_of', 'ground', 'score_store', '
 # %% ../../nbs/lib/grounding/01_run.ipynb #c36ed853
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,15 @@ _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share":
             **dict.fromkeys(SCORE_COLUMNS, "float64")}
 
 
+@lru_cache(16)  # the examples of a picture follow each other, and share its name
+def _name(image: Path, root: Path | None) -> str:
+    """What a picture is called: its path under the folder of its data set, `root`, or else its file's name."""
+    return image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
+
+
 def _record(example: GroundingExample, root: Path | None) -> Asked:
-    """What an example asks. root: the folder of its data set; the picture is called by its path there."""
-    image, boxes = example.image, example.boxes
-    name = image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
+    """What an example asks. root: the folder of its data set."""
+    image, boxes, name = example.image, example.boxes, _name(example.image, root)
     known = {"prompt": example.prompt, "category": example.category, "n_boxes": len(boxes),
              "box_share": box_share(boxes, example.size) if len(boxes) else np.nan}
     fault = None if len(boxes) else ExampleError("there are no boxes to score against", example.id, image)
@@ -58,7 +63,10 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked
 def _asked(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Asked]:
     """The records of the pictures that are drawn, in the data set's order."""
     images, root, found = dataset.images(), getattr(dataset, "root", None), []
-    for position, count in draw([len(dataset.read_image(id)[0]) for id in images], limit, seed).items():
+    counts = dict.fromkeys(range(len(images)))
+    if limit:
+        counts = draw([len(dataset.read_image(id)[0]) for id in images], limit, seed)
+    for position, count in counts.items():
         examples, problems = dataset.read_image(images[position])
         found += [_record(example, root) for example in examples[:count]]
         found += _lost(images[position], problems, remedy)
@@ -94,8 +102,8 @@ def _warned(examples: Sequence[GroundingExample]) -> list[str]:
     """What is suspicious about the boxes of these examples, warned of once."""
     boxes = np.concatenate([np.zeros((0, 4)), *(example.boxes for example in examples)])
     each = [example for example in examples for _ in example.boxes]
-    return warn_of(box_findings(boxes, [example.size for example in each], [str(example.image) for example in each]),
-                   stacklevel=3)
+    pictures, _ = pd.factorize(np.array([str(example.image) for example in each], object))
+    return warn_of(box_findings(boxes, [example.size for example in each], pictures), stacklevel=3)
 
 
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
