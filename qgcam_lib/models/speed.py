@@ -79,7 +79,8 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
     """Pictures a second of explainers: model, precision, batch, and the columns of `speed_row`.
 
     names: of `list_models`; pictures: at least as many as the largest batch; phrases: of each picture; weights,
-    options: of `load_model`, which gets the precision and the largest batch. Without the device: one row each that says so.
+    options: of `load_model`, which gets the precision and the largest batch. Without the device: one row each that says
+    so.
     """
     options |= {"batch_size": max(batches)}  # else a model reads fewer at once
     rows, there = [], not device.startswith("cuda") or torch.cuda.is_available()
