@@ -104,3 +104,16 @@ def test_comparisons_of_one_group_are_told_apart(place):
     rows.assign(correct=[1, 1, 1, 0]).to_csv("b.csv", index=False)
     found = compare_files(place / "a.csv", place / "b.csv").set_index("subset")
     assert found["difference"].to_dict() == {"x": 0, "y": -0.5} and found["n"].tolist() == [2, 2]
+
+
+def test_a_misspelt_model_is_one_error_with_the_nearest_name(place, capsys):
+    assert main(["evaluate", "blip-bse"]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and "Did you mean 'blip-base'?" in shown.err and "not run" not in shown.err
+
+
+def test_ties_of_a_probe_are_named_in_its_rows(place, capsys):
+    (place / "flat.py").write_text("def flat(image, text):\n    return 0.0\n")
+    assert main("evaluate flat:flat --tasks probe_relation --limit 4 --out o --bootstrap 0 --quiet".split()) == 0
+    rows = pd.read_csv("o/summary.csv")
+    assert rows.loc[rows["metric"] == "correct", "note"].str.contains("4 of the answers are ties").all()

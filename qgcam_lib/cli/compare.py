@@ -259,6 +259,9 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             pairs.append(names | {"rows_a": len(one), "rows_b": len(other), "paired": n,
                                   "fall_away": len(one) + len(other) - 2 * n})
             tables += [rows_of_cell.assign(**names) for rows_of_cell in found]
+    if not set(rows[0]) & set(rows[1]):
+        raise ParameterError(f"expected a task that both scored, got {', '.join(rows[0])} in {folders[0].name} and "
+                             f"{', '.join(rows[1])} in {folders[1].name}")
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
         raise ParameterError(f"expected a task and a model in both, got {folders[0].name} with {models[0]} and "

@@ -43,7 +43,11 @@ def _probe_relation(model: Any, data: str, limit: int, seed: int, statistics: di
     genome = VisualGenome(dataset_folder(data))
     groups = build_relation(genome, RelationOptions(seed=seed)).groups
     frame = probe(model, groups, genome.folders, limit=limit, seed=seed, **options)
-    return frame, summarize_probe(frame, **statistics), "miniworld" if genome.is_miniworld else data
+    table = summarize_probe(frame, **statistics)
+    tied = table["comparison"].map(frame.groupby("comparison")["tie"].sum())
+    told = tied.map("{:.0f} of the answers are ties, which count as wrong".format).where(tied > 0, "")
+    table["note"] = [", ".join(filter(None, texts)) for texts in zip(table["note"].fillna(""), told)]
+    return frame, table, "miniworld" if genome.is_miniworld else data
 
 
 def _ref_adv(model: Any, data: str, limit: int, seed: int, statistics: dict, options: dict) -> tuple:
@@ -121,14 +125,14 @@ def _sentence(error: Exception) -> str:
 
 
 def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
-    """Rows, summary, where and status of one task."""
+    """Rows, summary, where and status of one task; for one that is not run, why in place of where."""
     from qgcam_lib.models.named import as_model
 
     task = TASKS[name]
     try:
         model = as_model(source, task.role, **load)
     except (ParameterError, TypeError) as error:
-        return None, None, "", f"not run ({_sentence(error)})"
+        return None, None, str(error), f"not run ({_sentence(error)})"
     try:
         return *task.run(model, data, **work), "ok"
     except (QgcamError, ValueError, TypeError) as error:
@@ -212,6 +216,9 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
     work = {"limit": limit, "seed": seed, "options": options,
             "statistics": {"n_bootstrap": n_bootstrap, "level": level, "seed": seed}}
     found = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
+    _, _, why, status = found[next(iter(found))]
+    if status.startswith("not run") and {one[3] for one in found.values()} == {status}:
+        raise typer.BadParameter(why, param_hint="MODEL")
     if scored := any(one[3] == "ok" for one in found.values()):
         _write(folder, found, {"model": model, "data": chosen, **load, **work})
     if as_json:

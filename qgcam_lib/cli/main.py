@@ -212,11 +212,11 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
     """
     import warnings
 
-    from qgcam_lib.grounding.own_maps import is_compiled, score_files
+    from qgcam_lib.grounding.own_maps import score_files
     from qgcam_lib.statistics import summarize
 
-    if not is_compiled():
-        say("compiling the scores, once per installation (about half a minute)", err=True)
+    if maps.suffix in (".csv", ".json", ".parquet") and boxes.suffix in (".npz", ".npy", ".safetensors"):
+        raise typer.BadParameter(f"maps come first: qgcam score {boxes} {maps}", param_hint="MAPS BOXES")
     if missing not in ("raise", "drop"):
         raise ValueError(f"missing: expected raise or drop, got {missing}")
     with warnings.catch_warnings():

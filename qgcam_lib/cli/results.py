@@ -205,8 +205,9 @@ def plan(notebook: Annotated[str, typer.Argument(help="path of a notebook, or th
              "number of shards; several times for several; default: 1, 2, 4 and 8"))] = None,
          again: Annotated[bool, typer.Option("--again", help="calibrate anew")] = False,
          outputs: Outputs = None, as_json: Json = False) -> None:
-    """Say how many hours, what memory and what disk a run and its shards need on this machine, from a calibration of
-    about a minute, and what they took once they are there."""
+    """Predict hours, memory and disk of a run and its shards here.
+
+    A calibration of about a minute comes first; beside the forecast stands what finished runs took."""
     from qgcam_lib.runs.forecast import forecast
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
