@@ -259,13 +259,10 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             pairs.append(names | {"rows_a": len(one), "rows_b": len(other), "paired": n,
                                   "fall_away": len(one) + len(other) - 2 * n})
             tables += [rows_of_cell.assign(**names) for rows_of_cell in found]
-    if not set(rows[0]) & set(rows[1]):
-        raise ParameterError(f"expected a task that both scored, got {', '.join(rows[0])} in {folders[0].name} and "
-                             f"{', '.join(rows[1])} in {folders[1].name}")
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
         raise ParameterError(f"expected a task and a model in both, got {folders[0].name} with {models[0]} and "
-                             f"{folders[1].name} with {models[1]}. Name a model of each: model_a='A', model_b='B'")
+                             f"{folders[1].name} with {models[1]}. Name one of each: model_a='A', model_b='B'")
     if not tables:
         raise ParameterError("runs: expected examples that both have, got none. Were they drawn with other seeds?")
     found = pd.concat(tables, ignore_index=True)[_COLUMNS]
