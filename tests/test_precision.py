@@ -102,11 +102,11 @@ def test_what_cannot_be_held_is_refused(option):
 
 
 def test_a_factory_gets_what_it_has_parameters_for(monkeypatch, tmp_path):
-    (tmp_path / "of_mine.py").write_text("class Left:\n    card = {'name': 'left'}\n    maps = print\n\n"
+    (tmp_path / "takes_options.py").write_text("class Left:\n    card = {'name': 'left'}\n    maps = print\n\n"
                                          "    def __init__(self, precision, batch_size):\n"
                                          "        self.given = precision, batch_size\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert as_model("of_mine:Left", "explainer", precision="tf32").given == ("tf32", 8)
+    assert as_model("takes_options:Left", "explainer", precision="tf32").given == ("tf32", 8)
 
 
 def test_the_command_line_says_it_too(tmp_path):
