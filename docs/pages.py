@@ -186,13 +186,11 @@ def toctree(caption: str, pages: list[str], depth: int = 1) -> str:
     return f"```{{toctree}}\n:caption: {caption}\n:maxdepth: {depth}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
 
-def lesson_entry(path: Path) -> str:
+def lesson_entry(lesson) -> str:
     """A lesson's line in the contents: its number, title and minutes."""
-    opening = nbformat.read(TARGET / path.with_suffix(".ipynb"), as_version=4).cells[0].source
-    title, minutes = opening.partition("\n")[0].removeprefix("# "), re.search(r"about (\d+) minutes", opening)
-    number = re.match(r"0(\d)_", path.stem)
-    return (f"{f'{number[1]} ' if number else ''}{title}{f' ({minutes[1]} min)' if minutes else ''} "
-            f"<generated/{path.as_posix()}>")
+    number = f"{lesson.path.name[1]} " if lesson.path.name[0].isdigit() else ""
+    minutes = f" ({lesson.minutes} min)" if lesson.minutes else ""
+    return f"{number}{lesson.title}{minutes} <generated/lessons/{lesson.path.stem}>"
 
 
 def front_page(readme: str, ways: str) -> str:
@@ -288,17 +286,17 @@ def cards(by_paper: list[tuple[str, dict]]) -> str:
 
 def write_contents() -> None:
     """The contents: front page, guide, rooms, papers, reference, and the groups of the left side."""
+    from qgcam_lib.runs.start import read_lessons
+
     found = [(f"{k:02d}_{room['path'].strip('.') or 'ground'}", room) for k, room in enumerate(rooms())]
     by_paper = [(f"{k:02d}_{re.sub('[^a-z]+', '_', one['name'].lower())}", one) for k, one in enumerate(papers())]
     front = front_page((ROOT / "README.md").read_text(encoding="utf-8"), cards(by_paper))
-    lessons = sorted(path.relative_to(TARGET).with_suffix("") for path in (TARGET / "lessons").rglob("*.ipynb"))
     in_use = [room for some in by_use(found).values() for _, room in some]
     groups = [
         toctree("Begin", ["The tour <generated/lib/00_tour>", *(
             f"{title} <generated/{name}>" for name, title in WRITTEN.items()), "glossary"]),
-        toctree("Lessons", ["All lessons <generated/lessons>"] + [
-            lesson_entry(path) for path in lessons if "solutions" not in path.parts]
-            + ["Solutions <generated/solutions>"]),
+        toctree("Lessons", ["All lessons <generated/lessons>", *map(lesson_entry, read_lessons()),
+                            "Solutions <generated/solutions>"]),
         toctree("Papers", [f"generated/by_paper/{name}" for name, _ in by_paper], 2),
         toctree("Library", ["generated/library", "generated/reference", "generated/scores"], 2),
         toctree("The project", ["formats", "cluster", "reliability", "security", "contributing", "changelog"]),
@@ -308,7 +306,7 @@ def write_contents() -> None:
     pages |= {"scores.md": scores_page(), "library.md": library_page(found)}
     pages |= {"landing.md": front, "groups.md": "\n".join(groups)}
     pages |= {f"{name}.md": written_page(name) for name in WRITTEN}
-    inner = [path.relative_to("lessons").as_posix() for path in lessons if "solutions" in path.parts]
+    inner = sorted(f"solutions/{path.stem}" for path in (TARGET / "lessons" / "solutions").glob("*.ipynb"))
     pages["solutions.md"] = "# Solutions\n\n```{toctree}\n" + "\n".join(f"lessons/{one}" for one in inner) + "\n```\n"
     pages |= {"reference.md": write_reference(TARGET / "api", in_use), "lessons.md": lessons_page()}
     for name, text in pages.items():
