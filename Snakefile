@@ -35,7 +35,7 @@ def runs_of(told):
     from qgcam_lib.data.tricd.files import tricd_splits
     from qgcam_lib.papers.probes.data import probe_runs
     from qgcam_lib.papers.q_groundcam.splits import SPLITS, TABLE1_MODELS, table1_runs
-    from qgcam_lib.report.cautions import why_not_runnable
+    from qgcam_lib.report.claims import why_not_runnable
 
     DATA, GIVEN = told.data, told.given  # no data: the miniworld
 
@@ -90,9 +90,9 @@ def planned():
     generated data sets."""
     from qgcam_lib.errors import DiskError, ParameterError, RunError
     from qgcam_lib.papers.q_groundcam.splits import SPLITS
-    from qgcam_lib.report.cautions import why_not_runnable
+    from qgcam_lib.report.claims import why_not_runnable
     from qgcam_lib.runs.config import check_config
-    from qgcam_lib.runs.engine import computes, engine_path, hold_engine
+    from qgcam_lib.runs.config import computes, engine_path, hold_engine
     from qgcam_lib.runs.inputs import recipes
     from qgcam_lib.runs.parameters import read_parameters
     from qgcam_lib.runs.runner import asks, plan_run

@@ -8,7 +8,7 @@ import torch
 from small_models import BLIP2, LAVIS, TOWER, VILT, picture
 
 from qgcam_lib.models import Explainer, Matcher, list_models, load_model
-from qgcam_lib.models.albef.network import AlbefConfig
+from qgcam_lib.models.albef.explainer import AlbefConfig
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.common import sources
 from qgcam_lib.models.registry import MODELS

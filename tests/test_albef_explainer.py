@@ -11,11 +11,10 @@ from small_models import smooth
 
 from qgcam_lib.explain.gradcam import Tokens, attention_gradients, image_keys_values
 from qgcam_lib.models import load_model
-from qgcam_lib.models.albef import loading as loading
-from qgcam_lib.models.albef.explainer import AlbefExplainer, clean_caption
-from qgcam_lib.models.albef.network import AlbefConfig, build_albef
+from qgcam_lib.models.albef import explainer as loading
+from qgcam_lib.models.albef.explainer import AlbefConfig, AlbefExplainer, build_albef, clean_caption
 from qgcam_lib.models.common.checkpoints import save_model
-from qgcam_lib.models.common.images import prepare_image
+from qgcam_lib.models.common.device import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from qgcam_lib.explain.gradcam import Tokens, gradcam, image_keys_values, token_weights
-from qgcam_lib.finetune.albef import mini_albef
+from qgcam_lib.finetune.albef import draw_batch, mini_albef
 from qgcam_lib.finetune.amc import amc_losses, box_mask, matched_maps, phrase_masks, scaled_maps
 from qgcam_lib.finetune.batches import CaptionRecipe, TokenTable
-from qgcam_lib.finetune.itm import draw_batch
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 
 pairs = st.tuples(arrays(np.float64, (2, 4, 5), elements=st.floats(0, 1)),

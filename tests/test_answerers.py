@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from small_models import LAVIS, VILT, picture
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.albef.network import AlbefConfig
+from qgcam_lib.models.albef.explainer import AlbefConfig
 from qgcam_lib.models.blip.network import BlipConfig
 from qgcam_lib.models.blip.vqa import VQA_CONFIGS, clean_question
-from qgcam_lib.models.common.images import prepare_image
+from qgcam_lib.models.common.device import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, write_vocabulary
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Answerer

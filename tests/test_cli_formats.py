@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qgcam_lib.cli.formats import FORMATS, PAGE
+from qgcam_lib.cli.data import FORMATS, PAGE
 from qgcam_lib.cli.main import main
 
 

@@ -12,11 +12,10 @@ from safetensors.torch import save_file as save_torch
 
 from qgcam_lib.cli.main import main
 from qgcam_lib.errors import FileFault
-from qgcam_lib.grounding.box_files import read_boxes
-from qgcam_lib.grounding.map_files import open_maps
+from qgcam_lib.grounding.map_files import open_maps, read_boxes
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
-from qgcam_lib.storage.maps import MapStore
+from qgcam_lib.storage.rows import MapStore
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)

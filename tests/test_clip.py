@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from small_models import noise
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.clip import loading as clip_loading
-from qgcam_lib.models.clip.loading import load_clip, read_clip_state
+from qgcam_lib.models.clip import vit as clip_loading
 from qgcam_lib.models.clip.network import (
     bpe_tokenizer,
     build_clip,
@@ -20,6 +19,7 @@ from qgcam_lib.models.clip.network import (
     word_tokenizer,
     word_vocabulary,
 )
+from qgcam_lib.models.clip.vit import load_clip, read_clip_state
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.registry import find_model
 from qgcam_lib.models.roles import Explainer, Matcher
@@ -228,7 +228,7 @@ def test_bilinear_squashing_is_gscorecams_own(tiny, size):
     """Its load_clip puts torchvision's Resize((n, n)), bilinear, before CLIP's own bicubic resize and crop."""
     from torchvision import transforms as T
 
-    from qgcam_lib.models.common.images import MEAN, STD
+    from qgcam_lib.models.common.device import MEAN, STD
 
     image, n = noise(*size), 64
     clips_own = [T.Resize(n, T.InterpolationMode.BICUBIC), T.CenterCrop(n), T.ToTensor(), T.Normalize(MEAN, STD)]

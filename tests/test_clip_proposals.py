@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import noise
 
-from qgcam_lib.models.clip.proposals import ClipProposals, load_clip_proposals, sliding_windows
-from qgcam_lib.models.common.images import cut_box
+from qgcam_lib.models.clip.vit import ClipProposals, load_clip_proposals, sliding_windows
+from qgcam_lib.models.common.device import cut_box
 from qgcam_lib.models.registry import MODELS, ModelEntry, load_model
 from qgcam_lib.models.roles import Detector
 

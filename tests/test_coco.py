@@ -11,9 +11,8 @@ from hypothesis.extra.numpy import arrays
 from pycocotools import mask as coco_mask
 
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.coco.files import read_captions, read_instances
+from qgcam_lib.data.coco.files import mask_of, read_captions, read_instances, rle_counts
 from qgcam_lib.data.coco.folder import Coco
-from qgcam_lib.data.coco.masks import mask_of, rle_counts
 from qgcam_lib.errors import ExampleError
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata" / "coco"

@@ -13,14 +13,14 @@ from small_models import noise
 
 from qgcam_lib.boxes import box_iou
 from qgcam_lib.models import load_model
-from qgcam_lib.models.common.images import prepare_image
+from qgcam_lib.models.common.device import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.common.zoo import card_markdown, load_zoo
-from qgcam_lib.models.dense.loading import build_dense_grounding
 from qgcam_lib.models.dense.network import (
     DenseConfig,
     DenseDetector,
     DenseGrounding,
+    build_dense_grounding,
     cell_boxes,
     cell_centres,
     encode_captions,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qgcam_lib.errors import ParameterError
-from qgcam_lib.report.cautions import why_not_runnable
+from qgcam_lib.report.claims import why_not_runnable
 from qgcam_lib.runs.config import EngineConfig, check_config
 from qgcam_lib.runs.parameters import read_parameters
 from qgcam_lib.settings import ROOT

@@ -16,10 +16,8 @@ from hostile import NASTY
 
 from qgcam_lib.errors import visible
 from qgcam_lib.page.cards import Card
-from qgcam_lib.page.picture import page_picture
-from qgcam_lib.page.result_box import ResultBox
-from qgcam_lib.page.table import show
-from qgcam_lib.page.text import Notes
+from qgcam_lib.page.picture import ResultBox, page_picture
+from qgcam_lib.page.table import Notes, show
 from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import MarkedTable
 from qgcam_lib.runs.current import Run
@@ -36,9 +34,9 @@ STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb"
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb", "qgcam_lib/teach/explorer.py",
          "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb",
-         "qgcam_lib/runs/start.py", "nbs/lib/runs/16_start.ipynb")
+         "qgcam_lib/runs/start.py", "nbs/lib/runs/14_start.ipynb")
 MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb", "qgcam_lib/runs/form.py",
-          "nbs/lib/runs/17_form.ipynb")  # show pages that the room itself made
+          "nbs/lib/runs/14_start.ipynb")  # show pages that the room itself made
 
 
 def sources():

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from qgcam_lib.errors import ParameterError
 from qgcam_lib.runs import read_run
-from qgcam_lib.runs.engine import engine_path
+from qgcam_lib.runs.config import engine_path
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[1]

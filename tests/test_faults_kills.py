@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from qgcam_lib.runs import read_run
-from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import RecordStore
+from qgcam_lib.storage.rows import MapStore, RecordStore
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = {"q_groundcam": {"limit": 40, "verify": "false"}, "tricd_detection": {"limit": 10},

@@ -19,7 +19,7 @@ from qgcam_lib.explain.gradcam import (
 )
 from qgcam_lib.models.blip.explainer import BlipExplainer
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
-from qgcam_lib.models.common.images import prepare_image
+from qgcam_lib.models.common.device import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 
 PHRASES = ["a young boy in a red shirt", "the dog", "two women", "a blue and white striped umbrella"]

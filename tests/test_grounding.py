@@ -19,7 +19,7 @@ from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
 from qgcam_lib.errors import ExampleError, StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps
-from qgcam_lib.models.baselines import CentreGuess, RandomMap, UniformMap
+from qgcam_lib.models.registry import CentreGuess, RandomMap, UniformMap
 from qgcam_lib.storage.closure import code_files
 from qgcam_lib.storage.rows import RecordStore
 
@@ -172,7 +172,7 @@ WORKER = """
 import sys, time
 from qgcam_lib.data import picture_loop
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
-from qgcam_lib.models.baselines import RandomMap
+from qgcam_lib.models.registry import RandomMap
 from qgcam_lib.grounding import ground
 quick = RandomMap.maps_batch
 def slow(*given):

@@ -187,7 +187,7 @@ def test_two_processes_give_the_digits_of_one(tmp_path):
 
 
 def test_scores_without_torch_stay_without_it():
-    code = ("import sys, qgcam_lib.metrics, qgcam_lib.statistics, qgcam_lib.storage.maps; "
+    code = ("import sys, qgcam_lib.metrics, qgcam_lib.statistics, qgcam_lib.storage.rows; "
             "print({'torch', 'torchmetrics'} & set(sys.modules))")
     shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=300)
     assert shown.strip() == "set()"

@@ -62,7 +62,7 @@ def world(worlds, tmp_path):
 TYPES = """from qgcam_lib.data.inputs import DatasetSource, ExpressionsSource, TricdSource
 from qgcam_lib.models.inputs import DetectorSource, ExplainerName, ExplainerSource, MatcherName, WeightsSource
 from qgcam_lib.runs.inputs import RunId
-from qgcam_lib.storage.inputs import FilePath, WeightsFile"""
+from qgcam_lib.storage.fingerprints import FilePath, WeightsFile"""
 
 
 def reads(folder, **parameters):

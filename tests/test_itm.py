@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny import BLIP
 
+from qgcam_lib.finetune.albef import ItmRecipe, draw_batch, itm_losses, mini_model, start_itm, text_states
 from qgcam_lib.finetune.batches import TokenTable, load_training_set
-from qgcam_lib.finetune.itm import ItmRecipe, draw_batch, itm_losses, mini_model, start_itm, text_states
 from qgcam_lib.finetune.texts import head_and_attributes, mirrored, read_texts, singular
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgcam_lib.errors import FormatError
-from qgcam_lib.storage.json_reader import parse_json, read_json
+from qgcam_lib.storage.files import parse_json, read_json
 
 plain = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                      | st.text(st.characters(exclude_categories=["Cs"])),

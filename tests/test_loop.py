@@ -16,8 +16,8 @@ import torch
 from two_processes import both_end_well
 
 from qgcam_lib.errors import FileFault, ParameterError
+from qgcam_lib.finetune.batches import Recipe
 from qgcam_lib.finetune.loop import Training, adamw, train
-from qgcam_lib.finetune.recipe import Recipe
 from qgcam_lib.models.common.device import drawn_from
 
 

@@ -16,7 +16,7 @@ from qgcam_lib.cli.main import main
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.errors import ExampleError, FileFault, SuspiciousInput
 from qgcam_lib.grounding import ground
-from qgcam_lib.grounding.box_files import read_boxes
+from qgcam_lib.grounding.map_files import read_boxes
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.maps import MapProtocol
 from qgcam_lib.metrics import score_maps

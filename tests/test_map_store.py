@@ -19,9 +19,8 @@ from qgcam_lib.errors import StoreError
 from qgcam_lib.grounding import ground
 from qgcam_lib.grounding.run import score_store
 from qgcam_lib.metrics import SCORE_COLUMNS
-from qgcam_lib.models.baselines import CentreGuess, RandomMap
-from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import RecordStore
+from qgcam_lib.models.registry import CentreGuess, RandomMap
+from qgcam_lib.storage.rows import MapStore, RecordStore
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)
@@ -86,7 +85,7 @@ def test_maps_of_other_settings_are_refused(store):
 
 
 def test_killed_while_writing(tmp_path):
-    code = ("import sys, numpy as np\nfrom qgcam_lib.storage.maps import MapStore\n"
+    code = ("import sys, numpy as np\nfrom qgcam_lib.storage.rows import MapStore\n"
             "store = MapStore(sys.argv[1])\n"
             "for k in range(10**6):\n    store.append([f'{k}/{n}' for n in range(5)], [np.full((9, 9), k)] * 5)\n")
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "maps")], env=os.environ | {

@@ -14,16 +14,15 @@ from small_models import BLIP2, LAVIS, TOWER, VILT
 
 from qgcam_lib.models import Matcher, load_model
 from qgcam_lib.models.blip.network import BlipConfig
-from qgcam_lib.models.clip.loading import published_address
 from qgcam_lib.models.clip.network import PUBLISHED, build_clip, clip_config, word_vocabulary
+from qgcam_lib.models.clip.vit import published_address
 from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.adapter import ITM_SCORES, Recent, distinct_pictures
 from qgcam_lib.models.common.checkpoints import save_model
-from qgcam_lib.models.common.images import prepare_image
+from qgcam_lib.models.common.device import prepare_image
 from qgcam_lib.models.common.vocabulary import build_vocabulary
 from qgcam_lib.models.dual.loading import siglip_rows
-from qgcam_lib.models.dual.matcher import FAMILIES, DualMatcher
-from qgcam_lib.models.dual.otter import OtterModel, otter_config
+from qgcam_lib.models.dual.matcher import FAMILIES, DualMatcher, OtterModel, otter_config
 from qgcam_lib.models.registry import MODELS
 
 TEXTS = ["a photo of a dog", "a red ball on the wide table", "cat", "a photo of a cat"]

@@ -18,14 +18,16 @@ from qgcam_lib.models import load_model
 from qgcam_lib.models.common.checkpoints import load_state, rename
 from qgcam_lib.models.common.sources import hub_folder
 from qgcam_lib.models.mdetr.detector import (
+    OFFICIAL_NAMES,
+    SPARE_NAMES,
     MdetrDetector,
     byte_tokenizer,
     mdetr_size,
     phrase_scores,
+    read_mdetr_state,
     roberta_tokenizer,
     token_positions,
 )
-from qgcam_lib.models.mdetr.loading import OFFICIAL_NAMES, SPARE_NAMES, read_mdetr_state
 from qgcam_lib.models.mdetr.network import MDETR_CONFIGS, Backbone, ImagePatches, Mdetr, MdetrConfig, sine_places
 from qgcam_lib.models.roles import Detector
 

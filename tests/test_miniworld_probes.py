@@ -16,14 +16,14 @@ from qgcam_lib import miniworld
 from qgcam_lib.data import catalog
 from qgcam_lib.data.catalog import recognise, verify_dataset
 from qgcam_lib.data.probes.files import read_groups
-from qgcam_lib.data.probes.names import read_prompt_classes
+from qgcam_lib.data.probes.rows import read_prompt_classes
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import ensure, ensure_coco, ensure_visual_genome, make_picture, read_card, vocabulary
 from qgcam_lib.miniworld.scenes.sampler import draft_scene
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
 from qgcam_lib.miniworld.words.claims import certainly_false, certainly_true, linked
 from qgcam_lib.miniworld.writers.coco import coco_picture, packed, run_lengths
-from qgcam_lib.miniworld.writers.fillers import FILLERS, filler
+from qgcam_lib.miniworld.writers.files import FILLERS, filler
 from qgcam_lib.miniworld.writers.flickr30k import annotated, image_id, sentences_text
 from qgcam_lib.miniworld.writers.mininet import CLASSES, mininet_picture
 from qgcam_lib.miniworld.writers.swaps import prompt_of, swap

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qgcam_lib.boxes import box_iou, xywh_to_xyxy
 from qgcam_lib.data.refer import Refer
 from qgcam_lib.miniworld import ensure_refcocog
-from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.art.draw import Dice
 from qgcam_lib.miniworld.scenes.doubles import SPLITS, is_usable, make_doubles
 from qgcam_lib.miniworld.scenes.scene import can_be_named
 from qgcam_lib.miniworld.words.grammar import (

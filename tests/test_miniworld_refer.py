@@ -14,7 +14,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from qgcam_lib.miniworld import ensure_refer, vocabulary
-from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.art.draw import Dice
 from qgcam_lib.miniworld.scenes.crowd import SPLITS, make_crowd, rivals
 from qgcam_lib.miniworld.words.expressions import MANNERS, expressions, identifies
 from qgcam_lib.miniworld.words.words import FITS

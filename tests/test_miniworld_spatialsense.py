@@ -15,7 +15,7 @@ from qgcam_lib.miniworld import (
     ensure_spatialsense,
     make_picture,
 )
-from qgcam_lib.miniworld.art.dice import Dice
+from qgcam_lib.miniworld.art.draw import Dice
 from qgcam_lib.miniworld.scenes.spatial_truth import PREDICATES9, is_false, is_true
 from qgcam_lib.miniworld.scenes.strange import FAULTS, PLACES_FLICKR, PLACES_NYU, make_strange, paint_place, spoil
 from qgcam_lib.miniworld.writers.spatialsense import record

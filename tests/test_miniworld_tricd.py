@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from speeds import some
 
-from qgcam_lib.data.tricd.counts import STATISTICS, tricd_statistics
-from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
+from qgcam_lib.data.tricd.files import STATISTICS, tricd_files, tricd_folder, tricd_splits, tricd_statistics
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import (
     ensure_tricd,
     make_picture,
 )
-from qgcam_lib.miniworld.art.dice import Dice
-from qgcam_lib.miniworld.art.draw import COLOURS
+from qgcam_lib.miniworld.art.draw import COLOURS, Dice
 from qgcam_lib.miniworld.pairs.contradictions import PLANS, Loaded, holds
 from qgcam_lib.miniworld.words.claims import Caption, Noun, certainly_false, certainly_true, denoted, question
 from qgcam_lib.miniworld.words.words import LINKS, NAMES, SETTINGS, plural

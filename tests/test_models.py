@@ -21,15 +21,14 @@ from small_models import picture
 
 from qgcam_lib.errors import FormatError
 from qgcam_lib.models import list_models, load_model
-from qgcam_lib.models.blip.loading import load_weights
+from qgcam_lib.models.blip.explainer import load_weights
 from qgcam_lib.models.blip.network import CONFIGS, BlipConfig, build_blip_itm
-from qgcam_lib.models.clip.loading import read_clip_state
+from qgcam_lib.models.clip.vit import read_clip_state
 from qgcam_lib.models.common import sources
 from qgcam_lib.models.common.checkpoints import read_card, read_state, save_model
-from qgcam_lib.models.common.images import prepare_image
-from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer, write_vocabulary
-from qgcam_lib.models.common.words import clean_phrase
-from qgcam_lib.models.mdetr.loading import read_mdetr_state
+from qgcam_lib.models.common.device import prepare_image
+from qgcam_lib.models.common.vocabulary import build_vocabulary, clean_phrase, make_tokenizer, write_vocabulary
+from qgcam_lib.models.mdetr.detector import read_mdetr_state
 from qgcam_lib.models.registry import MODELS, find_model
 
 SMALL = BlipConfig(image_size=64, patch_size=16, vision_width=48, vision_depth=1, vision_heads=3, text_width=32,

@@ -24,7 +24,7 @@ from qgcam_lib.probes import probe
 from qgcam_lib.referring import refer
 from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import ROOT
-from qgcam_lib.storage.modules import is_module, module_files
+from qgcam_lib.storage.closure import is_module, module_files
 
 MODULE = '''
 import numpy as np

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from qgcam_lib.data.catalog import load_dataset
-from qgcam_lib.finetune.itm import MINI
+from qgcam_lib.finetune.albef import MINI
 from qgcam_lib.grounding.run import score_store
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models import load_model

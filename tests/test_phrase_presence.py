@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qgcam_lib.boxes import box_iou
 from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
 from qgcam_lib.phrase_detection import parts as phrase_parts
+from qgcam_lib.phrase_detection.analysis import NAMES, best_threshold, presence, presence_curve
 from qgcam_lib.phrase_detection.matching import THRESHOLDS
-from qgcam_lib.phrase_detection.presence import NAMES, best_threshold, presence, presence_curve
 from qgcam_lib.phrase_detection.score import match_predictions
 from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qgcam_lib.data import picture_loop
 from qgcam_lib.data.picture_loop import Asked, ask_pictures
-from qgcam_lib.models.common.images import prepare_image, prepare_images
+from qgcam_lib.models.common.device import prepare_image, prepare_images
 from qgcam_lib.models.registry import load_model
 from qgcam_lib.storage.rows import RecordStore
 

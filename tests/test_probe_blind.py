@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.data.probes.groups import SwapPair
-from qgcam_lib.probes.blind import (
+from qgcam_lib.probes.own_scores import (
     END,
     START,
     UNKNOWN,

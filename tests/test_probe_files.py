@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qgcam_lib.data.catalog import load_dataset, verify_dataset
 from qgcam_lib.data.probes.files import read_groups, write_groups
 from qgcam_lib.data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file, shown
-from qgcam_lib.data.probes.names import (
+from qgcam_lib.data.probes.rows import (
     COCO_VAL2014,
     VISUAL_GENOME,
     context_pictures,

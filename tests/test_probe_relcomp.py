@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qgcam_lib.data.coco.files import CocoCaptions, CocoImage
 from qgcam_lib.data.probes.groups import SwapPair, shown
 from qgcam_lib.data.taggers import load_tagger, words_of
-from qgcam_lib.data.visual_genome.entries import plain
+from qgcam_lib.data.visual_genome.annotations import plain
 from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 from qgcam_lib.probes.builders.relcomp import (

@@ -11,7 +11,7 @@ from qgcam_lib.errors import ExampleError, FormatError, StoreError
 from qgcam_lib.probes import probe, ranking_average_precision
 from qgcam_lib.probes.ask import ask_prompts, choices_of, prompts_by_picture, take_groups
 from qgcam_lib.probes.run import score_classes, score_groups
-from qgcam_lib.probes.score_table import ScoreTable
+from qgcam_lib.probes.score import ScoreTable
 
 PICTURES = [f"{k}.png" for k in range(12)]
 CLASSES = tuple("abcdefgh")

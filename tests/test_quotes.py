@@ -13,7 +13,7 @@ import pytest
 from qgcam_lib.papers.probes import claims as probes
 from qgcam_lib.papers.q_groundcam import claims as q_groundcam
 from qgcam_lib.papers.ref_adv import claims as ref_adv
-from qgcam_lib.papers.tricd import claims as tricd
+from qgcam_lib.papers.tricd import tables as tricd
 from qgcam_lib.settings import ROOT
 
 TEXTS = Path(os.environ.get("PAPER_TEXTS") or ROOT.parent / "shared" / "papers")

@@ -30,9 +30,8 @@ from qgcam_lib.papers.ref_adv.audit import (
     rules_beside,
     share_table,
 )
-from qgcam_lib.papers.ref_adv.claims import CLAIMS, ROLES, claim_tables, printed_tables
+from qgcam_lib.papers.ref_adv.claims import CLAIMS, ROLES, claim_tables, printed_tables, with_test
 from qgcam_lib.papers.ref_adv.data import open_ref_adv
-from qgcam_lib.papers.ref_adv.description import with_test
 from qgcam_lib.papers.ref_adv.gallery import choose_pairs, parallel
 from qgcam_lib.papers.ref_adv.listeners import (
     LISTENERS,
@@ -41,9 +40,10 @@ from qgcam_lib.papers.ref_adv.listeners import (
     both_right,
     listeners_of,
     meanings,
+    order_effects,
+    run_costs,
     what_decides,
 )
-from qgcam_lib.papers.ref_adv.order import order_effects, run_costs
 from qgcam_lib.papers.ref_adv.runs import (
     drawn,
     remedy_gains,

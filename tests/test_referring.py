@@ -26,13 +26,19 @@ from qgcam_lib.miniworld.words.listener import OUTCOMES, Listener, judge
 from qgcam_lib.miniworld.writers.refcocog import told
 from qgcam_lib.papers.ref_adv.listeners import meaning_table
 from qgcam_lib.referring import ContrastiveHinge, perturb, refer
-from qgcam_lib.referring.audit import implied_easy_share, threshold_effect, truncation
 from qgcam_lib.referring.hinge import draw_negatives
 from qgcam_lib.referring.own_scores import expression_boxes, score_file
 from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, perturb_expressions, shuffled
 from qgcam_lib.referring.run import ask_expressions, take_expressions
 from qgcam_lib.referring.score import CHOICE_SCORES, score_choices
-from qgcam_lib.referring.summary import compare_choices, compare_splits, summarize_choices
+from qgcam_lib.referring.summary import (
+    compare_choices,
+    compare_splits,
+    implied_easy_share,
+    summarize_choices,
+    threshold_effect,
+    truncation,
+)
 
 WORDS = st.lists(st.sampled_from("the a man dog red left on chair giraffe and".split()), min_size=1, max_size=9)
 QUICK = settings(max_examples=40, deadline=None)

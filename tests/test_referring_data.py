@@ -14,18 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
-from qgcam_lib.data.referring.candidates import candidate_counts, with_candidates
-from qgcam_lib.data.referring.counts import (
-    RELATIONS_FILE,
-    category_shares,
-    length_distribution,
-    relation_frequency,
-    relation_words,
-    relations_in,
-    split_counts,
-    words_of,
-)
-from qgcam_lib.data.referring.expressions import Expression, Expressions, of_split
+from qgcam_lib.data.referring.expressions import Expression, Expressions, candidate_counts, of_split, with_candidates
 from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
 from qgcam_lib.data.referring.people import (
     adversarial_targets,
@@ -36,7 +25,21 @@ from qgcam_lib.data.referring.people import (
     votes_right,
 )
 from qgcam_lib.data.referring.refcocog import category_kinds, join, refcocog
-from qgcam_lib.data.referring.splits import REASONS, rule_differences, rule_table, split_by_people, split_by_text
+from qgcam_lib.data.referring.splits import (
+    REASONS,
+    RELATIONS_FILE,
+    category_shares,
+    length_distribution,
+    relation_frequency,
+    relation_words,
+    relations_in,
+    rule_differences,
+    rule_table,
+    split_by_people,
+    split_by_text,
+    split_counts,
+    words_of,
+)
 from qgcam_lib.errors import ExampleError
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata"

@@ -9,10 +9,10 @@ from PIL import Image
 from small_models import BOXES, MeanColours, clip_matcher, noise
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.common.images import MEAN, STD, cut_box
+from qgcam_lib.models.common.device import MEAN, STD, cut_box
 from qgcam_lib.models.regions import vilbert
-from qgcam_lib.models.regions.encoders import CropEncoder, load_encoder, load_resnet
-from qgcam_lib.models.regions.geometry import box_geometry, candidate_boxes
+from qgcam_lib.models.regions.batch import box_geometry, candidate_boxes
+from qgcam_lib.models.regions.vilbert import CropEncoder, load_encoder, load_resnet
 from qgcam_lib.models.roles import RegionEncoder, RegionRanker, as_ranker
 
 # --- geometry ---------------------------------------------------------------------------------------------------------

@@ -26,12 +26,17 @@ from qgcam_lib.data.probes.groups import RelCompGroup
 from qgcam_lib.errors import ExampleError, FileFault, FormatError, ParameterError
 from qgcam_lib.finetune import interpolate, loop
 from qgcam_lib.finetune.loop import train, train_step
-from qgcam_lib.finetune.relcomp.encoders import TOWERS, encoders_of, tower_parameters
-from qgcam_lib.finetune.relcomp.losses import contrastive_loss, matching_loss, relcomp_losses
-from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, relcomp_scores
+from qgcam_lib.finetune.relcomp.losses import (
+    TOWERS,
+    contrastive_loss,
+    encoders_of,
+    matching_loss,
+    relcomp_losses,
+    tower_parameters,
+)
+from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, class_prompts, read_classes, relcomp_scores, zero_shot
 from qgcam_lib.finetune.relcomp.sweep import alpha_sweep
 from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
-from qgcam_lib.finetune.relcomp.zero_shot import class_prompts, read_classes, zero_shot
 from qgcam_lib.models.clip.network import TextTokenizer, build_clip, word_vocabulary
 from qgcam_lib.models.dual.matcher import DualMatcher
 

@@ -17,7 +17,7 @@ from qgcam_lib.papers.q_groundcam.figures import panels
 from qgcam_lib.papers.q_groundcam.gallery import choose_examples, example_maps
 from qgcam_lib.papers.q_groundcam.splits import ONE_SPLIT, SCORES, SHARES, TABLE1, score_summary
 from qgcam_lib.report.beside import paper_vs_ours, verdict
-from qgcam_lib.report.cautions import why_not_comparable
+from qgcam_lib.report.claims import why_not_comparable
 from qgcam_lib.report.figures import histogram_grid, interval_figure
 from qgcam_lib.report.published import printed_summary
 from qgcam_lib.report.tables import (

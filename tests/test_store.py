@@ -17,8 +17,7 @@ from speeds import some
 
 from qgcam_lib.errors import DiskError, StoreError
 from qgcam_lib.storage.files import sha256_of, write_whole
-from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import RecordStore
+from qgcam_lib.storage.rows import MapStore, RecordStore
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,8 +6,7 @@ import pytest
 from qgcam_lib.papers.q_groundcam.claims import CLAIMS, claim_tables, setting_means
 from qgcam_lib.papers.q_groundcam.gallery import choose_cases, choose_gallery
 from qgcam_lib.papers.q_groundcam.splits import TABLE1, find_table1_runs, table1_runs, with_domain
-from qgcam_lib.report.cautions import why_not_runnable
-from qgcam_lib.report.claims import check_claims
+from qgcam_lib.report.claims import check_claims, why_not_runnable
 from qgcam_lib.report.published import printed_summary, published
 from qgcam_lib.report.tables import printed_table
 from qgcam_lib.statistics import correlate

@@ -12,10 +12,20 @@ import pytest
 from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.errors import FormatError, ParameterError
 from qgcam_lib.miniworld import ensure_tricd
-from qgcam_lib.papers.tricd.claims import CLAIMS, ROLES, VQA_CLAIMS, count_claims, printed_tables
 from qgcam_lib.papers.tricd.detection import find_detections, gather_detections
 from qgcam_lib.papers.tricd.gallery import ALARM_ROLES, choose_alarms, choose_questions
-from qgcam_lib.papers.tricd.tables import SUBSET_NAMES, TRICD, by_subset, discrimination, question_agreement
+from qgcam_lib.papers.tricd.tables import (
+    CLAIMS,
+    ROLES,
+    SUBSET_NAMES,
+    TRICD,
+    VQA_CLAIMS,
+    by_subset,
+    count_claims,
+    discrimination,
+    printed_tables,
+    question_agreement,
+)
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.analysis import false_alarms
 from qgcam_lib.phrase_detection.compare import paired_differences
@@ -23,8 +33,7 @@ from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_
 from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
 from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.beside import paper_vs_ours
-from qgcam_lib.report.cautions import plan_sources
-from qgcam_lib.report.claims import assign_roles, check_claims, metric_tables
+from qgcam_lib.report.claims import assign_roles, check_claims, metric_tables, plan_sources
 from qgcam_lib.report.published import published
 from qgcam_lib.report.tables import printed_table, score_table
 from qgcam_lib.runs.record import read_run, write_run

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
 from qgcam_lib.data.visual_genome.annotations import (
     read_aliases,
+    read_entries,
     read_images,
     read_presence,
     read_regions,
     read_triplets,
 )
-from qgcam_lib.data.visual_genome.entries import read_entries
 from qgcam_lib.data.visual_genome.folder import VisualGenome
 from qgcam_lib.errors import ExampleError, FormatError
 

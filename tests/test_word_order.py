@@ -10,7 +10,7 @@ from test_referring_training import SHORT, SMALL, toys
 
 from qgcam_lib.finetune.referring.training import start_ranker
 from qgcam_lib.models.regions.vilbert import build_vilbert
-from qgcam_lib.papers.ref_adv.order import OrderStudy, order_effects, read_order_study, study_costs
+from qgcam_lib.papers.ref_adv.listeners import OrderStudy, order_effects, read_order_study, study_costs
 
 
 def reordered(batch, seed):

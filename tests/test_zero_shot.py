@@ -13,10 +13,8 @@ from qgcam_lib.models import load_model
 from qgcam_lib.models.inputs import RankerName
 from qgcam_lib.models.registry import MODELS
 from qgcam_lib.models.roles import Detections, RegionRanker
-from qgcam_lib.models.zero_shot.detector_boxes import DetectorRanker, matched_scores
-from qgcam_lib.models.zero_shot.map_mass import BY, MapRanker, map_scores_of_boxes
-from qgcam_lib.models.zero_shot.reclip import ReClip
-from qgcam_lib.models.zero_shot.spatial import RELATIONS, Place, parse_places, place_weights, relation_matrix
+from qgcam_lib.models.zero_shot.detector_boxes import BY, DetectorRanker, MapRanker, map_scores_of_boxes, matched_scores
+from qgcam_lib.models.zero_shot.reclip import RELATIONS, Place, ReClip, parse_places, place_weights, relation_matrix
 
 TEXTS = ["the red ball", "a dog to the left of the ball", "the leftmost dog", "the ball under the big chair",
          "the largest", "the red ball"]
@@ -127,7 +125,7 @@ def test_reclip_adds_the_logits_of_several_clips():
 # --- crops, maps, boxes -----------------------------------------------------------------------------------------------
 
 def test_itm_on_crops_equals_lavis_own_forward_crop_by_crop():
-    from qgcam_lib.models.common.images import cut_box, prepare_image
+    from qgcam_lib.models.common.device import cut_box, prepare_image
 
     ranker, image = load_model("itm-crops"), noise()
     network, size = ranker.matcher.model, ranker.matcher.config.image_size

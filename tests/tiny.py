@@ -5,12 +5,11 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from qgcam_lib.finetune.albef import ALBEF_MINI, AlbefRecipe, mini_albef, start_albef
+from qgcam_lib.finetune.albef import ALBEF_MINI, MINI, AlbefRecipe, ItmRecipe, mini_albef, start_albef, start_itm
 from qgcam_lib.finetune.amc import AmcRecipe, start_amc
 from qgcam_lib.finetune.batches import Sizes, load_training_set
 from qgcam_lib.finetune.clip import MINI_CLIP, ClipRecipe, clip_sizes, start_clip
 from qgcam_lib.finetune.detector import DetectorRecipe, start_detector
-from qgcam_lib.finetune.itm import MINI, ItmRecipe, start_itm
 from qgcam_lib.finetune.joint import (
     MINI_BRIDGETOWER,
     MINI_FLAVA,

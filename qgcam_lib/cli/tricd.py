@@ -16,7 +16,7 @@ from . import scoring
 from .calls import Commands, refused, say, short_path
 from .scoring import Bootstrap, Json, Level, OnError, Out, Seed
 from .tables import echo_json, echo_table, rows_of
-from ..storage.json_reader import read_json
+from ..storage.files import read_json
 
 # %% ../../nbs/lib/cli/04_tricd.ipynb #a25a599c
 tricd_app = Commands("TRICD, contextual phrase detection: score predictions and answers, check the evaluator.")

@@ -21,8 +21,8 @@ from ..settings import project_file, settings
 from ..storage.closure import code_fingerprint
 from ..storage.files import sha256_of, write_json
 from ..storage.fingerprints import files_fingerprint
-from ..storage.inputs import Generated
-from ..storage.json_reader import read_json
+from ..storage.fingerprints import Generated
+from ..storage.files import read_json
 
 # %% ../../nbs/lib/data/11_generated.ipynb #c0451cb8
 # name -> folder below `settings.data_root`, writer, what opens it where `load_dataset` does not, and its splits

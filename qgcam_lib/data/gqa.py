@@ -15,7 +15,7 @@ from typing import Any
 
 from .by_image import MINIWORLD_MARKER
 from ..storage.fields import FileName, Number, Sized, Text, Whole, Words, checked
-from .visual_genome.entries import read_entries
+from .visual_genome.annotations import read_entries
 from ..errors import ExampleError
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #819666a9

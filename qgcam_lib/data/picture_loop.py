@@ -32,7 +32,7 @@ from ..settings import settings as project_settings
 from ..storage.closure import code_fingerprint
 from ..storage.files import check_writable, write_json
 from ..storage.fingerprints import own_code, weights_fingerprint
-from ..storage.maps import MapStore
+from ..storage.rows import MapStore
 from ..storage.rows import RecordStore, place_of, shown
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #26c6b435

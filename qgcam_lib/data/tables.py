@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import FormatError, MissingExtra, needed
-from ..storage.json_reader import parse_json, read_json, regular_bytes
+from ..storage.files import parse_json, read_json, regular_bytes
 
 # %% ../../nbs/lib/data/13_tables.ipynb #5bb4b5de
 def _from_records(records: list, where: str | Path) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.flickr30k.format import EntitiesFolder, parse_sentence, read_sentences, read_split
-from ..models.common.words import clean_phrase
+from ..models.common.vocabulary import clean_phrase
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #a09083b5
 WORD_CLASSES = {

@@ -25,8 +25,7 @@ from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..models.named import as_model
-from ..storage.maps import MapStore
-from ..storage.rows import RecordStore, place_of
+from ..storage.rows import MapStore, RecordStore, place_of
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #d53368c9
 _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share": "float64",

@@ -4,20 +4,24 @@
 
 # %% auto #0
 __all__ = ['MODELS', 'WEIGHTS', 'ROLES', 'ModelEntry', 'zoo_folder', 'find_model', 'published_sizes', 'chosen', 'load_model',
-           'name_in_role', 'cached_files', 'list_models']
+           'name_in_role', 'cached_files', 'list_models', 'CentreGuess', 'RandomMap', 'UniformMap']
 
-# %% ../../nbs/lib/models/02_registry.ipynb #a79c009a
+# %% ../../nbs/lib/models/02_registry.ipynb #exportimports
 import difflib
 import importlib
 import os
 import tomllib
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from ..data.records import open_image
 from ..errors import ParameterError, missing_extra
 from ..settings import ROOT, project_file, settings
 from ..storage.plugins import Open
@@ -199,3 +203,68 @@ def list_models() -> pd.DataFrame:
     rows = [{**{column: getattr(entry, column) for column in columns}, "weights": _available(entry)}
             for entry in MODELS.values()]
     return pd.DataFrame(rows)
+
+# %% ../../nbs/lib/models/02_registry.ipynb #9abb4811
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+# %% ../../nbs/lib/models/02_registry.ipynb #a7f893e1
+class _Baseline:
+    """An explainer without learning: `maps`, `maps_batch`, `card`, `protocol` as in `models.Explainer`."""
+
+    protocol = "pixel"
+
+    def __init__(self, name: str, grid: tuple[int, int], **options):
+        self.grid = (int(grid[0]), int(grid[1]))
+        self.card: dict[str, Any] = {
+            "name": name, "weights": "none", "checkpoint": "", "sha256": "", "block": None, "tokens": "none",
+            "grid": list(self.grid), "input_size": None, "parameters": 0, "licence": "Apache-2.0", **options}
+
+    def maps(self, image: "Image.Image | str", phrases: Sequence[str]) -> "torch.Tensor":
+        """Maps [P, h, w] float32, >= 0, one a phrase."""
+        import torch
+
+        image = image if hasattr(image, "tobytes") else open_image(image)
+        maps = [self._map(image, phrase) for phrase in phrases]
+        return torch.from_numpy(np.array(maps, np.float32).reshape(len(maps), *self.grid))
+
+    def maps_batch(self, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> "list[torch.Tensor]":
+        """One [P, h, w] an image."""
+        return [self.maps(image, phrases) for image, phrases in zip(images, phrases_per_image)]
+
+# %% ../../nbs/lib/models/02_registry.ipynb #f55ea69e
+class CentreGuess(_Baseline):
+    """A Gaussian over the middle, the same for every phrase. spread: standard deviation, in sides of the picture."""
+
+    def __init__(self, spread: float = 0.25, grid: tuple[int, int] = (25, 25)):
+        super().__init__("centre guess", grid, spread=spread)
+        y, x = (((np.arange(n) + 0.5) / n - 0.5) ** 2 for n in self.grid)
+        self._hill = np.exp(-(y[:, None] + x) / (2 * spread**2))
+
+    def _map(self, image, phrase):
+        return self._hill
+
+# %% ../../nbs/lib/models/02_registry.ipynb #c5d903f4
+class RandomMap(_Baseline):
+    """Independent uniform values, drawn anew for every picture and phrase from `seed`."""
+
+    def __init__(self, seed: int = 0, grid: tuple[int, int] = (25, 25)):
+        super().__init__("random map", grid, seed=seed)
+        self.seed = seed
+
+    def _map(self, image, phrase):
+        key = sha256(repr((self.seed, image.size, phrase)).encode() + image.tobytes()).digest()
+        return np.random.default_rng(np.frombuffer(key, np.uint32)).random(self.grid)
+
+# %% ../../nbs/lib/models/02_registry.ipynb #6c5a7dbc
+class UniformMap(_Baseline):
+    """One everywhere. Scores by mass are undefined for it under protocols with min-max."""
+
+    protocol = "native"
+
+    def __init__(self, grid: tuple[int, int] = (25, 25)):
+        super().__init__("uniform map", grid)
+
+    def _map(self, image, phrase):
+        return np.ones(self.grid)

@@ -222,7 +222,7 @@ class RegionRanker(Protocol):
 class RegionEncoder(Protocol):
     """Turns the boxes of an image into rows of numbers, such as the features of a detector or of CLIP on crops.
 
-    They are visual features alone; where a box lies is said by `models.regions.geometry.box_geometry`.
+    They are visual features alone; where a box lies is said by `models.regions.batch.box_geometry`.
     """
 
     card: dict[str, Any]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..errors import visible
-from ..page.result_box import ResultBox
+from ..page.picture import ResultBox
 from .current import lock_run
 from .provenance import Colophon, code_of
 from .record import finished_run, write_run

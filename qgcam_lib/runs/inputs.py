@@ -15,8 +15,8 @@ from ..errors import FileFault, FormatError, ParameterError
 from .parameters import Parameter
 from ..settings import ROOT, Settings, load_settings
 from ..storage.closure import code_fingerprint
-from ..storage.inputs import Generated, Input, NamedInput, RunContext
-from ..storage.json_reader import read_json
+from ..storage.files import read_json
+from ..storage.fingerprints import Generated, Input, NamedInput, RunContext
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #5de60047
 class RunId(NamedInput):

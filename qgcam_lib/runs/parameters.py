@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
 from ..errors import FormatError, ParameterError
-from ..storage.inputs import AnyText, NamedInput
-from ..storage.json_reader import parse_json, read_json
+from ..storage.files import parse_json, read_json
+from ..storage.fingerprints import AnyText, NamedInput
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #a862ff68
 _TYPES = {name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union")} | {

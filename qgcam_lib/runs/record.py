@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import FormatError, RunError
 from .parameters import to_plain
 from ..settings import settings
-from ..storage.files import file_sha256, write_json
-from ..storage.json_reader import read_json
+from ..storage.files import file_sha256, read_json, write_json
 
 # %% ../../nbs/lib/runs/04_record.ipynb #29ac8e5f
 def to_json(value: Any) -> Any:

@@ -24,8 +24,7 @@ import pandas as pd
 from ..errors import RunError
 from .record import finished_run, read_run
 from ..settings import ROOT
-from ..storage.files import write_json, write_whole
-from ..storage.json_reader import read_json
+from ..storage.files import read_json, write_json, write_whole
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #207a632a
 INTERVAL_SHARE = 0.1  # of the half width of its interval a number may move,

@@ -29,7 +29,7 @@ from .provenance import new_record
 from .record import changed_outputs, is_held, read_run, register_output, update_run, write_run
 from ..settings import ROOT, Settings, load_settings, shard_of
 from ..storage.files import check_writable, sha256_of, write_whole
-from ..storage.inputs import Input
+from ..storage.fingerprints import Input
 
 # %% ../../nbs/lib/runs/06_runner.ipynb #d4b9029d
 def notebook_sha256(notebook: str | Path | Any) -> str:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fastcore.basics import patch
 
 from ..page.cards import Card, fact_text
-from ..page.picture import Picture, as_figure, laid_out, page_picture
-from ..page.result_box import ResultBox, as_lines
-from ..page.text import Notes
+from ..page.picture import Picture, ResultBox, as_figure, as_lines, laid_out, page_picture
+from ..page.table import Notes
 from .current import Run
 
 if TYPE_CHECKING:

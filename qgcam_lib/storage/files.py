@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['disk_errors', 'check_writable', 'whole_file', 'write_whole', 'write_json', 'file_sha256', 'sha256_of',
-           'locked_folder']
+           'locked_folder', 'unique_keys', 'collection_paused', 'parse_json', 'check_file', 'regular_bytes',
+           'read_json']
 
-# %% ../../nbs/lib/storage/01_files.ipynb #70416585
+# %% ../../nbs/lib/storage/01_files.ipynb #exportimports
 import contextlib
 import errno
+import gc
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DiskError
+from ..errors import DiskError, FormatError
 
 # %% ../../nbs/lib/storage/01_files.ipynb #d15c0002
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -124,3 +126,66 @@ def locked_folder(folder: str | Path) -> Iterator[None]:
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+# %% ../../nbs/lib/storage/01_files.ipynb #d532b7ff
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
+    """An object of JSON from its pairs, as a parser's `object_pairs_hook`; ValueError for a key that it has twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"expected each key once in an object, got {key[:60]!r} twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"expected numbers, got {text}, which is no JSON")
+
+# %% ../../nbs/lib/storage/01_files.ipynb #c0a1b2e2
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """No collection of garbage inside the block, for code that makes many objects that all stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+# %% ../../nbs/lib/storage/01_files.ipynb #cf4c735d
+def parse_json(text: str | bytes, where: str | Path = "", *, nan: bool = False,
+               each: Callable[[dict], Any] | None = None) -> Any:
+    """What a JSON text says.
+
+    where: the file or option it comes from, for the error. nan: take NaN and Infinity as Python writes them. each:
+    takes every object, innermost first, and gives what stands for it.
+    Errors: FormatError, which says where and what is wrong: not JSON, not UTF-8, a key twice in an object, too deep.
+    """
+    hook = (lambda pairs: each(unique_keys(pairs))) if each else unique_keys
+    try:
+        with collection_paused():
+            return json.loads(text, object_pairs_hook=hook, parse_constant=None if nan else _no_constant)
+    except (ValueError, RecursionError) as error:
+        at = f"{where}: " if str(where) else ""
+        raise FormatError(f"{at}not usable as JSON: {str(error)[:200]}") from error
+
+# %% ../../nbs/lib/storage/01_files.ipynb #2ad5253f
+def check_file(path: str | Path) -> None:
+    """FileNotFoundError where there is no file; FormatError for a folder or a pipe."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    if not path.is_file():
+        raise FormatError(f"{path}: expected a file, got a folder or a device")
+
+
+def regular_bytes(path: str | Path) -> bytes:
+    """The bytes of a file. Errors: as in `check_file`."""
+    check_file(path)
+    return Path(path).read_bytes()
+
+
+def read_json(path: str | Path, *, nan: bool = False, each: Callable[[dict], Any] | None = None) -> Any:
+    """What a JSON file says. Options and errors as in `parse_json` and `check_file`."""
+    return parse_json(regular_bytes(path), path, nan=nan, each=each)

@@ -9,13 +9,12 @@ from harness import Target
 from inputs import built, js, near
 from PIL import Image
 
-from qgcam_lib.data.coco.files import read_captions, read_instances
-from qgcam_lib.data.coco.masks import mask_of
+from qgcam_lib.data.coco.files import mask_of, read_captions, read_instances
 from qgcam_lib.data.flickr30k.entities import Flickr30kEntities
 from qgcam_lib.data.flickr30k.format import parse_annotation, parse_sentence
 from qgcam_lib.data.gqa import Gqa, scene_graphs
 from qgcam_lib.data.probes.files import read_groups
-from qgcam_lib.data.probes.names import read_prompt_classes
+from qgcam_lib.data.probes.rows import read_prompt_classes
 from qgcam_lib.data.records import image_problems, open_image
 from qgcam_lib.data.refer import Refer
 from qgcam_lib.data.referring.files import read_ref_adv

@@ -17,8 +17,7 @@ from targets_scores import FRAME, MAPS
 from qgcam_lib.grounding.map_files import open_maps
 from qgcam_lib.models.common.checkpoints import read_state
 from qgcam_lib.models.common.zoo import load_zoo
-from qgcam_lib.storage.maps import MapStore
-from qgcam_lib.storage.rows import RecordStore
+from qgcam_lib.storage.rows import MapStore, RecordStore
 
 # ---------------------------------------------------------------- stores
 

@@ -14,7 +14,7 @@ from targets_data import LABELLED_ADV, RELATION, TRICD, VQA, of_file
 from qgcam_lib.boxes import as_boxes, box_iou, clip_boxes, voc_to_xyxy, xywh_to_xyxy, yyxx_to_xyxy
 from qgcam_lib.data.tables import read_table
 from qgcam_lib.data.tricd.pairs import load_tricd
-from qgcam_lib.grounding.box_files import read_boxes
+from qgcam_lib.grounding.map_files import read_boxes
 from qgcam_lib.grounding.own_maps import score_files
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.phrase_detection import evaluate

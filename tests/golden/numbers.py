@@ -60,7 +60,7 @@ def maps_of(model, asked) -> np.ndarray:
     import tempfile
 
     from qgcam_lib.grounding import ground
-    from qgcam_lib.storage.maps import MapStore
+    from qgcam_lib.storage.rows import MapStore
 
     with tempfile.TemporaryDirectory() as folder:
         ground(model, list(asked), save_maps=folder, progress=False)

@@ -19,7 +19,7 @@ from .format import read_sentences, read_split, read_unrelated
 from ..records import GroundingExample
 from ...errors import ExampleError, FileFault
 from ...storage.files import sha256_of
-from ...storage.json_reader import regular_bytes
+from ...storage.files import regular_bytes
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #383c99ee
 def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:

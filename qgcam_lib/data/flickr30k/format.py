@@ -21,7 +21,7 @@ from ..by_image import check_layout
 from ..records import check_distinct
 from ...storage.fields import Sized, checked
 from ...errors import ExampleError, FormatError
-from ...storage.json_reader import regular_bytes
+from ...storage.files import regular_bytes
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #5cf311fe
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..by_image import PublishedFiles
 from ...storage.fields import FileName, Text, Xywh, checked
 from .expressions import Box, Expression, Expressions
 from ...errors import ExampleError, FormatError, SuspiciousInput
-from ...storage.json_reader import parse_json, read_json
+from ...storage.files import parse_json, read_json
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #48824cdc
 Either = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]  # a text or a number

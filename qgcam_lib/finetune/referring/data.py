@@ -25,8 +25,7 @@ from ...data.records import open_image
 from ...data.referring.expressions import Box, Expression
 from ...errors import ExampleError, ParameterError
 from ..batches import cached_rows, file_stamps
-from ...models.regions.batch import RegionBatch, stack_regions
-from ...models.regions.geometry import box_geometry, candidate_boxes
+from ...models.regions.batch import RegionBatch, box_geometry, candidate_boxes, stack_regions
 from ...models.roles import RegionEncoder
 from ...storage.files import sha256_of
 from ...storage.fingerprints import own_code, weights_fingerprint

@@ -30,8 +30,8 @@ from ...miniworld.writers.refcocog import REFCOCOG_CHECKSUM, ensure_refcocog, sp
 from ...models.common.vocabulary import build_vocabulary, make_tokenizer
 from ...models.regions import cmn, groundnet, mattnet, vilbert
 from ...models.regions.batch import FeatureRanker
-from ...models.regions.encoders import load_encoder
 from ...models.regions.loading import KINDS, ranker_config
+from ...models.regions.vilbert import load_encoder
 from ...models.roles import RegionEncoder
 from ...referring.run import refer
 from ...referring.summary import summarize_choices

@@ -40,7 +40,7 @@ from ...miniworld.writers.gqa import GQA_CHECKSUM
 from ...miniworld.writers.refcocog import REFCOCOG_CHECKSUM, ensure_refcocog
 from ...models.common.vocabulary import build_vocabulary, make_tokenizer
 from ...models.regions import vilbert
-from ...models.regions.encoders import load_encoder
+from ...models.regions.vilbert import load_encoder
 from ...settings import settings
 from ...storage.files import sha256_of, whole_file, write_json, write_whole
 from ...storage.fingerprints import weights_fingerprint

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from ...data.referring.expressions import Expression
 from ...errors import ParameterError
+from ..batches import Recipe
 from ..loop import Training, adamw, train
-from ..recipe import Recipe
 from .data import RankerData, RegionTexts, TextBatch
 from ...models.common.device import use_device
 from ...referring.hinge import ContrastiveHinge, draw_negatives

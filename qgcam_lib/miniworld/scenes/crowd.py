@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..art.dice import Dice
+from ..art.draw import Dice
 from .draft import Draft
 from .render import Rendering, mask_box, settle
 from .sampler import FAR, FLYERS, HELD, NEAR, hand_over

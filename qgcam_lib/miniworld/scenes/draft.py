@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from fastcore.basics import patch
 
-from ..art.dice import Dice
-from ..art.draw import PATTERNS
+from ..art.draw import PATTERNS, Dice
 from ..art.people import HAIRS, SKINS
 from .scene import KINDS, WARDROBE, Relation, Scene, Thing, colour_weights, place_weight
 

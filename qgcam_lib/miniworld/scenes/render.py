@@ -15,10 +15,8 @@ import numpy as np
 from fastcore.meta import delegates
 
 from ..art.backgrounds import paint_background
-from ..art.dice import Dice
-from ..art.draw import Canvas, Paint, Pen, make_paint
-from ..art.figures import FIGURES, draw_figure
-from ..art.people import HAIRS, SKINS, Garment, PersonLook, draw_person
+from ..art.draw import Canvas, Dice, Paint, Pen, make_paint
+from ..art.people import FIGURES, HAIRS, SKINS, Garment, PersonLook, draw_figure, draw_person
 from .sampler import draft_scene
 from .scene import KINDS, PLACES, Relation, Scene, Thing, shared
 

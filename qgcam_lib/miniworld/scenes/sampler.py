@@ -9,7 +9,7 @@ __all__ = ['HELD', 'LIES_ON', 'LIES_UNDER', 'LIES_IN', 'FLYERS', 'CLUSTERS', 'NE
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #d1bcc3d0
 from .. import read_tables
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..art.people import hand_of
 from .draft import Draft, point_of
 from .scene import BACKGROUNDS, KINDS, PEOPLE, Scene, Thing

@@ -8,7 +8,7 @@ __all__ = ['MANNERS', 'Clause', 'Wording', 'denoted', 'identifies', 'short_expre
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #1c213456
 from dataclasses import dataclass
 
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.scene import PLACES, Scene, Thing, alike, can_be_named, clearly, gap, middle
 from .words import BARE, FITS, LINKS, NAMES, SETTINGS, adjectives, article
 

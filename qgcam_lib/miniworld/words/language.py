@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fastcore.basics import patch
 
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.scene import Scene, Thing, can_be_named
 from . import words as lex
 from .words import Entity, MarkedPhrase, Sentence

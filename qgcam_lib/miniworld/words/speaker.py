@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.scene import Thing, can_be_named
 from .grammar import CONVERSES, FORMS, Form, Parse, readings, words_of
 from .listener import Listener, counted

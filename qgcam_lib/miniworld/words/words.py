@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import read_tables
-from ..art.dice import Dice
-from ..art.draw import COLOURS
+from ..art.draw import COLOURS, Dice
 from ..scenes.scene import INSTRUMENTS, KINDS, Thing
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #65c81431

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.render import SEED, Rendering, make_picture
 from ..scenes.scene import scene_number
 from ..words.language import describe

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from .. import read_tables
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.crowd import make_crowd, rivals
 from ..scenes.render import SEED, Rendering
 from ..scenes.scene import PEOPLE, Scene, Thing

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from .. import read_tables
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.render import SEED, Rendering
 from ..scenes.scene import Thing
 from ..scenes.spatial_truth import PREDICATES9, is_false, is_true

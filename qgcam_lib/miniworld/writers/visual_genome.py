@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from .. import read_tables
-from ..art.dice import Dice
+from ..art.draw import Dice
 from ..scenes.render import SEED, Rendering, make_picture
 from ..scenes.scene import Thing, can_be_named, scene_number
 from ..words.words import FITS, NAMES

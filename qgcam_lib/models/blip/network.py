@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..common.checkpoints import Config
-from ..common.imports import light_lavis
+from ..common.sources import light_lavis
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #682cad6d
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ...explain.gscorecam import ScoreCam, gscorecam
 from .network import ClipModel
 from ..common.adapter import PhraseExplainer, one_of
-from ..common.images import prepare_image
+from ..common.device import prepare_image
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08c9
 SQUASH = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['DenseConfig', 'Block', 'Bottle', 'Grounded', 'DenseGrounding', 'phrase_logits', 'cell_centres', 'cell_boxes',
-           'Encoded', 'encode_captions', 'DenseDetector']
+           'Encoded', 'encode_captions', 'DenseDetector', 'build_dense_grounding', 'load_dense']
 
-# %% ../../../nbs/lib/models/dense/01_network.ipynb #5700be13
-from collections.abc import Sequence
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #exportimports
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from torch import nn
 from torchvision.ops import nms
 
 from ..common.adapter import Adapter, one_of, same_length
-from ..common.checkpoints import Config
+from ..common.checkpoints import Config, load_state, read_config, read_state
 from ..common.detector import check_max_boxes
-from ..common.images import as_picture, prepare_image
-from ..common.words import SIGNS
+from ..common.device import as_picture, drawn_from, prepare_image
+from ..common.sources import find_weights
+from ..common.vocabulary import SIGNS, build_vocabulary, make_tokenizer
+from ..registry import ModelEntry, find_model
 from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7276bbeb
@@ -310,3 +313,34 @@ def _collect(kept: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int
     scores = np.concatenate([np.zeros(0), *(scores for scores, _ in kept)])
     boxes = np.concatenate([np.zeros((0, 4)), *(boxes for _, boxes in kept)]) * np.tile(size, 2)
     return Detections(scores, boxes, np.repeat(np.arange(len(kept)), [len(scores) for scores, _ in kept]))
+
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #2cb0b35e
+def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0
+                          ) -> DenseGrounding:
+    """The net with weights drawn from a seed. vocab: words (see `make_tokenizer`), None for common caption words."""
+    tokenizer = make_tokenizer(build_vocabulary() if vocab is None else vocab, lavis_tokens=False)
+    with drawn_from(seed):
+        return DenseGrounding(config, tokenizer)
+
+
+def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
+               config: Mapping[str, Any] | None = None, vocab: str | Path | Sequence[str] | None = None,
+               **options: Any) -> DenseDetector:
+    """Load a dense grounding detector; called by `load_model`, whose docstring explains the common arguments.
+
+    weights: "mini", "random" or the path of a folder of the zoo's form; config, vocab: sizes (fields of `DenseConfig`)
+    and words of random weights; options: those of `DenseDetector`, by default the card's. Raises ValueError for
+    "official", which nobody has published, and for config or vocab beside a folder, which has its own.
+    """
+    entry = find_model(entry)
+    if weights == "official":
+        raise ValueError(f"weights: {entry.name} is this project's own net, so there are no official weights. Use "
+                         "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
+    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
+    head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
+    sizes = read_config(found.config) if found.file else {**head, **(found.config or {})}
+    model = build_dense_grounding(DenseConfig.read(sizes), found.vocab, seed)
+    if found.file is not None:
+        load_state(model, read_state(found.file))
+    chosen = {name: found.card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in found.card}
+    return DenseDetector(model, device=device, card=found.card, **{**chosen, **options})

@@ -22,16 +22,16 @@ from ...data.coco.files import CocoImage, CocoObject
 from ...data.coco.folder import Coco
 from ...data.probes.groups import ContextGroup
 from ...data.records import open_image
-from ...miniworld.scenes.biases import planted_biases
-from ...miniworld.writers.fillers import filler_places
+from ...miniworld.scenes.strange import planted_biases
+from ...miniworld.writers.files import filler_places
 from ...miniworld.writers.refer import category_name
 from .data import ProbeData
 from .gallery import Picture, context_cells, twin_figure
 from ...probes.builders.context import class_prompts
 from ...probes.builders.edits import fit_scene, keep_only, png_bytes, seeded
 from ...probes.run import rankings, score_groups
-from ...probes.score_table import ScoreTable
-from ...report.sentences import Unit, with_interval
+from ...probes.score import ScoreTable
+from ...report.beside import Unit, with_interval
 from ...report.style import PALETTE, line_look, point_look, titled
 from ...report.tables import in_points
 from ...statistics import compare

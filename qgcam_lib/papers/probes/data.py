@@ -30,7 +30,7 @@ from ...probes.builders.composition import find_mentions, swap_compositions, swa
 from ...probes.builders.context import ContextOptions, build_background, build_objects
 from ...probes.builders.relation import RelationOptions, build_relation
 from ...probes.builders.words import attribute_words
-from ...report.cautions import cautions, why_not_comparable
+from ...report.claims import cautions, why_not_comparable
 from ...report.published import published
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #a092d24c
@@ -100,7 +100,7 @@ def card(self: ProbeData) -> pd.DataFrame:
 
 @patch
 def cautions_of(self: ProbeData, weights: str) -> list[str]:
-    """What a reader must know before the scores: see `report.cautions.cautions`."""
+    """What a reader must know before the scores: see `report.claims.cautions`."""
     return cautions(PROBES, is_miniworld=self.is_miniworld, weights=weights, n=len(self.part),
                     n_split=len(self.groups) + self.beyond)
 

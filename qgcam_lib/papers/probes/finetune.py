@@ -22,13 +22,12 @@ from ...data.catalog import dataset_folder
 from ...data.coco.folder import Coco
 from ...data.probes.groups import RelationGroup, RelCompGroup, SwapPair
 from ...data.visual_genome.folder import VisualGenome
-from ...finetune.relcomp.scores import relcomp_scores
+from ...finetune.relcomp.scores import relcomp_scores, zero_shot
 from ...finetune.relcomp.sweep import Remembering, kept_shares
-from ...finetune.relcomp.zero_shot import zero_shot
 from .data import ProbeData
 from .description import SWEPT
-from ...probes.blind import Blind, NGrams, blind_scores
 from ...probes.builders.relcomp import RelCompOptions, build_relcomp
+from ...probes.own_scores import Blind, NGrams, blind_scores
 from ...probes.run import probe, score_groups
 from ...statistics import compare, summarize
 

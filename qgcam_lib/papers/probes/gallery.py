@@ -20,7 +20,7 @@ from PIL import Image
 
 from ...data.probes.groups import ContextGroup, RelationGroup, SwapPair
 from ...probes.score import pair_scores
-from ...report.gallery import choose_by_rule
+from ...report.figures import choose_by_rule
 from ...report.style import bare, picture_or_field, titled, wrapped
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #e40c928e

@@ -24,7 +24,7 @@ from .finetune import predicate_choices
 from .runs import noted
 from ...probes.ask import ask_prompts
 from ...probes.run import probe
-from ...report.gallery import choose_by_rule
+from ...report.figures import choose_by_rule
 from ...statistics import summarize
 
 # %% ../../../nbs/lib/papers/probes/11_maps.ipynb #3a1a6e56

@@ -19,7 +19,7 @@ from ...data.catalog import captions_file
 from ...models.registry import load_model
 from .data import ProbeData
 from ...probes.ask import ask_prompts
-from ...probes.blind import Blind, NGrams, blind_scores, training_captions
+from ...probes.own_scores import Blind, NGrams, blind_scores, training_captions
 from ...probes.run import score_classes, score_groups
 
 # %% ../../../nbs/lib/papers/probes/06_runs.ipynb #95c87d3e

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ...grounding.run import example_map
 from .figures import draw_map, draw_scored, heat_bar, key_of_marks, top_pixels
-from ...report.gallery import choose_by_rule
+from ...report.figures import choose_by_rule
 from ...report.style import bare, draw_boxes, open_picture, titled, wrapped
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #d8a58f97

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...report.beside import paper_vs_ours
-from ...report.cautions import why_not_comparable, why_not_runnable
+from ...report.beside import PERCENT, PLAIN, effect_lines, paper_vs_ours
+from ...report.claims import why_not_comparable, why_not_runnable
 from ...report.published import Column, Paper, PaperTable, cite, printed_summary
-from ...report.sentences import PERCENT, PLAIN, effect_lines
 from ...report.tables import MarkedTable, printed_table, score_table
 from ...runs import find_runs
 from ...runs.record import check_outputs
