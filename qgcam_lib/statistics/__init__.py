@@ -1,7 +1,7 @@
 """Scores with their uncertainty: summaries, paired differences and correlations, all with intervals by group."""
 
-from .contracts import MAP_SCORES, METRICS, Metric, contract_table
-from .correlation import correlate
+from .row_checks import MAP_SCORES, METRICS, Metric, contract_table
+from .summary import correlate
 from .groups import N_BOOTSTRAP
 from .summary import compare, summarize
 
