@@ -66,13 +66,18 @@ def unfit_outputs(notebook: Any) -> list[str]:
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #44363b2c
 _BAR = re.compile(r"\d+%\|.*|\d+it \[.*")
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # tqdm's bar in a notebook
+
+
+def _is_bar(text: str | list[str]) -> bool:
+    return all(_BAR.search(line) or not line.strip() for line in re.split(r"[\r\n]+", "".join(text)))
 
 
 def _kept_outputs(cell: Any) -> list[Any]:
     """A cell's outputs in the form of this project: without counts, and without what is only a progress bar."""
-    stderr = "".join("".join(o.text) for o in cell.outputs if o.output_type == "stream" and o.name == "stderr")
-    is_bar = all(_BAR.search(line) or not line.strip() for line in re.split(r"[\r\n]+", stderr))
-    outputs = [deepcopy(o) for o in cell.outputs if not (is_bar and o.get("name") == "stderr")]
+    bars = _is_bar(["".join(o.text) for o in cell.outputs if o.get("name") == "stderr"])
+    outputs = [deepcopy(o) for o in cell.outputs if not (bars and o.get("name") == "stderr")]
+    outputs = [o for o in outputs if not (_WIDGET in o.get("data", {}) and _is_bar(o.data.get("text/plain", "")))]
     for output in outputs:
         if "execution_count" in output:
             output["execution_count"] = None
