@@ -35,7 +35,7 @@ STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb"
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb", "qgcam_lib/teach/explorer.py",
          "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb",
          "qgcam_lib/runs/start.py", "nbs/lib/runs/14_start.ipynb")
-MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb", "qgcam_lib/runs/form.py",
+MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb", "qgcam_lib/runs/start.py",
           "nbs/lib/runs/14_start.ipynb")  # show pages that the room itself made
 
 

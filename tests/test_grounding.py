@@ -148,7 +148,7 @@ def test_rows_of_other_code_are_never_continued(root, tmp_path, monkeypatch):
     monkeypatch.setattr(picture_loop, "code_fingerprint", lambda *given: roots.extend(given) or true_code(*given))
     run(Noted(), dataset, limit=4, store=tmp_path / "s", save_maps=True)
     files = {path.relative_to(ROOT / "qgcam_lib").as_posix() for path in code_files(*roots)}
-    assert {"data/picture_loop.py", "grounding/run.py", "metrics/kernels.py", "models/baselines.py",
+    assert {"data/picture_loop.py", "grounding/run.py", "metrics/kernels.py", "models/registry.py",
             "data/flickr30k/entities.py"} <= files and "phrase_detection/run.py" not in files
     monkeypatch.setattr(picture_loop, "code_fingerprint", lambda *given: "edited")
     for store in ({"store": tmp_path / "s"}, {"store": tmp_path / "new", "save_maps": tmp_path / "s-maps"}):

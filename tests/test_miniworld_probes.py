@@ -23,7 +23,7 @@ from qgcam_lib.miniworld.scenes.sampler import draft_scene
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
 from qgcam_lib.miniworld.words.claims import certainly_false, certainly_true, linked
 from qgcam_lib.miniworld.writers.coco import coco_picture, packed, run_lengths
-from qgcam_lib.miniworld.writers.files import FILLERS, filler
+from qgcam_lib.miniworld.writers.fillers import FILLERS, filler
 from qgcam_lib.miniworld.writers.flickr30k import annotated, image_id, sentences_text
 from qgcam_lib.miniworld.writers.mininet import CLASSES, mininet_picture
 from qgcam_lib.miniworld.writers.swaps import prompt_of, swap

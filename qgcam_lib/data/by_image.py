@@ -8,6 +8,7 @@ __all__ = ['MINIWORLD_MARKER', 'OPTIONS', 'ImageRead', 'problem_of', 'fitted', '
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #6b7d04b6
 import pickle
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,16 +110,16 @@ class ByImage:
 
     @cached_property
     def _image(self) -> Callable[[str], ImageRead]:
-        packed: dict[str, bytes] = {}  # what was read, some 6 kB a picture; in memory only
+        packed: dict[str, bytes] = {}  # what was read, 1 to 2 kB a picture; in memory only
 
         def image(image_id: str) -> ImageRead:
             if image_id in packed:
-                return pickle.loads(packed[image_id])
+                return pickle.loads(zlib.decompress(packed[image_id]))
             found = self._read(image_id)
-            packed[image_id] = pickle.dumps(found, -1)
+            packed[image_id] = zlib.compress(pickle.dumps(found, -1), 1)
             return found
 
-        return lru_cache(4096)(image)  # unpacked, about 100 MB at most
+        return lru_cache(256)(image)  # unpacked, some 25 kB each
 
     @cached_property
     def _all(self) -> "_Totals":

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PART_ROWS', 'PART_SECONDS', 'PART_BYTES', 'draw', 'choose_groups', 'Asked', 'folders_of', 'row_of', 'frame_of',
-           'Kept', 'own_batches', 'ask_pictures']
+           'Kept', 'ask_pictures']
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #6ce281ec
 import os
@@ -23,7 +23,7 @@ import pandas as pd
 from PIL import Image
 from tqdm import tqdm
 
-from .batches import outcomes
+from .batches import outcomes, own_batches
 from .by_image import check_options, picture_path
 from .records import check_distinct, open_image
 from ..errors import ExampleError, StoreError
@@ -184,9 +184,10 @@ class Kept:
         self._hold(frame)
         self._news, self._since = [], time.monotonic()
 
-    def frame(self, asked: Sequence[Asked]) -> pd.DataFrame:
+    def frame(self, asked: Sequence[Asked], complete: Callable | None = None) -> pd.DataFrame:
         """One row a record in this order, as in `frame_of`; those that are not kept belong to another shard."""
-        others = [row_of(item, _ELSEWHERE) for item in asked if item.id not in self.states]
+        others = [item for item in asked if item.id not in self.states]
+        others = [row_of(item, _ELSEWHERE) for item in (complete(others) if complete else others)]
         rows = pd.concat([*self._frames, frame_of(others, self.columns)], ignore_index=True)
         self._frames, newest = [rows], rows["id"].drop_duplicates(keep="last")
         order = newest.index[pd.Index(newest).get_indexer([item.id for item in asked])]
@@ -201,8 +202,9 @@ def _by_picture(asked: Iterable[Asked]) -> list[list[Asked]]:
     return list(found.values())
 
 
-def _opened(items: list[Asked], prepare: Callable | None) -> tuple[list[tuple], list[tuple[Asked, Exception]]]:
+def _opened(items: list[Asked], prepare: Callable | None, complete: Callable | None) -> tuple[list, list]:
     """Records of one picture with it, and those that cannot be asked with the reason."""
+    items = complete(items) if complete else items
     lost = [(item, item.fault) for item in items if item.fault]
     whole = [item for item in items if not item.fault]
     try:
@@ -223,11 +225,6 @@ def _ahead(pool: Executor, work: Callable, items: Iterable, most: int) -> Iterat
         done = waiting.popleft().result()
         waiting.extend(pool.submit(work, item) for item in islice(items, 1))
         yield done
-
-# %% ../../nbs/lib/data/03_picture_loop.ipynb #f26a0002
-def own_batches(pictures: Sequence, size: int, shard: tuple[int, int]) -> list:
-    """The pictures of one shard: every n-th batch of `size`, the first being the k-th. shard: (k, n)."""
-    return [one for i, one in enumerate(pictures) if i // size % shard[1] == shard[0] - 1]
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #f23c7b62
 @dataclass
@@ -268,11 +265,11 @@ def _settle(kept: Kept, lost: list, ready: list, answers: list, finish: Callable
 
 
 def _run(todo: list[list[Asked]], asker: _Asker, kept: Kept, bar: tqdm, prepare: Callable | None,
-         finish: Callable | None) -> None:
+         finish: Callable | None, complete: Callable | None) -> None:
     """Ask about pictures batch by batch: the next one is opened and the last one settled beside the model."""
     most, under_way = asker.size, deque()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as openers, ThreadPoolExecutor(1) as settler:
-        opened = _ahead(openers, lambda items: _opened(items, prepare), todo, 2 * most)
+        opened = _ahead(openers, lambda items: _opened(items, prepare, complete), todo, 2 * most)
         try:
             while batch := list(islice(opened, most)):
                 ready, lost = (sum(parts, []) for parts in zip(*batch))
@@ -295,7 +292,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
                  loader: Any = None, store: str | Path | RecordStore | None = None, maps: MapStore | None = None,
                  on_error: str = "raise", batch_images: int | None = None, progress: bool = True, limit: int | None = None,
                  seed: int = 0, whole: bool = False, prepare: Callable[[Image.Image], Any] | None = None,
-                 finish: Callable[[list, list], Sequence[Mapping[str, Any]]] | None = None) -> pd.DataFrame:
+                 finish: Callable[[list, list], Sequence[Mapping[str, Any]]] | None = None,
+                 complete: Callable[[list[Asked]], list[Asked]] | None = None) -> pd.DataFrame:
     """Ask a model about records, and keep what it says.
 
     model: has a `card`. asked: the records, in the data's order. ask: (model, pictures, whats), as long as each other
@@ -308,7 +306,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     whole: ask all records in every shard, since what is asked later depends on the answers (see `shard_of`).
     prepare: what `ask` gets in place of an opened picture; it runs in the threads that open the next batch's pictures.
     finish: (answers, whats) -> values, where `ask` gives answers that still have to be made into values; it runs, as
-    the writing does, in a thread of its own beside the model.
+    the writing does, in a thread of its own beside the model. complete: gives some records of `asked` their `what` and
+    `known`, when they are needed: hundreds of thousands of records then need little memory.
 
     Returns one row a record: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} a failed row).
@@ -337,8 +336,8 @@ def ask_pictures(model: Any, asked: Sequence[Asked], ask: Callable[[Any, list, l
     asker = _Asker(model, ask, on_error == "record", batch_images)
     with tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
               disable=not progress) as bar:
-        _run(todo, asker, kept, bar, prepare, finish)
-    frame = kept.frame(asked)
+        _run(todo, asker, kept, bar, prepare, finish, complete)
+    frame = kept.frame(asked, complete)
     failed = frame.loc[frame["error"].notna(), ["id", "image", "error"]].to_dict("records")
     if shard[1] > 1:  # for `qgcam plan`
         write_json(kept.store.folder / SHARD_FILE, {"pictures": len(whole_work), "own": len(pictures), "asked": len(todo),

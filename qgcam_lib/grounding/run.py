@@ -7,7 +7,9 @@ __all__ = ['drawn_ids', 'score_rows', 'negatives_of', 'ground', 'score_store', '
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #c36ed853
 import warnings
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -59,22 +61,29 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked
         text.removeprefix(f"{by_id[id][0].file}: "), id, by_id[id][0].file, remedy)) for id, text in texts.items()]
 
 
-def _asked(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Asked]:
-    """The records of the pictures that are drawn, in the data set's order."""
-    images, root, found = dataset.images(), getattr(dataset, "root", None), []
+def _records(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> Iterator[tuple[str, Asked]]:
+    """The records of the pictures that are drawn, in the data set's order, each with its image id."""
+    images, root = dataset.images(), getattr(dataset, "root", None)
     counts = dict.fromkeys(range(len(images)))
     if limit:
         counts = draw([len(dataset.read_image(id)[0]) for id in images], limit, seed)
     for position, count in counts.items():
         examples, problems = dataset.read_image(images[position])
-        found += [_record(example, root) for example in examples[:count]]
-        found += _lost(images[position], problems, remedy)
-    return found
+        records = [_record(example, root) for example in examples[:count]] + _lost(images[position], problems, remedy)
+        yield from ((images[position], record) for record in records)
+
+
+def _complete(dataset: Dataset, records: Sequence[Asked]) -> list[Asked]:
+    """Records that hold an image id alone, with their examples."""
+    images = dict.fromkeys(record.what for record in records if record.fault is None)
+    examples = {example.id: example for image in images for example in dataset.read_image(image)[0]}
+    root = getattr(dataset, "root", None)
+    return [_record(examples[record.id], root) if record.fault is None else record for record in records]
 
 
 def drawn_ids(dataset: Dataset, limit: int | None = None, seed: int = 0) -> list[str]:
     """The ids of the examples that `ground` scores with this limit and seed."""
-    return [item.id for item in _asked(dataset, limit, seed, "")]
+    return [record.id for _, record in _records(dataset, limit, seed, "")]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #585bcdc5
 def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample]) -> list[Any]:
@@ -97,12 +106,23 @@ def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, optio
         return score_maps(maps, boxes, image_sizes=np.array(sizes), **options).astype(np.float64).to_dict("records")
 
 
-def _warned(examples: Sequence[GroundingExample]) -> list[str]:
-    """What is suspicious about the boxes of these examples, warned of once."""
-    boxes = np.concatenate([np.zeros((0, 4)), *(example.boxes for example in examples)])
-    each = [example for example in examples for _ in example.boxes]
-    pictures, _ = pd.factorize(np.array([str(example.image) for example in each], object))
-    return warn_of(box_findings(boxes, [example.size for example in each], pictures), stacklevel=3)
+class _Boxes:
+    """The boxes of a data set as three flat arrays, to be judged together."""
+
+    def __init__(self, examples: Iterable[GroundingExample] = ()):
+        self.boxes, self.sizes, self.pictures, self.numbers = array("d"), array("q"), array("q"), {}
+        for example in examples:
+            self.add(example)
+
+    def add(self, example: GroundingExample) -> None:
+        self.boxes.extend(example.boxes.ravel().tolist())
+        self.sizes.extend(example.size * len(example.boxes))
+        self.pictures.extend([self.numbers.setdefault(str(example.image), len(self.numbers))] * len(example.boxes))
+
+    def warn(self) -> list[str]:
+        """What is suspicious about them, warned of once."""
+        boxes, sizes = np.array(self.boxes).reshape(-1, 4), np.array(self.sizes).reshape(-1, 2)
+        return warn_of(box_findings(boxes, sizes, np.array(self.pictures)), stacklevel=3)
 
 
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
@@ -170,8 +190,13 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
-    asked = _asked(dataset, limit, seed, remedy)
-    found = _warned([item.what for item in asked if item.fault is None])
+    asked, boxes = [], _Boxes()
+    for image, record in _records(dataset, limit, seed, remedy):
+        if record.fault is None:
+            boxes.add(record.what)
+            record = replace(record, what=image, known={})  # `_complete` gives them back, a picture at a time
+        asked.append(record)
+    found = boxes.warn()
     places = [item.path for item in asked if item.path]
     check_pictures(places, getattr(dataset, "root", None) or places[0].parent if places else "")
     model = as_model(model, "explainer")
@@ -183,7 +208,8 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
                              settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
                              on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
                              prepare=getattr(model, "shrink", None),
-                             finish=partial(_scores, options={"protocol": rule, **scores}))
+                             finish=partial(_scores, options={"protocol": rule, **scores}),
+                             complete=partial(_complete, dataset))
     frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
                     "warnings": found}
     frame.columns.name = f"protocol {rule.name}"
@@ -215,7 +241,7 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     if lost := [id for id in wanted if id not in examples]:
         raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)}, "
                          f"such as {lost[0]!r}; is it the data set and split of these maps?")
-    warned = _warned(list(examples.values()))
+    warned = _Boxes(examples.values()).warn()
     rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
         found = [examples[id] for id in part]

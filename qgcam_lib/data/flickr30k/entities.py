@@ -144,9 +144,11 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
 @patch
 def describe(self: Flickr30kEntities) -> dict:
     """Counts, shares, options, licence and checksum, as plain values: the data card."""
-    metas = [example.meta for image_id in self.images() for example in self.read_image(image_id)[0]]
-    types = Counter(kind for meta in metas for kind in meta["types"])
-    boxes = Counter(meta["n_boxes_listed"] for meta in metas)
+    types, boxes = Counter(), Counter()
+    for image_id in self.images():
+        for example in self.read_image(image_id)[0]:
+            types.update(example.meta["types"])
+            boxes[example.meta["n_boxes_listed"]] += 1
     return ByImage.describe(self) | {"types": dict(types.most_common()), "boxes_per_phrase": dict(sorted(boxes.items())),
                                      "official": self.official}
 

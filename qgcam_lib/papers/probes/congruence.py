@@ -23,7 +23,7 @@ from ...data.coco.folder import Coco
 from ...data.probes.groups import ContextGroup
 from ...data.records import open_image
 from ...miniworld.scenes.strange import planted_biases
-from ...miniworld.writers.files import filler_places
+from ...miniworld.writers.fillers import filler_places
 from ...miniworld.writers.refer import category_name
 from .data import ProbeData
 from .gallery import Picture, context_cells, twin_figure
