@@ -140,7 +140,7 @@ def planned():
                 "shards": told.shards if asks(path) else 1}
     # The run of a notebook that its file shows: the first of its line above.
     shown = [f"{notebook}/{jobs[f'{notebook}/{next(iter(some))}']['run_id']}" for notebook, some in runs.items() if some]
-    found = {"outputs": outputs, "threads": told.threads, "device": str(told.given.get("device", "cpu")), "jobs": jobs,
+    found = {"outputs": outputs, "threads": told.threads, "device": str(told.given.get("device") or settings.device), "jobs": jobs,
              "drawn": drawn, "shown": shown}
     if engine:
         write_json(Path(NOTES), found)

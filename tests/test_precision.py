@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,12 @@ from PIL import Image
 
 from qgcam_lib.cli.main import main
 from qgcam_lib.models import registry
+from qgcam_lib.models.common import device
+from qgcam_lib.models.common.device import use_device
 from qgcam_lib.models.named import as_model, load_source
 from qgcam_lib.models.registry import load_model
 from qgcam_lib.runs import read_run
+from qgcam_lib.runs.runner import plan_run
 from qgcam_lib.settings import Settings, models_used, on_use
 
 PICTURES = [Image.fromarray(np.random.default_rng(k).integers(0, 255, (60, 80, 3), dtype=np.uint8)) for k in range(7)]
@@ -107,6 +111,37 @@ def test_a_factory_gets_what_it_has_parameters_for(monkeypatch, tmp_path):
                                          "        self.given = precision, batch_size\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert as_model("takes_options:Left", "explainer", precision="tf32").given == ("tf32", 8)
+
+
+def test_a_network_of_a_user_is_listed_with_what_it_computed_with(monkeypatch, tmp_path):
+    (tmp_path / "own_network.py").write_text("""
+import torch
+class Mine:
+    card = {"name": "mine"}
+    def __init__(self): self.net = torch.nn.Conv2d(3, 1, 4, stride=4)
+    def maps(self, image, phrases):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(torch.zeros(len(phrases), 3, 8, 8))[:, 0].float()
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    on_use(lambda models: None)
+    load_source("own_network:Mine", "explainer").maps(None, ["a", "b"])
+    assert models_used() == [{"model": "mine", "device": "cpu", "precision": "bfloat16", "batch": 2}]
+
+
+@pytest.mark.parametrize("name", ["q_groundcam", "tricd_vqa", "ref_adv_train"])
+def test_an_empty_device_is_the_setting_and_a_given_one_is_not(name, monkeypatch):
+    plan = partial(plan_run, f"nbs/papers/{name}.ipynb", here=False, progress=False)
+    monkeypatch.delenv("QGCAM_DEVICE", raising=False)
+    here = plan()
+    monkeypatch.setenv("QGCAM_DEVICE", "cuda:7")
+    there = plan()
+    assert (here.parameters["device"], there.parameters["device"]) == ("cpu", "cuda:7") and here.run_id != there.run_id
+    assert plan({"device": "cpu"}).run_id == here.run_id
+    monkeypatch.setattr(device, "settings", Settings(device="cuda:7"))
+    with pytest.raises(ValueError, match="cuda:7"):
+        use_device("")
+    assert use_device("cpu").type == "cpu"
 
 
 def test_the_command_line_says_it_too(tmp_path):

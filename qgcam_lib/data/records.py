@@ -107,7 +107,9 @@ class GroundingExample:
         boxes = checked_boxes(self.boxes, self.size, self.id, self.image)
         boxes.setflags(write=False)
         image = self.image if isinstance(self.image, Path) else Path(self.image)  # one object for all of a picture
-        vars(self).update(boxes=boxes, size=tuple(map(int, self.size)), image=image, group=str(self.group))
+        shared = type(self.size) is tuple and all(type(side) is int for side in self.size)  # by all of a picture
+        size = self.size if shared else tuple(map(int, self.size))
+        vars(self).update(boxes=boxes, size=size, image=image, group=str(self.group))
 
     def __setstate__(self, state):  # NumPy's arrays come out of a pickle writable
         state["boxes"].setflags(write=False)

@@ -190,11 +190,11 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
-    asked, boxes = [], _Boxes()
+    asked, boxes, later = [], _Boxes(), {}
     for image, record in _records(dataset, limit, seed, remedy):
         if record.fault is None:
             boxes.add(record.what)
-            record = replace(record, what=image, known={})  # `_complete` gives them back, a picture at a time
+            record = replace(record, what=image, known=later)  # `_complete` gives them back, a picture at a time
         asked.append(record)
     found = boxes.warn()
     places = [item.path for item in asked if item.path]

@@ -178,11 +178,11 @@ class AlbefEntry(NamedInput):
 
 # %% ../../nbs/lib/models/11_inputs.ipynb #b358c341
 class DeviceName(NamedInput):
-    """Where models compute: cpu, cuda, cuda:N, mps or xpu. Nothing is read because of it; it must be there."""
+    """Where models compute: cpu, cuda, cuda:N, mps or xpu; "" for the setting `device`. It must be there."""
 
     @classmethod
     def check(cls, text: str) -> str:
-        if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", text):
+        if not re.fullmatch(r"|cpu|mps|(cuda|xpu)(:\d+)?", text):
             raise ParameterError("Give cpu, cuda, cuda:N or mps.")
         return text
 
@@ -191,7 +191,7 @@ class DeviceName(NamedInput):
         for text in texts if reading.here else ():
             if lack := _lack(text):
                 raise ParameterError(f"{text!r} cannot be used ({lack}). Use 'cpu'.")
-            if text != "cpu":
+            if text not in ("", "cpu"):
                 from qgcam_lib.models.common.device import use_device
 
                 use_device(text)

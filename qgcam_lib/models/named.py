@@ -79,9 +79,20 @@ def check_role(model: Any, role: str, source: str = "model") -> Any:
     raise ParameterError(f"{source}: expected {ROLES[role]} with a method {_VERBS[role]} and a dictionary `card`, such "
                          f'as {{"name": "mine"}}, given {given}.')
 
-# %% ../../nbs/lib/models/10_named.ipynb #d0e2000b
+# %% ../../nbs/lib/models/10_named.ipynb #d0e2000f
 _FUNCTIONS = {"explainer": as_explainer, "matcher": as_matcher, "ranker": as_ranker}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _watched(model: Any, source: str) -> Any:
+    """The model; what its torch networks compute with is noted, see `settings.models_used`."""
+    if torch := sys.modules.get("torch"):
+        from qgcam_lib.models.common.device import watch_use
+
+        networks = [value for value in getattr(model, "__dict__", {}).values() if isinstance(value, torch.nn.Module)]
+        for network in () if type(model).__module__.startswith("qgcam_lib.") else networks:
+            watch_use(network, model.card.get("name", source))
+    return model
 
 
 def check_weights(source: str, weights: str | Path) -> None:
@@ -90,14 +101,15 @@ def check_weights(source: str, weights: str | Path) -> None:
         raise ParameterError(f"weights: expected the path of weights that {source} reads, given {str(weights)!r}, "
                              "which is for models of the registry. Leave it out where the factory needs none.")
 
-
+# %% ../../nbs/lib/models/10_named.ipynb #d0e2000b
 def load_source(source: str, role: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
                 precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
     """The model that a text names, in a role: a name of the registry, or package.module:factory, or :function, :object.
 
     role: see `check_role`. weights, device, seed, precision, batch_size, options: as for `load_model`; a matcher of the
     registry gives logits. A factory gets those of device, seed, precision and batch_size that it has parameters for,
-    and weights where they are the path of its file; a model of its own computes as its code says.
+    and weights where they are the path of its file; a model of its own computes as its code says, which the record of a
+    run states for the torch networks that are its attributes.
     Raises ParameterError for a text that is neither, a name in another role, a module or function that is not there,
     weights or options that the factory does not take, and a result that does not play the role.
     """
@@ -126,7 +138,7 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
                              f"{', '.join(needs)}. Name a function instead: def make(): return {factory.__name__}(...)")
     if needs:
         return _FUNCTIONS[role](factory, source) if role in _FUNCTIONS else check_role(factory, role, source)
-    return check_role(factory(**given), role, source)
+    return _watched(check_role(factory(**given), role, source), source)
 
 
 def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | None = None, **options: Any) -> Any:

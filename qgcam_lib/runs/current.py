@@ -217,6 +217,7 @@ def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, A
     source = "\n".join(cell.source for cell in read_notebook(path).cells if cell.cell_type == "code")
     given = [name for name in known if name in namespace] + _injected(namespace, known, source)
     values = resolve_parameters(known, {name: namespace[name] for name in given}, text=False)
+    values |= {"device": options.device} if values.get("device") == "" else {}
     seed = values["seed"] if isinstance(values.get("seed"), int) else options.seed
     inputs = find_inputs(known, values, Path.cwd())
     for recipe in recipes(inputs):

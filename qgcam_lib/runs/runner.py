@@ -97,6 +97,7 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     cwd = ROOT if ROOT in notebook.parents else notebook.parent
     resolved = resolve_parameters(known, parameters or {})
     resolved |= {name: _from_caller(resolved[name], cwd) for name in parameters or {}}
+    resolved |= {"device": options.device} if resolved.get("device") == "" else {}
     seed = resolved["seed"] if isinstance(resolved.get("seed"), int) else options.seed
     reads = find_inputs(known, resolved, cwd, options=options, here=here)
     sha256, code = notebook_sha256(notebook), reached_code(notebook_source(notebook), reads)

@@ -20,11 +20,12 @@ from PIL import Image
 
 from ...data.records import open_image
 from ...explain.gradcam import send
-from ...settings import note_use
+from ...settings import note_use, settings
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #cb58a5fa
 def use_device(device: str) -> torch.device:
-    """A device that is there, or a ValueError."""
+    """A device that is there, or a ValueError; "" is the setting `device`."""
+    device = device or settings.device
     try:
         return torch.zeros(0, device=device).device
     except (RuntimeError, AssertionError) as error:
