@@ -96,6 +96,7 @@ def planned():
     from qgcam_lib.runs.inputs import recipes
     from qgcam_lib.runs.parameters import read_parameters
     from qgcam_lib.runs.runner import asks, plan_run
+    from qgcam_lib.runs.shards import read_plan
     from qgcam_lib.settings import settings
     from qgcam_lib.storage.files import write_json
 
@@ -137,7 +138,7 @@ def planned():
                 "folder": f"{outputs}/gathered/{notebook}/{name}/{plan.run_id}", "run_id": plan.run_id, "rank": rank,
                 "options": texts(given), "table": "--table" if rank == 3 or notebook == TABLE1 else "",
                 "needs": [jobs[key]["folder"] + "/run.json" for key in before], "drawn": [*made],
-                "shards": told.shards if asks(path) else 1}
+                "shards": told.shards if asks(path) else 1, "plan": read_plan(plan)}
     # The run of a notebook that its file shows: the first of its line above.
     shown = [f"{notebook}/{jobs[f'{notebook}/{next(iter(some))}']['run_id']}" for notebook, some in runs.items() if some]
     found = {"outputs": outputs, "threads": told.threads, "device": str(told.given.get("device") or settings.device), "jobs": jobs,
@@ -232,11 +233,20 @@ rule draw:
         "qgcam data draw {params.name:q} --split {params.split:q}"
 
 
-# Memory and time of a job, for a scheduler: each further attempt may take twice as much. One GPU each on a GPU.
-JOB = {
-    "mem_mb": lambda wildcards, attempt: 6000 * 2 ** (attempt - 1),
-    "runtime": lambda wildcards, attempt: 120 * 2 ** (attempt - 1),
-}
+def memory(wildcards, attempt):
+    """MB of a job: half as much again as `qgcam plan` found for this run, else 6,000; twice as much at each attempt."""
+    return int(1.5 * (job(wildcards)["plan"].get("memory_mb") or 4000)) * 2 ** (attempt - 1)
+
+
+def minutes(wildcards, attempt):
+    """Of a job: ten, and twice what `qgcam plan` says; without a plan two hours. Twice as long at each attempt."""
+    plan, n = job(wildcards)["plan"], job(wildcards)["shards"]
+    asking = plan.get("asking", 0) / n if n == 1 or hasattr(wildcards, "k") else 0  # who gathers asks for nothing
+    return int(10 + 2 * (plan["fixed"] + asking) / 60 if plan else 120) * 2 ** (attempt - 1)
+
+
+# One GPU each on a GPU.
+JOB = {"mem_mb": memory, "runtime": minutes}
 if PLANNED["device"].startswith("cuda"):
     JOB |= {"gres": "gpu:1", "gpu_slots": 1}
 

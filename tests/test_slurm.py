@@ -37,13 +37,24 @@ def shards_there(folder, status):
     return sum(f'"status": "{status}"' in path.read_text() for path in found)
 
 
-def test_a_job_on_a_gpu_asks_for_one(tmp_path):
+def test_a_job_asks_for_a_gpu_and_for_what_was_planned(tmp_path):
     environment = compendium(tmp_path)
-    config = ("only=q_groundcam", "models=blip-base", "splits=test", "shards=2", "device=cuda")
-    told = subprocess.run(["snakemake", "-n", "--config", *config], cwd=tmp_path, env=environment, capture_output=True,
-                          text=True, timeout=200)
-    assert told.returncode == 0, told.stdout[-2000:]
-    assert len(re.findall(r"resources: .*gres=gpu:1", told.stdout + told.stderr)) == 3  # two shards and the run
+
+    def resources():
+        config = ("only=q_groundcam", "models=blip-base", "splits=test", "shards=2", "device=cuda")
+        done = subprocess.run(["snakemake", "-n", "--config", *config], cwd=tmp_path, env=environment,
+                              capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout[-2000:]
+        text = done.stdout + done.stderr
+        found = re.findall(r"runtime=(\d+), gres=gpu:1.* mem_mb=(\d+)", text)
+        return sorted(found), re.search(r"run_id=([0-9a-f]{12})", text)[1]
+
+    asked, run_id = resources()
+    assert asked == [("120", "6000")] * 3  # two shards and the run
+    plan = tmp_path / "outputs" / "plans" / "q_groundcam" / f"{run_id}.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text(json.dumps({"fixed": 60.0, "asking": 36000.0, "memory_mb": 3000}))
+    assert resources()[0] == [("12", "4500"), ("612", "4500"), ("612", "4500")]
     assert not (tmp_path / ".snakemake" / "engine.json").exists()  # only looked
 
 
