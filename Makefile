@@ -44,7 +44,7 @@ COMPILE = $(BIN)/python -c "import numpy; from qgcam_lib.metrics import score_ma
   data = synthetic_tricd(3); evaluate(data, synthetic_predictions(data), n_bootstrap=10)"
 
 .PHONY: help env reproduce papers check test nightly lint exported committed notebooks pytest fuzz lessons other-processor lab docs lock \
-  zoo bench
+  zoo bench live
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -135,6 +135,9 @@ docs: env  ## build the pages: docs/_build/html/index.html
 	@$(CLEANLY) python docs/pages.py
 	@$(CLEANLY) sphinx-build --quiet --jobs $(CORES) --fail-on-warning --keep-going --fresh-env docs docs/_build/html
 	@echo "Pages: docs/_build/html/index.html"
+
+live: env  ## a model for the page "Try it" (needs npm, onnx, onnxscript); then make docs
+	@$(CLEANLY) python docs/live_model.py
 
 lock: env  ## resolve requirements.in again (needs the network), keep what still fits
 	@grep -v '^#' requirements.lock > $(VENV)/lock.tmp

@@ -20,9 +20,11 @@ release = re.search(r'__version__ = "(.+)"', (HERE.parent / "qgcam_lib/__init__.
 extensions = ["myst_nb", "sphinx.ext.linkcode"]
 templates_path = ["templates"]
 exclude_patterns = ["_build", "generated/landing.md", "generated/groups.md",
-                    "guide.md", "status.md", "models.md", "data_sets.md"]  # docs/pages.py makes pages of them
+                    # docs/pages.py makes pages of these
+                    "guide.md", "status.md", "models.md", "data_sets.md", "try_it.md"]
 html_theme = "sphinx_book_theme"
 html_static_path = ["static"]
+html_extra_path = ["live_files"] if (HERE / "live_files").is_dir() else []  # `make live`
 html_css_files = ["pages.css"]
 html_search_scorer = str(HERE / "scorer.js")
 html_title = "qgcam"

@@ -26,7 +26,8 @@ from reference import prose, write_reference
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "generated"
 LANDING = ("Four papers", "Install", "Score your maps")  # the sections of README that the front page shows
-WRITTEN = {"guide": "Guide", "models": "Models", "data_sets": "Data sets", "status": "What is reproduced"}  # of docs/
+WRITTEN = {"guide": "Guide", "models": "Models", "data_sets": "Data sets", "status": "What is reproduced",
+           "try_it": "Try it"}  # of docs/
 GLOSSARY = sorted({*re.findall(r"(?m)^(\w[\w -]*)$\n  ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))}
                   - {"open", "run"})  # words that mean other things too
 USES = {  # the rooms in the order of use; the rest comes last

@@ -1,0 +1,165 @@
+"""Make what the page "Try it" needs, in docs/live_files/live: `make live`. Pages built afterwards can ask a model.
+
+blip-mini becomes one ONNX graph: image encoder, text encoder, matching head, and the derivatives of the matching logit
+by the cross-attention of every block, which is GradCAM's backward pass. Beside it: scenes with what Python computes for
+them, and onnxruntime-web from npm, whose version and checksum are fixed here.
+Needed: onnx and onnxscript, which the extra "live" brings, and npm.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import subprocess
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from qgcam_lib.data.catalog import load_dataset
+from qgcam_lib.data.records import open_image
+from qgcam_lib.explain.gradcam import split_heads
+from qgcam_lib.metrics import score_maps
+from qgcam_lib.models.common.device import MEAN, STD, prepare_image
+from qgcam_lib.models.common.vocabulary import SIGNS
+from qgcam_lib.models.registry import load_model
+from qgcam_lib.teach.explorer import page_part
+
+FOLDER = Path(__file__).parent / "live_files" / "live"
+LENGTH = 16  # tokens of a text with its first and last; a shorter one is padded
+N_SCENES = 20
+RUNTIME = ("onnxruntime-web", "1.23.2",
+           "T09JUtMn+CZLk3mFwqiH0lgQf+4S7+oYHHtk6uhaYAAJI95bTcKi5bOOZYwORXfS/RLZCjDDEXGWIuOCAFlEjg==")
+SCORES = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_soft", "wdp_binary", "io_ratio", "pg_hit",
+          "pg_uncertain")
+RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+
+def attend(layer, queries, keys, values, bias):
+    """Attention probabilities [heads, T, M] of a layer, and what it hands on."""
+    q, k, v = split_heads(queries, layer), split_heads(keys, layer), split_heads(values, layer)
+    probabilities = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
+    return probabilities, v
+
+
+def joined(probabilities, values):
+    return (probabilities @ values).transpose(-3, -2).flatten(-2)
+
+
+def explained(network, pixels, ids, mask):
+    """Token maps of every block, [blocks, T, h * w], and the matching logits [2].
+
+    pixels: [1, 3, H, W]; ids, mask: [T], the mask 1 where a token is real. Written out for one picture and one text;
+    `BlipExplainer` computes the same for many.
+    """
+    vision, text = network.visual_encoder, network.text_encoder
+    states = vision.patch_embed(pixels)
+    states = torch.cat([vision.cls_token, states], 1) + vision.pos_embed[:, :states.shape[1] + 1]
+    for block in vision.blocks:
+        x = block.norm1(states)
+        q, k, v = block.attn.qkv(x)[0].unflatten(-1, (3, block.attn.num_heads, -1)).permute(1, 2, 0, 3)
+        mixed = (q @ k.transpose(-1, -2) * block.attn.scale).softmax(-1) @ v
+        states = states + block.attn.proj(mixed.transpose(0, 1).flatten(1))[None]
+        states = states + block.mlp(block.norm2(states))
+    states = vision.norm(states)[0]
+
+    bias, watched = (1 - mask)[None, None] * -1e4, []
+    x = text.embeddings(ids[None])[0]
+    for layer in text.encoder.layer:
+        inner = layer.attention.self
+        p, v = attend(inner, inner.query(x), inner.key(x), inner.value(x), bias)
+        x = layer.attention.output(joined(p, v), x)
+        inner = layer.crossattention.self
+        p, v = attend(inner, inner.query(x), inner.key(states), inner.value(states), 0)
+        p = p if p.requires_grad else p.detach().requires_grad_()
+        watched.append(p)
+        x = layer.crossattention.output(joined(p, v), x)
+        x = layer.output(layer.intermediate(x), x)
+    logits = network.itm_head(x[0])
+    gradients = torch.autograd.grad(logits[1], watched)
+    maps = torch.stack([(p * g.clamp(min=0)).mean(0)[:, 1:] for p, g in zip(watched, gradients)])
+    return maps.detach(), logits.detach()
+
+
+def inputs_of(explainer, picture, phrase):
+    """What the graph takes: pixels, and ids and mask of `LENGTH` tokens."""
+    tokens = explainer.tokenize([phrase])
+    n = tokens.ids.shape[1]
+    ids, mask = torch.zeros(LENGTH, dtype=torch.long), torch.zeros(LENGTH)
+    ids[:n], mask[:n] = tokens.ids[0], 1
+    return prepare_image(picture, explainer.config.image_size)[None], ids, mask
+
+
+def export_model(explainer, example, file):
+    """Write the graph; example: a picture and a phrase to trace it with."""
+    given = inputs_of(explainer, *example)
+    traced = make_fx(lambda *inputs: explained(explainer.model, *inputs))(*given).eval()
+    program = torch.onnx.export(traced, given, dynamo=True, opset_version=18, external_data=False, verbose=False,
+                                input_names=["pixels", "ids", "mask"], output_names=["maps", "logits"])
+    program.save(str(file))
+
+
+def scene_of(explainer, examples):
+    """A picture with some of its phrases, each with its box on the map's grid and what Python computes for it."""
+    picture, scale = open_image(examples[0].image), explainer.config.grid[0] / examples[0].size[0]
+    asked = []
+    for example in examples:
+        maps, probability = explainer.explain(picture, [example.prompt])
+        shown, box = maps[0].double().numpy() / float(maps.max()), (example.boxes[0] * scale).tolist()
+        row = score_maps([shown.astype("float32")], [box], protocol="native", delta=2).iloc[0]
+        asked.append({"text": example.prompt, "box": box, "probability": float(probability),
+                      "map": [[float(f"{float(value):.7g}") for value in line] for line in maps[0]],
+                      "scores": {name: float(row[name]) for name in SCORES}})
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return {"picture": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), "asked": asked}
+
+
+def scenes_of(explainer, n=N_SCENES):
+    """`n` pictures of the miniworld's test split, evenly spread, each with up to five distinct phrases of one box."""
+    data, found = load_dataset("miniworld", split="test"), []
+    for image in data.images()[::len(data.images()) // n][:n]:
+        each = {one.prompt: one for one in data.read_image(image)[0] if len(one.boxes) == 1}
+        found.append(scene_of(explainer, list(each.values())[:5]))
+    return found
+
+
+def bring_runtime(folder):
+    """onnxruntime-web from npm, refused where its checksum is another."""
+    package, version, integrity = RUNTIME
+    with tempfile.TemporaryDirectory() as place:
+        command = ["npm", "pack", f"{package}@{version}", "--silent"]
+        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
+        file, = Path(place).glob("*.tgz")
+        if base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode() != integrity:
+            raise ValueError(f"{package}@{version}: expected the file with the SHA-512 {integrity}, got another")
+        with tarfile.open(file) as packed:
+            for name in RUNTIME_FILES:
+                (folder / name).write_bytes(packed.extractfile(f"package/dist/{name}").read())
+
+
+def main():
+    explainer = load_model("blip-base")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    scenes = scenes_of(explainer)
+    first = next(iter(load_dataset("miniworld", split="test")))
+    export_model(explainer, (open_image(first.image), first.prompt), FOLDER / "blip-mini.onnx")
+    tokenizer = explainer.model.tokenizer
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    facts = {"scenes": scenes, "vocabulary": vocabulary, "length": LENGTH, "block": explainer.block,
+             "tokens": explainer.tokens, "blocks": explainer.config.text_depth, "grid": explainer.config.grid[0],
+             "size": explainer.config.image_size, "mean": MEAN, "std": STD, "signs": SIGNS.pattern,
+             "first": tokenizer.enc_token_id,
+             "last": tokenizer.sep_token_id, "unknown": tokenizer.unk_token_id}
+    scores = f"(() => {{{page_part('map_scores.js')}window.qgcamScores = scores;}})();"
+    text = f"window.qgcamFacts = {json.dumps(facts)};\n{scores}\n"
+    (FOLDER / "facts.js").write_text(text, encoding="utf-8")
+    bring_runtime(FOLDER)
+    print(f"{FOLDER}: {sum(file.stat().st_size for file in FOLDER.iterdir()) / 1e6:.1f} MB. Now: make docs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The model of the page "Try it": its graph equals the library's BLIP, and the page equals Python in a browser."""
+
+import json
+import shutil
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import live_model  # noqa: E402
+
+PAGE = ('<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><link rel="stylesheet" href="live.css">'
+        '<div id="live" data-folder="live/"><p class="wait"></p></div><script type="module" src="live.js"></script>')
+
+
+@pytest.fixture(scope="module")
+def explainer():
+    return live_model.load_model("blip-base")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """Twenty pictures, each with phrases of 3 to 12 tokens."""
+    data = live_model.load_dataset("miniworld", split="test")
+    examples = [data.read_image(image)[0] for image in data.images()[::100]]
+    longer = ("a man", "the dog left of a red table", "a woman in a blue coat and a dotted hat")
+    return [(live_model.open_image(each[0].image), text) for each in examples for text in (each[0].prompt, *longer)]
+
+
+def test_the_graph_computes_what_the_library_does_in_every_block(explainer, asked):
+    lengths = set()
+    for picture, text in asked:
+        inputs = live_model.inputs_of(explainer, picture, text)
+        maps, logits = live_model.explained(explainer.model, *inputs)
+        n = int(inputs[2].sum())
+        lengths.add(n)
+        for block in range(explainer.config.text_depth):
+            before, explainer.block = explainer.block, block
+            try:
+                _, known = explainer.token_maps(picture, text)
+            finally:
+                explainer.block = before
+            assert torch.allclose(maps[block, :n].unflatten(-1, (8, 8)), known, rtol=0, atol=1e-5 * known.max())
+        assert torch.isclose(logits.softmax(0)[1], explainer.explain(picture, [text])[1][0], atol=1e-6)
+    assert min(lengths) <= 5 and max(lengths) >= 12
+
+
+@pytest.mark.nightly
+def test_the_file_computes_what_the_library_does(explainer, asked, tmp_path):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason=f"{name} is not installed: the extra live brings it")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    live_model.export_model(explainer, asked[0], tmp_path / "blip.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "blip.onnx"))
+    for picture, text in asked:
+        inputs = live_model.inputs_of(explainer, picture, text)
+        maps, logits = live_model.explained(explainer.model, *inputs)
+        there = session.run(None, dict(zip(("pixels", "ids", "mask"), (one.numpy() for one in inputs))))
+        assert np.abs(there[0] - maps.numpy()).max() <= 1e-5 * maps.max()
+        assert np.abs(there[1] - logits.numpy()).max() < 1e-4
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_): pass
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    """The page with the model, served to Chromium; at the end: no error, and no request to another host."""
+    files = live_model.FOLDER
+    if not (files / "blip-mini.onnx").is_file():
+        pytest.skip("the page's model was not made: make live")
+    (tmp_path / "live").symlink_to(files)
+    for name in ("live.js", "live.css"):
+        shutil.copy(ROOT / "docs" / "static" / name, tmp_path)
+    (tmp_path / "index.html").write_text(PAGE, encoding="utf-8")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    errors, asked, page = [], [], browser.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    place = f"http://127.0.0.1:{server.server_port}/"
+    page.goto(place)
+    page.wait_for_selector("#live table")
+    yield page
+    assert not errors and not [one for one in asked if not one.startswith((place, "data:", "blob:"))]
+    page.close()
+    server.shutdown()
+
+
+def state_of(page, text):
+    page.wait_for_function("""text => { const state = JSON.parse(live.dataset.state);
+        return state.where === "in this page" && live.innerText.includes(text); }""", arg=f"“{text}”")
+    return json.loads(page.get_attribute("#live", "data-state"))
+
+
+@pytest.mark.nightly
+def test_the_page_answers_as_python_does(page):
+    assert "computed by Python" in page.inner_text("#live .said")
+    page.click("#live .load")
+    page.wait_for_function("document.querySelector('#live').dataset.milliseconds")
+    for k, scene in enumerate(page.evaluate("window.qgcamFacts.scenes")):
+        page.click(f"#live .scenes button:nth-child({k + 1})")
+        for one in scene["asked"]:
+            page.fill("#live input", one["text"])
+            state = state_of(page, one["text"])
+            known = np.array(one["map"])
+            assert np.abs(np.array(state["map"]) - known).max() <= 2e-5 * known.max()  # seen: 1.4e-5
+            assert abs(state["probability"] - one["probability"]) < 1e-5
+            assert state["values"] == pytest.approx(one["scores"], abs=1e-4)
+            assert int(page.get_attribute("#live", "data-milliseconds")) < 1000
+
+
+@pytest.mark.nightly
+def test_a_moved_and_recoloured_object_is_another_picture(page):
+    page.click("#live .load")
+    text = page.input_value("#live input")
+    before, now = state_of(page, text)["probability"], "Math.abs(JSON.parse(live.dataset.state).probability"
+    page.click("text=Recolour what is framed")
+    page.wait_for_function(now + f" - {before}) > 1e-6")
+    page.focus("#live .picture")
+    page.keyboard.press("ArrowLeft")
+    page.click("text=Reset")
+    page.wait_for_function(now + f" - {before}) < 1e-5")
