@@ -41,7 +41,7 @@ from .tricd import tricd_app
 
 # %% ../../nbs/lib/cli/10_main.ipynb #708cd970
 _OWN, _RUNS, _HERE, _KEEP = "Score what you have", "Notebooks and their results", "Models and data", "For maintainers"
-app = Commands("Q-GroundCAM and its kin: run the notebooks, look at models and data, see the scores.", epilog=(
+app = Commands("Q-GroundCAM and related papers: run the notebooks, look at models and data, see the scores.", epilog=(
     "Results go to stdout, errors and notes to stderr. Exit code: 0 it worked; 1 the work failed, or a file is at "
     "fault; 2 usage error; 3 only a person can fetch this. `qgcam COMMAND --help` has an example of each."))
 app.command(example="qgcam evaluate blip-base --tasks q_groundcam,probe_relation --limit 50", part=_OWN)(evaluate)

@@ -191,7 +191,7 @@ def _options(kind: type, given: Sequence[str] | None, listed: bool, as_json: boo
 
 
 def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dict[str, Any]:
-    """Write groups and how they were made; returns what is told of the file."""
+    """Write groups and how they were made; returns what is reported about the file."""
     from qgcam_lib.data.probes.files import write_groups
     from qgcam_lib.storage.files import write_json
 

@@ -24,7 +24,7 @@ class Explainer(Protocol):
     """Turns an image and phrases into maps.
 
     Optional: protocol, the name of the map protocol that suits its maps; maps_batch(images, phrases_per_image) -> list
-    of [P_i, h, w], equal to calling `maps` for each. Where a model has it, whoever asks about a data set uses it.
+    of [P_i, h, w], equal to calling `maps` for each. Where a model has it, it is used for data sets.
     """
 
     card: dict[str, Any]

@@ -125,7 +125,7 @@ def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phras
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
-    [N, 4], half-open xyxy. Pairs stand in ascending order, the boxes of one in the order given. form: one of FORMS.
+    [N, 4], half-open xyxy. Pairs are in ascending order, the boxes of a pair in the order given. form: one of FORMS.
     named: indices of the pairs that the predictions name, also without a box. left_out: {reason: number of boxes}, what
     the predictions had beyond this. faults: texts that name the inverted boxes among these."""
 

@@ -209,7 +209,7 @@ REVERSED = "lower scores taken for the better (kind='distance')"
 
 def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by_class: bool, options: dict[str, Any]
                 ) -> pd.DataFrame:
-    "The rows of `score_groups` or `score_classes`; what is suspicious about the table is told."
+    "The rows of `score_groups` or `score_classes`; with a warning for what is suspicious about the table."
     rows = read_table(frame, {"image": str, "prompt": str, "score": float}, name="scores", empty=("score",))
     rows = rows.drop_duplicates(["image", "prompt"]).dropna(subset="score")
 
@@ -236,7 +236,7 @@ def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by
 
 
 def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") -> pd.DataFrame:
-    "The rows of `score_pair_table`; what is suspicious about the table is told."
+    "The rows of `score_pair_table`; with a warning for what is suspicious about the table."
     values = pair_tables(frame, missing)
     what = score_kind(values, lambda S: {"prompts of a picture": S.sum(2), ACROSS: S.sum(1),
                                          "scores of a pair": S.sum((1, 2))}, kind)

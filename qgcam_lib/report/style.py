@@ -82,7 +82,7 @@ def ink_on(ground: Sequence[float]) -> str:
 # %% ../../nbs/lib/report/05_style.ipynb #cb410a06
 def described(figure: Figure, alt: str) -> Figure:
     """The figure with `alt`, its alternative text, as the attribute `qgcam_alt`: what is drawn, of which data, and the
-    main reading in numbers. Whoever shows the figure hands the text on to readers who do not see it."""
+    main reading in numbers. Pass the text on to readers who do not see the figure."""
     figure.qgcam_alt = visible(" ".join(alt.split()))
     return figure
 

@@ -136,13 +136,13 @@ def as_text(value: Any) -> str:
 def field_of(parameter: Parameter) -> Any:
     """The widget of a parameter, with its default: a Checkbox, a Dropdown or a Text. Needs ipywidgets."""
     ipywidgets = needed("ipywidgets", "a form")
-    about = {"tooltip": parameter.help, "style": {"description_width": "9rem"}, "layout": {"width": "28rem"}}
+    about = {"tooltip": parameter.help, "style": {"description_width": "9rem"}, "layout": {"flex": "0 0 28rem"}}
     if parameter.kind is bool:
         return ipywidgets.Checkbox(parameter.default, description=parameter.name, **about)
     if typing.get_origin(parameter.kind) is Literal:
         options = [(as_text(one) or "(empty)", one) for one in typing.get_args(parameter.kind)]
         return ipywidgets.Dropdown(options=options, value=parameter.default, description=parameter.name, **about)
-    return ipywidgets.Text(as_text(parameter.default), description=parameter.name, placeholder=parameter.type, **about)
+    return ipywidgets.Text(as_text(parameter.default), description=parameter.name, **about)
 
 # %% ../../nbs/lib/runs/14_start.ipynb #frm0008
 class RunForm:
@@ -176,7 +176,7 @@ class RunForm:
     def _choose(self, _: Any = None) -> None:
         self.parameters = read_parameters(self.notebook.value)
         ipywidgets, self.inputs = needed("ipywidgets", "a form"), [field_of(one) for one in self.parameters.values()]
-        self.fields.children = [ipywidgets.HBox([field, ipywidgets.Label(one.help)])
+        self.fields.children = [ipywidgets.HBox([field, ipywidgets.HTML(escape(one.help), layout={"flex": "1 1 0"})])
                                 for field, one in zip(self.inputs, self.parameters.values())]
         for field in self.inputs:
             field.observe(self._check, "value")

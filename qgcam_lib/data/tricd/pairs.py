@@ -244,7 +244,7 @@ def _boxes(annotations: dict[int, _Annotation], pairs: dict[int, _Pair], file: P
 def load_tricd(path: str | Path) -> Tricd:
     """The grounding part of TRICD, from its JSON file (val, test, or any file in that layout).
 
-    Returns a `Tricd` whose pairs stand in ascending order of their ids, whatever the order of the file. Boxes become
+    Returns a `Tricd` with the pairs in ascending order of their ids, whatever the order of the file. Boxes become
     half-open xyxy here and are not cut to the image. Phrase ids need be unique only within a pair.
     Errors: ExampleError (a ValueError) that names the file and the record: a missing key or one of the wrong type, an
     id used twice, an annotation of an unknown image or phrase or of a false caption, a box with NaN or a negative

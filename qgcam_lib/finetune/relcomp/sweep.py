@@ -21,7 +21,7 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/finetune/relcomp/05_sweep.ipynb #7d04fd5c
 class Remembering:
-    """A dual encoder as Matcher that keeps every vector until it is told to forget. encoders: from `encoders_of`."""
+    """A dual encoder as Matcher that keeps every vector until `forget` is called. encoders: from `encoders_of`."""
 
     def __init__(self, encoders: Encoders):
         self.encoders, self.model, self.card = encoders, encoders.matcher.model, dict(encoders.matcher.card)

@@ -227,7 +227,7 @@ def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
 def correlation_figure(sources: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """Every setting as a point, one axis a source: {heading: summary}. Filled points are ID, hollow ones OOD.
 
-    A source without rows keeps its axis and says so. Both correlations with their intervals stand in the heading.
+    A source without rows keeps its axis and says so. Both correlations with their intervals are in the heading.
     """
     size = (max(4.1 * len(sources), 5), 5)
     figure, axes = plt.subplots(1, len(sources), figsize=size, squeeze=False, sharex=True, sharey=True)

@@ -72,7 +72,7 @@ SPLITS = tuple(
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #b6667f56
 TABLE1_MODELS = ("blip-base", "blip-large", "clip-rn50x16-gscorecam", "albef-amc")  # our names, the table's order
 Q_GROUNDCAM = Paper("q_groundcam", {1: TABLE1}, "phrases",
-                    "Small drawn scenes with known boxes stand in for photographs.",
+                    "Small synthetic scenes with known boxes replace photographs.",
                     same={"clip-rn50x16-gscorecam": "clip-gscorecam"})
 
 

@@ -46,7 +46,7 @@ REF_ADV = Paper(
     "ref_adv",
     {2: by_split("ref_adv_table2"), 3: by_split("ref_adv_table3"), 5: by_words("ref_adv_table5"),
      6: by_words("ref_adv_table6", "split", 2)},
-    "expressions", "Drawn scenes with several things of a kind stand in for the photographs of RefCOCOg.",
+    "expressions", "Synthetic scenes with several objects of a kind replace the photographs of RefCOCOg.",
     references=("random choice", "largest box", "bag of words", "beginning only", "bag and beginning"))
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #8d3795d5

@@ -55,7 +55,7 @@ TRICD = Paper(
     "tricd",
     {number: by_subset(metric, f"tricd_table{number}") for number, metric in
      ((3, "AP"), (4, "macro_f1"), (5, "recall@1"), (6, "group_recall@1"), (8, "AP"))},
-    "groups", "Pairs of small drawn scenes that contradict each other stand in for photographs and for TRICD.",
+    "groups", "Pairs of small synthetic scenes that contradict each other replace TRICD's photographs.",
     same=_SAME,
     no_run=dict.fromkeys(("glip-t", "glip-l", "fiber", "detic", "ofa", "flamingo-3b", "flamingo-80b"),
                          "no package to install; give its predictions as predictions:PATH")
@@ -126,7 +126,7 @@ SILENCE = {"mdetr-like": "sigmoid head, true captions only", "glip-like": "sigmo
 
 
 def silence_table(alarms: pd.DataFrame, price: pd.DataFrame) -> pd.DataFrame:
-    """Who is silent on false captions, in percent: every model, and those of SILENCE that did not run with the reason.
+    """Share of false captions without a box, in percent, of every model; a reason for those of SILENCE without a run.
 
     Columns: model, trained, silent at .5, hit at .5 (phrases of true captions with a hit at that score), silent at
     recall .5 (at the threshold that hits half of those) with its 95 % interval (low, high), price (points of AP that
