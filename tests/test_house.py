@@ -175,6 +175,8 @@ def test_links_between_notebooks_lead_somewhere():
     """Also those of the lessons and paper notebooks; and the tour has a link into every room."""
     lost, toured = [], set()
     for path in (ROOT / "nbs").rglob("*.ipynb"):
+        if ".ipynb_checkpoints" in path.parts:
+            continue
         for cell in nbformat.read(path, as_version=4).cells:
             for address in re.findall(r"\]\(([^)\s#]+\.ipynb)", cell.source) if cell.cell_type == "markdown" else ():
                 target = (path.parent / address).resolve()
