@@ -57,9 +57,17 @@ def record_text(value: Any, indent: int = 0, width: int = 300) -> str:
 _LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where it is kept, the attributes elsewhere
 
 
+def _without_tables(record: Any) -> Any:
+    """A record without its lists of records, such as a model's scores by data set: some 20 kB each."""
+    if not isinstance(record, Mapping):
+        return record
+    return {name: _without_tables(value) for name, value in record.items()
+            if not (isinstance(value, list | tuple) and value and isinstance(value[0], Mapping))}
+
+
 @dataclass(frozen=True, repr=False)
 class Card:
-    """Facts in the order of reading, notes that a reader must not miss, and the whole record, folded.
+    """Facts in the order of reading, notes that a reader must not miss, and the record without its tables, folded.
 
     facts: a value a name, or a mapping of them for each of several (models beside each other). All plain text.
     """
@@ -89,8 +97,8 @@ class Card:
             body += f'<tr><th scope="row" {_LEFT}>{escape(visible(name))}</th>{cells}</tr>'
         title = f'<caption style="text-align:left;caption-side:top"><b>{escape(visible(self.caption))}</b></caption>'
         notes = "".join(f"<p><b>Note.</b> {escape(visible(note))}</p>" for note in self.notes)
-        text = escape(visible(record_text(self.full)))
-        fold = f"<details><summary>The whole record as JSON</summary><pre>{text}</pre></details>" if self.full else ""
+        text = escape(visible(record_text(_without_tables(self.full))))
+        fold = f"<details><summary>The record as JSON, without its tables</summary><pre>{text}</pre></details>" * bool(self.full)
         return f"<table{no_formula(body, self.caption)}>{title * bool(self.caption)}{body}</table>{notes}{fold}"
 
 # %% ../../nbs/lib/page/03_cards.ipynb #70ed4405
