@@ -98,7 +98,8 @@ class Card:
         title = f'<caption style="text-align:left;caption-side:top"><b>{escape(visible(self.caption))}</b></caption>'
         notes = "".join(f"<p><b>Note.</b> {escape(visible(note))}</p>" for note in self.notes)
         text = escape(visible(record_text(_without_tables(self.full))))
-        fold = f"<details><summary>The record as JSON, without its tables</summary><pre>{text}</pre></details>" * bool(self.full)
+        fold = f"<details><summary>The record as JSON, without its tables</summary><pre>{text}</pre></details>"
+        fold *= bool(self.full)
         return f"<table{no_formula(body, self.caption)}>{title * bool(self.caption)}{body}</table>{notes}{fold}"
 
 # %% ../../nbs/lib/page/03_cards.ipynb #70ed4405
