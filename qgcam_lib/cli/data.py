@@ -104,7 +104,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after it was unpacked")] = False,
                yes: Annotated[bool, typer.Option("--yes", help="fetch it although no source states its size")] = False,
                quiet: Quiet = False, as_json: Json = False) -> None:
-    """Fetch a data set, check and unpack it. Exit code 1: it failed; 3: only a person can do it."""
+    """Fetch a data set, check and unpack it. Exit code 1: it failed; 3: it has to be downloaded manually."""
     from qgcam_lib.data.sources import fetch, manual_steps, read_sources
     from qgcam_lib.settings import settings
 

@@ -186,8 +186,8 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
 
 def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`, or module:factory, :class, :function"
                                                   )] = "",
-             tasks: Annotated[str, typer.Option(help="names with commas; list: say which there are; empty: all")] = "",
-             data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="other data than the usual"
+             tasks: Annotated[str, typer.Option(help="names with commas; list: list them; empty: all")] = "",
+             data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="data of a task, not its default"
                                                             )] = None,
              out: Annotated[Path | None, typer.Option(help="folder to write; else outputs/evaluate/MODEL")] = None,
              limit: scoring.Limit = 0,
@@ -196,11 +196,11 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
              n_bootstrap: scoring.Bootstrap = 1000, level: scoring.Level = 0.95,
              seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
-    """Score one model on every task that its role allows: one table, one folder with a row an example.
+    """Score one model on every task that suits it: one table, and a folder with one row per example.
 
     chance: of maps, the boxes' share of the picture; of TRICD, one box over each picture, ranked at random.
 
-    Exit code: 0 scored, 1 a task failed, 2 usage error, or the model can do none of the tasks.
+    Exit code: 0 scored, 1 a task failed, 2 usage error, or no task suits the model.
     """
     import pandas as pd
 

@@ -42,8 +42,8 @@ from .tricd import tricd_app
 # %% ../../nbs/lib/cli/10_main.ipynb #708cd970
 _OWN, _RUNS, _HERE, _KEEP = "Score what you have", "Notebooks and their results", "Models and data", "For maintainers"
 app = Commands("Q-GroundCAM and related papers: run the notebooks, look at models and data, see the scores.", epilog=(
-    "Results go to stdout, errors and notes to stderr. Exit code: 0 it worked; 1 the work failed, or a file is at "
-    "fault; 2 usage error; 3 only a person can fetch this. `qgcam COMMAND --help` has an example of each."))
+    "Results go to stdout, errors and notes to stderr. Exit code: 0 success; 1 the work failed, or a file is "
+    "invalid; 2 usage error; 3 a data set has to be downloaded manually. `qgcam COMMAND --help` has an example."))
 app.command(example="qgcam evaluate blip-base --tasks q_groundcam,probe_relation --limit 50", part=_OWN)(evaluate)
 app.command(example="qgcam table q_groundcam", part=_RUNS)(results.table)
 app.command(example="qgcam runs q_groundcam", part=_RUNS)(results.runs)
@@ -196,15 +196,15 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
           boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
           protocol: Annotated[str, typer.Option(help="paper, pixel, amc, gscorecam or native")] = "paper",
           ties: choice(TIES, "expected", "first", "optimistic", "pessimistic") = "expected",
-          tau: Annotated[float, typer.Option(help="a peak is above this")] = 0.7,
-          delta: Annotated[float, typer.Option(help="peaks nearer than this, in pixels, are one")] = 50.0,
+          tau: Annotated[float, typer.Option(help="threshold of a peak")] = 0.7,
+          delta: Annotated[float, typer.Option(help="distance in pixels below which two peaks are one")] = 50.0,
           negatives: Annotated[str, typer.Option(help=(
-              "maps with negative values: error, relu (such a value is 0) or minmax (0 to 1 a map)"))] = "error",
+              "maps with negative values: error, relu (they become 0) or minmax (each map scaled to 0..1)"))] = "error",
           box_format: BoxFormat = None,
           size: Annotated[str | None, typer.Option(metavar="HxW", help="image size where the file gives none")] = None,
           missing: choice(MISSING, "raise", "drop") = "raise",
           on_error: OnError = "raise", *, given: Any) -> tuple:
-    """Score your own heat maps against boxes: means, intervals, undefined counted. No model is needed.
+    """Score your heat maps against boxes: means, intervals, and how many are undefined. No model is needed.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """

@@ -80,7 +80,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           image_ids: Annotated[str, typer.Option(help="pictures in the table are named as name or number")] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help="Probe-B class by class")] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, given: Any) -> tuple:
-    """Score your own table of scores on a probe: means, intervals, chance, ties and undefined counted. No model needed.
+    """Score a table of your model's scores on a probe: means, intervals, chance, ties. No model needed.
 
     Columns of --by: comparison, kind, category, filler or class. Exit code: 0 scored, 1 a file or a record in it is
     invalid (it is named), 2 usage error.

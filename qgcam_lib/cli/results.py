@@ -282,7 +282,7 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             outputs: Outputs = None, as_json: Json = False) -> None:
     """Compare the scores of two runs, evaluations or tables: difference a - b, interval and p-value, clustered.
 
-    Exit code: 0 compared, 1 a file is not as its run recorded it, 2 usage error, or runs that cannot be compared.
+    Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """
     from qgcam_lib.cli.compare import compare_files, compare_runs, read_side
 

@@ -23,9 +23,9 @@ from .tables import echo_json, echo_table, rows_of
 
 # %% ../../nbs/lib/cli/03_scoring.ipynb #a3000006
 Bootstrap = Annotated[int, typer.Option("--bootstrap", min=0, help="replicates for the intervals; 0: none")]
-Level = Annotated[float, typer.Option(min=0, max=1, help="of the intervals")]
-Seed = Annotated[int, typer.Option(min=0, help="of everything that is drawn")]
-By = Annotated[list[str] | None, typer.Option(help="also split by this column, or several with commas")]
+Level = Annotated[float, typer.Option(min=0, max=1, help="confidence level of the intervals")]
+Seed = Annotated[int, typer.Option(min=0, help="random seed")]
+By = Annotated[list[str] | None, typer.Option(help="also report by this column, or several with commas")]
 
 
 def choice(text: str, *names: str) -> Any:
@@ -33,27 +33,27 @@ def choice(text: str, *names: str) -> Any:
     return Annotated[str, typer.Option(help=f"{text}: {', '.join(names[:-1])} or {names[-1]}")]
 
 
-TIES, MISSING = "order of equal scores", "what one file lacks"
+TIES, MISSING = "order of tied scores", "records that only one file has"
 Missing = choice(MISSING, "raise", "undefined")
 Kind = Annotated[str | None, typer.Option(help=(
-    "what a score is: logit, cosine, probability, log-probability or distance; left out: guessed"))]
-Out = Annotated[Path | None, typer.Option(help="write a row a record: .csv, .parquet or .json")]
+    "what a score is: logit, cosine, probability, log-probability or distance; left out: inferred from the values"))]
+Out = Annotated[Path | None, typer.Option(help="write one row per record: .csv, .parquet or .json")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Weights = Annotated[str, typer.Option(help="mini, official, random, or a path")]
 _SETTING = "; left out: the setting"
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps" + _SETTING)]
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16" + _SETTING)]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="pictures a model is given at once" + _SETTING)]
-Limit = Annotated[int, typer.Option(min=0, help="so many records, by whole pictures, drawn with the seed; 0: all")]
+Limit = Annotated[int, typer.Option(min=0, help="number of records, in whole pictures, sampled with the seed; 0: all")]
 Store = Annotated[Path | None, typer.Option(help="folder that keeps the answers; the same call goes on")]
-OnError = Annotated[str, typer.Option(help="what fails: raise, or record and go on")]
+OnError = Annotated[str, typer.Option(help="a record that fails: raise, or record it and go on")]
 Scores = Annotated[Path | None, typer.Option(help="write the model's scores: .csv, .parquet or .json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress bar")]
 BoxFormat = Annotated[str | None, typer.Option(help="order of a box's numbers: xyxy, xywh or yyxx")]
 Images = Annotated[list[Path], typer.Argument(exists=True, help="folder of the pictures, or several")]
-FILE, FILE_HELP = ("-f", "--file"), "settings in YAML, NAME: VALUE a line; what is typed counts more"
+FILE, FILE_HELP = ("-f", "--file"), "settings in YAML, one NAME: VALUE a line; options override them"
 Metrics = Annotated[list[str] | None, typer.Option(help="only these scores: one, or several with commas")]
-Outputs = Annotated[Path | None, typer.Option(help="folder of the results instead of the settings' one")]
+Outputs = Annotated[Path | None, typer.Option(help="folder of the results; left out: the setting")]
 
 
 def words(given: Sequence[str] | str | None) -> list[str]:

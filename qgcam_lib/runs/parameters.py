@@ -166,6 +166,9 @@ _REMEDY = {int: "Give a whole number such as 500.",  float: "Give a number such 
            dict: 'Give JSON such as {"key": 1}.', Annotated: "Give a whole number from 0 on."}
 
 
+_IN_WORDS = {"Count": "a count", "DeviceName": "a device"}  # types whose names mean nothing to a user
+
+
 def _remedy(kind: Any) -> str:
     """What to give for a type."""
     if options := next((one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal), None):
@@ -188,8 +191,9 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         remedy = next((str(reason) for reason in reasons if isinstance(reason, ParameterError)),
                       _remedy(kind))
         found = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
-        raise ParameterError(f"parameter `{parameter.name}`{where}: expected {parameter.type}, "
-                             f"given {value!r:.200} ({type(value).__name__}). {found}{remedy}") from error
+        expected = _IN_WORDS.get(parameter.type, parameter.type)
+        raise ParameterError(f"parameter `{parameter.name}`{where}: expected {expected}, given {value!r:.200} "
+                             f"({type(value).__name__}). {found}{remedy}") from error
     except (TypeError, NameError, SyntaxError, ImportError, AttributeError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
