@@ -1,5 +1,6 @@
 """The loop over pictures as a pipeline: the rows of a plain loop, few operations and waits, memory that runs out."""
 
+import gc
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qgcam_lib.data import picture_loop
 from qgcam_lib.data.picture_loop import Asked, ask_pictures
+from qgcam_lib.data.records import GroundingExample
+from qgcam_lib.grounding import ground
 from qgcam_lib.models.common.device import prepare_image, prepare_images
-from qgcam_lib.models.registry import load_model
+from qgcam_lib.models.registry import CentreGuess, load_model
 from qgcam_lib.storage.rows import RecordStore
 
 RNG = np.random.default_rng(0)
@@ -109,8 +112,8 @@ def test_rows_and_stores_are_those_of_a_plain_loop(asked, tmp_path, monkeypatch)
     run(asked, batch_images=2, store=tmp_path / "parts")
     parts = RecordStore(tmp_path / "parts").parts()
     assert len(parts) == 6 and set(RecordStore(tmp_path / "parts").done()) == {one.id for one in asked}
-    looks, look = [], Asked.bytes
-    monkeypatch.setattr(Asked, "bytes", lambda item: looks.append(item.image) or look(item))
+    looks, look = [], picture_loop.file_length
+    monkeypatch.setattr(picture_loop, "file_length", lambda path: looks.append(path.name) or look(path))
     backwards, sizes = run(asked[::-1], store=tmp_path / "parts")
     pd.testing.assert_frame_equal(backwards[::-1].reset_index(drop=True), frames[0])
     assert not sizes and sorted(looks) == sorted({one.image for one in asked})  # each file is looked at once
@@ -135,3 +138,43 @@ def test_what_was_found_before_an_error_is_kept(asked, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(asked, stops, batch_images=2, store=tmp_path / "s")
     assert len(RecordStore(tmp_path / "s").done()) == 18
+
+
+class Endless:
+    """300 pictures with three examples each, made anew whenever they are read."""
+
+    name, split, is_miniworld, problems = "endless", "all", False, []
+
+    def __init__(self, folder):
+        self.root = folder
+        for k in range(300):
+            PICTURES[0].save(folder / f"{k}.png")
+
+    def images(self):
+        return [str(k) for k in range(300)]
+
+    def read_image(self, image_id):
+        picture = self.root / f"{image_id}.png"
+        return [GroundingExample(f"{image_id}/{j}", picture, f"thing {j}", [[1, 1, 9, 9]], image_id, (40, 60))
+                for j in range(3)], []
+
+    def describe(self):
+        return {"name": self.name, "split": self.split, "fingerprint": "1"}
+
+
+class Counting(CentreGuess):
+    alive = 0
+
+    def maps_batch(self, images, phrases_per_image):
+        type(self).alive = max(self.alive, sum(type(one) is GroundingExample for one in gc.get_objects()))
+        return super().maps_batch(images, phrases_per_image)
+
+
+def test_examples_are_in_memory_only_around_their_batch(tmp_path):
+    dataset = Endless(tmp_path)
+    gc.collect()
+    frame = ground(Counting(), dataset, store=tmp_path / "s", batch_images=8, progress=False)
+    assert len(frame) == 900 and Counting.alive < 250  # two batches ahead, two behind, and those that other tests keep
+    half = ground(Counting(), dataset, limit=450, store=tmp_path / "t", progress=False)
+    assert len(half) == 450
+    pd.testing.assert_frame_equal(ground(Counting(), dataset, store=tmp_path / "t", progress=False), frame)

@@ -21,8 +21,8 @@ import pandas as pd
 from fastcore.basics import patch
 
 from ..boxes import clip_boxes
-from ..errors import ExampleError, FileFault
 from .records import GroundingExample, Problem, box_share, check_distinct, image_problems, problem_frame
+from ..errors import ExampleError, FileFault
 from ..storage.fields import plain_name
 from ..storage.files import file_sha256, sha256_of
 

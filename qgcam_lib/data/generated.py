@@ -19,10 +19,8 @@ from fastcore.basics import patch
 from ..errors import FileFault
 from ..settings import project_file, settings
 from ..storage.closure import code_fingerprint
-from ..storage.files import sha256_of, write_json
-from ..storage.fingerprints import files_fingerprint
-from ..storage.fingerprints import Generated
-from ..storage.files import read_json
+from ..storage.files import read_json, sha256_of, write_json
+from ..storage.fingerprints import Generated, files_fingerprint
 
 # %% ../../nbs/lib/data/11_generated.ipynb #c0451cb8
 # name -> folder below `settings.data_root`, writer, what opens it where `load_dataset` does not, and its splits

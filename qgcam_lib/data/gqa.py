@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .by_image import MINIWORLD_MARKER
-from ..storage.fields import FileName, Number, Sized, Text, Whole, Words, checked
 from .visual_genome.annotations import read_entries
 from ..errors import ExampleError
+from ..storage.fields import FileName, Number, Sized, Text, Whole, Words, checked
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #819666a9
 @dataclass(frozen=True)

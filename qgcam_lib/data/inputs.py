@@ -15,8 +15,8 @@ from .generated import WRITERS, recipe_of
 from .records import check_pictures
 from .tricd.files import tricd_folder, tricd_splits
 from ..errors import ParameterError
-from ..storage.fingerprints import Input, RunContext, NamedInput
 from ..storage.closure import module_files
+from ..storage.fingerprints import Input, NamedInput, RunContext
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #44a0f2e4
 class _DataInput(NamedInput):

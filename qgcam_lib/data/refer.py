@@ -19,9 +19,9 @@ from fastcore.basics import patch
 from ..boxes import xywh_to_xyxy
 from .by_image import MINIWORLD_MARKER, ByImage, ImageRead, check_options, fitted, picture_path, stamp
 from .records import GroundingExample
-from ..storage.fields import FileName, Id, Sized, Text, Whole, Xywh, checked, json_of
 from .safe_pickle import read_plain_pickle
 from ..errors import ExampleError
+from ..storage.fields import FileName, Id, Sized, Text, Whole, Xywh, checked, json_of
 
 # %% ../../nbs/lib/data/05_refer.ipynb #ad1491a8
 @dataclass

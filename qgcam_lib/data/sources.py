@@ -25,8 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from ..errors import SourceError
 from ..settings import project_file, settings
-from ..storage.files import file_sha256, locked_folder, write_json
-from ..storage.files import read_json
+from ..storage.files import file_sha256, locked_folder, read_json, write_json
 
 # %% ../../nbs/lib/data/08_sources.ipynb #adaa1c89
 @dataclass(frozen=True, config={"extra": "forbid"})

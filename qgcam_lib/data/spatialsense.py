@@ -15,7 +15,16 @@ from fastcore.basics import patch
 from pydantic import Field, Strict
 
 from ..boxes import yyxx_to_xyxy
-from .by_image import OPTIONS, ByImage, ImageRead, check_layout, check_options, fitted, picture_path, stamp
+from qgcam_lib.data.by_image import (
+    OPTIONS,
+    ByImage,
+    ImageRead,
+    check_layout,
+    check_options,
+    fitted,
+    picture_path,
+    stamp,
+)
 from .records import GroundingExample
 from ..storage.fields import Number, Sized, Text, Words, checked, json_of
 

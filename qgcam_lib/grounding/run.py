@@ -7,10 +7,9 @@ __all__ = ['drawn_ids', 'score_rows', 'negatives_of', 'ground', 'score_store', '
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #c36ed853
 import warnings
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from PIL import Image
 from ..checks import box_findings, warn_of
 from ..data.batches import as_results, together
 from ..data.by_image import ExampleList
-from ..data.picture_loop import Asked, ask_pictures, draw, frame_of, row_of
+from ..data.picture_loop import Asked, ask_pictures, by_picture, draw, frame_of, row_of
 from ..data.records import Dataset, GroundingExample, Problem, box_share, check_pictures, open_image
 from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
@@ -61,29 +60,25 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked
         text.removeprefix(f"{by_id[id][0].file}: "), id, by_id[id][0].file, remedy)) for id, text in texts.items()]
 
 
-def _records(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> Iterator[tuple[str, Asked]]:
-    """The records of the pictures that are drawn, in the data set's order, each with its image id."""
-    images, root = dataset.images(), getattr(dataset, "root", None)
+def _records(dataset: Dataset, image_id: str, count: int | None, remedy: str) -> list[Asked]:
+    """The records of an image: its first `count` examples (None: all), and what was lost."""
+    examples, problems = dataset.read_image(image_id)
+    root = getattr(dataset, "root", None)
+    return [_record(example, root) for example in examples[:count]] + _lost(image_id, problems, remedy)
+
+
+def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Callable[[], list[Asked]]]:
+    """Of each image that is drawn, in the data set's order, a function that reads its records."""
+    images = dataset.images()
     counts = dict.fromkeys(range(len(images)))
     if limit:
         counts = draw([len(dataset.read_image(id)[0]) for id in images], limit, seed)
-    for position, count in counts.items():
-        examples, problems = dataset.read_image(images[position])
-        records = [_record(example, root) for example in examples[:count]] + _lost(images[position], problems, remedy)
-        yield from ((images[position], record) for record in records)
-
-
-def _complete(dataset: Dataset, records: Sequence[Asked]) -> list[Asked]:
-    """Records that hold an image id alone, with their examples."""
-    images = dict.fromkeys(record.what for record in records if record.fault is None)
-    examples = {example.id: example for image in images for example in dataset.read_image(image)[0]}
-    root = getattr(dataset, "root", None)
-    return [_record(examples[record.id], root) if record.fault is None else record for record in records]
+    return [partial(_records, dataset, images[position], count, remedy) for position, count in counts.items()]
 
 
 def drawn_ids(dataset: Dataset, limit: int | None = None, seed: int = 0) -> list[str]:
     """The ids of the examples that `ground` scores with this limit and seed."""
-    return [record.id for _, record in _records(dataset, limit, seed, "")]
+    return [item.id for read in _readers(dataset, limit, seed, "") for item in read()]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #585bcdc5
 def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample]) -> list[Any]:
@@ -106,23 +101,15 @@ def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, optio
         return score_maps(maps, boxes, image_sizes=np.array(sizes), **options).astype(np.float64).to_dict("records")
 
 
-class _Boxes:
-    """The boxes of a data set as three flat arrays, to be judged together."""
+def _boxes(examples: Sequence[GroundingExample]) -> np.ndarray:
+    """The boxes of examples, float64 [K, 6]: x0, y0, x1, y1, and height and width of their picture."""
+    return np.array([[*box, *example.size] for example in examples for box in example.boxes.tolist()]).reshape(-1, 6)
 
-    def __init__(self, examples: Iterable[GroundingExample] = ()):
-        self.boxes, self.sizes, self.pictures, self.numbers = array("d"), array("q"), array("q"), {}
-        for example in examples:
-            self.add(example)
 
-    def add(self, example: GroundingExample) -> None:
-        self.boxes.extend(example.boxes.ravel().tolist())
-        self.sizes.extend(example.size * len(example.boxes))
-        self.pictures.extend([self.numbers.setdefault(str(example.image), len(self.numbers))] * len(example.boxes))
-
-    def warn(self) -> list[str]:
-        """What is suspicious about them, warned of once."""
-        boxes, sizes = np.array(self.boxes).reshape(-1, 4), np.array(self.sizes).reshape(-1, 2)
-        return warn_of(box_findings(boxes, sizes, np.array(self.pictures)), stacklevel=3)
+def _warned(boxes: Sequence[np.ndarray]) -> list[str]:
+    """What is suspicious about boxes, an array of `_boxes` a picture, warned of once."""
+    each, pictures = np.concatenate([np.zeros((0, 6)), *boxes]), np.repeat(np.arange(len(boxes)), [*map(len, boxes)])
+    return warn_of(box_findings(each[:, :4], each[:, 4:], pictures), stacklevel=3)
 
 
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
@@ -190,26 +177,24 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
     remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
-    asked, boxes, later = [], _Boxes(), {}
-    for image, record in _records(dataset, limit, seed, remedy):
-        if record.fault is None:
-            boxes.add(record.what)
-            record = replace(record, what=image, known=later)  # `_complete` gives them back, a picture at a time
-        asked.append(record)
-    found = boxes.warn()
-    places = [item.path for item in asked if item.path]
+    pictures, boxes = [], []
+    for read in _readers(dataset, limit, seed, remedy):
+        records = read()
+        pictures += by_picture(records, read)
+        boxes.append(_boxes([item.what for item in records if item.fault is None]))
+    found = _warned(boxes)
+    places = [picture.path for picture in pictures if picture.path]
     check_pictures(places, getattr(dataset, "root", None) or places[0].parent if places else "")
     model = as_model(model, "explainer")
     if hasattr(model, "check_ids"):
-        model.check_ids([item.id for item in asked])
+        model.check_ids([id for picture in pictures for id in picture.ids])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SuspiciousInput)  # of a batch; the whole was judged above
-        frame = ask_pictures(model, asked, _explain, _columns(negatives), dataset=dataset.describe(),
+        frame = ask_pictures(model, pictures, _explain, _columns(negatives), dataset=dataset.describe(),
                              settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
                              on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
                              prepare=getattr(model, "shrink", None),
-                             finish=partial(_scores, options={"protocol": rule, **scores}),
-                             complete=partial(_complete, dataset))
+                             finish=partial(_scores, options={"protocol": rule, **scores}))
     frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
                     "warnings": found}
     frame.columns.name = f"protocol {rule.name}"
@@ -241,7 +226,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     if lost := [id for id in wanted if id not in examples]:
         raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)}, "
                          f"such as {lost[0]!r}; is it the data set and split of these maps?")
-    warned = _Boxes(examples.values()).warn()
+    by_image = groupby(examples.values(), lambda example: example.image)
+    warned = _warned([_boxes(list(group)) for _, group in by_image])
     rows, root = [], getattr(dataset, "root", None)
     for part, arrays in maps.chunks(examples):
         found = [examples[id] for id in part]

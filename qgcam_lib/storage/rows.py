@@ -148,19 +148,21 @@ class RecordStore(Store):
         pq.write_table(pa.Table.from_pandas(plain, preserve_index=False), sink)
         return self._write(memoryview(sink.getvalue()))
 
-    def read(self) -> pd.DataFrame:
-        """All rows in the order they were written; of an id that comes twice, the newer row."""
+    def read(self, columns: list[str] | None = None) -> pd.DataFrame:
+        """All rows in the order they were written, with these columns (None: all); of an id that comes twice, the newer
+        row."""
         parts = self.parts()
         if not parts:
             return pd.DataFrame({"id": pd.Series(dtype=str)})
         pa, _ = _arrow()
-        tables = [self._table(path) for path in parts]
         try:
-            frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+            table = pa.concat_tables([self._table(path, columns) for path in parts], promote_options="permissive")
+            frame = table.to_pandas(split_blocks=True, self_destruct=True)  # one copy of the rows in memory, not two
+            pa.default_memory_pool().release_unused()
         except (pa.ArrowException, ValueError, LookupError) as error:
             raise StoreError(f"{place_of(self.folder)}: its parts do not make one table ({shown(error, 80)}). Use a "
                              "new folder") from error
-        return frame.drop_duplicates("id", keep="last", ignore_index=True)
+        return frame if frame["id"].is_unique else frame.drop_duplicates("id", keep="last", ignore_index=True)
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #65345ed0
 class MapStore(Store, Mapping):

@@ -7,20 +7,18 @@ __all__ = ['Polygons', 'rle_counts', 'rle_mask', 'polygons_mask', 'mask_of', 'Co
            'CocoCaptions', 'read_instances', 'read_captions']
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #exportimports
-from collections.abc import Sequence
-from typing import Annotated, Any
-import numpy as np
-from pydantic import Field
-from ...storage.fields import Number, checked
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from pydantic import AfterValidator
+
+import numpy as np
+from pydantic import AfterValidator, Field
+
 from ...boxes import xywh_to_xyxy
-from ...storage.fields import FileName, Length, Sized, Whole, Words, Xywh, checked, json_of
-from ...storage.files import collection_paused
 from ...errors import ExampleError
+from ...storage.fields import FileName, Length, Number, Sized, Whole, Words, Xywh, checked, json_of
+from ...storage.files import collection_paused
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #25cd71b9
 def rle_counts(text: str | bytes) -> list[int]:
@@ -209,7 +207,7 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
           categories: Mapping[int, str] | None = None) -> Iterator[Any]:
     """The rows as `kind`: each with an id of its own, and with a picture and a category among the given ones."""
     what, seen = kind.__name__.strip("_").lower() if images is None else "annotation", set()
-    known = [(field, known) for field, known in (("image_id", images), ("category_id", categories)) if known is not None]
+    known = [(name, ids) for name, ids in (("image_id", images), ("category_id", categories)) if ids is not None]
     try:
         all_at_once = checked(list[kind], rows)
     except ExampleError:
@@ -217,9 +215,9 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
     for number, row in enumerate(rows):
         where = f"{what} {row.get('id') if isinstance(row, dict) else row}"
         one = all_at_once[number] if all_at_once else checked(kind, row, where, file, "Repair the file")
-        for field, values in known:
-            if getattr(one, field) not in values:
-                raise ExampleError(f"field {field!r}: {getattr(one, field)} is not in the file", where, file)
+        for name, ids in known:
+            if getattr(one, name) not in ids:
+                raise ExampleError(f"field {name!r}: {getattr(one, name)} is not in the file", where, file)
         if one.id in seen:
             raise ExampleError("field 'id': it is used twice", where, file)
         seen.add(one.id)

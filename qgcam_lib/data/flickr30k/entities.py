@@ -14,12 +14,19 @@ from fastcore.basics import patch
 
 from ...boxes import union_box
 from ..by_image import ByImage, ImageRead, check_options, checksum
-from .format import Annotation, EntitiesFolder, Phrase, parse_annotation, parse_sentence
-from .format import read_sentences, read_split, read_unrelated
+from qgcam_lib.data.flickr30k.format import (
+    Annotation,
+    EntitiesFolder,
+    Phrase,
+    parse_annotation,
+    parse_sentence,
+    read_sentences,
+    read_split,
+    read_unrelated,
+)
 from ..records import GroundingExample
 from ...errors import ExampleError, FileFault
-from ...storage.files import sha256_of
-from ...storage.files import regular_bytes
+from ...storage.files import regular_bytes, sha256_of
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #383c99ee
 def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:
@@ -85,6 +92,16 @@ class Flickr30kEntities(ByImage):
                                remedy='Write one image id a line, or use split="all"')
         return read_split(path)
 
+    @cached_property
+    def _listed(self) -> dict[str, dict]:
+        """How often each type of phrase and each number of boxes is there."""
+        types, boxes = Counter(), Counter()
+        for image_id in self.images():
+            for example in self.read_image(image_id)[0]:
+                types.update(example.meta["types"])
+                boxes[example.meta["n_boxes_listed"]] += 1
+        return {"types": dict(types.most_common()), "boxes_per_phrase": dict(sorted(boxes.items()))}
+
     def _image_of(self, id: str) -> str | None:
         image_id = id.split("/")[0]
         return image_id if image_id in self._known else None
@@ -144,13 +161,7 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
 @patch
 def describe(self: Flickr30kEntities) -> dict:
     """Counts, shares, options, licence and checksum, as plain values: the data card."""
-    types, boxes = Counter(), Counter()
-    for image_id in self.images():
-        for example in self.read_image(image_id)[0]:
-            types.update(example.meta["types"])
-            boxes[example.meta["n_boxes_listed"]] += 1
-    return ByImage.describe(self) | {"types": dict(types.most_common()), "boxes_per_phrase": dict(sorted(boxes.items())),
-                                     "official": self.official}
+    return ByImage.describe(self) | self._listed | {"official": self.official}
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #8d6691d9
 @patch

@@ -19,8 +19,8 @@ import numpy as np
 from ...boxes import clip_boxes, voc_to_xyxy
 from ..by_image import check_layout
 from ..records import check_distinct
-from ...storage.fields import Sized, checked
 from ...errors import ExampleError, FormatError
+from ...storage.fields import Sized, checked
 from ...storage.files import regular_bytes
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #5cf311fe

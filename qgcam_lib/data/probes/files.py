@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from .rows import CLASSES_FILE, NEVER_ASKED, read_prompt_classes
-from .rows import MISSPELT, context_groups, context_rows, relation_group, relation_row
-from .rows import swap_pair, swap_row
-from .groups import CONTEXT_KINDS, FILLERS, FORMS, ContextGroup, Groups, RelCompGroup, picture_file
+
 from ..by_image import PublishedFiles
+from .groups import CONTEXT_KINDS, FILLERS, FORMS, ContextGroup, Groups, RelCompGroup, picture_file
+from qgcam_lib.data.probes.rows import (
+    CLASSES_FILE,
+    MISSPELT,
+    NEVER_ASKED,
+    context_groups,
+    context_rows,
+    read_prompt_classes,
+    relation_group,
+    relation_row,
+    swap_pair,
+    swap_row,
+)
 from ..records import check_distinct
 from ..tables import SUFFIXES
-from ...storage.fields import checked
 from ...errors import ExampleError, FormatError
-from ...storage.files import write_whole
-from ...storage.files import read_json
+from ...storage.fields import checked
+from ...storage.files import read_json, write_whole
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #e803f54d
 _KEYS = {"relation": {"positive_prompt", "negative_prompt"}, "swap": {"img1_prompt", "img2_prompt"},

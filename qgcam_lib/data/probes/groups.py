@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from fastcore.basics import patch
 from pydantic import AfterValidator, Field
 
-from ...storage.fields import Text, Words, check_fields, plain_name
 from ...errors import ExampleError
+from ...storage.fields import Text, Words, check_fields, plain_name
 
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #9da231ce
 def picture_name(name: str) -> str:

@@ -10,14 +10,16 @@ __all__ = ['COCO_VAL2014', 'VISUAL_GENOME', 'CONTEXT_FOLDERS', 'CLASSES_FILE', '
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #exportimports
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, Field
+
+from .groups import FILLERS, ContextGroup, RelationGroup, SwapPair
 from ..records import check_distinct
 from ..tables import read_table
 from ...errors import ExampleError
-from dataclasses import dataclass, field
-from typing import Annotated
-from pydantic import AliasChoices, Field
-from .groups import FILLERS, ContextGroup, RelationGroup, SwapPair
 from ...storage.fields import Id, Text, Words, checked
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #59de4ef0

@@ -8,19 +8,19 @@ __all__ = ['Box', 'Expression', 'Expressions', 'of_split', 'with_candidates', 'c
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #exportimports
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
+
 import numpy as np
+import pandas as pd
 from fastcore.basics import patch
+from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
+
 from ...boxes import as_boxes, box_iou
 from ..records import check_distinct
-from ...storage.fields import Text, Words, check_fields
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-import pandas as pd
-from numpy.typing import ArrayLike
 from ...errors import ExampleError
+from ...storage.fields import Text, Words, check_fields
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #b273412b
 Box = tuple[float, float, float, float]

@@ -20,9 +20,9 @@ from pydantic import BeforeValidator, Field
 
 from ...boxes import xywh_to_xyxy
 from ..by_image import PublishedFiles
-from ...storage.fields import FileName, Text, Xywh, checked
 from .expressions import Box, Expression, Expressions
 from ...errors import ExampleError, FormatError, SuspiciousInput
+from ...storage.fields import FileName, Text, Xywh, checked
 from ...storage.files import parse_json, read_json
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #48824cdc

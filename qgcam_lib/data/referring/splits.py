@@ -8,16 +8,16 @@ __all__ = ['REASONS', 'KINDS', 'RELATIONS_FILE', 'split_by_text', 'split_by_peop
            'relation_frequency']
 
 # %% ../../../nbs/lib/data/referring/05_splits.ipynb #exportimports
-from collections.abc import Sequence
-from dataclasses import replace
-import pandas as pd
-from .expressions import Expression, Expressions
-from .people import Choices, judge
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from .expressions import Expression
+
+import pandas as pd
+
+from .expressions import Expression, Expressions
+from .people import Choices, judge
 from ..tricd.files import words_of
 from ...settings import project_file
 

@@ -6,19 +6,20 @@
 __all__ = ['STATISTICS', 'TricdFiles', 'tricd_folder', 'tricd_splits', 'tricd_files', 'words_of', 'tricd_statistics']
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #exportimports
-from dataclasses import dataclass
-from pathlib import Path
-import pandas as pd
-from ..by_image import MINIWORLD_MARKER, picture_path
-from ..generated import recipe_of
-from .pairs import load_tricd, tricd_records
-from ...errors import ExampleError
-from ..records import Problem, image_problems, problem_frame
-from ...storage.fields import Whole
-from ...settings import settings
 import re
 from collections.abc import Sequence
-from .pairs import SUBSETS, Tricd, TricdPair
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ..by_image import MINIWORLD_MARKER, picture_path
+from ..generated import recipe_of
+from ..records import Problem, image_problems, problem_frame
+from .pairs import SUBSETS, Tricd, TricdPair, load_tricd, tricd_records
+from ...errors import ExampleError
+from ...settings import settings
+from ...storage.fields import Whole
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #7f4319c6
 _PICTURES = ("images", "val2017", "test2017", "images/val2017", "images/test2017", "winoground", "images/winoground",

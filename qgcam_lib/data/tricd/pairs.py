@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, Strict, StringConstraints
 
 from ...boxes import xywh_to_xyxy
-from ...storage.fields import FileName, Sized, Text, Whole, Xywh, checked, json_of
 from ...errors import ExampleError
+from ...storage.fields import FileName, Sized, Text, Whole, Xywh, checked, json_of
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #db3ee620
 SUBSETS = ("coco_obj", "coco_rel", "winoground")

@@ -9,23 +9,20 @@ __all__ = ['Image', 'Names', 'read_entries', 'NamedThing', 'read_as', 'plain', '
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #exportimports
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
-from pydantic import AliasChoices, BeforeValidator, Field
-from ...storage.fields import Text, Whole, checked
-from ...errors import FormatError
-from ...storage.files import check_file, unique_keys
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
 import numpy as np
 import pandas as pd
-from pydantic import Field, StringConstraints
-from ...storage.fields import Sized, Text
+from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
+
 from ...errors import ExampleError, FormatError
-from ...storage.files import regular_bytes
+from ...storage.fields import Sized, Text, Whole, checked
+from ...storage.files import check_file, regular_bytes, unique_keys
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #60433527
 _GAP = re.compile(r"[ \t\r\n]*")

@@ -13,11 +13,19 @@ from pathlib import Path
 
 import pandas as pd
 from fastcore.basics import patch
-from .annotations import ImageInfo, Presence, Triplets, read_aliases, read_images
-from .annotations import read_presence, read_regions, read_triplets
 
 from ..by_image import MINIWORLD_MARKER, check_layout
 from ..records import Problem, problem_frame
+from qgcam_lib.data.visual_genome.annotations import (
+    ImageInfo,
+    Presence,
+    Triplets,
+    read_aliases,
+    read_images,
+    read_presence,
+    read_regions,
+    read_triplets,
+)
 from ...errors import FileFault
 
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #a1d23eb5
