@@ -1,8 +1,9 @@
 """Make what the page "Try it" needs, in docs/live_files/live: `make live`. Pages built afterwards can ask a model.
 
 blip-mini becomes one ONNX graph: image encoder, text encoder, matching head, and the derivatives of the matching logit
-by the cross-attention of every block, which is GradCAM's backward pass. Beside it: scenes with what Python computes for
-them, and onnxruntime-web from npm, whose version and checksum are fixed here.
+by the cross-attention of every block, which is GradCAM's backward pass. clip-rn-mini becomes another, with the masked
+pictures of gScoreCAM. Beside them: scenes with what Python computes, and onnxruntime-web from npm, whose version and
+checksum are fixed here.
 Needed: onnx and onnxscript, which the extra "live" brings, and npm.
 """
 
@@ -17,11 +18,13 @@ from io import BytesIO
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qgcam_lib.data.catalog import load_dataset
 from qgcam_lib.data.records import open_image
 from qgcam_lib.explain.gradcam import split_heads
+from qgcam_lib.explain.gscorecam import layer4, masked_pixels, pool
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.models.common.device import MEAN, STD, prepare_image
 from qgcam_lib.models.common.vocabulary import SIGNS
@@ -93,37 +96,64 @@ def inputs_of(explainer, picture, phrase):
     return prepare_image(picture, explainer.config.image_size)[None], ids, mask
 
 
-def export_model(explainer, example, file):
-    """Write the graph; example: a picture and a phrase to trace it with."""
-    given = inputs_of(explainer, *example)
-    traced = make_fx(lambda *inputs: explained(explainer.model, *inputs))(*given).eval()
+def scored(explainer, pixels, ids):
+    """gScoreCAM's map [h, w] of one text on one picture, and CLIP's logit. ids: [1, length]. Written out for one;
+    `gscorecam` computes the same for many."""
+    visual, scale = explainer.model.visual, float(explainer.scale)
+    text = F.normalize(explainer.model.encode_text(ids), dim=-1)[0]
+    features = layer4(visual, pixels).detach().requires_grad_()
+    logit = scale * (F.normalize(pool(visual.attnpool, features), dim=-1)[0] @ text)
+    importance = torch.autograd.grad(logit, features)[0][0].mean((1, 2))
+    features = features.detach()[0]
+    taken = importance.topk(min(explainer.n_channels, len(features))).indices
+    seen = F.normalize(pool(visual.attnpool, layer4(visual, masked_pixels(pixels[0], features[taken]))), dim=-1)
+    weights = torch.zeros(len(features)).scatter(0, taken, scale * seen @ text).softmax(0)
+    return (weights[:, None, None] * features).sum(0).relu().detach(), logit.detach()
+
+
+def clip_inputs(explainer, picture, phrase):
+    """What the graph of `scored` takes."""
+    return explainer.pixels([picture]), explainer.clip.tokenize([phrase])
+
+
+def export_model(graph, explainer, given, names, file):
+    """Write the graph of `explained` or `scored`. given: inputs to trace it with; names: of inputs and of outputs."""
+    traced = make_fx(lambda *inputs: graph(explainer, *inputs))(*given).eval()
     program = torch.onnx.export(traced, given, dynamo=True, opset_version=18, external_data=False, verbose=False,
-                                input_names=["pixels", "ids", "mask"], output_names=["maps", "logits"])
+                                input_names=names[0], output_names=names[1])
     program.save(str(file))
 
 
-def scene_of(explainer, examples):
-    """A picture with some of its phrases, each with its box on the map's grid and what Python computes for it."""
-    picture, scale = open_image(examples[0].image), explainer.config.grid[0] / examples[0].size[0]
-    asked = []
-    for example in examples:
-        maps, probability = explainer.explain(picture, [example.prompt])
-        shown, box = maps[0].double().numpy() / float(maps.max()), (example.boxes[0] * scale).tolist()
-        row = score_maps([shown.astype("float32")], [box], protocol="native", delta=2).iloc[0]
-        asked.append({"text": example.prompt, "box": box, "probability": float(probability),
-                      "map": [[float(f"{float(value):.7g}") for value in line] for line in maps[0]],
-                      "scores": {name: float(row[name]) for name in SCORES}})
+BLIP, CLIP = ("pixels", "ids", "mask"), ("pixels", "ids")
+
+
+def answer_of(explainer, picture, example):
+    """Map, score and the map's nine scores, as Python computes them."""
+    (given,), (score,) = explainer.explain(picture, [example.prompt])
+    scale = len(given) / example.size[0]
+    row = score_maps([(given / given.max()).numpy()], [(example.boxes[0] * scale).tolist()], protocol="native",
+                     delta=2).iloc[0]
+    return {"map": [[float(f"{float(value):.7g}") for value in line] for line in given], "value": float(score),
+            "scores": {name: float(row[name]) for name in SCORES}}
+
+
+def scene_of(explainers, examples):
+    """A picture with some of its phrases, each with its box as shares of the picture and the answers of the models."""
+    picture, size = open_image(examples[0].image), examples[0].size[0]
+    asked = [{"text": example.prompt, "box": (example.boxes[0] / size).tolist(),
+              "answers": {name: answer_of(one, picture, example) for name, one in explainers.items()}}
+             for example in examples]
     file = BytesIO()
     picture.save(file, "PNG", optimize=True)
     return {"picture": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), "asked": asked}
 
 
-def scenes_of(explainer, n=N_SCENES):
+def scenes_of(explainers, n=N_SCENES):
     """`n` pictures of the miniworld's test split, evenly spread, each with up to five distinct phrases of one box."""
     data, found = load_dataset("miniworld", split="test"), []
     for image in data.images()[::len(data.images()) // n][:n]:
         each = {one.prompt: one for one in data.read_image(image)[0] if len(one.boxes) == 1}
-        found.append(scene_of(explainer, list(each.values())[:5]))
+        found.append(scene_of(explainers, list(each.values())[:5]))
     return found
 
 
@@ -142,18 +172,24 @@ def bring_runtime(folder):
 
 
 def main():
-    explainer = load_model("blip-base")
+    blip, clip = load_model("blip-base"), load_model("clip-rn50x16-gscorecam")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    scenes = scenes_of(explainer)
     first = next(iter(load_dataset("miniworld", split="test")))
-    export_model(explainer, (open_image(first.image), first.prompt), FOLDER / "blip-mini.onnx")
-    tokenizer = explainer.model.tokenizer
+    example, tokenizer = (open_image(first.image), first.prompt), blip.model.tokenizer
     vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    facts = {"scenes": scenes, "vocabulary": vocabulary, "length": LENGTH, "block": explainer.block,
-             "tokens": explainer.tokens, "blocks": explainer.config.text_depth, "grid": explainer.config.grid[0],
-             "size": explainer.config.image_size, "mean": MEAN, "std": STD, "signs": SIGNS.pattern,
-             "first": tokenizer.enc_token_id,
-             "last": tokenizer.sep_token_id, "unknown": tokenizer.unk_token_id}
+    export_model(lambda one, *inputs: explained(one.model, *inputs), blip, inputs_of(blip, *example),
+                 (BLIP, ("maps", "logits")), FOLDER / "blip-mini.onnx")
+    export_model(scored, clip, clip_inputs(clip, *example), (CLIP, ("map", "logit")), FOLDER / "clip-rn-mini.onnx")
+    models = {
+        "blip-mini": {"method": "GradCAM", "value": "Matching probability", "vocabulary": vocabulary, "length": LENGTH,
+                      "block": blip.block, "tokens": blip.tokens, "blocks": blip.config.text_depth,
+                      "grid": blip.config.grid[0], "signs": SIGNS.pattern, "first": tokenizer.enc_token_id,
+                      "last": tokenizer.sep_token_id, "unknown": tokenizer.unk_token_id},
+        "clip-rn-mini": {"method": "gScoreCAM", "value": "Logit", "vocabulary": clip.clip.tokenize.words,
+                         "length": clip.clip.tokenize.length, "grid": clip.clip.grid[0],
+                         "first": clip.clip.tokenize.start, "last": clip.clip.tokenize.end, "unknown": 1}}
+    facts = {"scenes": scenes_of({"blip-mini": blip, "clip-rn-mini": clip}), "models": models,
+             "size": blip.config.image_size, "mean": MEAN, "std": STD}
     scores = f"(() => {{{page_part('map_scores.js')}window.qgcamScores = scores;}})();"
     text = f"window.qgcamFacts = {json.dumps(facts)};\n{scores}\n"
     (FOLDER / "facts.js").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The model of the page "Try it": its graph equals the library's BLIP, and the page equals Python in a browser."""
+"""The models of the page "Try it": their graphs equal the library's, and the page equals Python in a browser."""
 
 import json
 import shutil
@@ -53,17 +53,28 @@ def test_the_graph_computes_what_the_library_does_in_every_block(explainer, aske
     assert min(lengths) <= 5 and max(lengths) >= 12
 
 
+def test_the_graph_of_gscorecam_computes_what_the_library_does(asked):
+    explainer = live_model.load_model("clip-rn50x16-gscorecam")
+    for picture, text in asked[::4]:
+        given, logit = live_model.scored(explainer, *live_model.clip_inputs(explainer, picture, text))
+        (known,), logits = explainer.explain(picture, [text])
+        assert torch.allclose(given, known, rtol=0, atol=1e-5 * known.max())
+        assert torch.isclose(logit, logits[0], atol=1e-4)
+
+
 @pytest.mark.nightly
 def test_the_file_computes_what_the_library_does(explainer, asked, tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name, reason=f"{name} is not installed: the extra live brings it")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    live_model.export_model(explainer, asked[0], tmp_path / "blip.onnx")
+    live_model.export_model(lambda one, *given: live_model.explained(one.model, *given), explainer,
+                            live_model.inputs_of(explainer, *asked[0]), (live_model.BLIP, ("maps", "logits")),
+                            tmp_path / "blip.onnx")
     session = runtime.InferenceSession(str(tmp_path / "blip.onnx"))
     for picture, text in asked:
         inputs = live_model.inputs_of(explainer, picture, text)
         maps, logits = live_model.explained(explainer.model, *inputs)
-        there = session.run(None, dict(zip(("pixels", "ids", "mask"), (one.numpy() for one in inputs))))
+        there = session.run(None, dict(zip(live_model.BLIP, (one.numpy() for one in inputs))))
         assert np.abs(there[0] - maps.numpy()).max() <= 1e-5 * maps.max()
         assert np.abs(there[1] - logits.numpy()).max() < 1e-4
 
@@ -96,26 +107,29 @@ def page(browser, tmp_path):
     server.shutdown()
 
 
-def state_of(page, text):
-    page.wait_for_function("""text => { const state = JSON.parse(live.dataset.state);
-        return state.where === "in this page" && live.innerText.includes(text); }""", arg=f"“{text}”")
+def state_of(page, text, model="blip-mini"):
+    page.wait_for_function("""([text, model]) => { const state = JSON.parse(live.dataset.state);
+        return state.where === "in this page" && state.model === model && live.innerText.includes(text); }""",
+                           arg=[f"“{text}”", model])
     return json.loads(page.get_attribute("#live", "data-state"))
 
 
 @pytest.mark.nightly
-def test_the_page_answers_as_python_does(page):
+@pytest.mark.parametrize("model", ["blip-mini", "clip-rn-mini"])
+def test_the_page_answers_as_python_does(page, model):
     assert "computed by Python" in page.inner_text("#live .said")
+    page.select_option("#live select >> nth=0", model)
     page.click("#live .load")
     page.wait_for_function("document.querySelector('#live').dataset.milliseconds")
     for k, scene in enumerate(page.evaluate("window.qgcamFacts.scenes")):
         page.click(f"#live .scenes button:nth-child({k + 1})")
         for one in scene["asked"]:
             page.fill("#live input", one["text"])
-            state = state_of(page, one["text"])
-            known = np.array(one["map"])
-            assert np.abs(np.array(state["map"]) - known).max() <= 2e-5 * known.max()  # seen: 1.4e-5
-            assert abs(state["probability"] - one["probability"]) < 1e-5
-            assert state["values"] == pytest.approx(one["scores"], abs=1e-4)
+            state, known = state_of(page, one["text"], model), one["answers"][model]
+            there = np.array(known["map"])
+            assert np.abs(np.array(state["map"]) - there).max() <= 2e-5 * there.max()  # seen: 1.4e-5
+            assert state["value"] == pytest.approx(known["value"], abs=1e-4)
+            assert state["values"] == pytest.approx(known["scores"], abs=1e-4)
             assert int(page.get_attribute("#live", "data-milliseconds")) < 1000
 
 
@@ -123,7 +137,7 @@ def test_the_page_answers_as_python_does(page):
 def test_a_moved_and_recoloured_object_is_another_picture(page):
     page.click("#live .load")
     text = page.input_value("#live input")
-    before, now = state_of(page, text)["probability"], "Math.abs(JSON.parse(live.dataset.state).probability"
+    before, now = state_of(page, text)["value"], "Math.abs(JSON.parse(live.dataset.state).value"
     page.click("text=Recolour what is framed")
     page.wait_for_function(now + f" - {before}) > 1e-6")
     page.focus("#live .picture")

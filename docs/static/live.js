@@ -1,4 +1,4 @@
-// The page "Try it": blip-mini answers in the browser, beside what Python stored. Data and model: docs/live_model.py.
+// The page "Try it": small models answer in the browser, beside what Python stored. Data and models: docs/live_model.py.
 const root = document.querySelector("#live"), folder = root.dataset.folder;
 const html = (tag, more = {}, ...inside) => {
   const e = Object.assign(document.createElement(tag), more); e.append(...inside); return e; };
@@ -9,11 +9,15 @@ script.onerror = () => { root.querySelector(".wait").textContent =
   "These pages were built without the model. In a clone: make live, then make docs."; };
 document.head.append(script);
 
-// Word pieces, as BERT's uncased tokenizer makes them of a phrase that BLIP cleans.
+// BLIP: word pieces, as BERT's uncased tokenizer makes them of a cleaned phrase. CLIP's mini: a token a word.
 function tokenize(phrase, facts, ids) {
+  const found = [facts.first];
+  if (!facts.signs) {
+    for (const word of phrase.toLowerCase().match(/[\p{L}\p{N}]+/gu) || []) found.push(ids.get(word) ?? facts.unknown);
+    return [...found.slice(0, facts.length - 1), facts.last];
+  }
   const clean = phrase.toLowerCase().replace(new RegExp(facts.signs, "g"), " ").normalize("NFD").replace(/\p{Mn}/gu, "");
   const words = clean.split(/\s+/).filter(Boolean).slice(0, 50).join(" ").match(/[^\s\p{P}\p{S}]+|[\p{P}\p{S}]/gu) || [];
-  const found = [facts.first];
   for (const word of words) {
     const pieces = [];
     for (let from = 0, to; from < word.length; from = to) {
@@ -27,9 +31,13 @@ function tokenize(phrase, facts, ids) {
 }
 
 function start(facts, scores) {
-  const {scenes, size, grid, length} = facts, ids = new Map(facts.vocabulary.map((word, k) => [word, k]));
-  const state = {scene: 0, text: scenes[0].asked[0].text, block: facts.block, words: null, edited: false, box: null};
-  let session, answer = null, asking = 0;
+  const {scenes, size, models} = facts, ids = {}, sessions = {};
+  for (const name in models) ids[name] = new Map(models[name].vocabulary.map((word, k) => [word, k]));
+  const [usualModel] = Object.keys(models);
+  const state = {model: root.dataset.model || usualModel, scene: 0, text: scenes[0].asked[0].text, words: null, edited: false,
+    box: null, block: models[usualModel].block};
+  const now_ = () => models[state.model];
+  let runtime, answer = null, asking = 0;
 
   const work = html("canvas", {width: size, height: size}), pen = work.getContext("2d", {willReadFrequently: true});
   const view = html("canvas", {width: 4 * size, height: 4 * size, tabIndex: 0, className: "picture"});
@@ -37,36 +45,42 @@ function start(facts, scores) {
   const pictures = html("div", {className: "scenes", role: "group", ariaLabel: "Scenes"});
   const phrase = html("input", {type: "text", maxLength: 120, ariaLabel: "Phrase", autocomplete: "off"});
   const chips = html("div", {className: "chips"}), words = html("div", {className: "chips"});
-  const block = html("select", {ariaLabel: "Block of the text encoder"});
-  for (let k = 0; k < facts.blocks; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
-  const load = html("button", {textContent: "Load the model (8 MB)", className: "load"});
+  const block = html("select", {ariaLabel: "Block of the text encoder"}), model = html("select", {ariaLabel: "Model"});
+  for (const name in models) model.append(html("option", {value: name, textContent: `${name} (${models[name].method})`}));
+  for (let k = 0; k < models[usualModel].blocks; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
+  const load = html("button", {textContent: "Load the model", className: "load"});
   const recolour = html("button", {textContent: "Recolour what is framed"}), reset = html("button", {textContent: "Reset"});
   const said = html("p", {className: "said"}), table = html("table");
   said.setAttribute("aria-live", "polite");
   root.replaceChildren(pictures, html("div", {className: "side"}, view,
-    html("div", {className: "ask"}, html("label", {}, "Phrase ", phrase), chips, html("label", {}, "Explained: ", block),
-      words, html("p", {}, load, " ", recolour, " ", reset), said, table)));
+    html("div", {className: "ask"}, html("label", {}, "Model ", model), html("label", {}, "Phrase ", phrase), chips, html("label", {className: "blip"},
+      "Explained: ", block), words, html("p", {}, load, " ", recolour, " ", reset), said, table)));
 
   const stored = () => !state.edited && scenes[state.scene].asked.find(one => one.text === state.text);
-  const usual = () => state.block === facts.block && !state.words;
+  const usual = () => !now_().blocks || state.block === now_().block && !state.words;
+  const known_ = () => { const one = stored(); return one && one.answers[state.model]; };
   const frame = () => state.box || (scenes[state.scene].asked.find(one => one.text === state.text) || scenes[state.scene].asked[0]).box;
-  const tokens = () => tokenize(state.text, facts, ids);
-  const pressed = n => state.words || [...Array(n).keys()].slice(...facts.tokens === "lavis" ? [1, n - 1] : [0]);
+  const tokens = () => tokenize(state.text, now_(), ids[state.model]);
+  const pressed = n => state.words || [...Array(n).keys()].slice(...now_().tokens === "lavis" ? [1, n - 1] : [0]);
 
-  function current() { // {map, probability, where}: of the model if it has answered, else of Python
-    if (answer && answer.text === state.text && answer.picture === work.dataset.number) {
+  function current() { // {map, value, where}: of the model if it has answered, else of Python
+    const {grid, length, blocks} = now_();
+    if (answer && answer.model === state.model && answer.text === state.text && answer.picture === work.dataset.number) {
+      if (!blocks) return {map: Array.from({length: grid}, (_, i) => [...answer.maps.slice(i * grid, (i + 1) * grid)]),
+        value: answer.value, where: "in this page"};
       const chosen = pressed(answer.tokens.length);
       const map = Array.from({length: grid}, () => Array(grid).fill(0));
       for (const t of chosen) for (let k = 0; k < grid * grid; k += 1)
         map[Math.floor(k / grid)][k % grid] += answer.maps[(state.block * length + t) * grid * grid + k] / chosen.length;
-      return {map, probability: answer.probability, where: "in this page"};
+      return {map, value: answer.value, where: "in this page"};
     }
-    const known = stored();
-    return known && usual() ? {map: known.map, probability: known.probability, where: "by Python"} : null;
+    const known = known_();
+    return known && usual() ? {map: known.map, value: known.value, where: "by Python"} : null;
   }
 
   function draw() {
-    const paper = view.getContext("2d"), now = current(), box = frame(), unit = view.width / grid;
+    const {grid, value, blocks} = now_(), paper = view.getContext("2d"), now = current();
+    const box = frame().map(v => v * grid), unit = view.width / grid;
     paper.imageSmoothingEnabled = false;
     paper.drawImage(work, 0, 0, view.width, view.height);
     let values = null;
@@ -85,10 +99,10 @@ function start(facts, scores) {
       paper.strokeRect(box[0] * unit, box[1] * unit, (box[2] - box[0]) * unit, (box[3] - box[1]) * unit);
     }
     view.setAttribute("aria-label", `Scene ${state.scene + 1}, with the map of “${state.text}” and a box`);
-    const known = stored(), beside = known && usual() && now && now.where !== "by Python";
-    said.textContent = now ? `Matching probability of “${state.text}”: ${now.probability.toFixed(3)}, computed ${now.where}` +
-      (beside ? `; by Python ${known.probability.toFixed(3)}.` : ".") :
-      session ? "The model is at work …" : "Load the model for this; what Python stored is shown for the listed phrases.";
+    const known = known_(), beside = known && usual() && now && now.where !== "by Python";
+    said.textContent = now ? `${value} of “${state.text}”: ${now.value.toFixed(3)}, computed ${now.where}` +
+      (beside ? `; by Python ${known.value.toFixed(3)}.` : ".") :
+      sessions[state.model] ? "The model is at work …" : "Load the model for this; what Python stored is shown for the listed phrases.";
     table.replaceChildren();
     if (values) {
       table.append(html("caption", {textContent: "Scores of the map on its own grid, for the frame"}), html("tr", {},
@@ -97,29 +111,31 @@ function start(facts, scores) {
         html("td", {textContent: values[name].toFixed(3)}), ...beside ? [html("td", {textContent: known.scores[name].toFixed(3)})] : []));
     }
     const found = tokens(), on = pressed(found.length);
+    block.parentNode.hidden = !blocks;
     words.replaceChildren("Words: ", ...found.map((id, t) => {
-      const chip = html("button", {textContent: facts.vocabulary[id], disabled: !session});
+      const chip = html("button", {textContent: now_().vocabulary[id], disabled: !blocks || !sessions[state.model]});
       chip.setAttribute("aria-pressed", on.includes(t));
       chip.onclick = () => { const next = on.includes(t) ? on.filter(k => k !== t) : [...on, t].sort((a, b) => a - b);
         state.words = next.length ? next : null; draw(); };
       return chip; }));
-    root.dataset.state = JSON.stringify({where: now && now.where, probability: now && now.probability, map: now && now.map, values});
+    root.dataset.state = JSON.stringify({where: now && now.where, value: now && now.value, model: state.model, map: now && now.map, values});
   }
 
   async function ask() {
     draw();
+    const session = sessions[state.model], {length, blocks} = now_();
     if (!session || !state.text.trim()) return;
-    const number = asking += 1, text = state.text, picture = work.dataset.number, found = tokens();
+    const number = asking += 1, {model, text} = state, picture = work.dataset.number, found = tokens();
     const raw = pen.getImageData(0, 0, size, size).data, pixels = new Float32Array(3 * size * size);
     for (let k = 0; k < size * size; k += 1) for (let c = 0; c < 3; c += 1)
       pixels[c * size * size + k] = (raw[4 * k + c] / 255 - facts.mean[c]) / facts.std[c];
-    const {Tensor} = session.runtime, began = performance.now();
-    const out = await session.run({pixels: new Tensor("float32", pixels, [1, 3, size, size]),
-      ids: new Tensor("int64", BigInt64Array.from({length}, (_, t) => BigInt(found[t] || 0)), [length]),
-      mask: new Tensor("float32", Float32Array.from({length}, (_, t) => t < found.length ? 1 : 0), [length])});
+    const {Tensor} = runtime, began = performance.now(), given = {pixels: new Tensor("float32", pixels, [1, 3, size, size]),
+      ids: new Tensor("int64", BigInt64Array.from({length}, (_, t) => BigInt(found[t] || 0)), blocks ? [length] : [1, length])};
+    if (blocks) given.mask = new Tensor("float32", Float32Array.from({length}, (_, t) => t < found.length ? 1 : 0), [length]);
+    const out = await session.run(given);
     if (number !== asking) return;
-    const [no, yes] = out.logits.data;
-    answer = {text, picture, tokens: found, maps: out.maps.data, probability: 1 / (1 + Math.exp(no - yes))};
+    answer = {model, text, picture, tokens: found, maps: (out.maps || out.map).data,
+      value: blocks ? 1 / (1 + Math.exp(out.logits.data[0] - out.logits.data[1])) : out.logit.data[0]};
     root.dataset.milliseconds = Math.round(performance.now() - began);
     draw();
   }
@@ -141,12 +157,14 @@ function start(facts, scores) {
   scenes.forEach((scene, k) => { const one = html("button", {title: `Scene ${k + 1}`, ariaLabel: `Scene ${k + 1}`});
     one.append(html("img", {src: scene.picture, alt: "", width: 48, height: 48})); one.onclick = () => show(k); pictures.append(one); });
   phrase.oninput = () => { Object.assign(state, {text: phrase.value, words: null}); ask(); };
+  model.value = state.model;
+  model.onchange = async () => { Object.assign(state, {model: model.value, words: null}); if (runtime) await open(); ask(); };
   block.value = state.block;
   block.onchange = () => { state.block = Number(block.value); draw(); };
   reset.onclick = () => show(state.scene);
 
   // A small editor: what is framed can be moved, by pointer or arrow keys, and recoloured.
-  const cut = () => frame().map((v, k) => Math.round(v * size / grid));
+  const cut = () => frame().map(v => Math.round(v * size));
   function edit(change) { change(); state.edited = true; changed(); ask(); }
   function moveBy(dx, dy) {
     const [x0, y0, x1, y1] = cut(), w = x1 - x0, h = y1 - y0;
@@ -157,7 +175,7 @@ function start(facts, scores) {
       for (let i = 0; i < h; i += 1) { const [r, g, b] = beside.data.slice(4 * i, 4 * i + 3);
         pen.fillStyle = `rgb(${r},${g},${b})`; pen.fillRect(x0, y0 + i, w, 1); }
       pen.putImageData(piece, x, y);
-      state.box = [x, y, x + w, y + h].map(v => v * grid / size);
+      state.box = [x, y, x + w, y + h].map(v => v / size);
     });
   }
   recolour.onclick = () => edit(() => {
@@ -171,14 +189,17 @@ function start(facts, scores) {
   view.onkeydown = e => { const step = {ArrowLeft: [-6, 0], ArrowRight: [6, 0], ArrowUp: [0, -6], ArrowDown: [0, 6]}[e.key];
     if (step) { e.preventDefault(); moveBy(...step); } };
 
+  async function open() {
+    const name = state.model;
+    sessions[name] ||= await runtime.InferenceSession.create(new URL(`${folder}${name}.onnx`, document.baseURI).href);
+  }
   load.onclick = async () => {
     load.disabled = true; load.textContent = "Loading …";
     try {
-      const runtime = await import(new URL(folder + "ort.wasm.min.mjs", document.baseURI));
+      runtime = await import(new URL(folder + "ort.wasm.min.mjs", document.baseURI));
       runtime.env.wasm.numThreads = 1;
       runtime.env.wasm.wasmPaths = new URL(folder, document.baseURI).href;
-      session = await runtime.InferenceSession.create(new URL(folder + "blip-mini.onnx", document.baseURI).href);
-      session.runtime = runtime; load.textContent = "The model is loaded"; ask();
+      await open(); load.textContent = "The model is loaded"; ask();
     } catch (error) {
       load.textContent = location.protocol === "file:" ? "The model needs a web server: python -m http.server in this folder" :
         `The model could not be loaded: ${error.message}`;
