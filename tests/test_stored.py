@@ -40,11 +40,7 @@ def stored_problems(notebook, references=REFERENCES):
     return found + [f"{notebook.name}: {fault}" for fault in unfit_outputs(notebook)]
 
 
-STALE = pytest.mark.xfail(reason="benchmarks was stored before its checks changed: make bench", strict=True)
-
-
-@pytest.mark.parametrize("path", [pytest.param(path, marks=STALE) if path.stem == "benchmarks" else path
-                                  for path in PAPERS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_a_paper_notebook_shows_a_run(path):
     problems = stored_problems(path)
     assert not problems, "make papers (benchmarks: make bench)\n" + "\n".join(problems)
