@@ -280,7 +280,8 @@ def cards(by_paper: list[tuple[str, dict]]) -> str:
     read = [f"[{one['name']}](generated/by_paper/{name}.md)" for name, one in by_paper[:4]]
     return ":::::{container} three-cards\n" + "\n".join([
         card("Learn", "Short lessons, computed step by step, with explorers that work in this page.",
-             [*learn, "[All lessons](generated/lessons.md)", "[The tour of the library](generated/lib/00_tour.ipynb)"]),
+             [*learn, "[All lessons](generated/lessons.md)", "[Try a model](generated/try_it.md)",
+              "[The tour of the library](generated/lib/00_tour.ipynb)"]),
         card("Score my maps", "Nine scores with intervals for heat maps that you have; no model is needed.", score),
         card("Read a paper", "Four papers as notebooks, with question, answer and figure of each.", read)]) + ":::::\n"
 
