@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import threading
 import time
+from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -62,6 +66,23 @@ def browser():
         browser = session.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_): pass
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Serve a folder on this machine; the address."""
+    with ExitStack() as stack:
+        def address(folder):
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}/"
+
+        yield address
 
 
 @pytest.fixture

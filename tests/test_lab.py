@@ -49,7 +49,7 @@ def test_a_run_is_started_from_the_start_page(browser, lab):
     assert not page.locator(".jp-Notification, .Toastify__toast").count()  # no news, no question
     limit.fill("many")
     limit.press("Enter")
-    page.wait_for_selector("text=/expected .*Count|limit.*expected/")
+    page.wait_for_selector("text=/limit.*expected a count/")
     limit.fill("20")
     limit.press("Enter")
     page.locator(".widget-text:has(label:text-is('baselines')) input").fill("[]")

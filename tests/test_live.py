@@ -3,9 +3,6 @@
 import json
 import shutil
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +76,8 @@ def test_the_file_computes_what_the_library_does(explainer, asked, tmp_path):
         assert np.abs(there[1] - logits.numpy()).max() < 1e-4
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_): pass
-
-
 @pytest.fixture
-def page(browser, tmp_path):
+def page(browser, serve, tmp_path):
     """The page with the model, served to Chromium; at the end: no error, and no request to another host."""
     files = live_model.FOLDER
     if not (files / "blip-mini.onnx").is_file():
@@ -93,18 +86,15 @@ def page(browser, tmp_path):
     for name in ("live.js", "live.css"):
         shutil.copy(ROOT / "docs" / "static" / name, tmp_path)
     (tmp_path / "index.html").write_text(PAGE, encoding="utf-8")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     errors, asked, page = [], [], browser.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
-    place = f"http://127.0.0.1:{server.server_port}/"
+    place = serve(tmp_path)
     page.goto(place)
     page.wait_for_selector("#live table")
     yield page
     assert not errors and not [one for one in asked if not one.startswith((place, "data:", "blob:"))]
     page.close()
-    server.shutdown()
 
 
 def state_of(page, text, model="blip-mini"):
@@ -140,7 +130,22 @@ def test_a_moved_and_recoloured_object_is_another_picture(page):
     before, now = state_of(page, text)["value"], "Math.abs(JSON.parse(live.dataset.state).value"
     page.click("text=Recolour what is framed")
     page.wait_for_function(now + f" - {before}) > 1e-6")
+    recoloured = state_of(page, text)["value"]
     page.focus("#live .picture")
     page.keyboard.press("ArrowLeft")
+    page.wait_for_function(now + f" - {recoloured}) > 1e-6")
     page.click("text=Reset")
     page.wait_for_function(now + f" - {before}) < 1e-5")
+    assert state_of(page, text)["value"] == pytest.approx(before, abs=1e-5)
+
+
+@pytest.mark.nightly
+def test_the_answer_to_fast_typing_is_that_of_the_last_text(page):
+    page.select_option("#live select >> nth=0", "clip-rn-mini")
+    page.click("#live .load")
+    page.wait_for_function("document.querySelector('#live').dataset.milliseconds")
+    scene = page.evaluate("window.qgcamFacts.scenes[0].asked[1]")
+    page.fill("#live input", "")
+    page.type("#live input", scene["text"])
+    state = state_of(page, scene["text"], "clip-rn-mini")
+    assert state["value"] == pytest.approx(scene["answers"]["clip-rn-mini"]["value"], abs=1e-4)

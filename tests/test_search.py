@@ -1,8 +1,5 @@
 """The search of the built pages (`make docs`) finds what people look for among its first three results."""
 
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,18 +11,11 @@ FOUND = {  # a question -> what the address of a right page has in it
 }
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_): pass
-
-
 @pytest.fixture(scope="module")
-def place():
+def place(serve):
     if not (PAGES / "searchindex.js").is_file():
         pytest.skip("the pages are not built: make docs")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(PAGES)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
+    return serve(PAGES)
 
 
 @pytest.mark.nightly

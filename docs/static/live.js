@@ -33,11 +33,11 @@ function tokenize(phrase, facts, ids) {
 function start(facts, scores) {
   const {scenes, size, models} = facts, ids = {}, sessions = {};
   for (const name in models) ids[name] = new Map(models[name].vocabulary.map((word, k) => [word, k]));
-  const [usualModel] = Object.keys(models);
-  const state = {model: root.dataset.model || usualModel, scene: 0, text: scenes[0].asked[0].text, words: null, edited: false,
-    box: null, block: models[usualModel].block};
-  const now_ = () => models[state.model];
-  let runtime, answer = null, asking = 0;
+  const [firstModel] = Object.keys(models);
+  const state = {model: firstModel, scene: 0, text: scenes[0].asked[0].text, words: null, edited: false,
+    box: null, block: models[firstModel].block};
+  const modelFacts = () => models[state.model];
+  let runtime, answer = null, working = false, again = false;
 
   const work = html("canvas", {width: size, height: size}), pen = work.getContext("2d", {willReadFrequently: true});
   const view = html("canvas", {width: 4 * size, height: 4 * size, tabIndex: 0, className: "picture"});
@@ -47,7 +47,7 @@ function start(facts, scores) {
   const chips = html("div", {className: "chips"}), words = html("div", {className: "chips"});
   const block = html("select", {ariaLabel: "Block of the text encoder"}), model = html("select", {ariaLabel: "Model"});
   for (const name in models) model.append(html("option", {value: name, textContent: `${name} (${models[name].method})`}));
-  for (let k = 0; k < models[usualModel].blocks; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
+  for (let k = 0; k < models[firstModel].blocks; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
   const load = html("button", {textContent: "Load the model", className: "load"});
   const recolour = html("button", {textContent: "Recolour what is framed"}), reset = html("button", {textContent: "Reset"});
   const said = html("p", {className: "said"}), table = html("table");
@@ -56,15 +56,15 @@ function start(facts, scores) {
     html("div", {className: "ask"}, html("label", {}, "Model ", model), html("label", {}, "Phrase ", phrase), chips, html("label", {className: "blip"},
       "Explained: ", block), words, html("p", {}, load, " ", recolour, " ", reset), said, table)));
 
-  const stored = () => !state.edited && scenes[state.scene].asked.find(one => one.text === state.text);
-  const usual = () => !now_().blocks || state.block === now_().block && !state.words;
-  const known_ = () => { const one = stored(); return one && one.answers[state.model]; };
+  const storedPhrase = () => !state.edited && scenes[state.scene].asked.find(one => one.text === state.text);
+  const isDefault = () => !modelFacts().blocks || state.block === modelFacts().block && !state.words;
+  const storedAnswer = () => { const one = storedPhrase(); return one && one.answers[state.model]; };
   const frame = () => state.box || (scenes[state.scene].asked.find(one => one.text === state.text) || scenes[state.scene].asked[0]).box;
-  const tokens = () => tokenize(state.text, now_(), ids[state.model]);
-  const pressed = n => state.words || [...Array(n).keys()].slice(...now_().tokens === "lavis" ? [1, n - 1] : [0]);
+  const tokens = () => tokenize(state.text, modelFacts(), ids[state.model]);
+  const pressed = n => state.words || [...Array(n).keys()].slice(...modelFacts().tokens === "lavis" ? [1, n - 1] : [0]);
 
   function current() { // {map, value, where}: of the model if it has answered, else of Python
-    const {grid, length, blocks} = now_();
+    const {grid, length, blocks} = modelFacts();
     if (answer && answer.model === state.model && answer.text === state.text && answer.picture === work.dataset.number) {
       if (!blocks) return {map: Array.from({length: grid}, (_, i) => [...answer.maps.slice(i * grid, (i + 1) * grid)]),
         value: answer.value, where: "in this page"};
@@ -74,12 +74,12 @@ function start(facts, scores) {
         map[Math.floor(k / grid)][k % grid] += answer.maps[(state.block * length + t) * grid * grid + k] / chosen.length;
       return {map, value: answer.value, where: "in this page"};
     }
-    const known = known_();
-    return known && usual() ? {map: known.map, value: known.value, where: "by Python"} : null;
+    const known = storedAnswer();
+    return known && isDefault() ? {map: known.map, value: known.value, where: "by Python"} : null;
   }
 
   function draw() {
-    const {grid, value, blocks} = now_(), paper = view.getContext("2d"), now = current();
+    const {grid, value, blocks} = modelFacts(), paper = view.getContext("2d"), now = current();
     const box = frame().map(v => v * grid), unit = view.width / grid;
     paper.imageSmoothingEnabled = false;
     paper.drawImage(work, 0, 0, view.width, view.height);
@@ -99,7 +99,7 @@ function start(facts, scores) {
       paper.strokeRect(box[0] * unit, box[1] * unit, (box[2] - box[0]) * unit, (box[3] - box[1]) * unit);
     }
     view.setAttribute("aria-label", `Scene ${state.scene + 1}, with the map of “${state.text}” and a box`);
-    const known = known_(), beside = known && usual() && now && now.where !== "by Python";
+    const known = storedAnswer(), beside = known && isDefault() && now && now.where !== "by Python";
     said.textContent = now ? `${value} of “${state.text}”: ${now.value.toFixed(3)}, computed ${now.where}` +
       (beside ? `; by Python ${known.value.toFixed(3)}.` : ".") :
       sessions[state.model] ? "The model is at work …" : "Load the model for this; what Python stored is shown for the listed phrases.";
@@ -113,7 +113,7 @@ function start(facts, scores) {
     const found = tokens(), on = pressed(found.length);
     block.parentNode.hidden = !blocks;
     words.replaceChildren("Words: ", ...found.map((id, t) => {
-      const chip = html("button", {textContent: now_().vocabulary[id], disabled: !blocks || !sessions[state.model]});
+      const chip = html("button", {textContent: modelFacts().vocabulary[id], disabled: !blocks || !sessions[state.model]});
       chip.setAttribute("aria-pressed", on.includes(t));
       chip.onclick = () => { const next = on.includes(t) ? on.filter(k => k !== t) : [...on, t].sort((a, b) => a - b);
         state.words = next.length ? next : null; draw(); };
@@ -123,25 +123,27 @@ function start(facts, scores) {
 
   async function ask() {
     draw();
-    const session = sessions[state.model], {length, blocks} = now_();
+    const session = sessions[state.model], {length, blocks} = modelFacts();
     if (!session || !state.text.trim()) return;
-    const number = asking += 1, {model, text} = state, picture = work.dataset.number, found = tokens();
+    if (working) { again = true; return; } // the newest question is asked when the model is free
+    const {model, text} = state, picture = work.dataset.number, found = tokens();
     const raw = pen.getImageData(0, 0, size, size).data, pixels = new Float32Array(3 * size * size);
     for (let k = 0; k < size * size; k += 1) for (let c = 0; c < 3; c += 1)
       pixels[c * size * size + k] = (raw[4 * k + c] / 255 - facts.mean[c]) / facts.std[c];
     const {Tensor} = runtime, began = performance.now(), given = {pixels: new Tensor("float32", pixels, [1, 3, size, size]),
       ids: new Tensor("int64", BigInt64Array.from({length}, (_, t) => BigInt(found[t] || 0)), blocks ? [length] : [1, length])};
     if (blocks) given.mask = new Tensor("float32", Float32Array.from({length}, (_, t) => t < found.length ? 1 : 0), [length]);
-    const out = await session.run(given);
-    if (number !== asking) return;
+    working = true;
+    const out = await session.run(given).finally(() => { working = false; });
     answer = {model, text, picture, tokens: found, maps: (out.maps || out.map).data,
       value: blocks ? 1 / (1 + Math.exp(out.logits.data[0] - out.logits.data[1])) : out.logit.data[0]};
     root.dataset.milliseconds = Math.round(performance.now() - began);
     draw();
+    if (again) { again = false; ask(); }
   }
 
-  let pictures_shown = 0;
-  const changed = () => { work.dataset.number = pictures_shown += 1; };
+  let pictureNumber = 0;
+  const changed = () => { work.dataset.number = pictureNumber += 1; };
   function show(k) {
     const photo = new Image();
     photo.onload = () => { pen.drawImage(photo, 0, 0, size, size); changed(); ask(); };
@@ -201,8 +203,7 @@ function start(facts, scores) {
       runtime.env.wasm.wasmPaths = new URL(folder, document.baseURI).href;
       await open(); load.textContent = "The model is loaded"; ask();
     } catch (error) {
-      load.textContent = location.protocol === "file:" ? "The model needs a web server: python -m http.server in this folder" :
-        `The model could not be loaded: ${error.message}`;
+      load.textContent = `The model could not be loaded: ${error.message}`;
     }
   };
   if (location.protocol === "file:") { load.disabled = true; load.textContent = "The model needs a web server: python -m http.server in this folder"; }
