@@ -8,6 +8,7 @@ __all__ = ['PEAKS', 'NOT_RUN', 'COLUMNS', 'least_seconds', 'speed_row', 'explain
 # %% ../../nbs/lib/models/12_speed.ipynb #5e1f0403
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pandas as pd
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from .common.device import use_precision
 from .registry import load_model
 
 # %% ../../nbs/lib/models/12_speed.ipynb #5e1f0406
@@ -43,12 +45,13 @@ def _used_up(device: torch.device) -> float:
 
 
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
-              rounds: int = 5) -> dict[str, Any]:
+              rounds: int = 5, most_seconds: float = 20.0) -> dict[str, Any]:
     """What a call costs, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
     share of the limit (`least_seconds` over the median).
 
     work: the call, done once before it is timed, when its operations are counted; count: what it does at once
-    (pictures, maps, steps); n_bytes: that it moves at least; rounds: timed calls. a second is count over the median.
+    (pictures, maps, steps); n_bytes: that it moves at least; rounds: timed calls, fewer where they take more than
+    `most_seconds` in all. a second is count over the median.
     Without the device all are missing but `device`, which is NOT_RUN, or "out of memory" where a GPU's does not do.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -59,7 +62,7 @@ def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision
             work()
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
-        for _ in range(rounds):
+        while len(seconds) < rounds and (not seconds or sum(seconds) + seconds[-1] <= most_seconds):
             began = _used_up(place)
             work()
             seconds.append(_used_up(place) - began)
@@ -73,25 +76,38 @@ def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision
     return dict(zip(COLUMNS, values))
 
 # %% ../../nbs/lib/models/12_speed.ipynb #5e1f0412
+def _explain(model: Any, pictures: Sequence, phrases: Sequence[str]) -> list[torch.Tensor]:
+    return model.maps_batch(pictures, [phrases] * len(pictures))
+
+
 def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[str], *, device: str = "cuda",
                     batches: Sequence[int] = (1, 8, 64), precisions: Sequence[str] = ("float32", "tf32", "bfloat16"),
-                    weights: str = "random", rounds: int = 5, **options: Any) -> pd.DataFrame:
+                    weights: str = "random", rounds: int = 5, most_seconds: float = 20.0,
+                    **options: Any) -> pd.DataFrame:
     """Pictures a second of explainers: model, precision, batch, and the columns of `speed_row`.
 
-    names: of `list_models`; pictures: at least as many as the largest batch; phrases: of each picture; weights,
-    options: of `load_model`, which gets the precision and the largest batch. Without the device: one row each that says
-    so.
+    names: of `list_models`; pictures: at least as many as the largest batch; phrases: of each picture; batches:
+    ascending; weights, options: of `load_model`; most_seconds: of the timed calls of a row. A row whose call would take
+    longer, by that of the smaller batch, is not run and says so, and without the device none is.
     """
     options |= {"batch_size": max(batches)}  # else a model reads fewer at once
     rows, there = [], not device.startswith("cuda") or torch.cuda.is_available()
     for name in names:
+        model = load_model(name, weights, device, **options) if there else None
+        ready = [*map(getattr(model, "shrink", lambda picture: picture), pictures)]
+        network = getattr(model, "model", None)
+        n_bytes = sum(p.nbytes for p in network.parameters()) if isinstance(network, torch.nn.Module) else 0
         for precision in precisions:
-            model = load_model(name, weights, device, precision=precision, **options) if there else None
-            network = getattr(model, "model", None)
-            n_bytes = sum(p.nbytes for p in network.parameters()) if isinstance(network, torch.nn.Module) else 0
+            if there:
+                model.precision = use_precision(precision)
+            a_picture = 0.0  # seconds
             for batch in batches:
-                row = speed_row(lambda m=model, n=batch: m.maps_batch(pictures[:n], [phrases] * n), device, count=batch,
-                                precision=precision, n_bytes=n_bytes, rounds=rounds)
+                row = {"device": f"not run (over {most_seconds:g} s a call)"}
+                if a_picture * batch <= most_seconds:
+                    row = speed_row(partial(_explain, model, ready[:batch], phrases), device,
+                                    count=batch, precision=precision, n_bytes=n_bytes, rounds=rounds,
+                                    most_seconds=most_seconds)
+                    a_picture = 1 / row.get("a second", np.inf)
                 rows.append({"model": name, "precision": precision, "batch": batch, **row})
-            del model, network
+        del model, network
     return pd.DataFrame(rows, columns=["model", "precision", "batch", *COLUMNS])
