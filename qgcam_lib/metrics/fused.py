@@ -6,6 +6,8 @@
 __all__ = ['score_parts', 'refuse_impossible', 'refuse_status']
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #233fc154
+import threading
+
 import numba
 import numpy as np
 
@@ -31,6 +33,9 @@ def _make_plan(shape, dtype, size, p: MapProtocol, most, options: ScoreOptions) 
                 delta=float(options.delta))
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #6082f23b
+_ONE_CALL = threading.Lock()  # other Python threads run beside the kernel, and not every engine of numba takes two
+
+
 def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: tuple[int, int], protocol: MapProtocol,
                 options: ScoreOptions) -> np.ndarray:
     """The sums from which the scores follow, for maps of one shape: float64 [n, 12] with the columns `PARTS`.
@@ -50,7 +55,8 @@ def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: t
     bits = np.zeros(0, np.int32 if maps.dtype == np.float32 else np.int64)
     maps, ranges = np.require(maps, requirements="CW"), pixel_ranges(boxes, size)  # numba compiles again for read-only
     boxes, starts = np.ascontiguousarray(boxes, np.float64), np.ascontiguousarray(starts, np.int64)
-    return score_all(maps, bits, boxes, ranges, starts, plan, block)
+    with _ONE_CALL:
+        return score_all(maps, bits, boxes, ranges, starts, plan, block)
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #5a5d0105
 def refuse_impossible(found: dict[str, np.ndarray], mask: np.ndarray, rows: np.ndarray, protocol: str) -> None:

@@ -293,7 +293,7 @@ def _score_block(maps, bits, boxes, ranges, starts, plan, out):
         out[n, STATUS] = status
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #52ea13bd
-@compiled(parallel=True)
+@compiled(parallel=True, nogil=True)
 def score_all(maps, bits, boxes, ranges, starts, plan, block):
     "Blocks of maps over the threads. Returns the parts, float64 [n, 12]; status -1 where a block was not computed."
     n = maps.shape[0]

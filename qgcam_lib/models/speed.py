@@ -45,20 +45,24 @@ def _used_up(device: torch.device) -> float:
 
 
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
-              rounds: int = 5, most_seconds: float = 20.0) -> dict[str, Any]:
+              rounds: int = 5, most_seconds: float = 20.0, flops: float | None = None) -> dict[str, Any]:
     """What a call costs, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
     share of the limit (`least_seconds` over the median).
 
-    work: the call, done once before it is timed, when its operations are counted; count: what it does at once
-    (pictures, maps, steps); n_bytes: that it moves at least; rounds: timed calls, fewer where they take more than
-    `most_seconds` in all. a second is count over the median.
+    work: the call, done once before it is timed; flops: its operations, None to count them in that call; count: what
+    it does at once (pictures, maps, steps); n_bytes: that it moves at least; rounds: timed calls, fewer where they take
+    more than `most_seconds` in all. a second is count over the median.
     Without the device all are missing but `device`, which is NOT_RUN, or "out of memory" where a GPU's does not do.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         return {"device": NOT_RUN}
     place, seconds = torch.device(device), []
     try:
-        with FlopCounterMode(display=False) as counter:
+        if flops is None:
+            with FlopCounterMode(display=False) as counter:
+                work()
+            flops = counter.get_total_flops()
+        else:
             work()
         if place.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place)
@@ -70,7 +74,7 @@ def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision
         return {"device": "out of memory"}
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     peak = torch.cuda.max_memory_allocated(place) / 2**20 if place.type == "cuda" else np.nan
-    median, flops = float(np.median(seconds)), counter.get_total_flops()
+    median = float(np.median(seconds))
     values = (name, count / median, count / max(seconds), count / min(seconds), peak, flops / 1e12,
               least_seconds(name, precision, flops, n_bytes) / median)
     return dict(zip(COLUMNS, values))
@@ -97,6 +101,7 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
         ready = [*map(getattr(model, "shrink", lambda picture: picture), pictures)]
         network = getattr(model, "model", None)
         n_bytes = sum(p.nbytes for p in network.parameters()) if isinstance(network, torch.nn.Module) else 0
+        flops = {}  # by batch, the same in every precision
         for precision in precisions:
             if there:
                 model.precision = use_precision(precision)
@@ -106,8 +111,9 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
                 if a_picture * batch <= most_seconds:
                     row = speed_row(partial(_explain, model, ready[:batch], phrases), device,
                                     count=batch, precision=precision, n_bytes=n_bytes, rounds=rounds,
-                                    most_seconds=most_seconds)
+                                    most_seconds=most_seconds, flops=flops.get(batch))
                     a_picture = 1 / row.get("a second", np.inf)
+                    flops |= {batch: row["TFLOP a call"] * 1e12} if "TFLOP a call" in row else {}
                 rows.append({"model": name, "precision": precision, "batch": batch, **row})
         del model, network
     return pd.DataFrame(rows, columns=["model", "precision", "batch", *COLUMNS])
