@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ...explain.gscorecam import ScoreCam, gscorecam
 from .network import ClipModel
 from ..common.adapter import PhraseExplainer, one_of
-from ..common.device import prepare_image
+from ..common.device import Picture, prepare_image, squash
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #f8ab08c9
 SQUASH = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -71,8 +71,11 @@ class ClipExplainer(PhraseExplainer):
 
     def pixels(self, images: Sequence) -> torch.Tensor:
         """Prepared pictures [B, 3, S, S] float32 on the device: squashed to the square, nothing cropped."""
-        how = {"size": self.clip.image_size, "resample": SQUASH[self.squash]}
-        return torch.stack([prepare_image(image, **how) for image in images]).to(self.device)
+        return torch.stack([prepare_image(self.shrink(one), self.clip.image_size) for one in images]).to(self.device)
+
+    def shrink(self, image: Picture) -> Image.Image:
+        """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
+        return squash(image, (self.clip.image_size,) * 2, SQUASH[self.squash])
 
 # %% ../../../nbs/lib/models/clip/02_explainer.ipynb #c6ade649
 class ClipGScoreCam(ClipExplainer):

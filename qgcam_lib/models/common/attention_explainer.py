@@ -17,7 +17,7 @@ from PIL import Image
 
 from ...explain.gradcam import EXPLAIN, Tokens, row_maps, token_weights, watch_attention
 from .adapter import ITM_SCORES, PhraseExplainer, Recent, equal_lengths, one_of
-from .device import Picture, as_picture, prepare_image
+from .device import Picture, as_picture, prepare_image, squash
 from .hugging_face import load_pretrained
 from .vocabulary import plain_phrase, tokenize_texts
 from ..registry import ModelEntry, find_model
@@ -202,6 +202,12 @@ def _input_size(self: AttentionExplainer) -> tuple[int, int] | str:
 def prepare(self: AttentionExplainer, image: Image.Image) -> torch.Tensor:
     """A picture as the model sees it, [3, H, W] float32; the whole picture, nothing cropped."""
     return prepare_image(image, self.model.config.vision_config.image_size)
+
+
+@patch
+def shrink(self: AttentionExplainer, image: Picture) -> Image.Image:
+    """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
+    return squash(image, (self.model.config.vision_config.image_size,) * 2)
 
 
 @patch

@@ -10,6 +10,7 @@ __all__ = ['PRECISIONS', 'Picture', 'MEAN', 'STD', 'IMAGENET_MEAN', 'IMAGENET_ST
 # %% ../../../nbs/lib/models/common/01_device.ipynb #exportimports
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,13 @@ def use_precision(precision: str) -> str:
     return precision
 
 
+_NOW: ContextVar[tuple[str, str]] = ContextVar("now", default=("", ""))  # device and precision of the block around
+
+
 @contextmanager
 def computing(device: str, precision: str) -> Iterator[None]:
     """Compute in a precision inside the block, whatever holds around it. device: its type, such as "cpu" or "cuda"."""
-    cudnn = torch.backends.cudnn
+    cudnn, now = torch.backends.cudnn, _NOW.set((device, precision))
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     cudnn.allow_tf32 = precision == "tf32"
@@ -54,6 +58,7 @@ def computing(device: str, precision: str) -> Iterator[None]:
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             yield
     finally:
+        _NOW.reset(now)
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32 = before[1]
 
@@ -84,6 +89,8 @@ def in_precision(method: Callable) -> Callable:
     """A method of an object with `device` and `precision` that computes in them."""
     @wraps(method)
     def compute(self: Any, *args: Any, **options: Any) -> Any:
+        if _NOW.get() == (self.device.type, self.precision):  # one method calls another, hundreds of times a batch
+            return method(self, *args, **options)
         with computing(self.device.type, self.precision):
             return method(self, *args, **options)
     return compute
@@ -114,8 +121,10 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def squash(image: Picture, size: tuple[int, int], resample: int = Image.Resampling.BICUBIC) -> Image.Image:
-    """A picture as RGB with size = (columns, rows); one that is so already comes back with the same pixels."""
-    return as_picture(image).convert("RGB").resize(size, resample)
+    """A picture as RGB with size = (columns, rows); one that is so already is returned as it is."""
+    picture = as_picture(image)
+    ready = (picture.mode, picture.size) == ("RGB", tuple(size))
+    return picture if ready else picture.convert("RGB").resize(size, resample)
 
 
 def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], mean: Sequence[float] = MEAN,

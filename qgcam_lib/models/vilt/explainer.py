@@ -63,6 +63,10 @@ class ViltExplainer(AttentionExplainer):
         size = vilt_size(*image.size, shorter=sizes.image_size, patch=sizes.patch_size)
         return prepare_image(image, size, mean=(0.5,) * 3, std=(0.5,) * 3)
 
+    def shrink(self, image: Picture) -> Image.Image:
+        """The picture itself: the size that ViLT sees follows from its shape."""
+        return as_picture(image)
+
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
         """Patches with their places, row by row, the class token first."""
         parts = self.model.vilt.embeddings
