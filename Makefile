@@ -44,7 +44,7 @@ COMPILE = $(BIN)/python -c "import numpy; from qgcam_lib.metrics import score_ma
   data = synthetic_tricd(3); evaluate(data, synthetic_predictions(data), n_bootstrap=10)"
 
 .PHONY: help env reproduce papers check test nightly lint exported committed notebooks pytest fuzz lessons other-processor lab docs lock \
-  zoo bench live
+  zoo bench bench-gpu live
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -154,4 +154,11 @@ bench: env  ## measure the fast paths against the published ways, and what inter
 	@qgcam run nbs/papers/benchmarks.ipynb --force
 	@qgcam run nbs/papers/interval_coverage.ipynb
 	@qgcam papers benchmarks interval_coverage
+	@nbdev-clean
+
+bench-gpu: env  ## measure every explainer on this machine's GPU of NVIDIA's; store the page
+	@python -c "import torch; torch.cuda.init()"
+	@qgcam papers --check
+	@qgcam run nbs/papers/benchmarks_gpu.ipynb --force
+	@qgcam papers benchmarks_gpu
 	@nbdev-clean

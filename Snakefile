@@ -101,7 +101,7 @@ def planned():
     from qgcam_lib.storage.files import write_json
 
     known = {file.stem: read_parameters(file) for file in sorted(Path("nbs/papers").glob("*.ipynb"))
-             if file.stem != "benchmarks"}  # which `make bench` runs
+             if not file.stem.startswith("benchmarks")}  # which `make bench` and `make bench-gpu` run
     try:
         outputs = engine_path(settings.outputs)
         engine = Path(sys.argv[0]).stem in ("snakemake", "__main__") and computes(sys.argv[1:])

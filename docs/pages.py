@@ -88,7 +88,7 @@ def pinned_run(notebook: nbformat.NotebookNode, source: Path) -> str:
     outputs = str([cell.get("outputs") for cell in notebook.cells])
     where = ", on the miniworld" if "miniworld" in outputs else ""
     day = str(about.get("started", "")).partition("T")[0]
-    held = "" if source.stem == "benchmarks" else (  # seconds, of one machine
+    held = "" if source.stem.startswith("benchmarks") else (  # seconds, of one machine
         " `make reproduce` holds its numbers: it compares every run anew with those in `outputs/reference`.")
     given = about["parameters"]
     rows = [f"| `{name}` | <code>{literal(json.dumps(given.get(name, one.default)))}</code> | "

@@ -43,7 +43,7 @@ def stored_problems(notebook, references=REFERENCES):
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_a_paper_notebook_shows_a_run(path):
     problems = stored_problems(path)
-    assert not problems, "make papers (benchmarks: make bench)\n" + "\n".join(problems)
+    assert not problems, "make papers (benchmarks: make bench, make bench-gpu)\n" + "\n".join(problems)
 
 
 OUTPUTS = {
