@@ -129,6 +129,20 @@ def words_of(text: str) -> str:
     return f"*Terms:* {', '.join(used)}\n\n" * bool(used)
 
 
+LIVE = {"03_gradcam": "blip-mini", "04_gscorecam": "clip-rn-mini"}  # lessons whose page ends with their model, live
+
+
+def live_cell(model: str) -> nbformat.NotebookNode:
+    """The last cell of a lesson's page: its model, which answers in the browser (see docs/static/live.js)."""
+    return nbformat.v4.new_markdown_cell(
+        "## The same model, live\n\nType a phrase, and the model answers in this page. Drag what is framed to another "
+        "place, or recolour it, and it answers again.\n\n```{raw} html\n"
+        '<link rel="stylesheet" href="../../_static/live.css">\n'
+        f'<div id="live" data-folder="../../live/" data-model="{model}">'
+        '<p class="wait">The scenes are loading …</p></div>\n'
+        '<script type="module" src="../../_static/live.js"></script>\n```')
+
+
 def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode:
     """The page of a notebook: directives and hidden cells gone, links made plain, its origin under the title."""
     module = next((line.split()[-1] for cell in notebook.cells for line in cell.source.splitlines()
@@ -143,6 +157,8 @@ def page(notebook: nbformat.NotebookNode, source: Path) -> nbformat.NotebookNode
             keep_alt(cell)
         else:
             cell.source = plain_links(cell.source, source, TARGET / source.relative_to(ROOT / "nbs"))
+    if source.parent.name == "lessons" and source.stem in LIVE:
+        notebook.cells.append(live_cell(LIVE[source.stem]))
     origin = f"Notebook `{source.relative_to(ROOT)}`"
     origin += f", module `qgcam_lib.{module}`" if module else ""
     title, _, rest = notebook.cells[0].source.partition("\n")

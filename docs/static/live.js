@@ -1,4 +1,4 @@
-// The page "Try it": small models answer in the browser, beside what Python stored. Data and models: docs/live_model.py.
+// The page "Try it" and the end of two lessons: small models answer in the browser, beside what Python stored. Data and models: docs/live_model.py.
 const root = document.querySelector("#live"), folder = root.dataset.folder;
 const html = (tag, more = {}, ...inside) => {
   const e = Object.assign(document.createElement(tag), more); e.append(...inside); return e; };
@@ -33,9 +33,9 @@ function tokenize(phrase, facts, ids) {
 function start(facts, scores) {
   const {scenes, size, models} = facts, ids = {}, sessions = {};
   for (const name in models) ids[name] = new Map(models[name].vocabulary.map((word, k) => [word, k]));
-  const [firstModel] = Object.keys(models);
+  const firstModel = models[root.dataset.model] ? root.dataset.model : Object.keys(models)[0];
   const state = {model: firstModel, scene: 0, text: scenes[0].asked[0].text, words: null, edited: false,
-    box: null, block: models[firstModel].block};
+    box: null, block: Object.values(models).find(one => one.blocks).block};
   const modelFacts = () => models[state.model];
   let runtime, answer = null, working = false, again = false;
 
@@ -47,7 +47,8 @@ function start(facts, scores) {
   const chips = html("div", {className: "chips"}), words = html("div", {className: "chips"});
   const block = html("select", {ariaLabel: "Block of the text encoder"}), model = html("select", {ariaLabel: "Model"});
   for (const name in models) model.append(html("option", {value: name, textContent: `${name} (${models[name].method})`}));
-  for (let k = 0; k < models[firstModel].blocks; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
+  const most = Math.max(...Object.values(models).map(one => one.blocks || 0));
+  for (let k = 0; k < most; k += 1) block.append(html("option", {value: k, textContent: `block ${k}`}));
   const load = html("button", {textContent: "Load the model", className: "load"});
   const recolour = html("button", {textContent: "Recolour what is framed"}), reset = html("button", {textContent: "Reset"});
   const said = html("p", {className: "said"}), table = html("table");
