@@ -216,3 +216,11 @@ def test_a_run_that_lies_elsewhere_is_refused(report, tmp_path):
     with pytest.raises(RunError, match="NOTEBOOK/NAME/ID"):
         write_report([report / "alpha" / "one" / "ba9876543210"], tmp_path / "index.html")
     assert read_contents(tmp_path / "none.toml") == Contents()
+
+
+def test_the_page_of_a_lesson_with_a_live_model_ends_with_it():
+    for stem, model in pages.LIVE.items():
+        source = ROOT / "nbs" / "lessons" / f"{stem}.ipynb"
+        last = pages.page(nbformat.read(source, 4), source).cells[-1].source
+        assert f'data-model="{model}"' in last and (ROOT / "docs" / "static" / "live.js").is_file()
+        assert model in (ROOT / "docs" / "live_model.py").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ function lines(svg, facts, state) {
 
 function explorer(root, facts, changed, says) {
   const all = q => [...root.querySelectorAll(q)], read = q => root.querySelector(q);
-  let state = facts.start, before = {};
+  let state = facts.start;
   function draw() {
     const found = says(state);
     all("[data-control]").forEach(e => { const name = e.dataset.control, values = facts.controls[name];
@@ -42,7 +42,7 @@ function explorer(root, facts, changed, says) {
     if (facts.curve) lines(read(".curve"), facts, state);
     root.dataset.values = JSON.stringify(found && {...state, ...found.numbers});
     if (!found) {
-      before = {}; all("[data-python]").forEach(e => { e.textContent = "–"; });
+      all("[data-python]").forEach(e => { e.textContent = "–"; });
       return all("[data-bar]").forEach(e => { e.style.width = 0; });
     }
     facts.pictures.forEach((name, k) => { read(`[data-picture="${k}"]`).src = found.pictures[name]; });
@@ -50,9 +50,7 @@ function explorer(root, facts, changed, says) {
       read(`[data-high="${k}"]`).textContent = Math.max(...found.maps[name].flat()).toPrecision(2); });
     facts.numbers.forEach((name, k) => { const cell = read(`[data-python="${k}"]`), text = number(found.numbers[name]);
       const bar = read(`[data-bar="${k}"]`), [low, high] = facts.range || [0, 1];
-      if (before[name] !== undefined && before[name] !== text) { cell.classList.remove("new");
-        void cell.offsetWidth; cell.classList.add("new"); }
-      cell.textContent = before[name] = text;
+      renew(cell, text);
       if (bar) bar.style.width = `${100 * Math.max(0, Math.min(1, (found.numbers[name] - low) / (high - low)))}%`; });
   }
   const change = part => { state = {...state, ...part}; draw(); changed(state); };

@@ -50,10 +50,7 @@ function explorer(root, facts, changed, says) {
     const values = {AP: aps.reduce((a, b) => a + b, 0) / aps.length, AP50: aps[0],
       precision: last < 0 ? NaN : curve[last].precision, recall: last < 0 ? 0 : curve[last].recall,
       false_alarms: kept.filter(b => !b.truth).length};
-    for (const name in values) { const cell = read(`[data-here="${name}"]`), text = number(values[name]);
-      if (cell.textContent && cell.textContent !== text) { cell.classList.remove("new"); void cell.offsetWidth;
-        cell.classList.add("new"); }
-      cell.textContent = text;
+    for (const name in values) { renew(read(`[data-here="${name}"]`), number(values[name]));
       show(`[data-python="${name}"]`, library ? number(library[name] ?? NaN) : ""); }
     read(".threshold").value = threshold; show(".threshold-value", threshold.toFixed(2));
     read(".shift").value = state.shift; show(".shift-value", state.shift.toFixed(2));

@@ -1,3 +1,9 @@
+function renew(cell, text) { // the text of a cell, which flashes where it changes
+  if (cell.textContent === text) return;
+  const fresh = cell.textContent.trim();
+  cell.textContent = text; cell.classList.remove("new");
+  if (fresh) { void cell.offsetWidth; cell.classList.add("new"); }
+}
 function wake(root, facts, changed) {
   root.dataset.live = "";
   for (const e of root.querySelectorAll(".live")) e.removeAttribute("hidden");

@@ -129,10 +129,7 @@ function explorer(root, facts, changed, says) {
     pic.draw(state, peaks); pen();
     for (const s of sliders) { read("." + s).value = state[s]; show(`.${s}-value`, state[s].toFixed(2)); }
     show(".box-value", state.box.map((v, k) => `${["x0", "y0", "x1", "y1"][k]} ${v}`).join(", "));
-    for (const name in values) { const cell = read(`[data-here="${name}"]`), text = number(values[name]);
-      if (cell.textContent && cell.textContent !== text) { cell.classList.remove("new"); void cell.offsetWidth;
-        cell.classList.add("new"); }
-      cell.textContent = text;
+    for (const name in values) { renew(read(`[data-here="${name}"]`), number(values[name]));
       show(`[data-python="${name}"]`, library ? number(library[name] ?? NaN) : ""); }
     root.state = state; root.dataset.values = JSON.stringify(values); root.dataset.box = JSON.stringify(state.box);
     root.dataset.peaks = peaks.length;

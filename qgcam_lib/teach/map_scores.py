@@ -63,14 +63,15 @@ def _slider(kind: str, label: str, value: float, high: float, step: float) -> st
 def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     "What only a script can serve: below the map, and beside it."
     buttons = "".join(f'<button type="button" data-tool="{tool}">{text}</button>' for tool, text in _TOOLS.items())
-    below = (f'<svg role="group" aria-label="map with a box"></svg><div role="group" aria-label="tool">{buttons}</div>'
-             "<small>Dark is 0, bright the maximum; the pointer shows a cell's value.<br>"
-             "Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
-             "drag over cells, or focus it and use the arrow keys and Space.</small>")
+    below = ('<label>your own picture behind the map (it stays in your browser)<br><input class="photo" type="file" '
+             'accept="image/*"></label><label>how much the map covers it<br><input class="veil" type="range" min="0" '
+             'max="1" step="0.05" value="1"></label>')
+    below += (f'<svg role="group" aria-label="map with a box"></svg><div role="group" aria-label="tool">{buttons}</div>'
+              "<small>Dark is 0, bright the maximum; the pointer shows a cell's value.<br>"
+              "Drag the frame or its corner, or focus it and use the arrow keys (with Shift: resize). Brush: "
+              "drag over cells, or focus it and use the arrow keys and Space.</small>")
     below += _slider("ink", "value to paint", 1, max(1.0, facts["high"]), 0.05)
-    below += ('<label>a picture of yours below the map (it stays in your browser)<br><input class="photo" type="file" '
-              'accept="image/*"></label><label>how much the map covers it<br><input class="veil" type="range" min="0" '
-              'max="1" step="0.05" value="1"></label><span class="said" aria-live="polite"></span>')
+    below += '<span class="said" aria-live="polite"></span>'
     far = float(np.ceil(max(start["delta"], np.hypot(len(start["map"]), len(start["map"][0])))))
     beside = _slider("threshold", "threshold of the binary scores", start["threshold"], 1, 0.05)
     beside += _slider("tau", "τ, height that a peak must exceed", start["tau"], 1, 0.01)

@@ -11,7 +11,7 @@ function explorer(root, facts, changed, says) {
   const sizes = facts.choices.map(values => values.length), own = Math.random().toString(36).slice(2);
   all("[data-choice]").forEach(e => { e.name = `${own}-${e.dataset.choice}`; });
   const chosen = k => sizes.reduce((at, size, c) => at * size + +read(`[name="${own}-${k}-${c}"]:checked`).value, 0);
-  const show = (q, text) => { read(q).textContent = text; };
+  const show = (q, text) => renew(read(q), text);
   const number = x => (Math.abs(x) < 5e-4 ? 0 : x).toFixed(3);
   const text = v => typeof v === "boolean" ? (v ? "yes" : "no") : Number.isInteger(v) ? String(v) : v.toFixed(6);
   let state = facts.start;

@@ -38,7 +38,7 @@ function wordRow(box, read, changed) {
 
 function explorer(root, facts, changed, says) {
   const read = q => root.querySelector(q), all = q => [...root.querySelectorAll(q)];
-  const show = (q, text) => { read(q).textContent = text; }, number = x => (Math.abs(x) < 5e-4 ? 0 : x).toFixed(3);
+  const show = (q, text) => renew(read(q), String(text)), number = x => (Math.abs(x) < 5e-4 ? 0 : x).toFixed(3);
   const text = {predicted: k => `box ${k + 1}`, correct: x => x ? "yes" : "no", ties: String, by_lot: number};
   const put = wordRow(read(".words"), read, words => draw({expression: state.expression, text: words}));
   let state = facts.start, draws = 0, quiet = true;
