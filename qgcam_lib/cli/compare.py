@@ -40,7 +40,7 @@ _SCORES = (*dict.fromkeys([
 
 
 def _score_rows(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
-    """The stores of map scores ("model" is the run's own model), and the tables with a row an example: by model, or by
+    """The stores of map scores ("model" is the run's own model), and the tables with a row per example: by model, or by
     what was made of one model (stream and alpha of RelComp)."""
     found: dict[str, ModelRows] = {}
     for place in sorted({file.parent for file in (folder / "records").glob("*/*.parquet")}):
@@ -104,7 +104,7 @@ _EVALUATE = "evaluate.json"
 
 
 def read_side(folder: str | Path) -> dict[str, Any]:
-    """The record of a run, or what `qgcam evaluate` says of its folder in the form of one: its data set a task."""
+    """The record of a run, or what `qgcam evaluate` says of its folder in the form of one: one data set per task."""
     path = Path(folder) / _EVALUATE
     if not path.is_file():
         return read_run(Path(folder))
@@ -153,7 +153,7 @@ _BESIDE = ("published", "words", "captions")  # inputs that no score of an examp
 
 
 def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What two runs differ in besides their models, a line each; a, b: their records."""
+    """What two runs differ in besides their models, one line each; a, b: their records."""
     found = []
     if Path(a["notebook"]).stem != Path(b["notebook"]).stem:
         found.append(f"notebook: {Path(a['notebook']).stem} and {Path(b['notebook']).stem}")
@@ -270,7 +270,7 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
 
 
 def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> pd.DataFrame:
-    """As `compare_runs`, for two files of scores with a row an example, as `qgcam score --out` and `evaluate` write
+    """As `compare_runs`, for two files of scores with one row per example, as `qgcam score --out` and `evaluate` write
     them; paired by id and what one id is asked about. Errors: ValueError for files without id, score or example in
     common."""
     rows = [read_table(path, {"id": str}, {"group": str}) for path in (a, b)]

@@ -48,9 +48,9 @@ def data_list(as_json: Json = False) -> None:
 # %% ../../nbs/lib/cli/09_data.ipynb #9da68142
 @data_app.command("verify", example="qgcam data verify flickr30k-entities")
 def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name from `qgcam data list`")],
-                split: Annotated[str | None, typer.Option(help="only this split; else all that have a list")] = None,
+                split: Annotated[str | None, typer.Option(help="only this split; else all with a list")] = None,
                 as_json: Json = False) -> None:
-    """Read every file of a data set and name each one that is missing, truncated or not what it should be."""
+    """Read every file of a data set and list those that are missing or invalid."""
     from qgcam_lib.data.catalog import NAMES, verify_dataset
 
     if path not in NAMES and not Path(path).is_dir():
@@ -75,7 +75,7 @@ def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name fr
 def data_draw(name: Annotated[str, typer.Argument(help="a name of the miniworld, from `qgcam data list`")],
               split: Annotated[str, typer.Option(help="of miniworld: test, val or train")] = "test",
               quiet: Quiet = False, as_json: Json = False) -> None:
-    """Draw a data set of the miniworld, or what is missing of it, and check what is there."""
+    """Draw a data set of the miniworld, or its missing parts, and check what is there."""
     from qgcam_lib.data.generated import WRITERS, recipe_of
 
     recipe = recipe_of(name, split)
@@ -89,7 +89,7 @@ def data_draw(name: Annotated[str, typer.Argument(help="a name of the miniworld,
 def data_ids(dataset: Annotated[str, typer.Argument(help="a folder, or a name from `qgcam data list`")],
              split: Annotated[str, typer.Option(help="of the data set")] = "test", limit: Limit = 0, seed: Seed = 0,
              as_json: Json = False) -> None:
-    """List the ids of the examples that a limit draws, as notebooks and `ground` draw them."""
+    """List the ids of the examples that --limit draws, as in notebooks and `ground`."""
     from qgcam_lib.data.catalog import load_dataset
     from qgcam_lib.grounding.run import drawn_ids
 
@@ -134,7 +134,7 @@ FORMATS = {found["name"]: found for found in re.finditer(
 
 
 def formats(name: Annotated[str | None, typer.Argument(help="only this format")] = None, as_json: Json = False) -> None:
-    """Say what the files hold that commands read: columns, types, an example."""
+    """Describe the files that commands read: columns, types, an example."""
     if name and name not in FORMATS:
         raise typer.BadParameter(f"name: expected one of {', '.join(FORMATS)}, got {name}")
     if as_json:

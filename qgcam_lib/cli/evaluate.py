@@ -160,7 +160,7 @@ def _table(found: dict[str, tuple], only: bool = False) -> Any:
 
 # %% ../../nbs/lib/cli/11_evaluate.ipynb #61faddc9
 def _write(folder: Path, found: dict[str, tuple], asked: dict[str, Any]) -> None:
-    """A CSV a task, summary.csv, and evaluate.json: what was asked, of which model, on which data, by which code."""
+    """One CSV per task, summary.csv, and evaluate.json: what was asked of which model, on which data, by what code."""
     from qgcam_lib.runs.provenance import git_state, versions
     from qgcam_lib.runs.record import to_json
     from qgcam_lib.storage.files import write_json
@@ -186,10 +186,10 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
 
 def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`, or module:factory, :class, :function"
                                                   )] = "",
-             tasks: Annotated[str, typer.Option(help="names with commas; list: list them; empty: all")] = "",
-             data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="data of a task, not its default"
+             tasks: Annotated[str, typer.Option(help="names with commas; empty: all; list: print them")] = "",
+             data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="data of a task, not the default"
                                                             )] = None,
-             out: Annotated[Path | None, typer.Option(help="folder to write; else outputs/evaluate/MODEL")] = None,
+             out: Annotated[Path | None, typer.Option(help="folder to write; default: outputs/evaluate/MODEL")] = None,
              limit: scoring.Limit = 0,
              weights: scoring.Weights = "mini", device: scoring.Device = None,
              precision: scoring.Precision = None, batch_size: scoring.BatchSize = None,
@@ -198,7 +198,8 @@ def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
     """Score one model on every task that suits it: one table, and a folder with one row per example.
 
-    chance: of maps, the boxes' share of the picture; of TRICD, one box over each picture, ranked at random.
+    Column chance: for maps, the boxes' share of the picture; for TRICD, one box over each picture, ranked
+    at random.
 
     Exit code: 0 scored, 1 a task failed, 2 usage error, or no task suits the model.
     """

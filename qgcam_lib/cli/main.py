@@ -132,7 +132,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         outputs: Outputs = None,
         timeout: Annotated[int | None, typer.Option(min=1, help="seconds that one cell may take")] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
-        gather: Annotated[Path | None, typer.Option(help="also copy what a reader wants to see to this folder")] = None,
+        gather: Annotated[Path | None, typer.Option(help="also copy page, tables and figures to this folder")] = None,
         shards: Annotated[int, typer.Option(min=1, metavar="N", help="ask the model in N processes")] = 1,
         shard: Annotated[str, typer.Option(metavar="K/N", help=(
             "ask only the K-th of N parts; gather/N: the run, from its N finished parts"))] = "",
@@ -140,7 +140,7 @@ def run(notebook: Annotated[str, typer.Argument(help="path of a notebook, or the
         quiet: Quiet = False,
         as_json: Json = False
         ) -> None:
-    """Run a notebook with parameters, or find that it was run so before."""
+    """Run a notebook with parameters; a finished run with the same parameters is found, not repeated."""
     from qgcam_lib.runs.gather import gather_run, write_pages
     from qgcam_lib.runs.parameters import read_parameters, resolve_parameters
     from qgcam_lib.runs.shards import run_parts
@@ -228,7 +228,7 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
 # %% ../../nbs/lib/cli/10_main.ipynb #d0d2f1c1
 @app.command(example="qgcam models --json", part=_HERE)
 def models(as_json: Json = False) -> None:
-    """List the models that load_model knows, and which weights are at hand; addresses with --json."""
+    """List the models that load_model knows, and which weights are available; addresses with --json."""
     from qgcam_lib.models import list_models
 
     frame = list_models()

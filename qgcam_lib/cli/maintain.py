@@ -19,8 +19,8 @@ from .tables import echo_json
 
 # %% ../../nbs/lib/cli/12_maintain.ipynb #633462e2
 def gather(records: Annotated[list[Path], typer.Argument(help="run.json of gathered runs (see qgcam run --gather)")],
-           to: Annotated[Path, typer.Option(help="the HTML page to write")], as_json: Json = False) -> None:
-    """Write the report of gathered runs: a front page with tables, figures and claims, a page a notebook."""
+           to: Annotated[Path, typer.Option(help="HTML page to write")], as_json: Json = False) -> None:
+    """Write the report of gathered runs: a front page with tables, figures and claims, one page per notebook."""
     from qgcam_lib.runs.report import write_report
 
     page = write_report([path.parent for path in records], to, say=results.left_out)
@@ -28,7 +28,7 @@ def gather(records: Annotated[list[Path], typer.Argument(help="run.json of gathe
 
 # %% ../../nbs/lib/cli/12_maintain.ipynb #c08002db
 def zoo(context: typer.Context) -> None:
-    """Train the mini models of data/zoo again; options go to `python -m qgcam_lib.finetune`."""
+    """Train the small models of data/zoo again; further options are passed to `python -m qgcam_lib.finetune`."""
     import runpy
 
     sys.argv = ["qgcam zoo", *context.args]

@@ -67,7 +67,7 @@ def _summary(frame: Any, blind: Any, given: Any) -> Any:
 # %% ../../nbs/lib/cli/05_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
     "captions for the blind scorer: a text file, COCO's or Visual Genome's"))]
-_Form = Annotated[str | None, typer.Option(help="form of the groups, where the file leaves it open")]
+_Form = Annotated[str | None, typer.Option(help="form of the groups, if the file does not say")]
 _Average = Annotated[str, typer.Option(help="over a group's pictures: logits or probabilities")]
 _Ties = choice(TIES, "expected", "optimistic", "pessimistic", "block")
 _GROUPS = "the groups, in a published form of any probe"
@@ -77,7 +77,7 @@ _GROUPS = "the groups, in a published form of any probe"
 def score(scores: Annotated[Path, typer.Argument(help=(
               ".parquet, .csv, .tsv or .json with image, prompt, score; or with c0_i0, c0_i1, c1_i0, c1_i1"))],
           groups: Annotated[Path | None, typer.Argument(help=_GROUPS)] = None, kind: Kind = None, form: _Form = None,
-          image_ids: Annotated[str, typer.Option(help="pictures in the table are named as name or number")] = "name",
+          image_ids: Annotated[str, typer.Option(help="pictures in the table have a name or a number")] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help="Probe-B class by class")] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, given: Any) -> tuple:
     """Score a table of your model's scores on a probe: means, intervals, chance, ties. No model needed.
@@ -231,7 +231,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                  "folder of pictures, one or more"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: one relation a picture with an unlikely predicate and an unlikely subject."""
+    """Build Probe-R from Visual Genome: one relation per picture, with an unlikely predicate and subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 

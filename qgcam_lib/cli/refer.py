@@ -24,7 +24,7 @@ _EXPRESSIONS = "Ref-Adv in either published JSON, or a folder of RefCOCOg (refs(
 _Split = Annotated[str, typer.Option(help=(
     "ref-easy, ref-hard, ref-adv; train, val, test of a folder; empty: all, of a folder the test set"))]
 _Threshold = Annotated[float, typer.Option(min=0, max=1, help="of the IoU with the target")]
-_Strict = Annotated[bool, typer.Option("--strict", help="right is above the threshold, not at it")]
+_Strict = Annotated[bool, typer.Option("--strict", help="count a choice as right only above the threshold, not at it")]
 
 
 def _summary(frame: Any, given: Any) -> Any:

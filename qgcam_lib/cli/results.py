@@ -134,7 +134,7 @@ def _set(record: dict[str, Any]) -> str:
 def runs(notebook: Annotated[str | None, typer.Argument(help="only runs of this notebook")] = None,
          status: Annotated[str, typer.Option(help="ok, failed, running, interactive or all")] = "ok",
          outputs: Outputs = None, as_json: Json = False) -> None:
-    """List the runs, the newest first: id, notebook, when, how long, and the parameters that are no defaults."""
+    """List the runs, the newest first: id, notebook, when, how long, and the non-default parameters."""
     import pandas as pd
 
     from qgcam_lib.runs import find_runs

@@ -36,24 +36,24 @@ def choice(text: str, *names: str) -> Any:
 TIES, MISSING = "order of tied scores", "records that only one file has"
 Missing = choice(MISSING, "raise", "undefined")
 Kind = Annotated[str | None, typer.Option(help=(
-    "what a score is: logit, cosine, probability, log-probability or distance; left out: inferred from the values"))]
+    "what a score is: logit, cosine, probability, log-probability or distance; default: inferred from the values"))]
 Out = Annotated[Path | None, typer.Option(help="write one row per record: .csv, .parquet or .json")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Weights = Annotated[str, typer.Option(help="mini, official, random, or a path")]
-_SETTING = "; left out: the setting"
+_SETTING = "; default: the setting"
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps" + _SETTING)]
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16" + _SETTING)]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="pictures a model is given at once" + _SETTING)]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="pictures per batch" + _SETTING)]
 Limit = Annotated[int, typer.Option(min=0, help="number of records, in whole pictures, sampled with the seed; 0: all")]
-Store = Annotated[Path | None, typer.Option(help="folder that keeps the answers; the same call goes on")]
-OnError = Annotated[str, typer.Option(help="a record that fails: raise, or record it and go on")]
+Store = Annotated[Path | None, typer.Option(help="folder for the answers; the same command resumes")]
+OnError = Annotated[str, typer.Option(help="when a record fails: raise, or record it and continue")]
 Scores = Annotated[Path | None, typer.Option(help="write the model's scores: .csv, .parquet or .json")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress bar")]
 BoxFormat = Annotated[str | None, typer.Option(help="order of a box's numbers: xyxy, xywh or yyxx")]
 Images = Annotated[list[Path], typer.Argument(exists=True, help="folder of the pictures, or several")]
-FILE, FILE_HELP = ("-f", "--file"), "settings in YAML, one NAME: VALUE a line; options override them"
+FILE, FILE_HELP = ("-f", "--file"), "settings in YAML, one NAME: VALUE per line; options override them"
 Metrics = Annotated[list[str] | None, typer.Option(help="only these scores: one, or several with commas")]
-Outputs = Annotated[Path | None, typer.Option(help="folder of the results; left out: the setting")]
+Outputs = Annotated[Path | None, typer.Option(help="folder of the results; default: the setting")]
 
 
 def words(given: Sequence[str] | str | None) -> list[str]:

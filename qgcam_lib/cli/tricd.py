@@ -22,7 +22,7 @@ from ..storage.files import read_json
 tricd_app = Commands("TRICD, contextual phrase detection: score predictions and answers, check the evaluator.")
 
 # %% ../../nbs/lib/cli/04_tricd.ipynb #87d52931
-_Split = Annotated[str | None, typer.Option(help="test or val; else the one that is there")]
+_Split = Annotated[str | None, typer.Option(help="test or val; default: the only one there")]
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
@@ -108,12 +108,12 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              recall_at: Annotated[str, typer.Option(metavar="K,K", help="the k of recall and group recall")] = "1,5",
              n_bootstrap: Bootstrap = 1000,
              n_subsets: Annotated[int, typer.Option("--subsets-90", min=0, help=(
-                 "the paper's 90 % subsets: how many"))] = 0,
+                 "number of the paper's 90 % subsets"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
              ties: scoring.choice(scoring.TIES, "first", "pessimistic") = "first",
-             image_ids: Annotated[str, typer.Option(help="they are those of a pair, a file, or FILE says")] = "pair",
+             image_ids: Annotated[str, typer.Option(help="ids of pairs, of files, or mapped by FILE")] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
-                 "category ids are: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
+                 "category ids: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
              on_error: OnError = "raise", out: Out = None, as_json: Json = False) -> None:
     """Score predictions: AP, recall, group recall, upper bound, each with its interval and n. No model is needed.
@@ -164,7 +164,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
               missing: scoring.choice(scoring.MISSING, "raise", "wrong") = "raise",
               as_json: Json = False) -> None:
-    """Score yes/no answers: macro-F1 and accuracy a subset, unparsable answers counted.
+    """Score yes/no answers: macro-F1 and accuracy per subset, unparsable answers counted.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """
