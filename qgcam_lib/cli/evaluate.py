@@ -186,7 +186,8 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
 
 def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`, or module:factory, :class, :function"
                                                   )] = "",
-             tasks: Annotated[str, typer.Option(help="names with commas; empty: all; list: print them")] = "",
+             tasks: Annotated[str, typer.Option(help=(
+                 "comma-separated names; empty: all; list: print them"))] = "",
              data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help="data of a task, not the default"
                                                             )] = None,
              out: Annotated[Path | None, typer.Option(help="folder to write; default: outputs/evaluate/MODEL")] = None,

@@ -77,7 +77,8 @@ _GROUPS = "the groups, in a published form of any probe"
 def score(scores: Annotated[Path, typer.Argument(help=(
               ".parquet, .csv, .tsv or .json with image, prompt, score; or with c0_i0, c0_i1, c1_i0, c1_i1"))],
           groups: Annotated[Path | None, typer.Argument(help=_GROUPS)] = None, kind: Kind = None, form: _Form = None,
-          image_ids: Annotated[str, typer.Option(help="pictures in the table have a name or a number")] = "name",
+          image_ids: Annotated[str, typer.Option(help=(
+              "how the table identifies pictures: name or number"))] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help="Probe-B class by class")] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, given: Any) -> tuple:
     """Score a table of your model's scores on a probe: means, intervals, chance, ties. No model needed.

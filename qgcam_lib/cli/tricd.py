@@ -22,7 +22,7 @@ from ..storage.files import read_json
 tricd_app = Commands("TRICD, contextual phrase detection: score predictions and answers, check the evaluator.")
 
 # %% ../../nbs/lib/cli/04_tricd.ipynb #87d52931
-_Split = Annotated[str | None, typer.Option(help="test or val; default: the only one there")]
+_Split = Annotated[str | None, typer.Option(help="test or val; default: the one that is there")]
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
@@ -111,7 +111,8 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "number of the paper's 90 % subsets"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
              ties: scoring.choice(scoring.TIES, "first", "pessimistic") = "first",
-             image_ids: Annotated[str, typer.Option(help="ids of pairs, of files, or mapped by FILE")] = "pair",
+             image_ids: Annotated[str, typer.Option(help=(
+                 "what image ids identify: pair, file, or FILE that maps them"))] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "category ids: id, 0 or 1 (number in the pair from there), or FILE with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
