@@ -29,11 +29,15 @@ from ..storage.files import file_sha256, sha256_of
 # %% ../../nbs/lib/data/02_by_image.ipynb #d44c9597
 @dataclass
 class ImageRead:
-    """What one picture gives: examples, what was lost, and counts of what was seen, cut or left out."""
+    """What the annotation of one image gives: examples, problems, and counts of what was read, cut or left out.
+
+    tallies: how often each value occurs, by name of a property that the data card lists.
+    """
 
     examples: list[GroundingExample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
+    tallies: dict[str, Counter] = field(default_factory=dict)
     size: tuple[int, int] | None = None
     picture: Path | None = None
 
@@ -110,20 +114,21 @@ class ByImage:
 
     @cached_property
     def _image(self) -> Callable[[str], ImageRead]:
-        packed: dict[str, bytes] = {}  # what was read, 1 to 2 kB a picture; in memory only
+        packed: dict[str, bytes] = {}  # 1 to 2 kB per image; in memory only
 
         def image(image_id: str) -> ImageRead:
             if image_id in packed:
                 return pickle.loads(zlib.decompress(packed[image_id]))
-            found = self._read(image_id)
-            packed[image_id] = zlib.compress(pickle.dumps(found, -1), 1)
-            return found
+            read = self._read(image_id)
+            self._totals.add(image_id, read)
+            packed[image_id] = zlib.compress(pickle.dumps(read, -1), 1)
+            return read
 
         return lru_cache(256)(image)  # unpacked, some 25 kB each
 
     @cached_property
-    def _all(self) -> "_Totals":
-        return _Totals.of(self)
+    def _totals(self) -> "_Totals":
+        return _Totals()
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #ff7e47a7
 @patch
@@ -135,8 +140,8 @@ def images(self: ByImage) -> list[str]:
 @patch
 def read_image(self: ByImage, image_id: str) -> tuple[list[GroundingExample], list[Problem]]:
     """The examples of one image, and what was lost; never raises for broken content."""
-    found = self._image(image_id)
-    return list(found.examples), list(found.problems)
+    read = self._image(image_id)
+    return list(read.examples), list(read.problems)
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #d9d483c9
 @patch
@@ -148,11 +153,11 @@ def _error(self: ByImage, problem: Problem) -> ExampleError:
 @patch
 def __iter__(self: ByImage) -> Iterator[GroundingExample]:
     for image_id in self._ids:
-        found = self._image(image_id)
-        lost = next((p for p in found.problems if p.severity == "error"), None)
-        if lost and self.options["on_error"] == "raise":
-            raise self._error(lost)
-        yield from found.examples
+        read = self._image(image_id)
+        error = next((p for p in read.problems if p.severity == "error"), None)
+        if error and self.options["on_error"] == "raise":
+            raise self._error(error)
+        yield from read.examples
 
 
 @patch
@@ -164,13 +169,13 @@ def __len__(self: ByImage) -> int:
 def example(self: ByImage, id: str) -> GroundingExample:
     """The example with this id. ExampleError if it was lost, KeyError if there is none."""
     image_id = self._image_of(id)
-    found = self._image(image_id) if image_id is not None else ImageRead()
-    for example in found.examples:
+    read = self._image(image_id) if image_id is not None else ImageRead()
+    for example in read.examples:
         if example.id == id:
             return example
-    for problem in found.problems:
-        whole = problem.id.removesuffix("*")
-        if problem.id == id or problem.id.endswith("/*") and (id.startswith(whole) or whole == f"{image_id}/"):
+    for problem in read.problems:
+        prefix = problem.id.removesuffix("*")
+        if problem.id == id or problem.id.endswith("/*") and (id.startswith(prefix) or prefix == f"{image_id}/"):
             raise self._error(problem)
     raise KeyError(f"no example {id!r} in split {self.split!r} of {self.name}")
 
@@ -183,45 +188,63 @@ def __getitem__(self: ByImage, key: str | int) -> GroundingExample:
 # %% ../../nbs/lib/data/02_by_image.ipynb #158700ae
 @dataclass
 class _Totals:
+    """Sums over the images that were read. shares, problems: by image id."""
+
     examples: int = 0
-    problems: list[Problem] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
     categories: Counter = field(default_factory=Counter)
-    shares: list[float] = field(default_factory=list)
+    tallies: dict[str, Counter] = field(default_factory=dict)
+    shares: dict[str, np.ndarray] = field(default_factory=dict)
+    problems: dict[str, list[Problem]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, dataset: ByImage) -> "_Totals":
-        total = cls()
-        for found in map(dataset._image, dataset.images()):
-            total.examples += len(found.examples)
-            total.problems += found.problems
-            total.counts += found.counts
-            total.categories.update(example.category for example in found.examples)
-            total.shares += [box_share(example.boxes, example.size) for example in found.examples if len(example.boxes)]
-        return total
+    def add(self, image_id: str, read: ImageRead) -> None:
+        """Count an image, unless it has been counted."""
+        if image_id in self.shares:
+            return
+        self.examples += len(read.examples)
+        self.counts.update(read.counts)
+        self.categories.update(example.category for example in read.examples)
+        for name, tally in read.tallies.items():
+            self.tallies.setdefault(name, Counter()).update(tally)
+        boxed = [example for example in read.examples if len(example.boxes)]
+        self.shares[image_id] = np.array([box_share(example.boxes, example.size) for example in boxed])
+        if read.problems:
+            self.problems[image_id] = read.problems
+
+
+@patch(as_prop=True)
+def _all(self: ByImage) -> _Totals:
+    """The totals over all images."""
+    for image_id in self._ids:
+        if image_id not in self._totals.shares:
+            self._totals.add(image_id, self._image(image_id))
+    return self._totals
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #f661e588
 @patch(as_prop=True)
 def problems(self: ByImage) -> list[Problem]:
     """What the annotation files of this split lost, whatever on_error is; pictures are not opened."""
-    return list(self._all.problems)
+    by_image = self._all.problems
+    return [problem for image_id in self._ids for problem in by_image.get(image_id, ())]
 
 
 @patch
 def describe(self: ByImage) -> dict:
     """Counts, shares, options, licence and checksum, as plain values: the data card."""
     total = self._all
+    types = sorted(total.categories.items(), key=lambda item: (-item[1], item[0]))
     skipped = {name[8:]: count for name, count in sorted(total.counts.items()) if name.startswith("skipped ")}
     seen = {name: count for name, count in sorted(total.counts.items()) if not name.startswith(("skipped ", "cut "))}
-    share = total.shares or [float("nan")]
+    shares = np.concatenate([np.zeros(0), *(total.shares[image_id] for image_id in self._ids)])
+    share = {"mean": float(shares.mean()), "median": float(np.median(shares))} if len(shares) else dict.fromkeys(
+        ("mean", "median"), float("nan"))
     expected = {} if self.expected is None else {"expected_examples": self.expected}
     return {
         "name": self.name, "split": self.split, "layout": self.layout, "is_miniworld": self.is_miniworld,
         "images": len(self.images()), **seen, "examples": len(self), "skipped": skipped,
-        "problems": len(total.problems), "clipped_boxes": total.counts["cut boxes"],
-        "types": dict(total.categories.most_common(100)),
-        "box_share": {"mean": float(np.mean(share)), "median": float(np.median(share))}, **expected, "options": dict(self.options), "licence": self.licence,
-        "fingerprint": self.fingerprint(),
+        "problems": len(self.problems), "clipped_boxes": total.counts["cut boxes"],
+        "types": dict(types[:100]), "box_share": share, **expected, "options": dict(self.options),
+        "licence": self.licence, "fingerprint": self.fingerprint(),
     }
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #ba37812b

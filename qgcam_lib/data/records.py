@@ -48,11 +48,15 @@ def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | P
     boxes: [k, 4] half-open xyxy in pixels, k >= 0. size: (height, width) of the picture. Every box must be finite, have
     x0 < x1 and y0 < y1 and lie inside [0, width] x [0, height]; `boxes.clip_boxes` cuts boxes that stick out.
     """
+    height, width = size
     try:
-        array = as_boxes(np.array(boxes, dtype=np.float64))
+        array = np.array(boxes, dtype=np.float64)
+        if array.ndim == 2 and array.shape[1] == 4 and all(  # nearly always, and quicker than NumPy for a few boxes
+                0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1 in array.tolist()):
+            return array
+        array = as_boxes(array)
     except (TypeError, ValueError, OverflowError) as error:
         raise ExampleError(str(error), example, file) from error
-    height, width = size
     outside = (array[:, :2] < 0).any(1) | (array[:, 2] > width) | (array[:, 3] > height)
     if outside.any():
         found = array[outside][0].tolist()

@@ -92,16 +92,6 @@ class Flickr30kEntities(ByImage):
                                remedy='Write one image id a line, or use split="all"')
         return read_split(path)
 
-    @cached_property
-    def _listed(self) -> dict[str, dict]:
-        """How often each type of phrase and each number of boxes is there."""
-        types, boxes = Counter(), Counter()
-        for image_id in self.images():
-            for example in self.read_image(image_id)[0]:
-                types.update(example.meta["types"])
-                boxes[example.meta["n_boxes_listed"]] += 1
-        return {"types": dict(types.most_common()), "boxes_per_phrase": dict(sorted(boxes.items()))}
-
     def _image_of(self, id: str) -> str | None:
         image_id = id.split("/")[0]
         return image_id if image_id in self._known else None
@@ -109,7 +99,7 @@ class Flickr30kEntities(ByImage):
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #a9f50b72
 @patch
 def _read(self: Flickr30kEntities, image_id: str) -> ImageRead:
-    out = ImageRead(picture=self.folder.picture(image_id))
+    out = ImageRead(picture=self.folder.picture(image_id), tallies={"types": Counter(), "boxes": Counter()})
     file = self.folder.annotation(image_id)
     try:
         annotation = parse_annotation(regular_bytes(file))
@@ -142,11 +132,10 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
     image_id, number, position = place
     id, outcome = f"{image_id}/{number}/{position}", _outcome(phrase, annotation, (image_id, number) in self._unrelated)
     out.counts["phrases"] += 1
-    file = _place(self.folder.annotation(image_id))
-    if outcome == "broken":
-        out.lose(file, ValueError(f"entity {phrase.entity}: {annotation.broken[phrase.entity]}"), id)
-    elif outcome == "undefined":
-        out.lose(file, ValueError(f"entity {phrase.entity} of the phrase {phrase.text!r} is not in this file"), id)
+    if outcome in ("broken", "undefined"):
+        fault = (f": {annotation.broken[phrase.entity]}" if outcome == "broken"
+                 else f" of the phrase {phrase.text!r} is not in this file")
+        out.lose(_place(self.folder.annotation(image_id)), ValueError(f"entity {phrase.entity}{fault}"), id)
     elif outcome != "boxes":
         out.counts[f"skipped {outcome}"] += 1
     else:
@@ -154,6 +143,8 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
         boxes = union_box(listed)[None] if self.options["boxes"] == "union" else listed
         meta = {"entity": phrase.entity, "types": list(phrase.types), "sentence": text, "sentence_number": number,
                 "phrase_number": position, "start": phrase.start, "end": phrase.end, "n_boxes_listed": len(listed)}
+        out.tallies["types"].update(phrase.types)
+        out.tallies["boxes"][len(listed)] += 1
         out.examples.append(GroundingExample(id, out.picture, phrase.text, boxes, image_id, annotation.size,
                                              phrase.types[0], meta))
 
@@ -161,7 +152,10 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
 @patch
 def describe(self: Flickr30kEntities) -> dict:
     """Counts, shares, options, licence and checksum, as plain values: the data card."""
-    return ByImage.describe(self) | self._listed | {"official": self.official}
+    card, tallies = ByImage.describe(self), self._all.tallies
+    types, boxes = (tallies.get(name, Counter()) for name in ("types", "boxes"))
+    return card | {"types": dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
+                   "boxes_per_phrase": dict(sorted(boxes.items())), "official": self.official}
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #8d6691d9
 @patch
