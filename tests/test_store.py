@@ -135,7 +135,7 @@ def test_rows_of_other_settings_are_refused(store):
 def test_rows_without_settings_are_not_claimed_by_a_run(tmp_path):
     store = RecordStore(tmp_path)
     store.append(rows(0, 4))
-    with pytest.raises(StoreError, match="filled without saying"):
+    with pytest.raises(StoreError, match="settings were not recorded"):
         store.bind({"model": "a"})
 
 

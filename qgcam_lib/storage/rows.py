@@ -59,23 +59,23 @@ class Store:
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The settings that the parts were made under; None if nobody has said."""
+        """The settings that the parts were made under; None if they were not recorded."""
         path = self.folder / self.marker
         try:
-            found = read_json(path, nan=True)["config"] if path.is_file() else None
-            if not isinstance(found, dict | None):
-                raise TypeError(f"config: expected an object, got {shown(found)}")
-            return found
+            config = read_json(path, nan=True)["config"] if path.is_file() else None
+            if not isinstance(config, dict | None):
+                raise TypeError(f"config: expected an object, got {shown(config)}")
+            return config
         except (FormatError, LookupError, TypeError) as error:
             raise StoreError(f"{place_of(path)}: the store's description cannot be read ({shown(error, 80)}). Use a "
                              "new folder") from error
 
     def bind(self, config: dict[str, Any]) -> None:
-        """Say under which settings parts are made; `StoreError` if the store holds parts made under others."""
+        """Record the settings of new parts; `StoreError` if the store has parts made under other settings."""
         config, before, self._last = json.loads(json.dumps(config, default=str)), self.config, None
         if self.parts() and json.dumps(before, sort_keys=True) != json.dumps(config, sort_keys=True):
-            found = _differences(before, config) if before else "it was filled without saying under which settings"
-            raise StoreError(f"{place_of(self.folder)}: what is kept here was made under other settings ({found}). "
+            reason = _differences(before, config) if before else "its settings were not recorded"
+            raise StoreError(f"{place_of(self.folder)}: its parts were made under other settings ({reason}). "
                              "Use another folder")
         self._describe(config)
 

@@ -151,7 +151,7 @@ def _phrase(self: Flickr30kEntities, out: ImageRead, place: tuple[str, int, int]
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #d4c949f5
 @patch
 def describe(self: Flickr30kEntities) -> dict:
-    """Counts, shares, options, licence and checksum, as plain values: the data card."""
+    """The data card: counts, shares, options, licence and checksum, as plain values."""
     card, tallies = ByImage.describe(self), self._all.tallies
     types, boxes = (tallies.get(name, Counter()) for name in ("types", "boxes"))
     return card | {"types": dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),

@@ -81,7 +81,7 @@ def parse_sentence(line: str) -> tuple[str, list[Phrase]]:
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #ea5405a8
 @dataclass(frozen=True)
 class Annotation:
-    """What one annotation file says.
+    """The content of one annotation file.
 
     size: (height, width). boxes: entity -> float64 [k, 4], half-open xyxy from 0, in file order, cut to the picture.
     scenes, boxless: entities flagged as the whole scene or as not drawable. broken: entity -> its fault.
@@ -101,15 +101,15 @@ def _number(parent: Element, tag: str, where: str, kind: type = float) -> float:
     try:
         return kind(text)
     except (TypeError, ValueError):
-        found = "nothing" if text is None else repr(text[:60])
-        raise FormatError(f"{where}: expected a number in <{tag}>, got {found}") from None
+        content = "nothing" if text is None else repr(text[:60])
+        raise FormatError(f"{where}: expected a number in <{tag}>, got {content}") from None
 
 
 def _size(root: Element) -> tuple[int, int]:
     element = root.find("size")
     if root.tag != "annotation" or element is None:
-        found = f"<{root.tag}>" + (" without a <size>" if element is None else "")
-        raise FormatError(f"expected <annotation> with a <size>, got {found}")
+        content = f"<{root.tag}>" + (" without a <size>" if element is None else "")
+        raise FormatError(f"expected <annotation> with a <size>, got {content}")
     return checked(Sized, {side: _number(element, side, "size", int) for side in ("height", "width")}).size
 
 
@@ -124,7 +124,7 @@ def parse_annotation(text: str | bytes) -> Annotation:
         root = safe_xml.fromstring(text)
     except (ParseError, LookupError, ValueError) as error:  # also an encoding that Python, or its XML parser, does not have
         raise FormatError(f"no XML that can be read safely: {type(error).__name__} {error!s:.200}") from error
-    size, clipped = _size(root), 0
+    size, n_clipped = _size(root), 0
     boxes: dict[str, list] = {}
     flagged: dict[str, set] = {"scene": set(), "nobndbox": set()}
     broken: dict[str, str] = {}
@@ -133,19 +133,19 @@ def parse_annotation(text: str | bytes) -> Annotation:
         if not names:
             raise FormatError(f"object {number} has no <name>")
         try:
-            found, cut = clip_boxes(voc_to_xyxy(np.reshape(_boxes_of(element, number), (-1, 4))), size)
+            clipped, n_cut = clip_boxes(voc_to_xyxy(np.reshape(_boxes_of(element, number), (-1, 4))), size)
         except ValueError as error:
             broken |= dict.fromkeys(names, f"object {number}: {error}")
             continue
-        clipped += cut
+        n_clipped += n_cut
         for name in names:
-            boxes.setdefault(name, []).extend(found)
+            boxes.setdefault(name, []).extend(clipped)
             for tag, members in flagged.items():
                 if (element.findtext(tag) or "0").strip() not in ("", "0"):
                     members.add(name)
-    drawn = {name: np.array(found) for name, found in boxes.items() if found and name not in broken}
+    drawn = {name: np.array(rows) for name, rows in boxes.items() if rows and name not in broken}
     scenes, boxless = (frozenset(members - set(drawn)) for members in flagged.values())
-    return Annotation(size, drawn, scenes, boxless, broken, clipped)
+    return Annotation(size, drawn, scenes, boxless, broken, n_clipped)
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #cf15dcdc
 def read_sentences(path: Path) -> list[str]:

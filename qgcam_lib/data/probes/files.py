@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from ..by_image import PublishedFiles
 from .groups import CONTEXT_KINDS, FILLERS, FORMS, ContextGroup, Groups, RelCompGroup, picture_file
 from qgcam_lib.data.probes.rows import (
     CLASSES_FILE,
@@ -28,7 +27,7 @@ from qgcam_lib.data.probes.rows import (
     swap_pair,
     swap_row,
 )
-from ..records import check_distinct
+from ..records import PublishedFiles, check_distinct
 from ..tables import SUFFIXES
 from ...errors import ExampleError, FormatError
 from ...storage.fields import checked

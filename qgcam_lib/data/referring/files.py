@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from ...boxes import xywh_to_xyxy
-from ..by_image import PublishedFiles
+from ..records import PublishedFiles
 from .expressions import Box, Expression, Expressions
 from ...errors import ExampleError, FormatError, SuspiciousInput
 from ...storage.fields import FileName, Text, Xywh, checked
