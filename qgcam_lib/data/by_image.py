@@ -24,7 +24,6 @@ from ..boxes import clip_boxes
 from qgcam_lib.data.records import (
     GroundingExample,
     Problem,
-    box_share,
     check_distinct,
     image_problems,
     problem_frame,
@@ -209,8 +208,7 @@ class _Totals:
         self.categories.update(example.category for example in read.examples)
         for name, tally in read.tallies.items():
             self.tallies.setdefault(name, Counter()).update(tally)
-        boxed = [example for example in read.examples if len(example.boxes)]
-        self.shares[image_id] = np.array([box_share(example.boxes, example.size) for example in boxed])
+        self.shares[image_id] = np.array([example.box_share for example in read.examples if len(example.boxes)])
         if read.problems:
             self.problems[image_id] = read.problems
 
@@ -330,5 +328,6 @@ class ExampleList(ByImage):
 
     def fingerprint(self) -> str:
         """sha256 over the examples' values, with the picture's file name in place of its path."""
-        values = [(e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size) for e in self]
-        return sha256_of(repr(values))
+        texts = [", ".join(repr((e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size)) for e in examples)
+                 for examples in self._by_image.values()]
+        return sha256_of("[", *(text if k == 0 else f", {text}" for k, text in enumerate(texts)), "]")

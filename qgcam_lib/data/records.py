@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -119,6 +120,11 @@ class GroundingExample:
         shared = type(self.size) is tuple and all(type(side) is int for side in self.size)  # by all of a picture
         size = self.size if shared else tuple(map(int, self.size))
         vars(self).update(boxes=boxes, size=size, image=image, group=str(self.group))
+
+    @cached_property
+    def box_share(self) -> float:
+        """Share of the image that the boxes cover, 0..1; see the function `box_share`."""
+        return box_share(self.boxes, self.size)
 
     def __setstate__(self, state):  # NumPy's arrays come out of a pickle writable
         state["boxes"].setflags(write=False)

@@ -21,7 +21,7 @@ from ..checks import box_findings, warn_of
 from ..data.batches import as_results, together
 from ..data.by_image import ExampleList
 from ..data.picture_loop import Asked, ask_pictures, by_picture, draw, frame_of, row_of
-from ..data.records import Dataset, GroundingExample, Problem, box_share, check_pictures, open_image
+from ..data.records import Dataset, GroundingExample, Problem, check_pictures, open_image
 from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
@@ -44,7 +44,7 @@ def _record(example: GroundingExample, root: Path | None) -> Asked:
     """The record of an example. root: the folder of its data set."""
     image, boxes, name = example.image, example.boxes, _name(example.image, root)
     columns = {"prompt": example.prompt, "category": example.category, "n_boxes": len(boxes),
-               "box_share": box_share(boxes, example.size) if len(boxes) else np.nan}
+               "box_share": example.box_share if len(boxes) else np.nan}
     fault = None if len(boxes) else ExampleError("there are no boxes to score against", example.id, image)
     return Asked(example.id, example.group, name, image, example.size, example, columns, fault)
 

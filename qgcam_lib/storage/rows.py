@@ -120,7 +120,7 @@ class RecordStore(Store):
     def _table(self, path: Path, columns: list[str] | None = None) -> Any:
         pa, pq = _arrow()
         try:
-            return pq.read_table(pa.BufferReader(self._bytes(path)), columns=columns)
+            return pq.ParquetFile(pa.BufferReader(self._bytes(path))).read(columns)
         except (pa.ArrowException, OSError, ValueError, LookupError) as error:
             raise StoreError(f"{place_of(path)}: this part is not a Parquet file ({shown(error, 80)}). Move it out of "
                              "the folder") from error
@@ -155,14 +155,19 @@ class RecordStore(Store):
         if not parts:
             return pd.DataFrame({"id": pd.Series(dtype=str)})
         pa, _ = _arrow()
+        pool = pa.default_memory_pool()
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pool keeps what many small parts used
         try:
             table = pa.concat_tables([self._table(path, columns) for path in parts], promote_options="permissive")
             frame = table.to_pandas(split_blocks=True, self_destruct=True)  # one copy of the rows in memory, not two
-            pa.default_memory_pool().release_unused()
+            frame = frame if frame["id"].is_unique else frame.drop_duplicates("id", keep="last", ignore_index=True)
         except (pa.ArrowException, ValueError, LookupError) as error:
             raise StoreError(f"{place_of(self.folder)}: its parts do not make one table ({shown(error, 80)}). Use a "
                              "new folder") from error
-        return frame if frame["id"].is_unique else frame.drop_duplicates("id", keep="last", ignore_index=True)
+        finally:
+            pa.set_memory_pool(pool)
+            pa.system_memory_pool().release_unused()
+        return frame
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #65345ed0
 class MapStore(Store, Mapping):
