@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qgcam_lib.data import picture_loop
-from qgcam_lib.data.picture_loop import Asked, ask_pictures
+from qgcam_lib.data.picture_loop import Query, ask_pictures
 from qgcam_lib.data.records import GroundingExample
 from qgcam_lib.grounding import ground
 from qgcam_lib.models.common.device import prepare_image, prepare_images
@@ -80,8 +80,8 @@ def test_pictures_prepared_together_or_ahead_are_the_same_bytes():
 def asked(tmp_path):
     for k in range(20):
         PICTURES[k].save(tmp_path / f"{k}.png")
-    items = [Asked(f"{k}/{j}", str(k), f"{k}.png", tmp_path / f"{k}.png", what=j) for k in range(20) for j in range(3)]
-    return [*items, Asked("lost", "lost", "lost.png", tmp_path / "lost.png", what=0)]
+    items = [Query(f"{k}/{j}", str(k), f"{k}.png", tmp_path / f"{k}.png", what=j) for k in range(20) for j in range(3)]
+    return [*items, Query("lost", "lost", "lost.png", tmp_path / "lost.png", what=0)]
 
 
 def bright(model, pictures, whats):

@@ -35,11 +35,11 @@ def ask(model, pictures, seconds):
 """
 CELLS = ("""
 from model import Slow, ask
-from qgcam_lib.data.picture_loop import Asked, ask_pictures, folders_of
+from qgcam_lib.data.picture_loop import Query, ask_pictures, folders_of
 from qgcam_lib.runs import open_run
 from qgcam_lib.storage.rows import MapStore
 run = open_run("n", globals())
-asked = [Asked.within(folders_of("."), str(k), f"g{k // 3}", f"{k % 40}.png", what=sleep) for k in range(n)]""", """
+asked = [Query.within(folders_of("."), str(k), f"g{k // 3}", f"{k % 40}.png", what=sleep) for k in range(n)]""", """
 frame = ask_pictures(Slow(), asked, ask, {"value": "float64"}, settings={}, store=run.store(), batch_images=2,
                      maps=MapStore(run.folder / "maps"), dataset={"name": "squares"}, progress=False)""", """
 run.save_table(frame, "values")

@@ -203,7 +203,7 @@ def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dic
     return {"file": str(path), "groups": len(built.groups), **about}
 
 
-def _tell(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -> None:
+def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -> None:
     """Print the steps and notes of the files that were written. once: they are the same for all. Exit code 1 where no
     file has a group."""
     import pandas as pd
@@ -240,7 +240,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
     genome = VisualGenome(source_folder(root), list(images) if images else None)
     built = build_relation(genome, how, progress=not quiet)
     file = out if out.suffix == ".json" else out / "relation_eval_subject.json"
-    _tell([_write(built, file)], as_json)
+    _print([_write(built, file)], as_json)
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #93319931
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,7 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
     with refused():
         mentions = find_mentions(Coco(source_folder(root), split).captions, tagger=how.tagger)
     made = [_write(swap(mentions, limit=how.limit, seed=how.seed), out / name) for swap, name in files.items()]
-    _tell(made, as_json)
+    _print(made, as_json)
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #d6aec3d9
 @build_app.command(example="qgcam probe build background miniworld-coco OUT --scenes FOLDER --part MR")
@@ -296,7 +296,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     for build, name in parts[part]:
         built = build(coco, out, how, processes=processes, progress=not quiet)
         made.append(_write(built, out / name, class_prompts(coco.instances.classes)))
-    _tell(made, as_json)
+    _print(made, as_json)
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #ca109005
 @build_app.command(example="qgcam probe build relcomp visual-genome OUT --coco coco --probe relation_eval_subject.json")
@@ -319,4 +319,4 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
         say("no --probe is given: the groups are apart from no probe", err=True)
     captions = Coco(source_folder(coco, "coco"), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
-    _tell([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)
+    _print([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)

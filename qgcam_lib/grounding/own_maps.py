@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..boxes import clip_boxes
 from ..checks import box_findings, peak_findings, peaks_of, some_records, warn_of
-from ..data.batches import outcomes
+from ..data.batches import run_isolated
 from ..data.records import box_share
 from ..errors import FileFault, needed
 from .map_files import BoxRecord, MapFile, open_maps, read_boxes
@@ -87,14 +87,14 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
 def _signed(file: MapFile, ids: Sequence[str]) -> int:
     """How many of these maps have negative values; one that cannot be read counts as none."""
     return sum(not isinstance(low, Exception) and low < 0 for low in
-               (outcomes(lambda some: [a.min() for a in file.load(some)], [id])[0] for id in ids))
+               (run_isolated(lambda some: [a.min() for a in file.load(some)], [id])[0] for id in ids))
 
 
 def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[], str]) -> list[dict[str, Any]]:
     """Scores and error of each id: all at once, or, when that fails, alone. record: a fault is a row and no error.
     signed: says how many of all maps have negative values, where one is refused for them."""
     rows = []
-    for id, found in zip(ids, outcomes(work, list(ids))):
+    for id, found in zip(ids, run_isolated(work, list(ids))):
         if not isinstance(found, Exception):
             rows.append({**found, "error": None})
             continue

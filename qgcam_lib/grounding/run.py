@@ -18,9 +18,9 @@ import pandas as pd
 from PIL import Image
 
 from ..checks import box_findings, warn_of
-from ..data.batches import as_results, together
+from ..data.batches import as_results, batched
 from ..data.by_image import ExampleList
-from ..data.picture_loop import Asked, ask_pictures, by_picture, draw, frame_of, row_of
+from ..data.picture_loop import Query, ask_pictures, by_picture, draw, frame_of, row_of
 from ..data.records import Dataset, GroundingExample, Problem, check_pictures, open_image
 from ..errors import ExampleError, StoreError, SuspiciousInput
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
@@ -40,16 +40,16 @@ def _name(image: Path, root: Path | None) -> str:
     return image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
 
 
-def _record(example: GroundingExample, root: Path | None) -> Asked:
+def _record(example: GroundingExample, root: Path | None) -> Query:
     """The record of an example. root: the folder of its data set."""
     image, boxes, name = example.image, example.boxes, _name(example.image, root)
     columns = {"prompt": example.prompt, "category": example.category, "n_boxes": len(boxes),
                "box_share": example.box_share if len(boxes) else np.nan}
     fault = None if len(boxes) else ExampleError("there are no boxes to score against", example.id, image)
-    return Asked(example.id, example.group, name, image, example.size, example, columns, fault)
+    return Query(example.id, example.group, name, image, example.size, example, columns, fault)
 
 
-def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked]:
+def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Query]:
     """Records of the examples that the data set could not read for one image."""
     by_id: dict[str, list[Problem]] = {}
     for problem in problems:
@@ -57,18 +57,18 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Asked
             by_id.setdefault(problem.id or f"{image_id}/*", []).append(problem)
     columns = {"prompt": "", "category": "", "n_boxes": 0}
     texts = {id: "; ".join(f"{p.file}: {p.problem}" for p in group) for id, group in by_id.items()}
-    return [Asked(id, image_id, "", known=columns, fault=ExampleError(
+    return [Query(id, image_id, "", known=columns, fault=ExampleError(
         text.removeprefix(f"{by_id[id][0].file}: "), id, by_id[id][0].file, remedy)) for id, text in texts.items()]
 
 
-def _records(dataset: Dataset, image_id: str, count: int | None, remedy: str) -> list[Asked]:
+def _records(dataset: Dataset, image_id: str, count: int | None, remedy: str) -> list[Query]:
     """The records of an image: its first `count` examples (None: all), and those that could not be read."""
     examples, problems = dataset.read_image(image_id)
     root = getattr(dataset, "root", None)
     return [_record(example, root) for example in examples[:count]] + _lost(image_id, problems, remedy)
 
 
-def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Callable[[], list[Asked]]]:
+def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Callable[[], list[Query]]]:
     """For each drawn image, in the data set's order, a function that reads its records."""
     images = dataset.images()
     counts = dict.fromkeys(range(len(images)))
@@ -88,7 +88,7 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
         return model.maps_of(examples)
     opened = {example.image: picture for example, picture in zip(examples, pictures)}
     prompts = {path: list(dict.fromkeys(e.prompt for e in examples if e.image == path)) for path in opened}
-    maps_by_image = together(model, "maps", list(opened.values()), list(prompts.values()))
+    maps_by_image = batched(model, "maps", list(opened.values()), list(prompts.values()))
     by_phrase = {}
     for (path, texts), maps in zip(prompts.items(), maps_by_image):
         maps = as_results(maps, len(texts), "maps", f"a map for each phrase of {path.name}")

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..data.batches import together
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of, frame_of
+from ..data.batches import batched
+from ..data.picture_loop import Query, ask_pictures, choose_groups, folders_of, frame_of
 from ..errors import ExampleError
 from ..models.named import file_source, load_source
 from ..models.roles import Answerer
@@ -46,7 +46,7 @@ def _about(questions: pd.DataFrame) -> dict[str, Any]:
 def _ask(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[Any, str]], scores: bool) -> list[dict]:
     """Answer and yes score (or NaN) of each question. todo: (image_id, question)."""
     asked = [text for _, text in todo]
-    said = together(answerer, "answer", pictures, asked)
+    said = batched(answerer, "answer", pictures, asked)
     for (id, _), answer in zip(todo, said):
         if not isinstance(answer, str):
             raise ValueError(f"answerer: expected a text as the answer for image_id {id}, got {type(answer).__name__}")
@@ -54,13 +54,13 @@ def _ask(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[A
     return [{"answer": answer, "yes_score": score} for answer, score in zip(said, sure)]
 
 
-def _asked(questions: pd.DataFrame, folders: list[Path]) -> list[Asked]:
+def _asked(questions: pd.DataFrame, folders: list[Path]) -> list[Query]:
     """A record of every question."""
     found = []
     for row in questions[list(_NEEDED)].to_dict("records"):
         text, id = row["question"], row["image_id"]
         known = {"image_id": id, "question_id": row["question_id"], "asked": text}
-        found.append(Asked.within(folders, str(id), row["group"], row["file_name"], what=(id, text), known=known))
+        found.append(Query.within(folders, str(id), row["group"], row["file_name"], what=(id, text), known=known))
     return found
 
 

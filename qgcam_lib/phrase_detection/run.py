@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.batches import together
-from ..data.picture_loop import Asked, ask_pictures, choose_groups, folders_of
+from ..data.batches import batched
+from ..data.picture_loop import Query, ask_pictures, choose_groups, folders_of
 from ..data.tricd.pairs import Tricd, TricdPair
 from ..models.named import file_source, load_source
 from ..models.roles import Detections, Detector
@@ -51,7 +51,7 @@ def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.nda
 def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
     """What the detector finds for each pair in its opened picture."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]
-    found = together(detector, "detect", pictures, captions, spans)
+    found = batched(detector, "detect", pictures, captions, spans)
     return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(found, pairs)]
 
 # %% ../../nbs/lib/phrase_detection/09_run.ipynb #f0313807
@@ -86,7 +86,7 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
     if max_boxes < 1:
         raise ValueError(f"max_boxes: expected at least 1, got {max_boxes!r}")
     folders = folders_of(images)
-    asked = [Asked.within(folders, str(pair.id), pair.group, pair.file_name, size=pair.size, what=pair)
+    asked = [Query.within(folders, str(pair.id), pair.group, pair.file_name, size=pair.size, what=pair)
              for pair in take_groups(data, limit, seed).pairs]
     frame = ask_pictures(detector, asked, partial(_ask, max_boxes=max_boxes),
                          dict.fromkeys(("scores", "boxes", "phrase_ids"), "object"), dataset=_about(data),

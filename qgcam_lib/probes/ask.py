@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.batches import as_results
-from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
+from ..data.picture_loop import Query, ask_pictures, draw, folders_of
 from ..data.probes.groups import ContextGroup, RelationGroup, RelCompGroup, SwapPair, picture_file
 from ..errors import ExampleError
 from ..models.named import as_model
@@ -99,13 +99,13 @@ def take_groups(groups: Sequence[Any], limit: int | None = None, seed: int = 0) 
     return [groups[place] for place in draw([1] * len(groups), limit, seed)]
 
 
-def _asked(picture: str, prompts: list[str], folders: list[Path]) -> Asked:
+def _asked(picture: str, prompts: list[str], folders: list[Path]) -> Query:
     "One picture with its prompts; its id changes with them, so that a picture with new prompts is asked again."
     id = f"{picture} {sha256_of(*prompts)[:12]}"
     try:
-        return Asked(id, picture, picture, picture_file(picture, folders), what=tuple(prompts))
+        return Query(id, picture, picture, picture_file(picture, folders), what=tuple(prompts))
     except ValueError as error:
-        return Asked(id, picture, picture, fault=ExampleError(str(error), id), what=tuple(prompts))
+        return Query(id, picture, picture, fault=ExampleError(str(error), id), what=tuple(prompts))
 
 
 def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence[str | Path], *,

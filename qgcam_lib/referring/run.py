@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.batches import as_results
-from ..data.picture_loop import Asked, ask_pictures, draw, folders_of
+from ..data.picture_loop import Query, ask_pictures, draw, folders_of
 from ..data.referring.expressions import Expression, Expressions, of_split
 from ..data.referring.files import read_ref_adv
 from ..data.referring.refcocog import refcocog
@@ -117,7 +117,7 @@ def ask_expressions(model: Any, expressions: Sequence[Expression], images: str |
     model, folders = as_model(model, "ranker"), folders_of(images)
     expressions = Expressions(expressions)
     part = [one for one in take_expressions(expressions, limit, seed) if one.candidates]
-    asked = [Asked.within(folders, one.id, one.group, one.image, what=(one.candidates, one.text)) for one in part]
+    asked = [Query.within(folders, one.id, one.group, one.image, what=(one.candidates, one.text)) for one in part]
     about = {"name": name or "referring expressions", "expressions": len(expressions),
              "pictures": len({one.image for one in part}), "fingerprint": sha256_of(*map(repr, expressions))}
     frame = ask_pictures(model, asked, _ask, {"scores": "object"}, dataset=about, settings={}, limit=limit, seed=seed,

@@ -148,26 +148,28 @@ class RecordStore(Store):
         pq.write_table(pa.Table.from_pandas(plain, preserve_index=False), sink)
         return self._write(memoryview(sink.getvalue()))
 
-    def read(self, columns: list[str] | None = None) -> pd.DataFrame:
-        """All rows in the order they were written, with these columns (None: all); of an id that comes twice, the newer
-        row."""
-        parts = self.parts()
-        if not parts:
-            return pd.DataFrame({"id": pd.Series(dtype=str)})
-        pa, _ = _arrow()
-        pool = pa.default_memory_pool()
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pool keeps what many small parts used
-        try:
-            table = pa.concat_tables([self._table(path, columns) for path in parts], promote_options="permissive")
-            frame = table.to_pandas(split_blocks=True, self_destruct=True)  # one copy of the rows in memory, not two
-            frame = frame if frame["id"].is_unique else frame.drop_duplicates("id", keep="last", ignore_index=True)
-        except (pa.ArrowException, ValueError, LookupError) as error:
-            raise StoreError(f"{place_of(self.folder)}: its parts do not make one table ({shown(error, 80)}). Use a "
-                             "new folder") from error
-        finally:
-            pa.set_memory_pool(pool)
-            pa.system_memory_pool().release_unused()
-        return frame
+# %% ../../nbs/lib/storage/03_rows.ipynb #52d3640b
+@patch
+def read(self: RecordStore, columns: list[str] | None = None) -> pd.DataFrame:
+    """All rows in the order they were written, with these columns (None: all); of an id that comes twice, the newer
+    row."""
+    parts = self.parts()
+    if not parts:
+        return pd.DataFrame({"id": pd.Series(dtype=str)})
+    pa, _ = _arrow()
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        table = pa.concat_tables([self._table(path, columns) for path in parts], promote_options="permissive")
+        frame = table.to_pandas(split_blocks=True, self_destruct=True)  # one copy of the rows in memory, not two
+        frame = frame if frame["id"].is_unique else frame.drop_duplicates("id", keep="last", ignore_index=True)
+    except (pa.ArrowException, ValueError, LookupError) as error:
+        raise StoreError(f"{place_of(self.folder)}: its parts do not make one table ({shown(error, 80)}). Use a "
+                         "new folder") from error
+    finally:
+        pa.set_memory_pool(pool)
+        pa.system_memory_pool().release_unused()
+    return frame
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #65345ed0
 class MapStore(Store, Mapping):
