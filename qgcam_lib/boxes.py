@@ -44,7 +44,7 @@ def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
         array = array.reshape(0, 4)
     if array.ndim != 2 or array.shape[1] != 4:
         raise ValueError(
-            f"boxes: expected an array [k, 4] of x0, y0, x1, y1, got shape {array.shape}; give one row a box"
+            f"boxes: expected an array [k, 4] of x0, y0, x1, y1, got shape {array.shape}; give one row per box"
         )
     if check and not np.isfinite(array).all():
         raise ValueError(
@@ -65,7 +65,7 @@ def _fours(boxes: ArrayLike) -> np.ndarray:
     array = as_numbers(boxes, "boxes")
     array = array if array.size else array.reshape(0, 4)
     if array.ndim == 0 or array.shape[-1] != 4:
-        raise ValueError(f"boxes: expected four numbers a box, got an array of shape {array.shape}")
+        raise ValueError(f"boxes: expected four numbers per box, got an array of shape {array.shape}")
     return array
 
 

@@ -232,7 +232,7 @@ def axis_operator(
     Errors: ValueError for a side above LARGEST_SIDE.
     """
     if n_in > LARGEST_SIDE:
-        raise ValueError(f"maps: expected at most {LARGEST_SIDE:,} cells a side to resample, got {n_in:,}; average "
+        raise ValueError(f"maps: expected at most {LARGEST_SIDE:,} cells per side to resample, got {n_in:,}; average "
                          "it down first")
     position = (np.arange(n_out) + 0.5) * (n_in / n_out) - 0.5 + _PAD
     cell = np.floor(position).astype(np.int64)
@@ -262,7 +262,8 @@ def as_map_array(maps: Any) -> np.ndarray:
         raise ValueError(f"maps: expected dense arrays of numbers, got what NumPy cannot take ({error}); maps of "
                          "different sizes go in a list of 2-D arrays") from error
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; maps of different sizes go in a list")
+        raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; pass maps of different sizes as a "
+                         "list")
     return array.astype(np.float64 if np.result_type(array.dtype, np.float32).itemsize > 4 else np.float32, copy=False)
 
 # %% ../nbs/lib/03_maps.ipynb #de9c71f1
@@ -306,15 +307,15 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     size = None if size is None else _as_size(size, "size")
     items: Sequence = maps if isinstance(maps, (list, tuple)) else as_map_array(maps)
     if not isinstance(items, (list, tuple)) and items.ndim != 3:
-        raise ValueError(f"maps: expected [N, h, w], got shape {items.shape}; a single map goes in as maps[None]")
+        raise ValueError(f"maps: expected [N, h, w], got shape {items.shape}; pass a single map as maps[None]")
     done = [prepare_map(item, size, p) for item in map(as_map_array, items)]
     for n, a in enumerate(done):
         if not np.isfinite(a).all():
             raise ValueError(
-                f"maps: expected finite numbers, got NaN or infinity in map {n}; drop it or score it apart"
+                f"maps: expected finite numbers, got NaN or infinity in map {n}; drop it or score it separately"
             )
         if a.shape != done[0].shape:
             raise ValueError(
-                f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size apart"
+                f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size separately"
             )
     return np.stack(done) if done else np.zeros((0, *p.grid_for((0, 0), size)), np.float32)

@@ -40,7 +40,7 @@ FLAT = np.random.default_rng(0).random((60, 6, 8)).astype(np.float32)
     (torch.from_numpy(FLAT).to_sparse(), "expected dense arrays"),
     ((FLAT.astype(np.float16) * np.float16(6e4)) * np.float16(6e4), "NaN or infinity in example 0"),
     (FLAT.astype(np.float64) * 1e300, "values from 0 to 1"),
-    (np.moveaxis(FLAT, 0, -1), r"expected one entry a map, 6, got 60; the last axis has 60: .*moveaxis"),
+    (np.moveaxis(FLAT, 0, -1), r"expected one entry per map, 6, got 60; the last axis has 60: .*moveaxis"),
 ])
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_maps_that_are_no_maps_are_refused(maps, words, backend):

@@ -110,7 +110,7 @@ def _defaults(context: typer.Context, path: Path | None) -> Path | None:
     context.default_map = {}
     for name, value in (read_settings(path) if path else {}).items():
         if name not in known:
-            raise typer.BadParameter(f"{path}: {name!r} is no option; there are {', '.join(known)}")
+            raise typer.BadParameter(f"{path}: {name!r} is not an option; options: {', '.join(known)}")
         context.default_map[known[name]] = ([f"{key}={one}" for key, one in value.items()] if isinstance(value, dict)
                                             else ",".join(value) if isinstance(value, list) else value)
     return path

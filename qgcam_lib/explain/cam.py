@@ -42,7 +42,7 @@ class Cam:
         with self.layer.register_forward_hook(keep), torch.enable_grad():
             outputs = self.module(x[None] if x.ndim == 3 else x)
         if len(seen) != 1:
-            raise ValueError(f"layer: expected one that a pass meets once, got {len(seen)} times")
+            raise ValueError(f"layer: expected a layer that a forward pass uses once, got {len(seen)} times")
         found = [self._map(seen[0], self.score(outputs, phrase)) for phrase in phrases]
         return torch.stack(found) if found else torch.zeros(0, 1, 1)
 

@@ -61,11 +61,11 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
         n = shapes[deep[0]][0]
         ids = stack_ids() if stack_ids else [str(k) for k in range(n)]
         if len(ids) != n:
-            raise FileFault(f"{path}: expected one id a map, got {len(ids)} ids and {n} maps")
+            raise FileFault(f"{path}: expected one id per map, got {len(ids)} ids and {n} maps")
         place = {id: k for k, id in enumerate(ids)}
         if len(place) < n:
             twice = next(id for k, id in enumerate(ids) if place[id] != k)
-            raise FileFault(f"{path}: map {twice!r} is there twice; give every map an id of its own")
+            raise FileFault(f"{path}: map {twice!r} is there twice; give every map its own id")
         stack = cache(partial(get, deep[0]))  # read once, and not before it is needed
         return MapFile(path, tuple(ids), lambda wanted: [_checked(path, id, stack()[place[id]]) for id in wanted])
     if stack_ids:
@@ -100,9 +100,9 @@ def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.nda
     except Exception as error:
         text = ("holds Python objects, which could run code" if "allow_pickle" in str(error) else
                 f"does not fit in memory ({error})" if isinstance(error, MemoryError) else f"is damaged ({error})")
-        raise FileFault(f"{path}: {name} {text}; write plain numbers, one 2-D array a map") from error
+        raise FileFault(f"{path}: {name} {text}; write plain numbers, one 2-D array per map") from error
     if not isinstance(found, np.ndarray):  # NumPy gives the bytes of what it does not know
-        raise FileFault(f"{path}: {name} is no array of NumPy; write it with np.savez")
+        raise FileFault(f"{path}: {name} is not a NumPy array; write it with np.savez")
     return found
 
 
@@ -130,7 +130,7 @@ def _open_npy(path: Path) -> MapFile:
 def _open_folder(path: Path) -> MapFile:
     files = {p.relative_to(path).with_suffix("").as_posix(): p for p in sorted(path.rglob("*.npy"))}
     if not files:
-        raise FileFault(f"{path}: this folder holds neither .npy files nor a map store")
+        raise FileFault(f"{path}: this folder has neither .npy files nor a map store")
 
     def one(id: str) -> np.ndarray:
         return _checked(path, id, _load_array(files[id], "the array", lambda: np.load(files[id], allow_pickle=False)))
@@ -201,7 +201,7 @@ def _merge(old: BoxRecord, new: BoxRecord) -> None:
         if getattr(old, name) != getattr(new, name):
             raise ValueError(f"its boxes disagree about the {name}: {getattr(old, name)!r} and {getattr(new, name)!r}")
     if any(np.array_equal(box, other) for box in old.boxes for other in new.boxes):
-        raise ValueError("the same box is there twice; drop one")
+        raise ValueError("the same box occurs twice; drop one")
     old.labels = {key: value for key, value in old.labels.items() if new.labels.get(key) == value}
     old.boxes = np.concatenate([old.boxes, new.boxes])
     old.unusable = np.concatenate([old.unusable, new.unusable])

@@ -58,7 +58,7 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
         if record.size is None and rule.grid == "image" and not record.error:
             raise FileFault(f"{where}: record {id!r}: protocol {rule.name!r} scores on the image's pixels and needs "
                             "its size; add width and height (in JSON \"size\": [height, width]), give one size for "
-                            "all, or take protocol 'native' if the boxes lie on the map's own grid")
+                            "all, or take protocol 'native' if the boxes are on the map's own grid")
     grouped = [records[id].group is not None for id in ids]
     if any(grouped) and not all(grouped):
         raise FileFault(f"{where}: record {ids[grouped.index(False)]!r}: the group is missing, and others have one")

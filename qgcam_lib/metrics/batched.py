@@ -38,7 +38,7 @@ def as_map_list(maps: Any, by_torch: bool = False) -> Any:
         maps = convert(maps)
         maps = maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
         if maps.ndim != 3 or 0 in maps.shape[1:] and len(maps):
-            hint = "sum or choose the channels first" if maps.ndim > 3 else "a single map goes in as maps[None]"
+            hint = "sum or choose the channels first" if maps.ndim > 3 else "pass a single map as maps[None]"
             raise ValueError(f"maps: expected [N, h, w], [N, 1, h, w] or a list of 2-D arrays, got shape "
                              f"{tuple(maps.shape)}; {hint}")
         return maps

@@ -70,7 +70,7 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
         return map_sizes
     given = as_numbers(image_sizes, "image_sizes")
     if given.shape not in ((2,), map_sizes.shape):
-        raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one a map, got shape "
+        raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one per map, got shape "
                          f"{given.shape}")
     sizes = np.broadcast_to(given, map_sizes.shape)
     wrong = ~((sizes >= 1) & (sizes == np.floor(sizes))).all(1) | (sizes.prod(1, dtype=np.float64) > MAX_PIXELS)
@@ -86,11 +86,11 @@ def _as_flat_boxes(boxes: Any, n_maps: int, n_last: int = 0) -> tuple[np.ndarray
     if hasattr(boxes, "detach") or isinstance(boxes, np.ndarray) and boxes.dtype != object:
         boxes = as_numbers(boxes, "boxes")
     if not hasattr(boxes, "__len__") or isinstance(boxes, np.ndarray) and boxes.ndim == 0:
-        raise ValueError(f"boxes: expected one [k, 4] array a map, got a single {type(boxes).__name__}")
+        raise ValueError(f"boxes: expected one [k, 4] array per map, got a single {type(boxes).__name__}")
     if len(boxes) != n_maps:
         hint = (f"the last axis has {n_last}: maps are [N, h, w], so np.moveaxis(maps, -1, 0)" if len(boxes) == n_last
                 else "for several boxes of one map give a [k, 4] array")
-        raise ValueError(f"boxes: expected one entry a map, {n_maps}, got {len(boxes)}; {hint}")
+        raise ValueError(f"boxes: expected one entry per map, {n_maps}, got {len(boxes)}; {hint}")
     if isinstance(boxes, np.ndarray) and boxes.ndim == 2 and boxes.shape[1] == 4:
         return boxes, np.arange(n_maps)
     each = [as_numbers(b, f"boxes of example {n}") for n, b in enumerate(boxes)]
@@ -273,7 +273,7 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     maps that rounding leaves undecided, and protocols with a blur, by numba), "auto" (torch for maps on a GPU).
     negatives: what to do with raw maps that have negative values: "error", "relu" (such a value becomes 0), "minmax"
     (such a map is shifted and scaled to 0..1; without effect where the protocol begins with that). ids, groups: texts
-    or whole numbers, one a map, for the columns id and group (the image, by which `summarize` and `compare` resample);
+    or whole numbers, one per map, for the columns id and group (the image, by which `summarize` and `compare` cluster);
     with ids the column protocol has its name. threads: numba threads for this call.
 
     Under "relu" and "minmax" the column n_negative counts the negative cells of each raw map. The

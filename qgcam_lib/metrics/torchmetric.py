@@ -31,7 +31,7 @@ def _same(digests: torch.Tensor) -> torch.Tensor:
     """The one digest of [k, 16]; refuses to bring together what was scored under different options."""
     if not bool((digests == digests[0]).all()):
         raise ValueError("options: expected the same protocol, ties, tau, delta, distance, clip_dice and negatives on "
-                         "both sides, got different ones; merge only scores that were taken in the same way")
+                         "both sides, got different ones; merge only scores that were computed in the same way")
     return digests[0]
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20

@@ -139,7 +139,7 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
     """
     at = [np.flatnonzero(np.isclose(THRESHOLDS, value)) for value in iou]
     if not at or not all(len(found) for found in at):
-        raise ValueError(f"iou: expected some of .50, .55, ..., .95, got {tuple(iou)!r}")
+        raise ValueError(f"iou: expected values among .50, .55, ..., .95, got {tuple(iou)!r}")
     part, tables = parts(matches.data, n_bootstrap=0, subsets=(subset,), by=by)[0], []
     inside = part.inside[matches.pair]
     data = matches.data

@@ -57,7 +57,7 @@ def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
     found = {key: _listed(value) for key, value in target.items()}
     asked, labels, boxes = found["phrases"], found["labels"], np.reshape(found["boxes"], (-1, 4))
     if len(boxes) != len(labels) or not set(labels) <= set(asked) or len(set(asked)) < len(asked):
-        raise ValueError(f"target: expected different phrases, and one of them as label of each box, got phrases "
+        raise ValueError(f"target: expected distinct phrases, and a phrase as the label of each box, got phrases "
                          f"{asked}, labels {labels} and {len(boxes)} boxes in element {n}")
     if not np.isfinite(boxes).all() or (boxes[:, 2:] <= boxes[:, :2]).any():
         raise ValueError(f"target: expected boxes x0, y0, x1, y1 with x0 < x1 and y0 < y1 in element {n}, got "

@@ -130,7 +130,7 @@ def _as_classes(scores: Any, present: Any, asked: Any) -> tuple[np.ndarray, np.n
     "Scores [N, C] with -inf where a class was not asked, and the masks present and asked, bool [N, C]."
     values = np.array(scores.detach().cpu().numpy() if hasattr(scores, "detach") else scores, np.float64)
     if values.ndim != 2:
-        raise ValueError(f"scores: expected [N, C], one row a picture and one column a class, got {values.shape}")
+        raise ValueError(f"scores: expected [N, C], one row per image and one column per class, got {values.shape}")
     present, asked = np.asarray(present), np.ones(values.shape, bool) if asked is None else np.asarray(asked)
     for name, mask in (("present", present), ("asked", asked)):
         if mask.shape != values.shape or not np.isin(mask, (0, 1)).all():

@@ -210,7 +210,7 @@ def read_notebook(notebook: str | Path | Any) -> Any:
         return notebook
     if not Path(notebook).is_file():
         raise FileNotFoundError(f"notebook: expected a file, given {notebook}, which does not exist. "
-                                "Paper notebooks lie in nbs/papers.")
+                                "Paper notebooks are in nbs/papers.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
@@ -218,7 +218,7 @@ def read_notebook(notebook: str | Path | Any) -> Any:
             nbformat.validate(found)
             return found
     except Exception as error:  # nbformat says what is wrong with a broken file in any way
-        raise ParameterError(f"notebook: {notebook} is no valid notebook of format 4 "
+        raise ParameterError(f"notebook: {notebook} is not a valid notebook of format 4 "
                              f"({str(error).strip().partition(chr(10))[0][:200]}). Open it in Jupyter and save it, or "
                              "fetch it again.") from error
 

@@ -231,8 +231,8 @@ def write_report(folders: Sequence[str | Path], page: str | Path, contents: Cont
             say(f"{folder}/run.json: {fault}. This run is left out of the report")
             continue
         if not (record := read_run(folder)):
-            raise RunError(f"{folder} has no run.json, so it is no gathered run. Make one: qgcam run NOTEBOOK --gather "
-                           "FOLDER", folder)
+            raise RunError(f"{folder} has no run.json, so it is not a gathered run. Make one: qgcam run NOTEBOOK "
+                           "--gather FOLDER", folder)
         inside = folder.resolve().is_relative_to(page.parent.resolve())
         parts = folder.resolve().relative_to(page.parent.resolve()).parts if inside else ()
         if len(parts) != 3:

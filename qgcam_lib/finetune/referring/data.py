@@ -189,7 +189,7 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
         if targets.any() or keep_without_target:
             rows.append((pictures.setdefault((file, one.candidates), len(pictures)), targets, one))
     if not rows:
-        raise ParameterError(f"expressions: expected some whose target is among their candidates, got none among "
+        raise ParameterError(f"expressions: expected at least one with its target among its candidates, got none of "
                              f"{len(expressions)}.")
     rows.sort(key=lambda row: row[0])
     of, targets, kept = zip(*rows)

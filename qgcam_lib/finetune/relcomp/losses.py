@@ -90,7 +90,7 @@ def tower_parameters(model: torch.nn.Module, stream: Stream) -> dict[str, torch.
     found = {name: p for name, p in model.named_parameters() if any(re.match(TOWERS[tower], name) for tower in stream)}
     if not all(any(re.match(TOWERS[tower], name) for name in found) for tower in stream):
         raise ParameterError(f"model: no parameters of stream {stream!r} in {type(model).__name__}. Expected a dual "
-                             "encoder, whose halves have names such as visual and transformer.")
+                             "encoder, whose encoders have names such as visual and transformer.")
     return found
 
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #114236ec
@@ -131,7 +131,7 @@ def encoders_of(matcher: Any) -> Encoders:
     """
     if not isinstance(matcher, DualMatcher) or getattr(matcher, "head", "itc") != "itc":
         raise ParameterError(f"model: expected a dual encoder, such as load_model('clip-vit-b32'), got "
-                             f"{type(matcher).__name__}. Models that read picture and text together have no halves.")
+                             f"{type(matcher).__name__}. Joint models have no separate encoders.")
     if matcher.precision == "bfloat16":
         raise ParameterError("model: expected one in float32, got bfloat16. Load it with precision='float32', and "
                              "let the recipe's precision say how it computes.")

@@ -62,9 +62,9 @@ def same_length(images: Sequence, **lists: Sequence) -> None:
     """ValueError for a list, given by its argument's name, that has not one value an image; TypeError for a text."""
     for argument, values in lists.items():
         if isinstance(values, str):
-            raise TypeError(f"{argument}: expected a list, one value an image, got one text.")
+            raise TypeError(f"{argument}: expected a list with one value per image, got one text.")
         if len(values) != len(images):
-            raise ValueError(f"{argument}: expected {len(images)}, one an image, got {len(values)}.")
+            raise ValueError(f"{argument}: expected {len(images)}, one per image, got {len(values)}.")
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #61b1c005
 class Recent(dict):
@@ -107,7 +107,7 @@ def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]
     """
     same_length(images, texts_per_image=texts_per_image)
     if any(isinstance(texts, str) for texts in texts_per_image):
-        raise TypeError("texts_per_image: expected a list of texts an image, got one text.")
+        raise TypeError("texts_per_image: expected a list of texts per image, got one text.")
     pictures, places = distinct_pictures(images)
     asked: dict[int, dict[str, int]] = defaultdict(dict)
     for place, texts in zip(places, texts_per_image):

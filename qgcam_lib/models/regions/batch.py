@@ -153,7 +153,7 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     """
     same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
     if any(isinstance(expressions, str) for expressions in expressions_per_image):
-        raise TypeError("expressions_per_image: expected a list of texts an image, got one text.")
+        raise TypeError("expressions_per_image: expected a list of texts per image, got one text.")
     scores = [np.empty((len(texts), len(boxes)), np.float32)
               for boxes, texts in zip(boxes_per_image, expressions_per_image)]
     asked = [(picture, row) for picture, table in enumerate(scores) if table.shape[1] for row in range(len(table))]

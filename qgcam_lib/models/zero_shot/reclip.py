@@ -62,7 +62,7 @@ class PictureRanker:
 
 def _texts(expressions: Sequence[str]) -> list[str]:
     if isinstance(expressions, str):
-        raise TypeError(f"expressions: expected a list of texts an image, got one text. Write [{expressions!r}].")
+        raise TypeError(f"expressions: expected a list of texts per image, got one text. Write [{expressions!r}].")
     for text in expressions:
         plain_phrase(text)  # refuses what is no text, or an empty one
     return list(expressions)
