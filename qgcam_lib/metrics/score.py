@@ -70,8 +70,8 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
         return map_sizes
     given = as_numbers(image_sizes, "image_sizes")
     if given.shape not in ((2,), map_sizes.shape):
-        raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one per map, got shape "
-                         f"{given.shape}")
+        raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one per map, got "
+                         f"shape {given.shape}")
     sizes = np.broadcast_to(given, map_sizes.shape)
     wrong = ~((sizes >= 1) & (sizes == np.floor(sizes))).all(1) | (sizes.prod(1, dtype=np.float64) > MAX_PIXELS)
     if wrong.any():
