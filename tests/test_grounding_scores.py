@@ -142,7 +142,7 @@ def test_different_options_are_never_merged_or_grouped():
 @pytest.mark.parametrize("wrong, words", [
     (lambda m: m.update(-MAPS[:2], BOXES[:2]), "negative ones in example 0"),
     (lambda m: m.update(MAPS[:2] * np.nan, BOXES[:2]), "NaN or infinity in example 0"),
-    (lambda m: m.update(MAPS[:2], BOXES[:3]), "one entry a map"),
+    (lambda m: m.update(MAPS[:2], BOXES[:3]), "one entry per map"),
     (lambda m: m.update(MAPS[:2], [[[3, 3, 3, 9]]] * 2), "empty or inverted"),
     (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a"]), "ids: expected .* each of 2 maps, got 1"),
     (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a", "b"], groups=["a"]), "groups: expected .* each of 2 maps"),

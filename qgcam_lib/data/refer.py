@@ -45,7 +45,7 @@ class _Category:
 
 @dataclass
 class _Instances:
-    """COCO's annotation. Pictures and annotations are looked at one by one, when they are needed."""
+    """COCO's annotations. Each image and annotation is checked when it is first used."""
 
     images: list[dict]
     annotations: list[dict]
@@ -75,7 +75,7 @@ def _read_instances(path: Path, stamp: tuple) -> _Instances:
 # %% ../../nbs/lib/data/05_refer.ipynb #cef04296
 @dataclass
 class Ref:
-    """A record of a refs file: an object that was described. ann_id: of its annotation; split: "train", "testA", ..."""
+    """One record of a refs file: a described object. ann_id: id of its annotation; split: "train", "testA", ..."""
 
     ref_id: Id
     ann_id: Id
@@ -108,9 +108,9 @@ _TITLES = {"refcoco": "RefCOCO", "refcoco+": "RefCOCO+", "refcocog": "RefCOCOg"}
 
 
 def refs_files(folder: str | Path) -> dict[str, Path]:
-    """The refs files directly in a folder: who split the data ("unc", "umd", "google") -> path."""
-    found = sorted(Path(folder).glob("refs(*).p")) if Path(folder).is_dir() else []
-    return {path.name[5:-3]: path for path in found}
+    """Return the refs files directly in a folder: name of the split's authors ("unc", "umd", "google") -> path."""
+    paths = sorted(Path(folder).glob("refs(*).p")) if Path(folder).is_dir() else []
+    return {path.name[5:-3]: path for path in paths}
 
 # %% ../../nbs/lib/data/05_refer.ipynb #e3000e6d
 def in_split(label: str, split: str) -> bool:
@@ -121,22 +121,23 @@ def in_split(label: str, split: str) -> bool:
 
 # %% ../../nbs/lib/data/05_refer.ipynb #34df8e7b
 class _Place:
-    """The files of one data set: root holds its folder `name` and the pictures; refs and instances lie in `folder`."""
+    """The files of one data set: root holds its folder `name` and the images; `folder` holds refs and instances."""
 
     def __init__(self, root: str | Path, name: str, split_by: str | None, images: str | Path | None):
         self.root = Path(root)
-        if refs_files(self.root):  # the folder itself was given
+        if refs_files(self.root):  # root is already the folder `name`
             self.root, name = self.root.resolve().parent, self.root.resolve().name
         self.name, self.folder = name, self.root / name
-        found = refs_files(self.folder)
-        if not found:
+        refs_paths = refs_files(self.folder)
+        if not refs_paths:
             raise self._none_here()
         usual = SPLIT_BY.get(name, "")
-        self.split_by = split_by or (usual if usual in found else next(iter(found)))
-        if self.split_by not in found:
-            raise ExampleError(f"there is no refs({split_by}).p; here are {', '.join(p.name for p in found.values())}",
-                               file=self.folder, remedy="Pass one of these as split_by")
-        self.refs, self.instances = found[self.split_by], self.folder / "instances.json"
+        self.split_by = split_by or (usual if usual in refs_paths else next(iter(refs_paths)))
+        if self.split_by not in refs_paths:
+            names = ", ".join(path.name for path in refs_paths.values())
+            raise ExampleError(f"there is no refs({split_by}).p; here are {names}", file=self.folder,
+                               remedy="Pass one of these as split_by")
+        self.refs, self.instances = refs_paths[self.split_by], self.folder / "instances.json"
         if images is not None and not Path(images).is_dir():
             raise ExampleError("the folder of the pictures does not exist", file=images)
         usual = [place / name for place in (self.root, self.folder) for name in IMAGE_FOLDERS]
@@ -158,9 +159,9 @@ class Refer(ByImage):
     """A split of RefCOCO, RefCOCO+ or RefCOCOg, or of any folder in that layout, sentence by sentence.
 
     root: the folder that holds `name`/ and the pictures, or the folder `name` itself. split: "val", "testA", "testB",
-    "test", "train" or "all". split_by: "unc", "umd" or "google"; None takes the usual one ("umd" for RefCOCOg). text:
-    "sent", the cleaned sentence, or "raw", as it was typed. images: the pictures' folder, None to look under root.
-    on_error: "raise" or "record". boxes: taken as other loaders do; every sentence has one box, so it changes nothing.
+    "test", "train" or "all". split_by: "unc", "umd" or "google"; None means the usual one ("umd" for RefCOCOg). text:
+    "sent", the cleaned sentence, or "raw", as it was typed. images: the folder of the images, None to search root.
+    on_error: "raise" or "record". boxes: accepted as by other loaders; no effect, since every sentence has one box.
     See `records.Dataset` for the methods. Raises ExampleError for a folder in another layout and an unknown split.
     """
 
@@ -195,16 +196,16 @@ class Refer(ByImage):
     @cached_property
     def _by_image(self) -> dict[str, list[Ref]]:
         """image id -> its refs in the order of the file."""
-        found: dict[str, list[Ref]] = {}
+        by_image: dict[str, list[Ref]] = {}
         for ref in self._all_refs:
             if in_split(ref.split, self.split):
-                found.setdefault(str(ref.image_id), []).append(ref)
-        if not found:
+                by_image.setdefault(str(ref.image_id), []).append(ref)
+        if not by_image:
             counts = Counter(ref.split for ref in self._all_refs)
             here = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
             raise ExampleError(f"there is no split {self.split!r}; objects by split: {here or 'none'}",
                                file=self._place.refs, remedy="Pass one of these as split")
-        return found
+        return by_image
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -214,7 +215,7 @@ class Refer(ByImage):
 # %% ../../nbs/lib/data/05_refer.ipynb #ba916f8b
 @patch
 def _read(self: Refer, image_id: str) -> ImageRead:
-    out, _ = ImageRead(), self._instances  # a file that cannot be read is no fault of a sentence
+    out, _ = ImageRead(), self._instances  # an unreadable file raises here, not once per sentence
     file = self._place.refs.relative_to(self.root).as_posix()
     for ref in self._by_image[image_id]:
         out.counts["objects"] += 1
@@ -275,18 +276,21 @@ def _picture(self: Refer, image_id: str) -> tuple[Path, tuple[int, int]]:
 
 @patch
 def _object(self: Refer, ann_id: Id, image_id: str, size: tuple[int, int]) -> tuple[np.ndarray, int, str]:
-    """The object's box, [1, 4] half-open xyxy, cut to the picture; was it cut (0 or 1); its category. Errors: ValueError."""
-    known = _record(_Annotation, self._instances.annotation, ann_id, "annotation")
-    if str(known.image_id) != image_id:
-        raise ValueError(f"annotation {ann_id} belongs to picture {known.image_id}, not to {image_id}")
-    box, cut = fitted(xywh_to_xyxy([known.bbox]), size)
-    return box, cut, self._instances.names.get(known.category_id, "")
+    """Return the object's box, [1, 4] half-open xyxy, clipped to the image; 1 if clipped, else 0; and its category.
+
+    Errors: ValueError.
+    """
+    annotation = _record(_Annotation, self._instances.annotation, ann_id, "annotation")
+    if str(annotation.image_id) != image_id:
+        raise ValueError(f"annotation {ann_id} belongs to picture {annotation.image_id}, not to {image_id}")
+    box, cut = fitted(xywh_to_xyxy([annotation.bbox]), size)
+    return box, cut, self._instances.names.get(annotation.category_id, "")
 
 # %% ../../nbs/lib/data/05_refer.ipynb #94c4f5b1
 @dataclass(frozen=True)
 class AnnotatedObject:
-    """An annotated object of a picture. id: of the annotation. box: half-open xyxy, cut to the picture. category:
-    COCO's class; kind: its supercategory, such as "animal"; both "" where instances.json does not say."""
+    """An annotated object of an image. id: of the annotation. box: half-open xyxy, clipped to the image. category:
+    COCO's class; kind: its supercategory, such as "animal"; both "" if instances.json lacks them."""
 
     id: str
     box: tuple[float, float, float, float]
@@ -297,12 +301,12 @@ class AnnotatedObject:
 @patch(as_prop=True)
 def refs(self: Refer) -> list[Ref]:
     """The records of the refs file that belong to the split, picture by picture."""
-    return [ref for found in self._by_image.values() for ref in found]
+    return [ref for image_refs in self._by_image.values() for ref in image_refs]
 
 
 @patch(as_prop=True)
 def kinds(self: Refer) -> dict[str, str]:
-    """COCO's supercategory of each class of instances.json, such as "dog" -> "animal"; "" where it does not say."""
+    """COCO's supercategory of each class of instances.json, such as "dog" -> "animal"; "" if it has none."""
     return {one.name: one.supercategory for one in self._instances.categories}
 
 
@@ -314,11 +318,11 @@ def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
         size = self._picture(image_id)[1]
     except ValueError as error:
         raise ExampleError(str(error), f"{image_id}/*", self._place.instances) from error
-    kinds, found = self.kinds, []
+    kinds, objects = self.kinds, []
     for id in self._instances.of_picture.get(image_id, ()):
         try:
             box, _, category = self._object(id, image_id, size)
         except ValueError:
             continue
-        found.append(AnnotatedObject(id, tuple(box[0].tolist()), category, kinds.get(category, "")))
-    return found
+        objects.append(AnnotatedObject(id, tuple(box[0].tolist()), category, kinds.get(category, "")))
+    return objects

@@ -35,12 +35,12 @@ SPATIALSENSE_COUNTS = {"test": 1811}  # true relations; Q-GroundCAM, Table 1, th
 
 
 def image_place(url: str) -> str:
-    """Where the picture of an address lies below images/, "flickr/NAME" or "nyu/NAME"; also its id.
+    """Return the path of a URL's image below images/, "flickr/NAME" or "nyu/NAME"; it is also the image's id.
 
-    Raises ValueError for what ends in no file name.
+    Raises ValueError for a URL that does not end in a file name.
     """
     name = url.rsplit("/", 1)[-1]
-    picture_path(name, [Path()])  # refuses what is no plain name
+    picture_path(name, [Path()])  # refuses anything but a plain name
     return ("flickr/" if url.startswith("http") else "nyu/") + name
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #37ed4e1d
@@ -61,7 +61,7 @@ class _Relation:
 
 @dataclass
 class _Record(Sized):
-    """A picture with its relations, which are looked at one by one."""
+    """An image with its relations, each of which is checked when it is read."""
 
     url: Text
     split: Literal["train", "valid", "test"]
@@ -75,10 +75,10 @@ class _Record(Sized):
 @lru_cache(maxsize=2)
 def _read_pictures(path: Path, stamp: tuple) -> dict[str, list[_Record]]:
     """picture id -> its records in annotations.json (usually one); `stamp` changes when the file does."""
-    found: dict[str, list[_Record]] = {}
+    by_image: dict[str, list[_Record]] = {}
     for record in checked(list[_Record], json_of(path), file=path, remedy="Is it the annotations.json of SpatialSense?"):
-        found.setdefault(record.id, []).append(record)
-    return found
+        by_image.setdefault(record.id, []).append(record)
+    return by_image
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #a9a9042f
 _LICENCE = "annotations: as stated at doi 10.5281/zenodo.8104370; pictures: Flickr terms of use, NYU Depth V2"
@@ -89,9 +89,9 @@ class SpatialSense(ByImage):
 
     root: the folder of annotations.json. split: "triplets" (prompt "subject predicate object", truth the subject's
     box), "subjects" or "objects" (the name, and its box). part: "test", "valid", "train" or "all". images: the folder
-    that holds flickr/ and nyu/, None for root/images. on_error: "raise" or "record". boxes: taken as other loaders do;
-    every relation has one box, so it changes nothing. See `records.Dataset` for the methods. Raises ExampleError for a
-    folder in another layout, ValueError for an unknown split or part.
+    that holds flickr/ and nyu/, None for root/images. on_error: "raise" or "record". boxes: accepted
+    as by other loaders; no effect, since every relation has one box. See `records.Dataset` for the methods. Raises
+    ExampleError for a folder in another layout, ValueError for an unknown split or part.
     """
 
     layout = "SpatialSense"
@@ -99,8 +99,8 @@ class SpatialSense(ByImage):
     def __init__(self, root: str | Path, split: str = "triplets", part: str = "test", *,
                  images: str | Path | None = None, boxes: str = "list", on_error: str = "raise"):
         part = "valid" if part == "val" else part
-        known = {**OPTIONS, "split": SPLITS, "part": PARTS}
-        check_options({"split": split, "part": part, "boxes": boxes, "on_error": on_error}, known)
+        allowed = {**OPTIONS, "split": SPLITS, "part": PARTS}
+        check_options({"split": split, "part": part, "boxes": boxes, "on_error": on_error}, allowed)
         self.root, self.split, self.part = Path(root), split, part
         self.options = {"part": part, "on_error": on_error}
         self.file, self.images_folder = self.root / "annotations.json", Path(images or self.root / "images")
@@ -112,9 +112,9 @@ class SpatialSense(ByImage):
 
     @cached_property
     def _records(self) -> dict[str, list[_Record]]:
-        found = {image_id: [record for record in records if self.part in ("all", record.split)]
+        by_image = {image_id: [record for record in records if self.part in ("all", record.split)]
                  for image_id, records in _read_pictures(self.file, stamp(self.file)).items()}
-        return {image_id: records for image_id, records in found.items() if records}
+        return {image_id: records for image_id, records in by_image.items() if records}
 
     @cached_property
     def _places(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ from ..storage.rows import MapStore
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #2b9eb2ba
 @dataclass(frozen=True)
 class MapFile:
-    """Maps that can be asked for by id."""
+    """Maps of a file, loaded by id."""
 
     path: Path
     ids: tuple[str, ...]
@@ -73,7 +73,7 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
     return MapFile(path, tuple(shapes), lambda wanted: [_checked(path, id, get(id)) for id in wanted])
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #416ab4d1
-_PLAIN = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")  # what NumPy knows
+_PLAIN = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")  # types that NumPy has
 
 
 def _open_safetensors(path: Path) -> MapFile:
@@ -94,16 +94,16 @@ def _open_safetensors(path: Path) -> MapFile:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #cb893ec2
 def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
-    """An array of NumPy from a file; name: of the array. Zip and header faults come as many types."""
+    """Read a NumPy array from a file; name: of the array. Zip and header faults raise many exception types."""
     try:
-        found = read()
+        array = read()
     except Exception as error:
         text = ("holds Python objects, which could run code" if "allow_pickle" in str(error) else
                 f"does not fit in memory ({error})" if isinstance(error, MemoryError) else f"is damaged ({error})")
         raise FileFault(f"{path}: {name} {text}; write plain numbers, one 2-D array per map") from error
-    if not isinstance(found, np.ndarray):  # NumPy gives the bytes of what it does not know
+    if not isinstance(array, np.ndarray):  # NumPy returns raw bytes for other members
         raise FileFault(f"{path}: {name} is not a NumPy array; write it with np.savez")
-    return found
+    return array
 
 
 def _open_npz(path: Path) -> MapFile:
@@ -147,10 +147,10 @@ _OPENERS = {".safetensors": _open_safetensors, ".npz": _open_npz, ".npy": _open_
 
 
 def open_maps(path: str | Path) -> MapFile:
-    """The maps in a file or folder, by id; see the table above for what is read and how ids are given.
+    """Open the maps in a file or folder by id; see the table above for the formats and their ids.
 
-    Errors: FileNotFoundError; FileFault for another kind of file, a torn one, Python objects, a map that is not 2-D
-    or an id that is there twice. Shapes of single maps are looked at when they are loaded.
+    Errors: FileNotFoundError; FileFault for another kind of file, a truncated one, Python objects, a map that is not
+    2-D or a duplicate id. The shape of a single map is checked when it is loaded.
     """
     path = Path(path)
     if not path.exists():
@@ -169,7 +169,7 @@ BOX_FORMATS = tuple(TO_XYXY)
 
 @dataclass
 class BoxRecord:
-    """What the box file says about one map."""
+    """The record of one map in the box file."""
 
     boxes: np.ndarray
     """float64 [k, 4] half-open xyxy"""
@@ -178,24 +178,24 @@ class BoxRecord:
     group: str | None = None
     labels: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """why it cannot be used, where faults are recorded"""
+    """the reason it cannot be used, if faults are recorded"""
     unusable: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
-    """float64 [m, 4]: what was given where that is four numbers a box, and the record has an error"""
+    """float64 [m, 4]: the boxes as given, if they are four numbers each and the record has an error"""
 
 
 def _whole_size(size: Any) -> tuple[int, int] | None:
-    """(height, width) as whole numbers; None where none is given. Errors: ValueError."""
+    """Return (height, width) as integers; None if size is None. Errors: ValueError."""
     if size is None:
         return None
-    found = as_numbers(size, "size")
-    if found.shape != (2,) or not found.prod() <= MAX_PIXELS or not ((found >= 1) & (found % 1 == 0)).all():
+    sides = as_numbers(size, "size")
+    if sides.shape != (2,) or not sides.prod() <= MAX_PIXELS or not ((sides >= 1) & (sides % 1 == 0)).all():
         raise ValueError("size: expected (height, width), two whole numbers >= 1 of at most "
                          f"{MAX_PIXELS:,} pixels together, got {str(size)[:80]}")
-    return int(found[0]), int(found[1])
+    return int(sides[0]), int(sides[1])
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #04c488c5
 def _merge(old: BoxRecord, new: BoxRecord) -> None:
-    """Add the boxes of another entry of the same id. Errors: ValueError where the two disagree."""
+    """Add the boxes of another entry with the same id. Errors: ValueError if the two disagree."""
     old.error = old.error or new.error
     for name in () if old.error else ("size", "group"):
         if getattr(old, name) != getattr(new, name):
@@ -212,7 +212,7 @@ def _columns(box_format: str | None) -> tuple[str, ...]:
 
 
 def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
-    """Take the boxes out of an entry: as they are given, and the order of their numbers. Errors: ValueError."""
+    """Remove the boxes from an entry; return them as given, and the order of their numbers. Errors: ValueError."""
     columns = _columns(box_format)
     if columns[0] in entry:
         return [entry.pop(name, np.nan) for name in columns], "xywh" if box_format == "xywh" else "xyxy"
@@ -227,7 +227,7 @@ def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
 
 
 def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
-    """The record of one entry; one with wrong boxes or a wrong size has none, and says why in `error`."""
+    """Return the record of one entry; with a wrong box or size it has no boxes, and the reason is in `error`."""
     boxes, order = _boxes_of(entry, box_format)
     sides = entry.pop("height", None), entry.pop("width", None)
     size = entry.pop("size", None if sides == (None, None) else sides)
@@ -250,12 +250,12 @@ def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #17aa83a0
 def _rows(data: Any) -> list:
-    """The rows of a JSON value; one that is no list, such as a text, is a row that the reader refuses."""
+    """Return the rows of a JSON value; a value that is not a list becomes one row, which the reader refuses."""
     return data if isinstance(data, list) else [data]
 
 
 def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
-    """The annotations of a COCO file, with the size of their picture."""
+    """The annotations of a COCO file, with the size of their image."""
     images = read_table(_rows(data["images"]), {"id": str, "height": int, "width": int}, name=f"{path}: images")
     entries = read_table(_rows(data["annotations"]), {"id": str, "image_id": str, "bbox": object},
                          name=f"{path}: annotations")
@@ -264,7 +264,7 @@ def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
 
 
 def _entries(path: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, bool]:
-    """One row a box or record, as the file has it, and whether it is a COCO file. columns: of a box's numbers."""
+    """Return one row per box or record, and whether it is a COCO file. columns: those of a box's numbers."""
     if path.suffix != ".json":
         numbers = dict.fromkeys([*columns, "height", "width"], float)
         return read_table(path, {"id": str}, {"group": str, **numbers}), False
@@ -286,7 +286,7 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
     check_options({"on_error": on_error})
     if box_format not in (None, *BOX_FORMATS):
         raise ValueError(f"box_format: expected one of {BOX_FORMATS}, got {box_format!r}")
-    path, found = Path(path), {}
+    path, records = Path(path), {}
     entries, coco = _entries(path, _columns(box_format))
     for entry in entries.to_dict("records"):
         entry = {key: value for key, value in entry.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
@@ -295,12 +295,12 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
             record = _record(entry, box_format or ("xywh" if coco else None))
             if record.error and on_error == "raise":
                 raise ValueError(f"{record.error}, or on_error='record' goes on without it")
-            if id in found:
-                _merge(found[id], record)
+            if id in records:
+                _merge(records[id], record)
         except ValueError as error:
             raise FileFault(f"{path}: record {id!r}: {error}") from error
         record.error = record.error and f"record {id!r}: {record.error}"
-        found.setdefault(id, record)
-    if not found:
+        records.setdefault(id, record)
+    if not records:
         raise FileFault(f"{path}: there is no record in this file")
-    return found
+    return records

@@ -132,36 +132,36 @@ def read_ref_adv(path: str | Path) -> Expressions:
     form, rows = _rows(Path(path))
     seen: Counter = Counter()
     try:
-        found = Expressions(_raw_expression(id, row) for id, row in rows.items()) if form == "raw" else Expressions(
+        expressions = Expressions(_raw_expression(id, row) for id, row in rows.items()) if form == "raw" else Expressions(
             _labelled_expression(row, place, seen) for place, row in enumerate(rows))
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, str(path), error.remedy) from error
-    if told := _findings(found):
-        warnings.warn("; ".join(told), SuspiciousInput, stacklevel=2)
-    return found
+    if findings := _findings(expressions):
+        warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=2)
+    return expressions
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #ba9f16a0
 def hard_originals(adv: Sequence[Expression]) -> Expressions:
-    """The expressions that adversarial ones were made from, each once: split "hard", the same candidates.
+    """Return the originals of adversarial expressions, each once: split "hard", the same candidates.
 
     adv: expressions of a raw file. Ids as in the labelled form: "hard/<annotation>/<count>". Where one original came
     with several candidate lists, the first is kept.
     Errors: ExampleError when an expression has no original, or its record no usable `GT_bbox_number`.
     """
-    found, seen = {}, Counter()
+    originals, seen = {}, Counter()
     for one in adv:
         if not one.original:
             raise ExampleError("original: expected the expression it was made from, got none", one.id,
                                remedy="Read the raw form, refcocog_adv_annotations.json")
-        if (one.annotation, one.original) in found:
+        if (one.annotation, one.original) in originals:
             continue
         boxes = {str(place + 1): box for place, box in enumerate(one.candidates)}
         id = f"hard/{one.annotation}/{seen[one.annotation]}"
         seen[one.annotation] += 1
-        found[one.annotation, one.original] = Expression(
+        originals[one.annotation, one.original] = Expression(
             id, one.image, one.group, one.original, _target(boxes, one.shipped.get("GT_bbox_number", ""), one.id),
             one.candidates, "hard", one.ref, one.annotation, shipped=one.shipped)
-    return Expressions(found.values())
+    return Expressions(originals.values())
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #aa97c1e8
 RAW_FILE, LABELLED_FILE = "refcocog_adv_annotations.json", "adv_easy_hard_annotations.json"
