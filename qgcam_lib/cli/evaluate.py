@@ -72,12 +72,12 @@ def _tricd(model: Any, data: str, limit: int, seed: int, statistics: dict, optio
 
     files = tricd_files(data)
     pairs = load_tricd(files.grounding)
-    said = detect_phrases(model, pairs, files.images, limit=limit, seed=seed, **options)
-    rows = [(pair, phrase, score, *box) for pair, one in said.items()
+    predictions = detect_phrases(model, pairs, files.images, limit=limit, seed=seed, **options)
+    rows = [(pair, phrase, score, *box) for pair, one in predictions.items()
             for phrase, score, box in zip(one["phrase_ids"], one["scores"], one["boxes"])]
     frame = pd.DataFrame(rows, columns=["image_id", "phrase_id", "score", "x0", "y0", "x1", "y1"])
-    frame.attrs = said.attrs
-    of_model, of_guess = match_all({"model": said}, pairs, limit=limit, seed=seed).values()
+    frame.attrs = predictions.attrs
+    of_model, of_guess = match_all({"model": predictions}, pairs, limit=limit, seed=seed).values()
     table, guess = summarize_matches(of_model, **statistics), summarize_matches(of_guess, n_bootstrap=0)
     table["chance"] = guess["value"]  # of one box over each picture, ranked at random
     return frame, table, "miniworld" if files.is_miniworld else files.folder.name

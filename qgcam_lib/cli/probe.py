@@ -40,10 +40,10 @@ def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.errors import FormatError
 
-    found = read_groups(path, form, images=images or None)
-    if not found:
-        raise FormatError(f"{path}: expected groups, got none; left out: {dict(found.left_out)}")
-    return found
+    groups = read_groups(path, form, images=images or None)
+    if not groups:
+        raise FormatError(f"{path}: expected groups, got none; left out: {dict(groups.left_out)}")
+    return groups
 
 
 def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str, Any]) -> Any:
@@ -112,18 +112,18 @@ def run(model: Annotated[str, typer.Argument(help="name of a matcher (`qgcam mod
 
     records = _groups(groups, form, images)
     matcher = load_source(model, "matcher", **given.load)
-    asked = ask_prompts(matcher, records, images, limit=given.limit, seed=given.seed, store=given.store,
+    answers = ask_prompts(matcher, records, images, limit=given.limit, seed=given.seed, store=given.store,
                         on_error=given.on_error, batch_images=given.batch_size, name=groups.name,
                         progress=not given.quiet)
-    failed = len(asked.attrs["problems"])
+    failed = len(answers.attrs["problems"])
     options = {"average": average, "ties": ties, "missing": "undefined" if failed else "raise"}
     part = take_groups(records, given.limit, given.seed)
-    frame = score_groups(part, asked, **options)
+    frame = score_groups(part, answers, **options)
     table = _summary(frame, _blind(part, blind, False, options), given)
     about = {"model": model, "weights": given.weights, "kind": frame.attrs["kind"],
              "groups": f"{len(part)} of {short_path(groups)}", "failed_pictures": failed,
              "options": frame.attrs.get("options", {})}
-    return {"scores": asked, "out": frame}, table, about
+    return {"scores": answers, "out": frame}, table, about
 
 # %% ../../nbs/lib/cli/05_probe.ipynb #c7e246f6
 build_app = Commands("Build probes from Visual Genome and COCO, in the published files.")

@@ -75,15 +75,15 @@ def run(model: Annotated[str, typer.Argument(help="name of a ranker (`qgcam mode
     records = read_expressions(expressions, split)
     records = perturb_expressions(records, how, seed=given.seed) if how else records
     ranker = load_source(model, "ranker", **given.load)
-    asked = ask_expressions(ranker, records, images, limit=given.limit, seed=given.seed, store=given.store,
+    answers = ask_expressions(ranker, records, images, limit=given.limit, seed=given.seed, store=given.store,
                             on_error=given.on_error, batch_images=given.batch_size, name=expressions.name,
                             progress=not given.quiet)
-    frame = choices_of(records, asked, threshold=threshold, strict=strict)
+    frame = choices_of(records, answers, threshold=threshold, strict=strict)
     about = {"model": model, "weights": given.weights, "words": how or "as written", "right": _rule(threshold, strict),
              "expressions": f"{len(frame)} of {short_path(expressions)}", "failed": int(frame["error"].notna().sum())}
     if how and records.left_out:
         about["without_words"] = sum(records.left_out.values())
-    return {"scores": asked, "out": frame}, _summary(frame, given), about
+    return {"scores": answers, "out": frame}, _summary(frame, given), about
 
 # %% ../../nbs/lib/cli/06_refer.ipynb #7a6fc10c
 @refer_app.command(example="qgcam refer splits adv_easy_hard_annotations.json --out form.csv")

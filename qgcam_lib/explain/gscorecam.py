@@ -94,9 +94,9 @@ def masked_embeddings(visual, pixels: torch.Tensor, channels: torch.Tensor, chun
     parts = []
     for part in tqdm(some.split(chunk), desc="masked pictures", leave=False, delay=10):
         parts.append(_embed(visual, masked_pixels(pixels, part)))
-    found = torch.cat(parts)
+    tensor = torch.cat(parts)
     place = torch.where(filled, filled.cumsum(0) - 1, filled.sum())
-    return found[place]
+    return tensor[place]
 
 
 def _embed(visual, pixels: torch.Tensor) -> torch.Tensor:

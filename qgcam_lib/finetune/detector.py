@@ -241,8 +241,8 @@ class DetectorTraining(Training):
         """The losses of a batch; `total` is what is minimised."""
         text = batch.text
         cells = self.model.cells(batch.pixels)
-        found = self.model.ground(cells, text.ids, text.mask, text.tokens, text.owner)
-        losses = detector_losses(found, batch, self.recipe, self.config.grid)
+        output = self.model.ground(cells, text.ids, text.mask, text.tokens, text.owner)
+        losses = detector_losses(output, batch, self.recipe, self.config.grid)
         losses["words"] = word_loss(self.extra(cells), batch.names)
         losses["total"] = losses["total"] + self.recipe.word_weight * losses["words"]
         return losses

@@ -180,10 +180,10 @@ class BridgeTowerTraining(JointTraining):
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
         """The pass of BridgeTowerForImageAndTextRetrieval; see `JointTraining`."""
-        found = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
+        output = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
                            pixel_values=pixels.repeat_interleave(2, 0), output_hidden_states=True)
-        alone = self.model.bridgetower.vision_model.visual.forward_post(found.hidden_states[1][-1])
-        return Seen((found.logits[:, 1] - found.logits[:, 0]).view(-1, 2), alone[::2, 1:])
+        alone = self.model.bridgetower.vision_model.visual.forward_post(output.hidden_states[1][-1])
+        return Seen((output.logits[:, 1] - output.logits[:, 0]).view(-1, 2), alone[::2, 1:])
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> BridgeTowerExplainer:
         """A matcher that could also draw maps, of the layer that is usual for its size."""

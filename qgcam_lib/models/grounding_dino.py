@@ -108,8 +108,8 @@ def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[t
                             return_tensors="pt")
     offsets = tokens.pop("offset_mapping")[0].tolist()
     pixels = self.prepare(image)[None].to(self.device)
-    found = self.model(pixel_values=pixels, **{name: value.to(self.device) for name, value in tokens.items()})
-    return found.logits[0], to_corners(found.pred_boxes[0].float(), *image.size), offsets
+    output = self.model(pixel_values=pixels, **{name: value.to(self.device) for name, value in tokens.items()})
+    return output.logits[0], to_corners(output.pred_boxes[0].float(), *image.size), offsets
 
 # %% ../../nbs/lib/models/06_grounding_dino.ipynb #ab1a9cc5
 @patch

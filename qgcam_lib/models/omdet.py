@@ -69,9 +69,9 @@ class OmDetDetector(BoxDetector):
         """Logits [N, C] of the model's N boxes and the classes, and the boxes [N, 4] in the picture's pixels, as
         corners."""
         pixels = self.prepare(image)[None].to(self.device)
-        found = self.model(pixel_values=pixels, **self.text_inputs(task, classes))
-        boxes = to_corners(found.decoder_coord_logits[0].float(), *image.size)
-        return found.decoder_class_logits[0].float(), boxes
+        output = self.model(pixel_values=pixels, **self.text_inputs(task, classes))
+        boxes = to_corners(output.decoder_coord_logits[0].float(), *image.size)
+        return output.decoder_class_logits[0].float(), boxes
 
     def _pairs(self, picture: Image.Image, caption: str, phrases: Sequence[Spans], words: Sequence[str],
                texts: Any) -> Detections:

@@ -181,9 +181,9 @@ def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed:
     if weights == "official" or (weights not in WEIGHTS and not (Path(weights) / "card.json").is_file()):
         owl, card = _published_owl(entry, weights)
         return OwlDetector(owl, card={**card, "name": entry.name}, **options)
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab)
-    own = read_config(found.config) if found.file else found.config
-    owl = build_owl(own or published_sizes(entry.name), found.vocab, seed)
-    if found.file is not None:
-        load_state(owl.model, read_state(found.file))
-    return OwlDetector(owl, card=found.card, **options)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab)
+    own = read_config(source.config) if source.file else source.config
+    owl = build_owl(own or published_sizes(entry.name), source.vocab, seed)
+    if source.file is not None:
+        load_state(owl.model, read_state(source.file))
+    return OwlDetector(owl, card=source.card, **options)

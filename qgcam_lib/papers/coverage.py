@@ -212,12 +212,12 @@ def null_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[str] =
     for mean, n, kind in product(means, n_groups, sizes):
         rng = np.random.default_rng([seed, 100 + round(100 * mean), n, SIZES.index(kind)])
         world = draw_differences(mean, group_sizes(kind, n, n_runs, rng), rng, icc)
-        found = of_means(world.sums, world.sizes, world.squares)
-        low, high = cluster_interval(found)
+        estimate = of_means(world.sums, world.sizes, world.squares)
+        low, high = cluster_interval(estimate)
         p = [sign_flip_p(world.sums[:, k : k + 100], world.sizes.sum(0)[k : k + 100], n_permutations, rng)
              for k in range(0, n_runs, 100)]
         rows.append((mean, " and ".join(f"{one:g}" for one in icc), n, kind, (np.concatenate(p) < 0.05).mean(),
-                     ((low > 0) | (high < 0)).mean(), (cluster_p(found) < 0.05).mean()))
+                     ((low > 0) | (high < 0)).mean(), (cluster_p(estimate) < 0.05).mean()))
     return pd.DataFrame(rows, columns=["mean", "icc", "n_groups", "sizes", "by_p_value", "by_interval", "by_t"])
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #dd4557fb
@@ -238,8 +238,8 @@ def pairs_table(n_images: Iterable[int] = (60, 30, 10), *, n_runs: int = 1000, n
         ease = rng.normal(0, 1, (n, n_runs))
         hidden = (ease[codes].sum(1) + rng.normal(0, 1, (len(codes), n_runs))) / np.sqrt(3)
         values = truth + 0.1 * hidden if free else (hidden < ndtri(truth)).astype(float)
-        found = of_pairs(values, codes, n)
-        ends = cluster_interval(found, ranges=None if free else [(0, 1)] * n_runs)
+        estimate = of_pairs(values, codes, n)
+        ends = cluster_interval(estimate, ranges=None if free else [(0, 1)] * n_runs)
         drawn = mean_replicates(values, codes, n, n_bootstrap, rng)[0][1:]
         null = (cluster_p(of_pairs(values - truth, codes, n)) < 0.05).mean() if free else np.nan
         rows.append((score, n, _held(ends, truth), _held(np.nanquantile(drawn, [0.025, 0.975], axis=0), truth), null))

@@ -224,12 +224,12 @@ def _at_recall(hit: np.ndarray, alarm: np.ndarray, weights: tuple[np.ndarray, np
     hit [n], alarm [m]: best scores of true and of false phrases; weights [R, n] and [R, m]. -> [R], NaN: out of reach.
     """
     order, falling = np.argsort(-hit, kind="stable"), np.argsort(-alarm, kind="stable")
-    found = np.cumsum(weights[0][:, order], 1)
-    raised = np.hstack([np.zeros((len(found), 1)), np.cumsum(weights[1][:, falling], 1)])
-    rates = np.full(len(found), np.nan)
-    for r in range(len(found)):
-        total = found[r, -1] if len(order) else 0.0
-        at = int(np.searchsorted(found[r], recall * total - 1e-9 * total))
+    sums = np.cumsum(weights[0][:, order], 1)
+    raised = np.hstack([np.zeros((len(sums), 1)), np.cumsum(weights[1][:, falling], 1)])
+    rates = np.full(len(sums), np.nan)
+    for r in range(len(sums)):
+        total = sums[r, -1] if len(order) else 0.0
+        at = int(np.searchsorted(sums[r], recall * total - 1e-9 * total))
         if total > 0 and raised[r, -1] > 0 and at < len(order) and hit[order[at]] > -np.inf:
             above = np.searchsorted(-alarm[falling], -hit[order[at]], side="right")
             rates[r] = raised[r, above] / raised[r, -1]

@@ -85,17 +85,17 @@ class Part:
 
     def rows(self, names: Sequence[str], values: np.ndarray, n: np.ndarray, undefined: np.ndarray | int = 0,
              n_cut: int = 0, why: str = "undefined: nothing to find", ends: tuple | Sequence[tuple] = (-np.inf, np.inf),
-             found: Estimate | None = None) -> pd.DataFrame:
+             estimate: Estimate | None = None) -> pd.DataFrame:
         """Scores [R, m] under all weights as m rows: subset and the columns of `summary_rows`.
 
         n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note where undefined. ends: lowest
-        and highest possible value, of all scores or of each. found: the estimates, for scores that are means; without,
-        the interval comes from the replicates.
+        and highest possible value, of all scores or of each. estimate: for scores that are means;
+        without it, the interval comes from the replicates.
         """
         cut = n_cut if self.name == "all" else 0
         notes = [_note(*row, self.n_groups, cut, why) for row in zip(names, n, values[0])]
         rows = summary_rows(names, values, n, undefined, self.n_groups, n_bootstrap=self.n_bootstrap, level=self.level,
-                            found=found, ranges=np.broadcast_to(np.array(ends, float), (len(notes), 2)),
+                            estimate=estimate, ranges=np.broadcast_to(np.array(ends, float), (len(notes), 2)),
                             effective=self.effective, interval=self.interval, note=notes)
         rows.insert(0, "subset", self.name)
         return rows

@@ -131,8 +131,8 @@ def _of_lists(form: str, label: str, images: list, places: Sequence[int], wheres
              for one, where in zip(lists, wheres)]
     for one, where in zip(lists, wheres):
         if len(set(map(len, one.values()))) > 1:
-            found = ", ".join(f"{len(values)} {word}" for word, values in one.items())
-            raise ExampleError(f"expected equally many, got {found}", where)
+            text = ", ".join(f"{len(values)} {word}" for word, values in one.items())
+            raise ExampleError(f"expected equally many, got {text}", where)
     words = list(lists[0]) if lists else [label, "scores", "boxes"]
     counts = np.array([len(one[words[0]]) for one in lists], np.int64)
     of, starts = np.repeat(np.arange(len(lists)), counts), np.cumsum(counts) - counts

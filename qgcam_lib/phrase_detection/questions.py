@@ -204,7 +204,7 @@ def _score_cell(cell: pd.DataFrame, unparsable: str, n_bootstrap: int, n_subsets
     f1, rest = (of_replicates(values[0, k], values[1 : 1 + n_bootstrap, k], n_groups, effective)
                 for k in (slice(0, 3), slice(4, 7)))
     return summary_rows([*SCORES, "n", "n_unparsable", "n_missing"], values, len(cell), n_dropped, n_groups,
-                        n_bootstrap=n_bootstrap, level=level, found=join_estimates([f1, accuracy, rest]),
+                        n_bootstrap=n_bootstrap, level=level, estimate=join_estimates([f1, accuracy, rest]),
                         ranges=[(0, 1)] * 4 + [(0, np.inf)] * 3, effective=effective,
                         note="no questions" if len(cell) == 0 else "one group: no interval" if n_groups == 1 else "")
 

@@ -212,7 +212,7 @@ def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list
     values = ratio(part.sums(scores, data.phrase_pairs), part.sums(~np.isnan(scores), data.phrase_pairs))
     undefined = np.isnan(scores[phrases]).sum(0)
     n = phrases.sum() - undefined
-    found = part.means(scores, data.phrase_pairs) if part.n_bootstrap else None
+    estimate = part.means(scores, data.phrase_pairs) if part.n_bootstrap else None
     bare = phrases & matches.empty_phrases
     n_empty, late = (~np.isnan(scores[bare])).sum(0), worst[phrases]
     pessimistic = ratio(np.nansum(late, 0), (~np.isnan(late)).sum(0))
@@ -221,11 +221,11 @@ def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list
         names = ["AP", "AP50", "AP75", *names]
         aps = overlap_aps(matches, part)
         aps = np.column_stack([aps.mean(1), aps[:, 0], aps[:, 5]])
-        found, values = found and join_estimates([part.resampled(aps), found]), np.hstack([aps, values])
+        estimate, values = estimate and join_estimates([part.resampled(aps), estimate]), np.hstack([aps, values])
         n, undefined = np.r_[np.full(3, part.inside.sum()), n], np.r_[np.zeros(3, int), undefined]
         empty = (matches.empty_pairs & part.inside).sum()
         n_empty, pessimistic = np.r_[np.full(3, empty), n_empty], np.r_[np.full(3, np.nan), pessimistic]
-    rows = part.rows(names, values, n, undefined, matches.n_cut, ends=(0, 1), found=found).assign(
+    rows = part.rows(names, values, n, undefined, matches.n_cut, ends=(0, 1), estimate=estimate).assign(
         n_empty=n_empty, pessimistic=pessimistic)
     decided = rows["pessimistic"].notna()
     rows.loc[decided, "note"] = [f"{note}; decided by ties".removeprefix("; ") for note in rows["note"][decided]]

@@ -131,9 +131,9 @@ class PhraseDetection(RecordMetric):
     def score_values(self) -> dict[str, float]:
         """Scores in 0..1, NaN where undefined, and n_pairs."""
         data, predictions = self.gathered()
-        found = evaluate(data, predictions, **self.options)
-        names = [name if subset == "all" else f"{subset}/{name}" for subset, name in zip(found.subset, found.metric)]
-        return dict(zip(names, found.value.tolist())) | {"n_pairs": len(data)}
+        table = evaluate(data, predictions, **self.options)
+        names = [name if subset == "all" else f"{subset}/{name}" for subset, name in zip(table.subset, table.metric)]
+        return dict(zip(names, table.value.tolist())) | {"n_pairs": len(data)}
 
     def drawn(self, name: str) -> bool:
         """Is this a score that a plot shows, and no count?"""

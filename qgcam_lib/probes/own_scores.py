@@ -240,10 +240,10 @@ def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") ->
     values = pair_tables(frame, missing)
     what = score_kind(values, lambda S: {"prompts of a picture": S.sum(2), ACROSS: S.sum(1),
                                          "scores of a pair": S.sum((1, 2))}, kind)
-    found = score_pair_table(frame, what, missing)
+    scores = score_pair_table(frame, what, missing)
     undone = {f"{REVERSED}, or with the two captions exchanged": lambda: pair_rows(-what.logits(values))}
-    warn_of(_findings(values, what, ["prompts of a picture", ACROSS], found, undone), stacklevel=3)
-    return found
+    warn_of(_findings(values, what, ["prompts of a picture", ACROSS], scores, undone), stacklevel=3)
+    return scores
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #934a07b5
 def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.DataFrame:

@@ -60,13 +60,13 @@ def pair_rows(S: np.ndarray) -> pd.DataFrame:
 def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> pd.DataFrame:
     "One row a pair."
     cells = [(pair.id, picture, prompt) for pair in pairs for picture in pair.images for prompt in pair.prompts]
-    found = pair_rows(look_up(table, *zip(*cells), missing).reshape(-1, 2, 2))
+    rows = pair_rows(look_up(table, *zip(*cells), missing).reshape(-1, 2, 2))
     return pd.DataFrame({
         "id": [pair.id for pair in pairs], "group": [pair.images[0] for pair in pairs],
         "image_1": [pair.images[0] for pair in pairs], "image_2": [pair.images[1] for pair in pairs],
         "kind": [pair.kind for pair in pairs], "category": [pair.category for pair in pairs],
         "composition": [pair.compositions[0] for pair in pairs], "object": [pair.objects[0] for pair in pairs],
-        **{name: found[name] for name in found}})
+        **{name: rows[name] for name in rows}})
 
 # %% ../../nbs/lib/probes/03_run.ipynb #1da65912
 _PICTURES = ("reference", "patch", "edited")
@@ -220,8 +220,8 @@ def probe(model: Any, groups: Sequence[Any] | str | Path, images: str | Path | S
     """
     options = _check_options(average, ties)
     groups = read_groups(groups, images=images) if isinstance(groups, str | Path) else groups
-    asked = ask_prompts(model, groups, images, limit=limit, seed=seed, **run_options)
-    options["missing"] = "undefined" if asked.attrs["problems"] else "raise"
-    frame = score_groups(take_groups(groups, limit, seed), asked, **options)
-    frame.attrs = {**asked.attrs, **frame.attrs}
+    answers = ask_prompts(model, groups, images, limit=limit, seed=seed, **run_options)
+    options["missing"] = "undefined" if answers.attrs["problems"] else "raise"
+    frame = score_groups(take_groups(groups, limit, seed), answers, **options)
+    frame.attrs = {**answers.attrs, **frame.attrs}
     return frame

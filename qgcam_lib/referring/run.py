@@ -51,8 +51,8 @@ def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
             raise ValueError(f"split: expected one of {_REFCOCOG} of a folder of RefCOCOg, got {split!r}; the splits "
                              "of Ref-Adv are in its JSON files")
         return refcocog(path, name or "test")
-    found = read_ref_adv(path)
-    return of_split(found, name) if name else found
+    expressions = read_ref_adv(path)
+    return of_split(expressions, name) if name else expressions
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0306
 def take_expressions(expressions: Sequence[Expression], limit: int | None = None, seed: int = 0) -> list[Expression]:
@@ -157,5 +157,5 @@ def refer(model: Any, expressions: Sequence[Expression] | str | Path, images: st
     Errors: those of both.
     """
     expressions = read_expressions(expressions) if isinstance(expressions, str | Path) else expressions
-    asked = ask_expressions(model, expressions, images, limit=limit, seed=seed, **run_options)
-    return choices_of(expressions, asked, threshold=threshold, strict=strict)
+    answers = ask_expressions(model, expressions, images, limit=limit, seed=seed, **run_options)
+    return choices_of(expressions, answers, threshold=threshold, strict=strict)

@@ -44,9 +44,9 @@ def read_contents(path: str | Path = ROOT / "nbs" / "papers" / "contents.toml") 
     """The contents of the papers; without the file there are none, and runs stand by their notebook's name."""
     if not Path(path).is_file():
         return Contents()
-    found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    papers = {notebook: one["name"] for one in found["paper"] for notebook in one["notebooks"]}
-    return Contents(papers, **found.get("front", {}))
+    content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    papers = {notebook: one["name"] for one in content["paper"] for notebook in one["notebooks"]}
+    return Contents(papers, **content.get("front", {}))
 
 # %% ../../nbs/lib/runs/11_report.ipynb #rep0000010
 @dataclass(frozen=True)

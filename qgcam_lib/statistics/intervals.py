@@ -92,8 +92,8 @@ def _informed(pieces: np.ndarray, groups: np.ndarray, effective: np.ndarray) -> 
     squares = np.square(pieces)
     total = squares.sum(0)
     spread = np.square(squares).sum(0) - total**2 / np.maximum(groups, 1)
-    found = np.divide(2 * total**2, spread, out=np.full(total.shape, np.inf), where=spread > 1e-12 * total**2)
-    return np.minimum(np.where(total > 0, found, 2), np.maximum(effective - 1, 0))
+    df = np.divide(2 * total**2, spread, out=np.full(total.shape, np.inf), where=spread > 1e-12 * total**2)
+    return np.minimum(np.where(total > 0, df, 2), np.maximum(effective - 1, 0))
 
 
 def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, spread: np.ndarray, rows: np.ndarray,
@@ -143,8 +143,8 @@ def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
     products = ((sums**2 - squares) * wider**2).sum(0)
     spread = np.square(apart).sum(0) * rows
     alone = spread / np.where(rows > 1, rows - 1, np.nan)
-    found = _estimate(value, sums * wider, counts, spread, rows, alone + np.maximum(products, 0))
-    return replace(found, effective=np.minimum(found.effective, rows))
+    estimate = _estimate(value, sums * wider, counts, spread, rows, alone + np.maximum(products, 0))
+    return replace(estimate, effective=np.minimum(estimate.effective, rows))
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #ccef16f4
 def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray | int,
@@ -162,42 +162,43 @@ def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray 
                     np.zeros(value.shape), *np.full((2, *value.shape), np.inf), groups, effective)
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #61abfa43
-def _between_ends(found: Estimate, base: np.ndarray, width: np.ndarray, level: float) -> np.ndarray:
+def _between_ends(estimate: Estimate, base: np.ndarray, width: np.ndarray, level: float) -> np.ndarray:
     "Low and high end [2, m] of scores in base..base + width, on the scale 0..1."
-    centre = np.clip((found.centre - base) / width, 0, 1)
+    centre = np.clip((estimate.centre - base) / width, 0, 1)
     room = centre * (1 - centre)
     free = room > 1e-12
     scale = width**2 * np.where(free, room, 1)
-    known = np.where(free, found.spread / scale, 1) / found.size**2
-    df = np.where(known < 1 - 1e-9, found.df / np.maximum(1 - known, 1e-9), np.inf)
-    a = t_quantile(df, level) ** 2 * np.where(free, found.variance / scale * (1 - 1 / found.rows), found.at_end)
+    ratio = np.where(free, estimate.spread / scale, 1) / estimate.size**2
+    df = np.where(ratio < 1 - 1e-9, estimate.df / np.maximum(1 - ratio, 1e-9), np.inf)
+    relative = estimate.variance / scale * (1 - 1 / estimate.rows)
+    a = t_quantile(df, level) ** 2 * np.where(free, relative, estimate.at_end)
     half = np.sqrt(np.where(free, room, 0) * a + a**2 / 4)
     return (centre + a / 2 + np.array([[-1], [1]]) * half) / (1 + a)
 
 
-def cluster_interval(found: Estimate, level: float = 0.95,
+def cluster_interval(estimate: Estimate, level: float = 0.95,
                      ranges: Sequence[tuple[float, float]] | None = None) -> np.ndarray:
     """Low and high end of the interval of each score: float64 [2, m].
 
     ranges: lowest and highest possible value of each score; with an infinite end, or None, it is centre -+ t standard
     errors. A value outside its range is treated as without ends. NaN with fewer than two groups.
     """
-    given = [(-np.inf, np.inf)] * len(found.value) if ranges is None else list(ranges)
+    given = [(-np.inf, np.inf)] * len(estimate.value) if ranges is None else list(ranges)
     low, high = np.array(given, np.float64).reshape(-1, 2).T
-    ends = found.centre + np.array([[-1], [1]]) * t_quantile(found.df, level) * np.sqrt(found.variance)
-    bounded = np.isfinite(high - low) & (found.value >= low) & (found.value <= high)
+    ends = estimate.centre + np.array([[-1], [1]]) * t_quantile(estimate.df, level) * np.sqrt(estimate.variance)
+    bounded = np.isfinite(high - low) & (estimate.value >= low) & (estimate.value <= high)
     base, width = np.where(bounded, low, 0), np.where(bounded, high - low, 1)
-    inside = base + width * _between_ends(found, base, width, level)
+    inside = base + width * _between_ends(estimate, base, width, level)
     ends = np.where(bounded, np.clip(inside, base, base + width), ends)
-    ends = np.array([np.minimum(ends[0], found.value), np.maximum(ends[1], found.value)])  # it holds the value
-    return np.where(np.isnan(found.variance), np.nan, ends)
+    ends = np.array([np.minimum(ends[0], estimate.value), np.maximum(ends[1], estimate.value)])  # it holds the value
+    return np.where(np.isnan(estimate.variance), np.nan, ends)
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #183392e5
-def cluster_p(found: Estimate) -> np.ndarray:
+def cluster_p(estimate: Estimate) -> np.ndarray:
     "Two-sided p-value of each score being 0, by Student's t: [m]; 1 where nothing differs, NaN with one group."
-    error = np.sqrt(found.variance)
-    t = np.divide(np.abs(found.centre), error, out=np.where(found.centre == 0, 0, np.inf), where=error > 0)
-    return np.where(np.isnan(error), np.nan, t_tails(t, found.df))
+    error = np.sqrt(estimate.variance)
+    t = np.divide(np.abs(estimate.centre), error, out=np.where(estimate.centre == 0, 0, np.inf), where=error > 0)
+    return np.where(np.isnan(error), np.nan, t_tails(t, estimate.df))
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #cbaca6db
 INTERVALS = ("cluster", "percentile")
@@ -208,12 +209,12 @@ def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
 
     Over the defined rows; NaN with fewer than two.
     """
-    found = np.full((3, replicates.shape[1]), np.nan)
+    spread = np.full((3, replicates.shape[1]), np.nan)
     for k, column in enumerate(replicates.T):
         good = column[~np.isnan(column)]
         if len(good) > 1:
-            found[:, k] = *np.quantile(good, [(1 - level) / 2, (1 + level) / 2]), good.std(ddof=1)
-    return found
+            spread[:, k] = *np.quantile(good, [(1 - level) / 2, (1 + level) / 2]), good.std(ddof=1)
+    return spread
 
 
 def check_interval(interval: str) -> None:

@@ -121,7 +121,7 @@ def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
 
 def _range_findings(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any]) -> list[str]:
     "The scores that are outside their stated range."
-    found = []
+    texts = []
     for name in names:
         values = _numbers(frame, name)
         low, high = range_of(name, contracts) or (-np.inf, np.inf)
@@ -129,9 +129,9 @@ def _range_findings(frame: pd.DataFrame, names: Sequence[str], contracts: Mappin
         if (wrong := ((values < low - slack) | (values > high + slack)) & ~np.isinf(values)).any():
             k = int(wrong.argmax())
             percent = ": is it in percent? Divide by 100" if high == 1 and 1 < values[k] <= 100 and low == 0 else ""
-            found.append(f"{name}: expected values of {low:g} to {high:g}, got {values[k]:g} in row {frame.index[k]} "
+            texts.append(f"{name}: expected values of {low:g} to {high:g}, got {values[k]:g} in row {frame.index[k]} "
                          f"({wrong.sum()} of {len(frame)} rows are outside){percent}")
-    return found
+    return texts
 
 # %% ../../nbs/lib/statistics/03_row_checks.ipynb #7a92f6ee
 def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
@@ -152,8 +152,8 @@ def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str
     by: columns that split the table; within a cell an id stands once, and the columns protocol and fingerprint (of the
     data) have one value. Scores outside their range are one warning (SuspiciousInput).
     """
-    if found := _range_findings(frame, names, contracts):
-        warnings.warn("; ".join(found), SuspiciousInput, stacklevel=3)
+    if findings := _range_findings(frame, names, contracts):
+        warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=3)
     _refuse_mixed(frame, by)
     _refuse_doubled(frame, by)
 
@@ -164,12 +164,12 @@ _EXAMPLE = ("image", "prompt", "text", "image_1", "image_2", "n_boxes", "box_sha
 
 def _rules(frame: pd.DataFrame) -> dict[str, Any]:
     "The options that the scores of a frame depend on, a protocol by its name, from `attrs` and the column `protocol`."
-    found: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for place in (frame.attrs, *(frame.attrs.get(name) for name in ("settings", "scores", "options"))):
-        found |= {name: place[name] for name in _RULES if name in place} if isinstance(place, Mapping) else {}
+        rules |= {name: place[name] for name in _RULES if name in place} if isinstance(place, Mapping) else {}
     if "protocol" in frame:
-        found["protocol"] = sorted(map(str, frame["protocol"].dropna().unique()))
-    return found
+        rules["protocol"] = sorted(map(str, frame["protocol"].dropna().unique()))
+    return rules
 
 
 def _same_value(a: Any, b: Any) -> bool:
@@ -219,8 +219,8 @@ def check_pair(a: pd.DataFrame, b: pd.DataFrame, names: Sequence[str], contracts
     were scored by, where both say them (column protocol, or `attrs`), the fingerprint of the data set (`attrs`), and
     what both say of an example: picture, prompt, number of boxes or candidates.
     """
-    if found := [text for frame in (a, b) for text in _range_findings(frame, names, contracts)]:
-        warnings.warn("; ".join(found), SuspiciousInput, stacklevel=3)
+    if findings := [text for frame in (a, b) for text in _range_findings(frame, names, contracts)]:
+        warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=3)
     mine, theirs = _rules(a), _rules(b)
     for name in [name for name in mine if name in theirs and not _same_value(mine[name], theirs[name])]:
         raise ParameterError(f"{name}: expected two runs scored alike, got {mine[name]!r:.300} in a and "

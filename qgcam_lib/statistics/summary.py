@@ -30,15 +30,15 @@ def _noted(note: Sequence[str] | str, low: np.ndarray, n_groups: np.ndarray | in
 
 
 def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int, n_undefined: np.ndarray | int,
-                 n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95, found: Estimate | None = None,
+                 n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95, estimate: Estimate | None = None,
                  ranges: Sequence[tuple[float, float]] | None = None, effective: np.ndarray | float = np.nan,
                  interval: str = "cluster", note: Sequence[str] | str = "") -> pd.DataFrame:
     """Scores and their replicates as rows of the one summary table.
 
     values: float64 [1 + n_bootstrap + n_subsets, m], the scores, then the same under the other rows of
     `group_weights`. n, n_undefined, n_groups: int or int [m]. effective: number of groups, see `effective_groups`.
-    interval: "cluster" or "percentile"; the first is that of `cluster_interval` with `ranges`, from `found`, or where
-    that is not given from the replicates.
+    interval: "cluster" (see `cluster_interval`, with `ranges`) or "percentile". estimate: for the first; None takes the
+    replicates.
     Returns the columns metric, value, ci_low, ci_high, n (defined), n_undefined, n_groups, n_groups_effective (as many
     equal groups), bootstrap_sd (a standard error), sd_90 (deviation over parts of 90 %, about a third of one), interval
     ("cluster" or "percentile"), note. Interval and deviations are NaN with fewer than two groups and where they were
@@ -48,8 +48,8 @@ def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int
     drawn, parts = values[1 : 1 + n_bootstrap], values[1 + n_bootstrap :]
     low, high, sd, sd_90 = np.where(alone, np.nan, [*intervals.spread_of(drawn, level), intervals.spread_of(parts)[2]])
     if interval == "cluster" and n_bootstrap:
-        found = intervals.of_replicates(values[0], drawn, n_groups, effective) if found is None else found
-        low, high = np.where(alone, np.nan, intervals.cluster_interval(found, level, ranges))
+        estimate = intervals.of_replicates(values[0], drawn, n_groups, effective) if estimate is None else estimate
+        low, high = np.where(alone, np.nan, intervals.cluster_interval(estimate, level, ranges))
     if ranges is not None:  # no interval leaves the range of its score
         low, high = np.clip([low, high], *np.transpose(ranges))
     return pd.DataFrame({"metric": list(metrics), "value": values[0], "ci_low": low, "ci_high": high, "n": n,
@@ -91,12 +91,12 @@ def estimate_means(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Esti
 # %% ../../nbs/lib/statistics/04_summary.ipynb #bf072504
 def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, float]]:
     "Lowest and highest possible value of each column of `values` [n, m], infinite where nobody says."
-    found = []
+    ranges = []
     for name, column in zip(names, values.T):
         share = ((column == 0) | (column == 1) | np.isnan(column)).all()
         unknown = (0.0, 1.0) if share else (-np.inf, np.inf)
-        found.append(range_of(name, METRICS) or unknown)
-    return found
+        ranges.append(range_of(name, METRICS) or unknown)
+    return ranges
 
 
 def observed_ranges(ranges: Sequence[tuple[float, float]], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,10 +118,10 @@ def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
 def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int, level: float,
                rng: np.random.Generator, interval: str, ranges: list[tuple[float, float]] | None) -> pd.DataFrame:
     "The means of the columns of `values` [n, m] as rows; codes: group of each row."
-    found, groups = grouping.mean_replicates(values, codes, n_groups, n_bootstrap, rng)
+    means, groups = grouping.mean_replicates(values, codes, n_groups, n_bootstrap, rng)
     estimate, n = estimate_means(values, codes, n_groups), (~np.isnan(values)).sum(0)
-    rows = summary_rows(names, found, n, len(values) - n, groups, n_bootstrap=n_bootstrap, level=level,
-                        found=estimate, ranges=ranges, effective=estimate.effective, interval=interval,
+    rows = summary_rows(names, means, n, len(values) - n, groups, n_bootstrap=n_bootstrap, level=level,
+                        estimate=estimate, ranges=ranges, effective=estimate.effective, interval=interval,
                         note=[_note(*row, n_bootstrap) for row in zip(n, groups)]).drop(columns="sd_90")
     if ranges is None:
         return rows
@@ -139,8 +139,8 @@ def _each_cell(frame: pd.DataFrame, by: list[str], rows: Callable[[tuple, pd.Dat
     "The rows of each cell of the columns `by`, behind the values of these columns, one cell below the other."
     cells = []
     for key, cell in frame.groupby(by, sort=True, observed=True, dropna=False):
-        found = rows(key, cell)
-        cells.append(pd.concat([pd.DataFrame([key] * len(found), columns=by), found], axis=1))
+        table = rows(key, cell)
+        cells.append(pd.concat([pd.DataFrame([key] * len(table), columns=by), table], axis=1))
     return pd.concat(cells, ignore_index=True) if cells else pd.DataFrame(columns=[*by, *rows((), frame)])
 
 
@@ -280,8 +280,8 @@ def _correlation_ends(sums: np.ndarray, n_bootstrap: int, seed: int) -> np.ndarr
     rng, n_groups = np.random.default_rng(seed), len(sums)
     drawn = np.concatenate([_pearson(w, sums) for w in bootstrap_weights(n_groups, n_bootstrap, rng)])[:, None]
     fisher = [np.arctanh(np.clip(r, -1 + 1e-12, 1 - 1e-12)) for r in (_pearson(np.ones((1, n_groups)), sums), drawn)]
-    found = of_replicates(*fisher, n_groups, effective_groups(sums[:, :1])[0])
-    return np.tanh(cluster_interval(found)[:, 0])
+    estimate = of_replicates(*fisher, n_groups, effective_groups(sums[:, :1])[0])
+    return np.tanh(cluster_interval(estimate)[:, 0])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: int, seed: int

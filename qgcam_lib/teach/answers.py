@@ -117,11 +117,11 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
 
     curve = {"curve": {"along": along, "axis": list(span or (0, 1)), "series": list(series)}} if along else {}
     facts = {"controls": listed, **labels, **curve, **({"range": list(span)} if span else {})}
-    said = ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in begin.items())
+    text = ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in begin.items())
     body = (f'<div class="controls"><b>{escape(title)}</b><div class="live" hidden>'
             + "".join(_control(name, values, begin[name]) for name, values in controls.items())
             + '<button type="button" class="again">start again</button></div>'
-            f'<p class="still">{escape(said)}. Open the page where scripts run to move the controls.</p>'
+            f'<p class="still">{escape(text)}. Open the page where scripts run to move the controls.</p>'
             f"{_numbers(shown, span, series)}" + ('<svg class="curve live" hidden viewBox="0 0 300 150" role="img" '
             f'aria-label="numbers over {escape(along)}"></svg>' if along else "")
             + '</div><p class="missing" role="status" hidden>Nothing is stored for this state: a running kernel '

@@ -140,10 +140,10 @@ def _controls(scenes: EditedScenes, start: Mapping, models: Sequence[str]) -> st
     chosen = "".join(f'<option value="{escape(model)}">{escape(model)}</option>' for model in models)
     digits = '<option value="">as they are</option>' + "".join(
         f'<option value="{k}">to {k} digits</option>' for k in (2, 1, 0))
-    said = "<br>".join(f"prompt {k + 1}: {escape(scenes.prompts[p])}" for k, p in enumerate(start["prompts"]))
+    text = "<br>".join(f"prompt {k + 1}: {escape(scenes.prompts[p])}" for k, p in enumerate(start["prompts"]))
     return (f'<div class="live" hidden>{prompts}<label>model <select class="model">{chosen}</select></label> '
             f'<label>scores <select class="digits">{digits}</select></label> <button type="button" class="again">start '
-            f'again</button></div><p class="still">{said}<br>model: {escape(start["model"])}<br>Open the page where '
+            f'again</button></div><p class="still">{text}<br>model: {escape(start["model"])}<br>Open the page where '
             "scripts run to edit the pictures.</p>")
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #76cfe634

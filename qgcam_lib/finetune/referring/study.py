@@ -184,9 +184,9 @@ def arm_choices(training: RankerTraining, data: StudyData) -> pd.DataFrame:
 def arm_answers(training: RankerTraining, data: StudyData) -> pd.DataFrame:
     """Rows of `answer_questions` for all questions of dev and test: id, group, split, semantic, correct, known."""
     parts = [answer_questions(training.model, asked).assign(split=split) for split, asked in data.asked.items()]
-    found = pd.concat(parts, ignore_index=True)
-    found["semantic"] = found["id"].map(data.types)
-    return found[["id", "group", "split", "semantic", "correct", "known"]]
+    frame = pd.concat(parts, ignore_index=True)
+    frame["semantic"] = frame["id"].map(data.types)
+    return frame[["id", "group", "split", "semantic", "correct", "known"]]
 
 
 def content(data: RankerData | QuestionData) -> str:
@@ -250,8 +250,8 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     names = ["total", "plain", "hinge"]
     both = [log.dropna(subset="total").head(rows).melt("step", names, "loss", kind)
             for log, kind in ((pd.read_csv(file.with_name("log.csv")), "stored"), (again.log, "now"))]
-    found = both[0].merge(both[1], on=["step", "loss"], validate="one_to_one")
-    return found.assign(same=(found["now"] - found["stored"]).abs() <= SAME_LOSS * found["stored"].abs())
+    frame = both[0].merge(both[1], on=["step", "loss"], validate="one_to_one")
+    return frame.assign(same=(frame["now"] - frame["stored"]).abs() <= SAME_LOSS * frame["stored"].abs())
 
 
 def _learned(told: dict, study: Path, root: Path, cache: str | Path | None, progress: bool) -> RankerData:

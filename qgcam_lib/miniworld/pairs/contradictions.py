@@ -169,8 +169,8 @@ class Group:
 
     def boxes(self, k: int) -> tuple[tuple[tuple, ...], ...]:
         "For every noun of caption k the boxes (xyxy, visible pixels) of what it denotes in picture k."
-        found = denoted(self.pictures[k], self.captions[k])
-        return tuple(tuple(self.pictures[k].scene.thing(t).box for t in sorted(ids)) for ids in found)
+        objects = denoted(self.pictures[k], self.captions[k])
+        return tuple(tuple(self.pictures[k].scene.thing(t).box for t in sorted(ids)) for ids in objects)
 
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #4dbb186a
 _SIZE = 96

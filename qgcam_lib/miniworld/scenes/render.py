@@ -216,8 +216,8 @@ def make_picture(
         picture = settle(draft_scene(index, split, seed, size, natural, attempt))
         if len(picture.scene.top_level()) >= 2:
             return picture
-    asked = f"split={split}, index={index}, seed={seed}, size={size}"
-    raise RuntimeError(f"no scene with two visible things after {_ATTEMPTS} attempts ({asked})")
+    text = f"split={split}, index={index}, seed={seed}, size={size}"
+    raise RuntimeError(f"no scene with two visible things after {_ATTEMPTS} attempts ({text})")
 
 
 @delegates(make_picture)

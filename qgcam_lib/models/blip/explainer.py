@@ -173,10 +173,10 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str], counts: Sequence[int] 
     """
     tokenizer = self.model.tokenizer
     cleaned = [self.clean(phrase) for phrase in phrases]
-    found = tokenize_texts(tokenizer, cleaned, self.config.max_txt_len)
-    ids = found.input_ids.clone()
+    tokens = tokenize_texts(tokenizer, cleaned, self.config.max_txt_len)
+    ids = tokens.input_ids.clone()
     ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
-    return Tokens(ids, found.attention_mask, counts).to(self.device)
+    return Tokens(ids, tokens.attention_mask, counts).to(self.device)
 
 
 @patch
@@ -278,12 +278,12 @@ def load_lavis(entry: ModelEntry, weights: str | Path, published: BlipConfig, bu
     (model, path) loads a file and gives the keys passed over; lavis_tokens: see `make_tokenizer`; where, and the other
     arguments: see `find_weights`.
     """
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, **where)
-    sizes = type(published).read(found.config or published)
-    words = make_tokenizer(found.words(), lavis_tokens=lavis_tokens)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, **where)
+    sizes = type(published).read(source.config or published)
+    words = make_tokenizer(source.words(), lavis_tokens=lavis_tokens)
     with drawn_from(seed):
         model = build(sizes, words)
-    return model, sizes, found, read(model, found.file) if found.file else []
+    return model, sizes, source, read(model, source.file) if source.file else []
 
 
 def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: int = 0, vocab: str | Path | None = None,

@@ -317,9 +317,9 @@ def load_clip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
     """
     entry = find_model(entry)
     name = entry.checkpoint.rsplit("/", 1)[-1].removesuffix(".pt")
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=lambda _: official_clip(name))
-    clip = build_clip(found.config or name, found.vocab, seed)
-    if found.file is not None:
-        load_state(clip.model, read_clip_state(found.file), may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
-    chosen = {key: found.card[key] for key in ("n_channels",) if key in found.card}
-    return EXPLAINERS[entry.explainer](clip, device=device, card=found.card, **{**chosen, **options})
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=lambda _: official_clip(name))
+    clip = build_clip(source.config or name, source.vocab, seed)
+    if source.file is not None:
+        load_state(clip.model, read_clip_state(source.file), may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
+    chosen = {key: source.card[key] for key in ("n_channels",) if key in source.card}
+    return EXPLAINERS[entry.explainer](clip, device=device, card=source.card, **{**chosen, **options})

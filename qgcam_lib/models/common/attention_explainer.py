@@ -112,8 +112,8 @@ def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torc
     """Scores [T] of one image, texts of equal length in one pass, so that nothing is padded."""
     state = self.encode(image)
     order, batches = self._recent.made(tuple(texts), lambda: self._read_texts(texts))
-    found = torch.cat([self._score(self._logits(state, *batch)).float().cpu() for batch in batches])
-    return torch.empty_like(found).index_copy_(0, order, found)
+    tensor = torch.cat([self._score(self._logits(state, *batch)).float().cpu() for batch in batches])
+    return torch.empty_like(tensor).index_copy_(0, order, tensor)
 
 
 @patch
@@ -144,8 +144,8 @@ def _logits(self: AttentionExplainer, state: EncodedImage, tokens: Tokens, read:
 def tokenize(self: AttentionExplainer, phrases: Sequence[str]) -> Tokens:
     """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
     cleaned = [self.clean(phrase) for phrase in phrases]
-    found = tokenize_texts(self.tokenizer, cleaned, self.max_tokens)
-    return Tokens(found.input_ids.to(self.device), found.attention_mask.to(self.device))
+    tokens = tokenize_texts(self.tokenizer, cleaned, self.max_tokens)
+    return Tokens(tokens.input_ids.to(self.device), tokens.attention_mask.to(self.device))
 
 
 @patch

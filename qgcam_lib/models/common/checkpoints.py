@@ -169,11 +169,11 @@ def read_config(path: str | Path, *, largest: float = MAX_SIZE) -> dict[str, Any
     largest: the largest number that it may have, of either sign. FormatError for what is no object or has a larger
     number; FileNotFoundError where there is none.
     """
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: expected an object with the sizes of a model, found {type(found).__name__}. "
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise FormatError(f"{path}: expected an object with the sizes of a model, found {type(content).__name__}. "
                           "Fetch it again.")
-    parts = [found]
+    parts = [content]
     for part in parts:  # grows while it is read
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             if isinstance(value, dict | list):
@@ -181,7 +181,7 @@ def read_config(path: str | Path, *, largest: float = MAX_SIZE) -> dict[str, Any
             elif isinstance(value, int | float) and abs(value) > largest:
                 raise FormatError(f"{path}: expected numbers up to {largest:,}, found {value:.9g} at {key!r:.40}. Is "
                                   "it the config of a model?")
-    return found
+    return content
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #748f0cf5
 @dataclass(frozen=True)

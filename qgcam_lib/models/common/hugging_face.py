@@ -157,9 +157,9 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
 
 def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:
     """A model from a folder of the zoo's form, every key checked, with its tokenizer and card."""
-    found = find_weights(entry, weights, config=config, vocab=vocab)
-    sizes = read_config(found.config)
+    source = find_weights(entry, weights, config=config, vocab=vocab)
+    sizes = read_config(source.config)
     with drawn_from(0):
         model = model_class(model_class.config_class.from_dict(sizes))
-    load_state(model, read_state(found.file))
-    return model, make_tokenizer(found.vocab, lavis_tokens=False), found.card
+    load_state(model, read_state(source.file))
+    return model, make_tokenizer(source.vocab, lavis_tokens=False), source.card

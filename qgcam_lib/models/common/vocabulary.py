@@ -119,9 +119,9 @@ def with_lavis_tokens(tokenizer):
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #47548af9
 def tokenize_texts(tokenizer, texts: list[str], limit: int):
     """The tokenizer's numbers of texts, padded to the longest; a UserWarning where some are cut to `limit` tokens."""
-    found = tokenizer(texts, padding="longest", return_tensors="pt")
-    if found.input_ids.shape[-1] <= limit:
-        return found
-    cut = [text for text, length in zip(texts, found.attention_mask.sum(1).tolist()) if length > limit]
+    tokens = tokenizer(texts, padding="longest", return_tensors="pt")
+    if tokens.input_ids.shape[-1] <= limit:
+        return tokens
+    cut = [text for text, length in zip(texts, tokens.attention_mask.sum(1).tolist()) if length > limit]
     warnings.warn(f"{len(cut)} phrases were cut to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=3)
     return tokenizer(texts, padding="longest", truncation=True, max_length=limit, return_tensors="pt")

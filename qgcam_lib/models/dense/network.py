@@ -68,8 +68,8 @@ class Block(nn.Module):
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """states: [N, L, C]; mask: bool [N, L], true where a state may be looked at."""
         query, key, value = self.qkv(self.norm1(states)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
-        states = states + self.out(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        states = states + self.out(attended.transpose(1, 2).flatten(2))
         return states + self.mlp(self.norm2(states))
 
 
@@ -297,11 +297,11 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
     pixels = torch.stack([prepare_image(picture, self.model.config.image_size) for picture in pictures])
     with torch.inference_mode():
         inputs = [x.to(self.device) for x in (pixels, text.ids, text.mask, text.tokens, text.owner)]
-        found = self.model(*inputs)
-    logits = found.logits if self.token_score == "max" else phrase_logits(found.words, *inputs[3:], "sum")
-    scores = logits.sigmoid() * found.quality.sigmoid() ** self.quality_power
+        output = self.model(*inputs)
+    logits = output.logits if self.token_score == "max" else phrase_logits(output.words, *inputs[3:], "sum")
+    scores = logits.sigmoid() * output.quality.sigmoid() ** self.quality_power
     kept = []  # scores and boxes of each phrase after suppression, best first
-    for one, boxes in zip(scores.double().cpu(), found.boxes.double().clamp(0, 1).cpu()):
+    for one, boxes in zip(scores.double().cpu(), output.boxes.double().clamp(0, 1).cpu()):
         order = nms(boxes, one, self.nms_overlap)[: self.max_boxes]
         kept.append((one[order].numpy(), boxes[order].numpy()))
     return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
@@ -336,11 +336,11 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     if weights == "official":
         raise ValueError(f"weights: {entry.name} is this project's own net, so there are no official weights. Use "
                          "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
     head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
-    sizes = read_config(found.config) if found.file else {**head, **(found.config or {})}
-    model = build_dense_grounding(DenseConfig.read(sizes), found.vocab, seed)
-    if found.file is not None:
-        load_state(model, read_state(found.file))
-    chosen = {name: found.card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in found.card}
-    return DenseDetector(model, device=device, card=found.card, **{**chosen, **options})
+    sizes = read_config(source.config) if source.file else {**head, **(source.config or {})}
+    model = build_dense_grounding(DenseConfig.read(sizes), source.vocab, seed)
+    if source.file is not None:
+        load_state(model, read_state(source.file))
+    chosen = {name: source.card[name] for name in ("nms_overlap", "max_boxes", "quality_power") if name in source.card}
+    return DenseDetector(model, device=device, card=source.card, **{**chosen, **options})

@@ -50,11 +50,11 @@ def _official_clip(entry: ModelEntry) -> Path:
 def _load_open_clip(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any,
                     **options: Any) -> DualMatcher:
     """A matcher of the CLIP family."""
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_official_clip)
-    clip = build_clip(found.config or _published_clip(entry), found.vocab, seed)
-    if found.file is not None:
-        load_state(clip.model, read_clip_state(found.file), may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
-    return DualMatcher("clip", clip.model, clip.tokenize, image_size=clip.image_size, card=found.card, **options)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_official_clip)
+    clip = build_clip(source.config or _published_clip(entry), source.vocab, seed)
+    if source.file is not None:
+        load_state(clip.model, read_clip_state(source.file), may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
+    return DualMatcher("clip", clip.model, clip.tokenize, image_size=clip.image_size, card=source.card, **options)
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a40008
 def bert_rows(tokenizer, length: int) -> TextTokenizer:
@@ -127,17 +127,17 @@ def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, 
         raise FileNotFoundError(f"weights: fetch {entry.file} by hand from {entry.checkpoint} (the list is in otter.py "
                                 "of facebookresearch/OTTER), and pass its path as `weights`.")
 
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=by_hand)
-    if found.file is not None and vocab is None:
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=by_hand)
+    if source.file is not None and vocab is None:
         raise FileNotFoundError("vocab: OTTER's words are DeCLUTR-sci-base's. Pass vocab=PATH of the vocab.txt of "
                                 "johngiorgi/declutr-sci-base.")
-    tokenizer = make_tokenizer(found.words(), lavis_tokens=False)
+    tokenizer = make_tokenizer(source.words(), lavis_tokens=False)
     with drawn_from(seed):
-        model = OtterModel(otter_config(found.config))
-    if found.file is not None:
-        load_otter_state(model, found.file)
+        model = OtterModel(otter_config(source.config))
+    if source.file is not None:
+        load_otter_state(model, source.file)
     known = {"names": "of the authors' code, not checked against their files"}
-    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card={**found.card, **known}, **options)
+    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card={**source.card, **known}, **options)
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a4000f
 LOADERS = {"siglip-b16": "siglip", "align-base": "align", "flava-full": "flava", "otter-rn50": "otter"}

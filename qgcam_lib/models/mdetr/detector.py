@@ -220,7 +220,7 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
     if weights == "official" and config is not None:
         raise ValueError("config: the official weights have their own sizes. Leave it out.")
     config, untrained = config or MDETR_CONFIGS[entry.name], weights == "random"
-    found = find_weights(entry, weights, seed=seed, folders=False)
+    source = find_weights(entry, weights, seed=seed, folders=False)
     tokenizer = (byte_tokenizer([" ".join(CAPTION_WORDS)], min(config.text_words, 2000)) if untrained and not vocab else
                  roberta_tokenizer(vocab))
     if not untrained and len(tokenizer) != config.text_words:
@@ -229,7 +229,7 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
     with drawn_from(seed):
         model = Mdetr(config)
     spare = []
-    if found.file:
-        spare = load_state(model, read_mdetr_state(found.file), may_ignore=SPARE_NAMES, names=OFFICIAL_NAMES)
-    card = {**found.card, "ignored_keys": len(spare)}
+    if source.file:
+        spare = load_state(model, read_mdetr_state(source.file), may_ignore=SPARE_NAMES, names=OFFICIAL_NAMES)
+    card = {**source.card, "ignored_keys": len(spare)}
     return MdetrDetector(model, tokenizer, device=device, card=card, **options)

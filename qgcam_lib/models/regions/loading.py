@@ -53,27 +53,27 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     `FeatureRanker`. A folder brings its own sizes and words, and giving either with it is a ValueError.
     """
     entry = find_model(entry)
-    found = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_no_address)
-    sizes = found.config if isinstance(found.config, Mapping | None) else read_config(found.config)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_no_address)
+    sizes = source.config if isinstance(source.config, Mapping | None) else read_config(source.config)
     sizes = dict(sizes or {})
     feature_size, seen_by = sizes.pop("feature_size", feature_size), sizes.pop("encoder", None)
     if encoder is None and seen_by is None and weights != "random":
         raise ValueError(f"encoder: the weights of {entry.name} were trained on features that the file does not name. "
                          "Pass the RegionEncoder that gives them as encoder.")
-    words = make_tokenizer(found.words(), lavis_tokens=False)
+    words = make_tokenizer(source.words(), lavis_tokens=False)
     kind = entry.name.partition("-")[0]
     make_config, build = KINDS[kind]
     more = {"tokens": words.convert_ids_to_tokens(range(len(words)))} if kind == "groundnet" else {}
     if kind != "vilbert":
         sizes.setdefault("not_words", (words.pad_token_id, words.cls_token_id, words.sep_token_id))
     network = build(make_config.read(sizes), len(words), feature_size, seed, **more)
-    if found.file is not None and kind == "vilbert" and seen_by is None:
-        load_published(network, read_state(found.file))
-    elif found.file is not None:
-        load_state(network, {name.removeprefix("ranker."): value for name, value in read_state(found.file).items()
+    if source.file is not None and kind == "vilbert" and seen_by is None:
+        load_published(network, read_state(source.file))
+    elif source.file is not None:
+        load_state(network, {name.removeprefix("ranker."): value for name, value in read_state(source.file).items()
                              if not name.startswith("answer.")})
     if encoder is None:
         default = {"name": "resnet50", "weights": "random"}
         encoder = load_encoder(**{**(seen_by or default), "device": device, "seed": seed})
-    return FeatureRanker(network, words, encoder, {**getattr(network, "card", {}), **found.card}, device=device,
+    return FeatureRanker(network, words, encoder, {**getattr(network, "card", {}), **source.card}, device=device,
                          **options)

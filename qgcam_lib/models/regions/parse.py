@@ -40,8 +40,8 @@ def moved(node: Node, places: Sequence[Sequence[int]]) -> Node:
 
 def tree_text(node: Node, words: Sequence[str], depth: int = 0) -> str:
     """The tree, one node a line, indented."""
-    said = " ".join(words[place] for place in node.words)
-    line = "  " * depth + node.kind + (f": {said}" if said else "")
+    text = " ".join(words[place] for place in node.words)
+    line = "  " * depth + node.kind + (f": {text}" if text else "")
     return "\n".join([line, *(tree_text(child, words, depth + 1) for child in node.children)])
 
 # %% ../../../nbs/lib/models/regions/05_parse.ipynb #e3c40008

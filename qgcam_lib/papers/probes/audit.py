@@ -131,8 +131,8 @@ def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFra
                           "argsort"),
              _mean_effect("softmax twice", "change of confidence", twice, "once", "twice"),
              _mean_effect("mean of ratios", "robustness, set R", ratios, "ratio_of_means", "mean_of_ratios")]
-    found = pd.DataFrame(rows).dropna().assign(size=lambda one: (one["theirs"] - one["ours"]).abs())
-    return found.sort_values("size", ascending=False, kind="stable", ignore_index=True).drop(columns="size")
+    frame = pd.DataFrame(rows).dropna().assign(size=lambda one: (one["theirs"] - one["ours"]).abs())
+    return frame.sort_values("size", ascending=False, kind="stable", ignore_index=True).drop(columns="size")
 
 
 def effects_figure(effects: pd.DataFrame) -> Figure:

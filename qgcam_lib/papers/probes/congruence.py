@@ -210,9 +210,9 @@ def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str
     cells = context_cells(group, scores).set_axis(heads, axis=1)
     turned = [model for model, (one, other, odd) in zip(cells.index, cells.to_numpy())
               if one[0] == other[0] == "✓" and odd[0] == "✗"]
-    told = f"named first on {here}, not {there}: {', '.join(turned) or 'by no model'}"
+    text = f"named first on {here}, not {there}: {', '.join(turned) or 'by no model'}"
     shown = [(picture(name), f"{group.present[0]}, {head}") for head, name in zip(heads, group.pictures.values())]
-    return twin_figure(shown, cells, title=f"{group.present[0]} {told}")
+    return twin_figure(shown, cells, title=f"{group.present[0]} {text}")
 
 # %% ../../../nbs/lib/papers/probes/10_congruence.ipynb #3a5d3fdb
 def contrast_figure(table: pd.DataFrame) -> Figure:

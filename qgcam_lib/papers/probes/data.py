@@ -134,10 +134,10 @@ def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
     """Pairs with swapped compositions by category of attribute, beside Table 6: category, attributes (words), paper
     (groups, as printed) and ours."""
     printed = published("probes_table6")
-    found = Counter(pair.category for pair in pairs if pair.kind == "composition")
-    rows = [(row.category, len(row.attributes.split(", ")), row.printed, found.pop(row.category, 0))
+    counts = Counter(pair.category for pair in pairs if pair.kind == "composition")
+    rows = [(row.category, len(row.attributes.split(", ")), row.printed, counts.pop(row.category, 0))
             for row in printed.itertuples()]
-    rows += [(name or "(none)", 0, "not in the table", n) for name, n in found.items()]
+    rows += [(name or "(none)", 0, "not in the table", n) for name, n in counts.items()]
     return pd.DataFrame(rows, columns=["category", "attributes in the paper", "groups, paper", "groups, ours"])
 
 
@@ -145,9 +145,9 @@ def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
     """Groups of set R by category of object, beside Table 8: category, objects, paper (groups) and ours (pictures under
     one filler each)."""
     printed, words = published("probes_table8"), attribute_words()
-    found = Counter(words.object_category(group.present[0]) for group in groups if group.kind == "object")
-    rows = [(row.category, row.objects, row.groups, found.pop(row.category, 0)) for row in printed.itertuples()]
-    rows += [(name or "(none)", "", 0, n) for name, n in found.items()]
+    counts = Counter(words.object_category(group.present[0]) for group in groups if group.kind == "object")
+    rows = [(row.category, row.objects, row.groups, counts.pop(row.category, 0)) for row in printed.itertuples()]
+    rows += [(name or "(none)", "", 0, n) for name, n in counts.items()]
     return pd.DataFrame(rows, columns=["category", "objects in the paper", "groups, paper", "groups, ours"])
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #c18836b2
@@ -196,8 +196,8 @@ def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] 
 def open_swaps(data: str = "miniworld-swaps", *, limit: int = 0, seed: int = 0) -> ProbeData:
     """Pairs of drawn scenes that the picture decides: a folder with swaps.json and images/."""
     folder = dataset_folder(data)
-    found = read_groups(folder / "swaps.json", "swap")
-    return ProbeData(found, (folder / "images",), data, (folder / MINIWORLD_MARKER).is_file(), limit=limit, seed=seed)
+    groups = read_groups(folder / "swaps.json", "swap")
+    return ProbeData(groups, (folder / "images",), data, (folder / MINIWORLD_MARKER).is_file(), limit=limit, seed=seed)
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #7866bc88
 _UNITS = {"background": "enough background", "object": "targets"}  # the step behind which the builder's limit comes

@@ -46,8 +46,8 @@ def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data:
                            "positive": model.encode_texts([one.positive_prompt for one in groups]),
                            "swapped": model.encode_texts([one.predicate_prompt for one in groups])}
             found[name] = feature_map(vectors, seed=seed)
-    told = f"Not drawn: {', '.join(joint)}. They read text and image together and have no features of an image alone."
-    return found, told if joint else ""
+    text = f"Not drawn: {', '.join(joint)}. They read text and image together and have no features of an image alone."
+    return found, text if joint else ""
 
 # %% ../../../nbs/lib/papers/probes/11_maps.ipynb #d9c51686
 def _encoder(model: Any) -> tuple[Any, int]:

@@ -178,8 +178,8 @@ def ratio_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def undefined_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Where a score of Probe-B is undefined: model, kind, metric, undefined, of."""
     rows = summary[summary["n_undefined"] > 0]
-    found = rows[["model", "kind", "metric"]].assign(undefined=rows["n_undefined"], of=rows["n"] + rows["n_undefined"])
-    return found.reset_index(drop=True)
+    frame = rows[["model", "kind", "metric"]].assign(undefined=rows["n_undefined"], of=rows["n"] + rows["n_undefined"])
+    return frame.reset_index(drop=True)
 
 # %% ../../../nbs/lib/papers/probes/07_tables.ipynb #adf319b4
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:

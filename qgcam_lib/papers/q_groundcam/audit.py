@@ -104,8 +104,8 @@ def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: i
     key = [Patch(color=BETTER), Patch(color=WORSE), Line2D([], [], color="black", lw=1.4),
            Line2D([], [], color="black", lw=1, marker="|", linestyle="none", markersize=9)]
     legend_below(figure, key, ["better", "worse", "paired 95 % interval", "base"])
-    said = f"Bars of the choices that move each score most. {movements_in_words(found)}"
-    return titled(figure, title, "medium", alt=said)
+    text = f"Bars of the choices that move each score most. {movements_in_words(found)}"
+    return titled(figure, title, "medium", alt=text)
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7c1f784b
 def largest_in_words(found: pd.DataFrame) -> str:

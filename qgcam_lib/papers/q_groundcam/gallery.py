@@ -124,8 +124,8 @@ def choose_gallery(records: Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]
         if {"triplets", "subjects"} <= set(three):
             chosen = choose_contexts(three["triplets"], three["subjects"])
             parts += [chosen.assign(dataset=dataset, split=split) for split in three]
-    found = pd.concat(parts, ignore_index=True)
-    return found[["dataset", "split", "role", "rule", "id", "prompt", "strength"]]
+    frame = pd.concat(parts, ignore_index=True)
+    return frame[["dataset", "split", "role", "rule", "id", "prompt", "strength"]]
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #f4f84a78
 def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) -> str:

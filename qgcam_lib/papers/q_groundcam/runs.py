@@ -188,8 +188,8 @@ def correlations(self: Gathered, summaries: Mapping[str, pd.DataFrame], seed: in
                                                                    model=row.model) for row in self.ran.itertuples()]
     parts += [correlate(setting_means(one)).assign(dataset=name, split="over settings", model="all")
               for name, one in summaries.items() if len(one)]
-    found = pd.concat(parts, ignore_index=True)
-    return found[["dataset", "split", "model", *found.columns.drop(["dataset", "split", "model"])]]
+    frame = pd.concat(parts, ignore_index=True)
+    return frame[["dataset", "split", "model", *frame.columns.drop(["dataset", "split", "model"])]]
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #1be874b3
 @patch

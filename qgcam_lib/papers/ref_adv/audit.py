@@ -116,9 +116,9 @@ def candidate_table(sets: Mapping[str, Sequence[Expression]], derived: Sequence[
         counts = candidate_counts(some)[["expressions", "no_box", "one_box", "target_missing", "boxes"]].reset_index()
         means = summarize(_random(some), "correct", by="split", **options)
         parts.append(counts.merge(means[["split", "value", "ci_low", "ci_high", "n_groups"]]).assign(candidates=name))
-    found = pd.concat(parts, ignore_index=True)
-    found.loc[(found["candidates"] == "released") & found["split"].isin(derived), "candidates"] = "derived"
-    return found[["candidates", *(name for name in found if name != "candidates")]]
+    frame = pd.concat(parts, ignore_index=True)
+    frame.loc[(frame["candidates"] == "released") & frame["split"].isin(derived), "candidates"] = "derived"
+    return frame[["candidates", *(name for name in frame if name != "candidates")]]
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #db7f9f36
 _COLUMNS = ["easy", "adv", "difference", "ci_low", "ci_high", "n", "n_groups"]
@@ -193,8 +193,8 @@ def stage_rules(data: RefAdv, tagger: str = "auto") -> pd.DataFrame:
     enough = [len(words & said) for words, said in content if len(words) >= 3]
     rows = [("2", "three content words kept, of originals that have three", len(enough), sum(n >= 3 for n in enough)),
             ("3", "two of three people find the target, IoU .5 or more", len(data.raw), len(validated(data.raw)))]
-    found = pd.DataFrame(rows, columns=["stage", "rule", "expressions", "hold"])
-    return found.assign(share=found["hold"] / found["expressions"])
+    frame = pd.DataFrame(rows, columns=["stage", "rule", "expressions", "hold"])
+    return frame.assign(share=frame["hold"] / frame["expressions"])
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #256df969
 HUMANS = 0.837  # section 2: what people get right with shuffled words, which is the share of Easy by its definition
@@ -283,8 +283,8 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
         shipped = one.shipped["noun_adj"].lower().split()
         rows.append((one.id, one.group, one.original, one.shipped["noun_adj"], not one.original.rstrip()[-1].isalnum(),
                      ours[-1:] == words[-1:], shipped[-1:] == words[-1:]))
-    found = pd.DataFrame(rows, columns=["id", "group", "original", "noun_adj", "mark", "content", "kept"])
-    return found.astype({"mark": bool, "content": bool, "kept": bool})
+    frame = pd.DataFrame(rows, columns=["id", "group", "original", "noun_adj", "mark", "content", "kept"])
+    return frame.astype({"mark": bool, "content": bool, "kept": bool})
 
 
 def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:

@@ -133,8 +133,8 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
                  if {a, b} <= set(plain["split"])]
         rows += _cost_rows(model, frame, **options)
     for a, b in _pairs(kept):
-        found = compare_choices(written[a], written[b], n_permutations=99, **options).to_dict("records")
-        rows += [(a, _LESS.format(a, b, row["split"]), *_span(row)) for row in found]
+        records = compare_choices(written[a], written[b], n_permutations=99, **options).to_dict("records")
+        rows += [(a, _LESS.format(a, b, row["split"]), *_span(row)) for row in records]
     return _differences(rows)
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #4084b6a8

@@ -106,8 +106,8 @@ def against_listeners(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd
                 both = written[written["id"].isin(part["id"])]
                 if len(both):
                     about = {"model": model, "listener": name, "rows": which}
-                    found = compare_choices(both, with_test(part), **options)
-                    rows += [about | row for row in found.to_dict("records")]
+                    comparison = compare_choices(both, with_test(part), **options)
+                    rows += [about | row for row in comparison.to_dict("records")]
     columns = ["model", "listener", "split", "rows", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n",
                "n_groups"]
     return pd.DataFrame(rows, columns=columns).assign(hypothesis=[direction(row, SAYS) for row in rows])
@@ -280,8 +280,8 @@ def order_kinds(study: OrderStudy, **options: Any) -> pd.DataFrame:
         rows = study.expressions[easy | (study.expressions["same_type"] == same)]
         part = OrderStudy(rows, study.choices[study.choices["id"].isin(rows["id"])], study.about)
         parts.append(order_effects(study_costs(part), **options).assign(same_type=same))
-    found = pd.concat(parts, ignore_index=True)
-    return found[["same_type", *found.columns.drop("same_type")]]
+    frame = pd.concat(parts, ignore_index=True)
+    return frame[["same_type", *frame.columns.drop("same_type")]]
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #f92cde31
 def order_accuracy(study: OrderStudy, **options: Any) -> pd.DataFrame:
@@ -293,9 +293,9 @@ def order_accuracy(study: OrderStudy, **options: Any) -> pd.DataFrame:
     lines = {"random choice": "random", "bag ceiling": "bag", "beginning only": "beginning"}
     rows = pd.concat([rows, *(study.expressions.assign(arm=name, words="original", correct=study.expressions[column])
                               for name, column in lines.items())], ignore_index=True)
-    found = summarize(rows, "correct", by=["arm", "words", "split"], **options)
+    summary = summarize(rows, "correct", by=["arm", "words", "split"], **options)
     order = {name: k for k, name in enumerate([*ARMS, *lines, *SPLITS, "original", "shuffled"])}
-    return found.sort_values(["arm", "split", "words"], key=lambda column: column.map(order), ignore_index=True)
+    return summary.sort_values(["arm", "split", "words"], key=lambda column: column.map(order), ignore_index=True)
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #1168224c
 def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> Figure:

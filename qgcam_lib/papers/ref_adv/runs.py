@@ -83,12 +83,12 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
         ranker = load_model(model, weights, device=device, seed=seed)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", UserWarning)
-            found = ask_expressions(ranker, asked, images, store=folder / model, seed=seed, on_error=on_error,
+            answers = ask_expressions(ranker, asked, images, store=folder / model, seed=seed, on_error=on_error,
                                     progress=False, name="Ref-Adv")
-        if (problems := found.attrs["problems"]) and found["score"].isna().all():
+        if (problems := answers.attrs["problems"]) and answers["score"].isna().all():
             raise ExampleError(f"{model} could be asked about no picture: {problems[0]['error']}", problems[0]["id"],
                                remedy="Give the folder of the pictures")
-        frames[model] = _parted(choices_of(asked, found), model)
+        frames[model] = _parted(choices_of(asked, answers), model)
         cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in said})}
     return frames, cards
 
@@ -102,8 +102,8 @@ def largest_box(expressions: Sequence[Expression]) -> pd.DataFrame:
     """What choosing the largest candidate gets, which needs no words: rows as of `ask_rankers`."""
     rows = [(one.id, place, (x1 - x0) * (y1 - y0)) for one in expressions
             for place, (x0, y0, x1, y1) in enumerate(one.candidates)]
-    found = score_choices(expressions, pd.DataFrame(rows, columns=["id", "candidate", "score"]))
-    return found.assign(words="original", model="largest box")
+    scores = score_choices(expressions, pd.DataFrame(rows, columns=["id", "candidate", "score"]))
+    return scores.assign(words="original", model="largest box")
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #152392b2
 def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
@@ -165,8 +165,8 @@ def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFra
     for model, frame in frames.items():
         parts = dict(list(frame.groupby("words")))
         for words in (name for name in _HOW if name in parts):
-            found = compare_choices(parts["original"], parts[words], **options)
-            rows += [{"model": model, "words": words} | row for row in found.to_dict("records")]
+            comparison = compare_choices(parts["original"], parts[words], **options)
+            rows += [{"model": model, "words": words} | row for row in comparison.to_dict("records")]
     return _judged(rows, ["model", "words", "split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"])
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #c7a1f002

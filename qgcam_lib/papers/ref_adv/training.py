@@ -191,9 +191,9 @@ def answers_summary(study: StoredStudy, after: str, before: str = "questions-rel
                  for when, frame in there.items()}
         rows += [summarize(part, "correct", **options).assign(split=line, when=when, model=f"{when} MTL")
                  for when, part in parts.items()]
-        found = in_points(compare(parts["after"], parts["before"], "correct", **options), *_ENDS).iloc[0].to_dict()
+        records = in_points(compare(parts["after"], parts["before"], "correct", **options), *_ENDS).iloc[0].to_dict()
         theirs = float(printed.loc[line, "after"] - printed.loc[line, "before"])
-        apart.append({"split": line, **found, "paper": theirs, "hypothesis": supports(found, theirs)})
+        apart.append({"split": line, **records, "paper": theirs, "hypothesis": supports(records, theirs)})
     columns = ["split", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups", "paper", "hypothesis"]
     summary = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["split", "when", "metric", "value",
                                                                                    "ci_low", "ci_high", "n", "model"])

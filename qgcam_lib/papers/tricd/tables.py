@@ -168,8 +168,8 @@ def count_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame]) ->
     """`check_claims` of tables, in which only models with a role count, and the role each of them has."""
     roles = assign_roles(ROLES, {name for table in tables.values() for name in table.index})
     cast = {metric: table[table.index.isin(roles.values())] for metric, table in tables.items()}
-    found = check_claims(claims, {metric: table for metric, table in cast.items() if len(table)}, roles)
-    return found if roles else found.assign(result="not testable here: none of the paper's models ran"), roles
+    verdicts = check_claims(claims, {metric: table for metric, table in cast.items() if len(table)}, roles)
+    return verdicts if roles else verdicts.assign(result="not testable here: none of the paper's models ran"), roles
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #ef84e7da
 def roles_table(roles: Mapping[str, str]) -> pd.DataFrame:

@@ -48,8 +48,8 @@ class RelCompOptions:
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #32f572ca
 def coco_number(name: str) -> int | None:
     """The number of a picture by its name in COCO, such as COCO_val2014_000000000042.jpg; None for another name."""
-    found = re.fullmatch(r"(?:COCO_\w+_)?([0-9]{12})\.\w+", name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(?:COCO_\w+_)?([0-9]{12})\.\w+", name)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -205,12 +205,12 @@ def _predicate_texts(told: Triplets, together: CoOccurrence, triplet: tuple[int,
     """(caption, positive, negative) of a relation, or None."""
     s, p, o = triplet
     free = together.unlikely_predicates(s, o)
-    said = f"{told.names[s]} {told.predicates[p]} {told.names[o]}"
-    caption, shared = nearest_sentence(said, sentences)
+    text = f"{told.names[s]} {told.predicates[p]} {told.names[o]}"
+    caption, shared = nearest_sentence(text, sentences)
     if not len(free) or not shared:
         return None
     other = f"{told.names[s]} {told.predicates[int(rng.choice(free))]} {told.names[o]}"
-    return caption, photo_prompt(said, "a"), photo_prompt(other, "a")
+    return caption, photo_prompt(text, "a"), photo_prompt(other, "a")
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #3a737e67
 _PAPER = {"train groups, composition": "78,155", "train groups, predicate": "71,011", "train groups": "149,166",
