@@ -54,7 +54,7 @@ def _share_outside(boxes: np.ndarray, sizes: np.ndarray) -> float:
     slack = 1 + 0.02 * end
     return float(((boxes[:, 2:] <= boxes[:, :2]) | (low < -slack) | (high > end + slack)).any(1).mean())
 
-
+# %% ../nbs/lib/05_checks.ipynb #2529e8a6
 def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
     "Is a share of the boxes inverted or out of the picture, and which reading repairs that?"
     if (share := _share_outside(boxes, sizes)) < 0.1 or len(boxes) < 10:
@@ -73,7 +73,7 @@ def _units(sizes: np.ndarray) -> dict[str, np.ndarray]:
     return {"{:.0%} of the sides": ends, "pixel {:.0f}": np.ones_like(ends),
             "pixel {:.0f} of the longer side": ends / ends.max(1, keepdims=True)}
 
-
+# %% ../nbs/lib/05_checks.ipynb #65e6603f
 def _pile(ends: np.ndarray, at_border: np.ndarray) -> float:
     "Where the ends [n] of boxes pile up short of the border; NaN where they fade out."
     far = np.quantile(ends, 0.98, method="lower")
@@ -81,7 +81,7 @@ def _pile(ends: np.ndarray, at_border: np.ndarray) -> float:
     piled, before = (near & ~at_border).mean(), ((ends > 0.9 * far) & (ends < 0.995 * far)).mean()
     return far if 0.04 <= piled <= 0.9 and piled >= before / 3 else np.nan
 
-
+# %% ../nbs/lib/05_checks.ipynb #9ed7a99c
 def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
     "Do boxes end short of the borders, all at one pixel or one share of the picture?"
     _, first, picture = np.unique(pictures, return_index=True, return_inverse=True)
@@ -121,7 +121,7 @@ def z_by_groups(values: np.ndarray, groups: np.ndarray) -> float:
         return 0.0
     return float(values.sum() / max(np.sqrt((np.bincount(group, values - values.mean()) ** 2).sum()), 1e-9))
 
-
+# %% ../nbs/lib/05_checks.ipynb #4375b3f9
 def choice_findings(right: Any, chance: Any, groups: Any = None,
                     undone: Mapping[str, Callable[[], Any]] | None = None, what: str = "choices are right"
                     ) -> list[str]:
@@ -161,7 +161,7 @@ def not_by_place(what: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -
     better = known.any() and gain[known].mean() > 0.1 and z_by_groups(gain[known], groups[known]) > 4
     return own if better else np.full(len(own), np.nan)
 
-
+# %% ../nbs/lib/05_checks.ipynb #00454157
 def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dict[str, np.ndarray]:
     """Boxes [K, 4] as shares of their pictures if those were resized: {text: [K, 4]}. Arguments: see `box_findings`."""
     found, (_, picture) = {}, np.unique(pictures, return_inverse=True)
@@ -179,7 +179,7 @@ def some_records(n: int, most: int = 400) -> np.ndarray:
     starts = np.linspace(0, n - run, 10).astype(int)[:, None]
     return np.arange(n) if n <= 10 * run else (starts + np.arange(run)).ravel()
 
-
+# %% ../nbs/lib/05_checks.ipynb #eba1971b
 def peaks_of(maps: Sequence[np.ndarray]) -> np.ndarray:
     """Centres of the highest and the lowest cell of each map, as shares of the picture: float64 [n, 4], x, y, x, y.
 
@@ -192,7 +192,7 @@ def peaks_of(maps: Sequence[np.ndarray]) -> np.ndarray:
                     if cells[0] != cells[1] else [np.nan] * 4)
     return np.array(rows, np.float64).reshape(-1, 4)
 
-
+# %% ../nbs/lib/05_checks.ipynb #ba251b40
 def _exchanged(groups: np.ndarray) -> np.ndarray:
     "The number of the record at the mirrored place of its group, [n]."
     number, found = np.arange(len(groups)), np.empty(len(groups), np.int64)
@@ -208,7 +208,7 @@ _TURNS = {"mirrored left to right": (1, 0, 0), "turned upside down": (0, 1, 0), 
 def _turned(points: np.ndarray, turn: tuple[int, int, int]) -> np.ndarray:
     return np.abs(np.array(turn[:2]) - points[:, ::-1 if turn[2] else 1])
 
-
+# %% ../nbs/lib/05_checks.ipynb #2c4d3667
 def peak_findings(peaks: np.ndarray, boxes: Sequence[np.ndarray], sizes: np.ndarray, groups: Any = None) -> list[str]:
     """What is suspicious about where the peaks of maps fall: worse than those of other maps, far better with a mistake
     undone; and that a part of the maps is constant.
@@ -279,7 +279,7 @@ def _over(values: np.ndarray, sums: Callable[[np.ndarray], Mapping[str, Any]] | 
             return what
     return ""
 
-
+# %% ../nbs/lib/05_checks.ipynb #d757b4e2
 def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | None = None, given: str | None = None
                ) -> ScoreKind:
     """What kind of number scores are: as given, else guessed.
@@ -302,7 +302,7 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
     over = _over(scores if name == "probability" else np.exp(np.minimum(scores, 1)), sums) if "prob" in name else ""
     return ScoreKind(name, over, given is None)
 
-
+# %% ../nbs/lib/05_checks.ipynb #3e01b4c3
 def kind_of_card(card: Any) -> ScoreKind:
     """What the card of a model says its scores are, logits where it says nothing."""
     text = str(card.get("score", "")) if isinstance(card, Mapping) else ""
@@ -329,7 +329,7 @@ def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) ->
         return ["the scores look like percent (0 to 100): divide by 100 and say kind='probability'"]
     return []
 
-
+# %% ../nbs/lib/05_checks.ipynb #988769d2
 def score_findings(scores: Any, tied: Any = ()) -> list[str]:
     """What is suspicious about scores as such: all are equal, one is filled in, equal ones decide a fifth of choices.
 

@@ -64,7 +64,7 @@ EXTRAS = {
 class MissingExtra(QgcamError, ModuleNotFoundError):
     """An optional package is not installed; the text says which, what for, and the command that installs it."""
 
-
+# %% ../nbs/lib/01_errors.ipynb #086868ef
 def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None:
     """What to install after a failed import; None where no extra brings it. what: what needs it, as a noun."""
     name = (error.name or getattr(error.__cause__, "name", None) or "").split(".")[0]
@@ -75,7 +75,7 @@ def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None
     return extra and MissingExtra(f"{name} is not installed; {what} needs the extra {extra!r}: "
                                   f'in the clone, pip install ".[{extra}]"', name=name)
 
-
+# %% ../nbs/lib/01_errors.ipynb #37bcd6e4
 def needed(module: str, what: str) -> ModuleType:
     """A module of an extra, imported. MissingExtra where it is not installed; what: what needs it, as a noun."""
     try:
@@ -129,7 +129,7 @@ class DiskError(QgcamError, OSError):
 
     exit_code = 1
 
-
+# %% ../nbs/lib/01_errors.ipynb #02dc6c3c
 class RunError(QgcamError, RuntimeError):
     """A run that failed or could not be started; `folder` is where its files are."""
 

@@ -166,7 +166,7 @@ def models_used() -> list[dict[str, Any]]:
     reads none), one entry a combination."""
     return [dict(zip(("model", "device", "precision", "batch"), (*key, most))) for key, most in _USED.items()]
 
-
+# %% ../nbs/lib/04_settings.ipynb #2c5c86f5
 def note_use(model: str, device: str, precision: str, batch: int) -> None:
     """Note that a model computes with a batch; listeners hear of it where this changes `models_used`."""
     key = (model, device, precision)

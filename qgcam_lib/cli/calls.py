@@ -35,7 +35,7 @@ def with_flags(text: Any, options: Sequence[Any]) -> str:
     names = rf"""\b({"|".join(flags) or "(?!)"})=(?:True\b|(['"]?)([\w.-]+)\2)"""
     return re.sub(names, lambda found: " ".join(filter(None, (flags[found[1]], found[3]))), _one_line(text))
 
-
+# %% ../../nbs/lib/cli/01_calls.ipynb #b26f6df0
 @contextmanager
 def _warnings_in_a_line(options: Sequence[Any]) -> Iterator[None]:
     """Show the library's warnings in the block as one line each. options: of the command, see `with_flags`."""
@@ -110,7 +110,7 @@ class _Command(TyperCommand):
             error.options = self.params
             raise
 
-
+# %% ../../nbs/lib/cli/01_calls.ipynb #2dd677f1
 class _Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands under their headings, in the order in which they were written."""
@@ -123,7 +123,7 @@ class _Group(TyperGroup):
             with formatter.section(part):
                 formatter.write_dl(rows)
 
-
+# %% ../../nbs/lib/cli/01_calls.ipynb #45bd10b5
 class Commands(typer.Typer):
     """A group of commands. help: what it is for; epilog: what its help ends in."""
 

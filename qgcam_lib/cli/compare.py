@@ -66,7 +66,7 @@ class _Found:
     def __len__(self) -> int:
         return len(self.data)
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #853c8e8a
 def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     """The predictions of every detector."""
     places, given = record["results"].get("predictions"), record["parameters"]
@@ -80,7 +80,7 @@ def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]
     return {"detections": {name: _Found(part, read_predictions(folder / place, data))
                            for name, place in places.items()}}
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #2f6edd40
 def _answers(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     """The answers of every model: is each right?"""
     path, given = folder / "tables" / "answers.parquet", record["parameters"]
@@ -113,7 +113,7 @@ def read_side(folder: str | Path) -> dict[str, Any]:
             for task, one in about["tasks"].items()]
     return {"run_id": Path(folder).name, "notebook": _EVALUATE, "parameters": {"model": about["model"]}, "data": data}
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #87c56a41
 def _evaluated(folder: Path) -> dict[str, ModelRows]:
     """What `qgcam evaluate` keeps of each example: {task: {model: rows}}."""
     about, found = read_json(folder / _EVALUATE), {}
@@ -128,7 +128,7 @@ def _evaluated(folder: Path) -> dict[str, ModelRows]:
         found[task] = {about["model"]: rows}
     return found
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #07d47270
 def example_rows(folder: str | Path) -> dict[str, ModelRows]:
     """What a finished run, or a folder of `qgcam evaluate`, keeps of each example: {table: {model: rows}}; `_Found`
     instead of rows for detectors.
@@ -192,7 +192,7 @@ def _labelled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     cells = [", ".join(map(str, values)) for values in rows[by].itertuples(index=False)] if by else "all"
     return rows.assign(_row=key, subset=cells)
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #a89426ca
 def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict, allow: bool) -> tuple[list, int]:
     """Differences cell by cell of the rows that both have, and how many these are."""
     if allow:
@@ -268,7 +268,7 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
     found.attrs = {"differences": differ, "pairs": pairs}
     return found
 
-
+# %% ../../nbs/lib/cli/07_compare.ipynb #9af41956
 def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> pd.DataFrame:
     """As `compare_runs`, for two files of scores with one row per example, as `qgcam score --out` and `evaluate` write
     them; paired by id and what one id is asked about. Errors: ValueError for files without id, score or example in

@@ -33,7 +33,7 @@ def _q_groundcam(model: Any, data: str, limit: int, seed: int, statistics: dict,
     table["chance"] = table["metric"].isin(["io_ratio", "pg_hit"]).map({True: share})  # of a map that is even
     return frame, table, "miniworld" if examples.is_miniworld else examples.name
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #ac4a26d5
 def _probe_relation(model: Any, data: str, limit: int, seed: int, statistics: dict, options: dict) -> tuple:
     from qgcam_lib.data.catalog import dataset_folder
     from qgcam_lib.data.visual_genome.folder import VisualGenome
@@ -49,7 +49,7 @@ def _probe_relation(model: Any, data: str, limit: int, seed: int, statistics: di
     table["note"] = [", ".join(filter(None, texts)) for texts in zip(table["note"].fillna(""), told)]
     return frame, table, "miniworld" if genome.is_miniworld else data
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #64717e09
 def _ref_adv(model: Any, data: str, limit: int, seed: int, statistics: dict, options: dict) -> tuple:
     from qgcam_lib.data.by_image import MINIWORLD_MARKER
     from qgcam_lib.data.catalog import expression_files
@@ -82,7 +82,7 @@ def _tricd(model: Any, data: str, limit: int, seed: int, statistics: dict, optio
     table["chance"] = guess["value"]  # of one box over each picture, ranked at random
     return frame, table, "miniworld" if files.is_miniworld else files.folder.name
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #10a1888d
 @dataclass(frozen=True)
 class Task:
     """A task of `qgcam evaluate`. role: what a model must be; unit: what --limit counts; data: the usual data set; run:
@@ -138,7 +138,7 @@ def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
     except (QgcamError, ValueError, TypeError) as error:
         return None, None, "", f"failed ({_sentence(error)})"
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #0d6f1bca
 def _table(found: dict[str, tuple], only: bool = False) -> Any:
     """The summaries below each other; only: what is printed of them."""
     import pandas as pd
@@ -173,7 +173,7 @@ def _write(folder: Path, found: dict[str, tuple], asked: dict[str, Any]) -> None
                                              "tasks": {name: frame.attrs for name, frame in done.items()},
                                              "versions": versions(), "git": git_state()}), indent=1)
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #b93ca5df
 def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
     """The tasks that are named, and the data set of each. Errors: BadParameter."""
     given = dict(one.partition("=")[::2] for one in data)
@@ -183,7 +183,7 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
     paths = {name: given.get(name, TASKS[name].data) for name in names}
     return {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in paths.items()}
 
-
+# %% ../../nbs/lib/cli/11_evaluate.ipynb #294e90ab
 def evaluate(model: Annotated[str, typer.Argument(help="a name of `qgcam models`, or module:factory, :class, :function"
                                                   )] = "",
              tasks: Annotated[str, typer.Option(help=(

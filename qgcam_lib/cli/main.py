@@ -66,7 +66,7 @@ def _say_version(asked: bool) -> None:
         say(f"qgcam {__version__}")
         raise typer.Exit
 
-
+# %% ../../nbs/lib/cli/10_main.ipynb #05dadeb2
 @app.callback()
 def _qgcam(version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help=(
         "print the version and stop"))] = False) -> None:
@@ -178,7 +178,7 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
         raise ValueError(f"size: expected HEIGHTxWIDTH, such as 384x384, got {text}")
     return int(parts[0]), int(parts[1])
 
-
+# %% ../../nbs/lib/cli/10_main.ipynb #26f87b38
 def _about(frame) -> dict[str, Any]:
     """What the rows of own maps say of themselves: how many there are and by which rules; what is rare only if it is
     there."""

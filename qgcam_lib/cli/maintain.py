@@ -47,7 +47,7 @@ def _run_folder(one: str, outputs: Path | None) -> Path:
     """The folder of a run given as NOTEBOOK/RUN_ID, or as NOTEBOOK for its newest finished one."""
     return results.outputs_folder(outputs) / one if "/" in one else results.find_run(one, outputs)[0]
 
-
+# %% ../../nbs/lib/cli/12_maintain.ipynb #17a4a56c
 def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path:
     """The folder of a run that a commit names: computed again where there were uncommitted changes."""
     from qgcam_lib.runs import read_run

@@ -45,7 +45,7 @@ def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
         raise FormatError(f"{path}: expected groups, got none; left out: {dict(groups.left_out)}")
     return groups
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #5890aa1e
 def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str, Any]) -> Any:
     """The groups scored by n-grams of these captions, None without captions."""
     from qgcam_lib.probes.own_scores import Blind, NGrams, blind_scores, training_captions
@@ -139,7 +139,7 @@ def known_options(kind: type, prefix: str = "") -> dict[str, tuple[Any, Any]]:
             found[prefix + one.name] = (hints[one.name], one.default)
     return found
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #7fb34d47
 def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
     """A dataclass with the values of texts like "n_images=5"; a list has commas, "none" is None. more: other fields.
 
@@ -176,7 +176,7 @@ def source_folder(name: str, argument: str = "root") -> Path:
         raise FileNotFoundError(f"{argument}: {folder}: no such folder{remedy}")
     return folder
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #57f65552
 def _options(kind: type, given: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
     """The options of a builder as `with_options` reads them; where they are to be listed, they are printed instead."""
     if not listed:
@@ -190,7 +190,7 @@ def _options(kind: type, given: Sequence[str] | None, listed: bool, as_json: boo
         say("\n".join(f"{row['option']} = {row['default']!r}   {row['type']}" for row in rows))
     raise typer.Exit
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #5196fb8c
 def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dict[str, Any]:
     """Write groups and how they were made; returns what is reported about the file."""
     from qgcam_lib.data.probes.files import write_groups
@@ -202,7 +202,7 @@ def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dic
     write_json(path.with_suffix(".build.json"), about, indent=1)
     return {"file": str(path), "groups": len(built.groups), **about}
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #35260a15
 def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -> None:
     """Print the steps and notes of the files that were written. once: they are the same for all. Exit code 1 where no
     file has a group."""
@@ -251,7 +251,7 @@ class _SwapOptions:
     limit: int | None = None
     seed: int = 0
 
-
+# %% ../../nbs/lib/cli/05_probe.ipynb #4477ff29
 @build_app.command(example="qgcam probe build composition miniworld-coco OUT")
 def composition(root: Annotated[str, typer.Argument(help=_COCO)],
                 out: Annotated[Path, typer.Argument(help="a folder for the two files")],

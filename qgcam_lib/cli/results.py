@@ -38,12 +38,12 @@ def _no_run(name: str, outputs: Path, found: list[tuple[Path, dict]]) -> FileNot
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return FileNotFoundError(f"no finished run {name!r} in {short_path(outputs)}.{hint} See: qgcam runs")
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #86d96cd2
 def left_out(text: str) -> None:
     """Say which run is left out, and why."""
     say(f"qgcam: {text}", err=True)
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #f5c26748
 def find_run(name: str | None = None, outputs: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
     """The finished run that is meant, as (folder, record).
 
@@ -97,7 +97,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path}: expected lines NAME: VALUE, got {type(found).__name__}")
     return found
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #4029ad81
 Parameters = Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
     "a parameter of the notebook; also NAME=VALUE"))]
 ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_okay=False, help=FILE_HELP)]
@@ -123,14 +123,14 @@ def _defaults(notebook: str) -> dict[str, Any]:
     except (QgcamError, OSError):
         return {}
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #11d4e62d
 def _set(record: dict[str, Any]) -> str:
     """The parameters of a run that differ from the defaults of its notebook."""
     known = _defaults(record["notebook"])
     return ", ".join(f"{name}={value}" for name, value in record["parameters"].items()
                      if value not in ("", None) and (name not in known or value != known[name]))
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #afe92f3c
 def runs(notebook: Annotated[str | None, typer.Argument(help="only runs of this notebook")] = None,
          status: Annotated[str, typer.Option(help="ok, failed, running, interactive or all")] = "ok",
          outputs: Outputs = None, as_json: Json = False) -> None:
@@ -173,7 +173,7 @@ def score_tables(folder: Path) -> list[dict[str, Any]]:
     return [{"name": Path(item["path"]).stem, "caption": item["caption"], "path": str(folder / item["path"]),
              "frame": pd.read_parquet((folder / item["path"]).with_suffix(".parquet"))} for item in chosen]
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #53c002a6
 def echo_tables(folder: Path) -> None:
     """Print the score tables of a run; long ones are only named."""
     for one in score_tables(folder):
@@ -183,7 +183,7 @@ def echo_tables(folder: Path) -> None:
         else:
             echo_table(one["frame"])
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #61c6dd0d
 def not_scored(folder: Path) -> str:
     """How many examples of a run have no score, as the end of a sentence; "" for none."""
     import pandas as pd
@@ -271,7 +271,7 @@ def _side(name: str, outputs: Path | None) -> Path:
         raise FileNotFoundError(f"{name}: no such file")
     return find_run(name, outputs)[0]
 
-
+# %% ../../nbs/lib/cli/08_results.ipynb #e0a3aa31
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help="model of RUN_A; else those of one name, or the runs' own")] = "",

@@ -32,7 +32,7 @@ def choice(text: str, *names: str) -> Any:
     """The type of an option with these values. text: what its help begins with."""
     return Annotated[str, typer.Option(help=f"{text}: {', '.join(names[:-1])} or {names[-1]}")]
 
-
+# %% ../../nbs/lib/cli/03_scoring.ipynb #c5c0ec42
 TIES, MISSING = "order of tied scores", "records that only one file has"
 Missing = choice(MISSING, "raise", "undefined")
 Kind = Annotated[str | None, typer.Option(help=(
@@ -91,7 +91,7 @@ def _number(value: float) -> str:
         return ""
     return f"{value:.4f}" if abs(value) <= 1 else f"{value:.4g}"
 
-
+# %% ../../nbs/lib/cli/03_scoring.ipynb #e6d3bbbc
 def readable(summary: Any, level: float = 0.95) -> Any:
     """A summary as it is printed: its interval as one text, what is undefined empty."""
     ends = zip(summary["ci_low"], summary["ci_high"])
@@ -102,7 +102,7 @@ def readable(summary: Any, level: float = 0.95) -> Any:
         shown[name] = shown[name].map(_number)
     return shown.rename(columns=_HEADINGS).loc[:, (~shown.astype(str).isin(["", "<NA>"])).any().to_numpy()]
 
-
+# %% ../../nbs/lib/cli/03_scoring.ipynb #3af2a44a
 def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) -> Any:
     """What `summarize(None)` gives, and below it, where columns are given, the same split by them; in the rows above
     these say "all"."""
@@ -114,7 +114,7 @@ def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) ->
     table.attrs = parts[0].attrs
     return table[[*cells, *(name for name in table if name not in cells)]]
 
-
+# %% ../../nbs/lib/cli/03_scoring.ipynb #517cca67
 def report(summary: Any, about: dict[str, Any], level: float, as_json: bool) -> None:
     """Print a summary and what it is a summary of, for people or as JSON. about: texts and numbers by name; a dict or
     list is for JSON alone."""

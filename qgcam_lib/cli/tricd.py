@@ -61,7 +61,7 @@ def _ranks(text: str) -> tuple[int, ...]:
         raise ValueError(f"recall_at: expected whole numbers above 0, such as 1,5, got {text}")
     return tuple(map(int, ranks))
 
-
+# %% ../../nbs/lib/cli/04_tricd.ipynb #16d0a4e3
 def _mapping(text: str | None, name: str, known: Sequence[str]) -> Any:
     """What --image-ids and --phrases give: a known word, or the content of a file (JSON, or one text a line)."""
     if text is None or text in known:

@@ -24,7 +24,7 @@ def as_results(found: Any, n: int, verb: str, each: str = "one for each that was
         raise ValueError(f"{verb}: expected {n} results, {each}, got {len(results)}")
     return results
 
-
+# %% ../../nbs/lib/data/14_batches.ipynb #655017d4
 def batched(model: Any, verb: str, *given: Sequence) -> list[Any]:
     """`model.VERB_batch(*given)`, or where there is none, `model.VERB` of one after the other.
 
@@ -35,7 +35,7 @@ def batched(model: Any, verb: str, *given: Sequence) -> list[Any]:
         return [getattr(model, verb)(*one) for one in zip(*given)]
     return as_results(several(*given), len(given[0]), f"{verb}_batch")
 
-
+# %% ../../nbs/lib/data/14_batches.ipynb #f316d296
 def run_isolated(work: Callable[[list], Sequence], items: list, alone: bool = True) -> list[Any]:
     """Return the result of `work` for each item, or the exception that it raises for this item alone.
 

@@ -161,7 +161,7 @@ def __iter__(self: ByImage) -> Iterator[GroundingExample]:
             raise self._error(error)
         yield from read.examples
 
-
+# %% ../../nbs/lib/data/02_by_image.ipynb #1e1ec19d
 @patch
 def __len__(self: ByImage) -> int:
     return self._all.examples
@@ -181,7 +181,7 @@ def example(self: ByImage, id: str) -> GroundingExample:
             raise self._error(problem)
     raise KeyError(f"no example {id!r} in split {self.split!r} of {self.name}")
 
-
+# %% ../../nbs/lib/data/02_by_image.ipynb #d26f8726
 @patch
 def __getitem__(self: ByImage, key: str | int) -> GroundingExample:
     """An example by id or by position."""
@@ -212,7 +212,7 @@ class _Totals:
         if read.problems:
             self.problems[image_id] = read.problems
 
-
+# %% ../../nbs/lib/data/02_by_image.ipynb #5b66df4f
 @patch(as_prop=True)
 def _all(self: ByImage) -> _Totals:
     """The totals over all images."""
@@ -228,7 +228,7 @@ def problems(self: ByImage) -> list[Problem]:
     by_image = self._all.problems
     return [problem for image_id in self._ids for problem in by_image.get(image_id, ())]
 
-
+# %% ../../nbs/lib/data/02_by_image.ipynb #cd0ebc36
 @patch
 def describe(self: ByImage) -> dict:
     """Counts, shares, options, licence and checksum, as plain values: the data card."""
@@ -253,7 +253,7 @@ def checksum(path: Path) -> str:
     """SHA-256 of a file, or "missing" where there is none."""
     return file_sha256(path) if path.is_file() else "missing"
 
-
+# %% ../../nbs/lib/data/02_by_image.ipynb #83e8be37
 @patch
 def fingerprint(self: ByImage) -> str:
     """sha256 over the options, the split, the annotation files, and the pictures' names and lengths. Where the folder

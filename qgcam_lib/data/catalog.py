@@ -86,7 +86,7 @@ def recognise(folder: str | Path) -> str | None:
     """The name of the layout that `folder` has, one of `LAYOUTS`, or None."""
     return next(iter(_fitting(Path(folder))), None)
 
-
+# %% ../../nbs/lib/data/07_catalog.ipynb #25aa01d2
 def _fitting(folder: Path) -> list[str]:
     "The layouts that a folder has, one for each way to open it; the first is the one that counts."
     fitting: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _fitting(folder: Path) -> list[str]:
 def _without_examples(name: str, door: str, folder: Path) -> ExampleError:
     return ExampleError(f"{name} has no grounding examples", file=folder, remedy=f"Open it with {door}")
 
-
+# %% ../../nbs/lib/data/07_catalog.ipynb #23abca47
 def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     expected = "; ".join(f"{name}: {', '.join(layout.parts)}" for name, layout in LAYOUTS.items())
     if door := WRITERS.get(name, {}).get("door"):
@@ -135,7 +135,7 @@ def _recognised(name_or_path: str | Path, split: str | None, data_root: Path | N
         raise _not_recognised(folder, str(name_or_path))
     return folder, layout
 
-
+# %% ../../nbs/lib/data/07_catalog.ipynb #30e0bd19
 def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) -> Dataset:
     """The data set of this name or in this folder.
 

@@ -98,7 +98,7 @@ def bring(self: GeneratedRecipe, progress: bool = True) -> Path:
         write_json(self.note, {"recipe": now, "sha256": digest})
     return self.folder
 
-
+# %% ../../nbs/lib/data/11_generated.ipynb #8e25aa78
 def recipe_of(name: str, split: str | None = None, root: Path | None = None) -> GeneratedRecipe | None:
     """The recipe of a data set's name; None for a name that is not generated.
 

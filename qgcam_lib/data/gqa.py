@@ -27,7 +27,7 @@ class Operation:
     argument: Text
     dependencies: tuple[Whole, ...] = ()
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #89734a8c
 @dataclass(frozen=True)
 class Question:
     """A question of GQA. id, image: as texts, `image` is the name of the picture without its ending.
@@ -54,7 +54,7 @@ class _Types:
     semantic: Words
     detailed: Words
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #b953b328
 @dataclass
 class _Entry:
     """What an entry of a questions file looks like."""
@@ -67,7 +67,7 @@ class _Entry:
     isBalanced: bool = True
     semantic: tuple[Operation, ...] = ()
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #c1c1f043
 def _question(id: str, entry: Any, path: str | Path) -> Question:
     "The question of an entry of a questions file. Errors: ExampleError with file, question and field."
     read = checked(_Entry, entry, f"question {id}", path)
@@ -128,7 +128,7 @@ class Gqa:
     def is_miniworld(self) -> bool:
         return (self.root / MINIWORLD_MARKER).is_file()
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #7a281563
 def gqa_rel(root: str | Path, split: str = "train", *, balanced: bool = False, **options: Any) -> Gqa:
     "GQA-Rel: the questions with types.semantic 'rel', by default of all questions and not of the balanced ones."
     return Gqa(root, split, balanced=balanced, semantic="rel", **options)
@@ -164,7 +164,7 @@ class _Object:
 class _Graph(Sized):
     objects: dict[str, _Object]
 
-
+# %% ../../nbs/lib/data/10_gqa.ipynb #f88c224e
 def scene_graphs(root: str | Path, split: str) -> Iterator[tuple[str, dict]]:
     """(image, scene graph) of `<split>_sceneGraphs.json`, entry by entry; of train and val, the others have none.
 

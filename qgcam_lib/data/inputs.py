@@ -55,7 +55,7 @@ def _with_pictures(files: Mapping[str, Path], where: str | Path, reading: RunCon
         check_pictures([file for file in files.values() if file.suffix.lower() in _PICTURES], where)
     return files
 
-
+# %% ../../nbs/lib/data/12_inputs.ipynb #50d76892
 class DatasetSource(_DataInput):
     """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` says its part."""
 
@@ -69,7 +69,7 @@ class DatasetSource(_DataInput):
         files = dataset_files(where, split, data_root=reading.settings.data_root)
         yield Input("data", cls.kind, label, _with_pictures(files, where, reading))
 
-
+# %% ../../nbs/lib/data/12_inputs.ipynb #ae540982
 class TricdSource(_DataInput):
     """TRICD: a folder, "tricd" for raw/tricd of the data root, "" for the miniworld's. `split` says its part; the val
     split is read too where the parameter `threshold` is "val"."""
@@ -101,7 +101,7 @@ class GroupsSource(_DataInput):
             files = files if cls.subsets else _with_pictures(files, path or name, reading)
             yield Input("data", cls.kind, f"{name} {subset}".strip() if cls.subsets else name, files)
 
-
+# %% ../../nbs/lib/data/12_inputs.ipynb #1f783e37
 class CocoSource(GroupsSource):
     """COCO's training and validation part, by name or folder."""
 
@@ -120,7 +120,7 @@ class PicturesSource(_DataInput):
             raise FileNotFoundError(f"expected a folder or one of {', '.join(NAMES)}, got {name!r}")
         yield Input("data", cls.kind, name, dataset_folder(where, data_root=reading.settings.data_root))
 
-
+# %% ../../nbs/lib/data/12_inputs.ipynb #d41ad233
 class CaptionsSource(_DataInput):
     """Captions to count from: COCO by name or folder, or a file."""
 
@@ -144,7 +144,7 @@ class StudySource(NamedInput):
                 raise FileNotFoundError(f"expected the name of a study in data/studies or a folder, got {text!r}")
             yield Input("data", "study", text, folder)
 
-
+# %% ../../nbs/lib/data/12_inputs.ipynb #30cb7c71
 class ExpressionsSource(_DataInput):
     """Ref-Adv: a folder with its JSON files or one of them; "" for the miniworld's. Where the parameter `images` is "",
     the pictures beside the files are read too."""

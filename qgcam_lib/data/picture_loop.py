@@ -50,7 +50,7 @@ def draw(sizes: Sequence[int], limit: int | None = None, seed: int = 0) -> dict[
     numbers = zip(order.tolist(), drawn.tolist(), left.tolist())
     return dict(sorted((position, min(size, n)) for position, size, n in numbers if n > 0))
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #eaf2edf7
 def choose_groups(names: Iterable[str], limit: int | None = None, seed: int = 0) -> list[str]:
     """Names of `limit` groups drawn without replacement (None or 0: all), in alphabetical order; see `draw`."""
     names = sorted(set(names))
@@ -82,7 +82,7 @@ class Query:
         except ValueError as error:
             return cls(id, group, image, fault=ExampleError(str(error), id), **rest)
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #61c2973c
 @dataclass(frozen=True, slots=True)
 class PictureRecords:
     """The ids of the queries of one image, and a function that reads them. path: the image file; read: () -> queries,
@@ -97,7 +97,7 @@ class PictureRecords:
         wanted = set(ids)
         return [item for item in self.read() if item.id in wanted]
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #8cc83a7c
 def by_picture(records: Sequence[Query], read: Callable[[], list[Query]] | None = None) -> list[PictureRecords]:
     """The queries grouped by image, in the order of first occurrence. read: reads them again, so that they need not stay
     in memory; None keeps them."""
@@ -134,7 +134,7 @@ def row_of(item: Query, values: Mapping[str, Any] | Exception) -> dict[str, Any]
         text = str(ExampleError(values.problem, "", item.image or values.file, values.remedy))
     return {**row, "error": text}
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #7d48d2b9
 def frame_of(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Rows as a frame with the columns id, group, image, those of the task (name -> dtype), and error."""
     kinds = {**dict.fromkeys(("id", "group", "image"), "str"), **columns, "error": "object"}
@@ -236,7 +236,7 @@ def _opened(items: list[Query], prepare: Callable | None) -> tuple[list[tuple], 
     except ExampleError as error:
         return [], lost + [(item, error) for item in valid]
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #93086175
 def _ahead(pool: Executor, work: Callable, items: Iterable, most: int) -> Iterator[Any]:
     """The results of `work` on the items, in order; at most `most` are running or waiting."""
     items, waiting = iter(items), deque()
@@ -263,7 +263,7 @@ def _finish_batch(kept: ResumeStore, lost: list, ready: list, answers: list, fin
             answers[k] = values
     kept.add(lost + [(item, answer) for (item, _), answer in zip(ready, answers)])
 
-
+# %% ../../nbs/lib/data/03_picture_loop.ipynb #3ff5b24f
 def _run(todo: Iterable[list[Query]], asker: BatchAsker, kept: ResumeStore, bar: tqdm, prepare: Callable | None,
          finish: Callable | None) -> None:
     """Run the model batch by batch, while other threads open the next batch and score the last one."""

@@ -42,7 +42,7 @@ class Problem:
         """The problem that an error stands for; `id` replaces an example id that the error does not know."""
         return cls(Path(error.file).name, error.problem, "error", error.example or id)
 
-
+# %% ../../nbs/lib/data/01_records.ipynb #aec68d89
 def problem_of(error: Exception) -> str:
     """What an error says is wrong, without the place that an ExampleError names."""
     return error.problem if isinstance(error, ExampleError) else str(error)
@@ -193,7 +193,7 @@ def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
         raise ExampleError(f"0 of {len(places)} pictures can be read, first {places[0].absolute()}", file=where,
                            remedy=f"Put them there; `qgcam data verify {where}` names each")
 
-
+# %% ../../nbs/lib/data/01_records.ipynb #f1e707f3
 @runtime_checkable
 class Dataset(Protocol):
     """What every loader of grounding examples offers.

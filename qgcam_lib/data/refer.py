@@ -35,14 +35,14 @@ class _Annotation:
     bbox: Xywh
     category_id: Whole | None = None
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #f463266f
 @dataclass
 class _Category:
     id: Whole
     name: Text
     supercategory: Text = ""
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #a823f919
 @dataclass
 class _Instances:
     """COCO's annotations. Each image and annotation is checked when it is first used."""
@@ -59,7 +59,7 @@ class _Instances:
         for one in self.annotations:
             self.of_picture.setdefault(str(one.get("image_id")), []).append(str(one.get("id")))
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #894492cb
 _KEPT = ("id", "image_id", "category_id", "bbox", "file_name", "height", "width", "name", "images", "annotations",
          "categories", "supercategory")
 
@@ -83,7 +83,7 @@ class Ref:
     split: Text
     sentences: list[dict] = field(default_factory=list)
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #940db2b8
 @dataclass
 class _Sentence:
     sent_id: Id
@@ -241,7 +241,7 @@ def _read(self: Refer, image_id: str) -> ImageRead:
                 out.lose(file, error, id)
     return out
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #ac1e3631
 @patch(as_prop=True)
 def _ids(self: Refer) -> list[str]:
     return list(self._by_image)
@@ -266,14 +266,14 @@ def _record(kind: type, records: dict[str, dict], id: Id, what: str) -> Any:
     except ExampleError as error:
         raise ValueError(f"{what} {id}: {error.problem}") from error
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #bdc6b77f
 @patch
 def _picture(self: Refer, image_id: str) -> tuple[Path, tuple[int, int]]:
     """The picture's file and (height, width). Errors: ValueError."""
     record = _record(_Picture, self._instances.image, image_id, "picture")
     return picture_path(record.file_name, self._place.pictures), record.size
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #9a276633
 @patch
 def _object(self: Refer, ann_id: Id, image_id: str, size: tuple[int, int]) -> tuple[np.ndarray, int, str]:
     """Return the object's box, [1, 4] half-open xyxy, clipped to the image; 1 if clipped, else 0; and its category.
@@ -303,13 +303,13 @@ def refs(self: Refer) -> list[Ref]:
     """The records of the refs file that belong to the split, picture by picture."""
     return [ref for image_refs in self._by_image.values() for ref in image_refs]
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #7a396f9d
 @patch(as_prop=True)
 def kinds(self: Refer) -> dict[str, str]:
     """COCO's supercategory of each class of instances.json, such as "dog" -> "animal"; "" if it has none."""
     return {one.name: one.supercategory for one in self._instances.categories}
 
-
+# %% ../../nbs/lib/data/05_refer.ipynb #876f3feb
 @patch
 def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
     """All annotated objects of a picture of the split, in the order of instances.json; one without a usable box is

@@ -39,7 +39,7 @@ class _Instructions(dict):
             raise FormatError(f"repeats one instruction more than {MAX_REPEATS:,} times")
         return super().__getitem__(code)
 
-
+# %% ../../nbs/lib/data/04_safe_pickle.ipynb #8f3af169
 class _Reader(pickle._Unpickler):
     "Python's reader in Python, without anything that imports, calls or builds."
 
@@ -75,7 +75,7 @@ def read_plain_bytes(data: bytes, *, source: str = "the pickle") -> Any:
         why = f"{type(error).__name__} {error}".strip()[:200]
         raise FormatError(f"{source} is cut off, damaged or no pickle ({why}). Fetch the file again") from error
 
-
+# %% ../../nbs/lib/data/04_safe_pickle.ipynb #148b2f75
 def read_plain_pickle(path: str | Path) -> Any:
     """The plain data in a pickle file, as `read_plain_bytes`. FileNotFoundError when there is no such file."""
     return read_plain_bytes(Path(path).read_bytes(), source=Path(path).name)

@@ -159,7 +159,7 @@ def _content(folder: Path) -> Path:
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
-
+# %% ../../nbs/lib/data/08_sources.ipynb #33ed34fe
 def _put(file: Path, place: Path) -> None:
     """Make `place` from a fetched file: the unpacked folder, the file of that name in it, or a copy."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def read_fetched(data_root: str | Path | None = None) -> dict[str, dict]:
     path = Path(data_root or settings.data_root) / "raw" / "fetched.json"
     return read_json(path) if path.is_file() else {}
 
-
+# %% ../../nbs/lib/data/08_sources.ipynb #d937f8f8
 def _record(source: DataSource, file: Path, data_root: Path) -> None:
     """Add the file to raw/fetched.json; SourceError when nobody states a checksum and an earlier fetch got another."""
     digest, entries = file_sha256(file), read_fetched(data_root)

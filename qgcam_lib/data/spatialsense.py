@@ -58,7 +58,7 @@ class _Relation:
     predicate: Words
     object: _Thing
 
-
+# %% ../../nbs/lib/data/06_spatialsense.ipynb #bc3cc72c
 @dataclass
 class _Record(Sized):
     """An image with its relations, each of which is checked when it is read."""

@@ -26,7 +26,7 @@ def _read_lines(path: Path) -> list:
     lines = regular_bytes(path).decode("utf-8-sig").splitlines()
     return [parse_json(line, f"{path}, line {n}", nan=True) for n, line in enumerate(lines, 1) if line.strip()]
 
-
+# %% ../../nbs/lib/data/13_tables.ipynb #9f551a1b
 SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl")
 
 
@@ -45,7 +45,7 @@ def _read(path: Path, texts: list[str]) -> pd.DataFrame:
         raise FormatError(f"{path}: its rows have more cells than the header has names")
     return frame
 
-
+# %% ../../nbs/lib/data/13_tables.ipynb #73af1c5f
 def _open(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
     """The table in a file; whatever the parsers raise is a FormatError that names the file."""
     if not path.is_file():
@@ -76,7 +76,7 @@ class CellError(FormatError):
         super().__init__(f"{where}: {place}, column {problem}")
         self.problem, self.row = problem, row
 
-
+# %% ../../nbs/lib/data/13_tables.ipynb #8267e5bf
 def _converted(column: pd.Series, kind: type) -> tuple[pd.Series, np.ndarray]:
     """A column as the type, and which of its cells are something else: bool [n]. Missing cells stay missing."""
     there = column.notna().to_numpy()

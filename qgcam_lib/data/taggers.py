@@ -45,7 +45,7 @@ def _nltk() -> Tagger:
     return Tagger("nltk", f"nltk {version('nltk')}, averaged_perceptron_tagger_eng",
                   lambda words: [_kind(tag) for _, tag in perceptron.tag(list(words))])
 
-
+# %% ../../nbs/lib/data/09_taggers.ipynb #fd0f5b24
 def _spacy(model: str = "en_core_web_sm") -> Tagger:
     import spacy
     from spacy.tokens import Doc
@@ -55,7 +55,7 @@ def _spacy(model: str = "en_core_web_sm") -> Tagger:
     return Tagger("spacy", f"spacy {version('spacy')}, {name}",
                   lambda words: [_kind(one.tag_) for one in nlp(Doc(nlp.vocab, words=list(words)))])
 
-
+# %% ../../nbs/lib/data/09_taggers.ipynb #3d84e24a
 def _hanta() -> Tagger:
     from HanTa.HanoverTagger import HanoverTagger
 

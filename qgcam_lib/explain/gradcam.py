@@ -172,7 +172,7 @@ class ImageKeys:
         key, value = (split_heads(part(self.states), inner).contiguous() for part in (inner.key, inner.value))
         return key, value
 
-
+# %% ../../nbs/lib/explain/01_gradcam.ipynb #e1490c34
 def image_keys_values(encoder, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
     """Cross-attention keys and values of one image for every layer of a text encoder; None for a layer without it.
 
@@ -189,7 +189,7 @@ def _attention(block, x: torch.Tensor, keys: torch.Tensor, tokens: Tokens) -> to
     queries = split_heads(tokens.spread(block.self.query(x)), block.self)
     return (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
 
-
+# %% ../../nbs/lib/explain/01_gradcam.ipynb #e5da5739
 def _attended(block, x: torch.Tensor, mixed: torch.Tensor, tokens: Tokens, first_only: bool = False) -> torch.Tensor:
     """The rest of a cross-attention: join the heads of `mixed` [..., heads, N, d], project, add, norm."""
     return block.output(tokens.collect(mixed.transpose(-3, -2).flatten(-2), first_only), x)
@@ -206,7 +206,7 @@ def _layer(layer, x: torch.Tensor, tokens: Tokens, pair, first_only: bool = Fals
         x = _attended(layer.crossattention, x, mixed if tokens.counts is not None else mixed[0], tokens, first_only)
     return layer.output(layer.intermediate(x), x)
 
-
+# %% ../../nbs/lib/explain/01_gradcam.ipynb #4a698fae
 def _layers(encoder, x: torch.Tensor, tokens: Tokens, seen: list, start: int,
             stop: int | None = None) -> torch.Tensor:
     """Layers start..stop-1; when the last layer is among them, the result is the first tokens' states alone, [P, C]."""

@@ -46,7 +46,7 @@ def gscorecam_literal(visual, pixels: torch.Tensor, text: torch.Tensor, *, scale
             scores[part] = (scale * seen @ text).float().nan_to_num(0.0)
     return (scores.softmax(0)[:, None, None] * features).sum(0).relu()
 
-
+# %% ../../nbs/lib/explain/02_gscorecam.ipynb #babe518b
 @torch.no_grad()
 def layer4(visual, pixels: torch.Tensor) -> torch.Tensor:
     """Activations [B, C, h, w] of the ResNet's last stage, >= 0."""
@@ -98,7 +98,7 @@ def masked_embeddings(visual, pixels: torch.Tensor, channels: torch.Tensor, chun
     place = torch.where(filled, filled.cumsum(0) - 1, filled.sum())
     return tensor[place]
 
-
+# %% ../../nbs/lib/explain/02_gscorecam.ipynb #6547d3ba
 def _embed(visual, pixels: torch.Tensor) -> torch.Tensor:
     weight = visual.conv1.weight
     layout = torch.channels_last if weight.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
@@ -119,7 +119,7 @@ class Shared:
     union: int
     embedded: int
 
-
+# %% ../../nbs/lib/explain/02_gscorecam.ipynb #f75add09
 @dataclass(frozen=True)
 class ScoreCam:
     """maps: [P, h, w] float32, raw, >= 0; logits: [P], CLIP's scores of the whole picture; shared: work done."""
@@ -128,7 +128,7 @@ class ScoreCam:
     logits: torch.Tensor
     shared: Shared
 
-
+# %% ../../nbs/lib/explain/02_gscorecam.ipynb #48d35f6b
 @torch.no_grad()
 def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float | torch.Tensor,
               n_channels: int = 300, chunk: int = 4) -> ScoreCam:

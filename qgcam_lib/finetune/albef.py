@@ -43,7 +43,7 @@ class ItmRecipe(CaptionRecipe):
     sentences: float = 0.2
     contrast_weight: float = 0.25
 
-
+# %% ../../nbs/lib/finetune/05_albef.ipynb #f92c79ba
 @dataclass(frozen=True)
 class ItmBatch(CaptionBatch):
     """A `CaptionBatch` with the token ids and mask [B*k, T] of its texts, k a picture."""
@@ -75,7 +75,7 @@ def run_layers(
         states = layer.feed_forward_chunk(states)
     return states
 
-
+# %% ../../nbs/lib/finetune/05_albef.ipynb #434a07ac
 def text_states(encoder, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
     """Last hidden states [N, T, C] of texts; ids, mask: [N, T]; the rest as in `run_layers`."""
     return run_layers(encoder, encoder.embeddings(input_ids=ids), mask, range(len(encoder.encoder.layer)), image)
@@ -134,7 +134,7 @@ def itm_losses(model, words: torch.nn.Linear, batch: ItmBatch, recipe: ItmRecipe
         found["total"] = found["total"] + recipe.contrast_weight * found["itc"]
     return found
 
-
+# %% ../../nbs/lib/finetune/05_albef.ipynb #b6928352
 def _contrast(model, image: torch.Tensor, batch: ItmBatch) -> torch.Tensor:
     """Each picture should find its first sentence among the batch's, and the other way round."""
     k = len(batch.ids) // len(image)

@@ -47,7 +47,7 @@ def amc_losses(
     mean, peak = (mean_out - mean_in + mean_margin).clamp(min=0), (max_out - max_in + max_margin).clamp(min=0)
     return torch.where(defined, mean, math.nan), torch.where(defined, peak, math.nan)
 
-
+# %% ../../nbs/lib/finetune/06_amc.ipynb #02d5b882
 def _mean_and_peak(flat: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and maximum [N] of the values [N, P] in a part; 0 where the part is empty."""
     mean = (flat * part).sum(1) / part.sum(1).clamp(min=1)
@@ -76,7 +76,7 @@ def matched_maps(
     maps = (maps * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
     return maps.unflatten(1, (math.isqrt(maps.shape[1]), -1)), logits
 
-
+# %% ../../nbs/lib/finetune/06_amc.ipynb #13ad9341
 def _attend(block, states: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross-attention of [B, n, C] states to [B, M, C]; also the attention [B, heads, n, M], part of the graph."""
     query, key, value = (block.self.transpose_for_scores(part(x)) for part, x in

@@ -89,7 +89,7 @@ def file_stamps(files: Sequence[Path]) -> str:
     """Where files lie, how long they are and when they changed: a part of the name of what is computed from them."""
     return repr([(str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files])
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #2b06a5e9
 def cached_rows(parts: Iterable[np.ndarray], count: int, path: Path | None) -> np.ndarray:
     """Arrays joined to one of `count` rows: in the file `path`, where they are not computed again, or None, in
     memory.
@@ -137,7 +137,7 @@ def load_training_set(
     fingerprint = sha256_of(np.ascontiguousarray(pixels).data, "\n".join(maker.captions))
     return TrainingSet(maker, pixels, *word_labels(maker.texts), fingerprint, Boxes(root, size))
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #39966397
 def _decoded(files: Sequence[Path], size: int, cache: Path) -> np.ndarray:
     """The pictures as one array on disk, decoded when the list, a file's length or its time of change is new."""
     bar = tqdm(files, desc="pictures", unit="picture", leave=False)
@@ -213,7 +213,7 @@ class CaptionRecipe(Recipe):
     prompts: float = 0.0
     word_weight: float = 0.05
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #62cfd2f4
 def draw_pictures(data: TrainingSet, recipe: CaptionRecipe, step: int) -> Pictures:
     """The pictures of a step, counted from 0."""
     rng = recipe.random(step)
@@ -243,7 +243,7 @@ class CaptionBatch:
         """1 for a true caption, 0 for a false one, in the order of `texts`: int64."""
         return torch.tensor([int(caption.true) for own in self.captions for caption in own])
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #2723e1de
 def draw_captions(data: TrainingSet, recipe: CaptionRecipe, step: int) -> CaptionBatch:
     """The pictures and captions of a step, counted from 0."""
     drawn, captions = draw_pictures(data, recipe, step), []
@@ -289,7 +289,7 @@ class Pairs:
     false: torch.Tensor
     places: torch.Tensor
 
-
+# %% ../../nbs/lib/finetune/03_batches.ipynb #7a9f61a1
 def all_pairs(data: TrainingSet, batch: CaptionBatch) -> Pairs:
     """What is known of every picture and every text of a batch."""
     captions = {caption.words: caption for own in batch.captions for caption in own}

@@ -82,7 +82,7 @@ def falsified(self: ImageCaption, start: int, stop: int, new: Sequence[str]) -> 
     phrases = tuple((a + shift * (a >= stop), b + shift * (b >= stop), "") for a, b, _ in self.phrases)
     return ImageCaption(self.words[:start] + tuple(new) + self.words[stop:], phrases, False)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #0424e9db
 @patch
 def framed(self: ImageCaption, before: tuple[str, ...], after: tuple[str, ...]) -> ImageCaption:
     """The caption with words before and after it, such as "a photo of"."""
@@ -94,7 +94,7 @@ def phrase_caption(mention: Mention) -> ImageCaption:
     """A phrase alone as a caption."""
     return ImageCaption(mention.words, ((0, len(mention.words), mention.entity),))
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #72e1d85c
 def sentence_captions(text: ImageText) -> list[ImageCaption]:
     """The sentences of a picture in which a phrase says something visible."""
     found = []
@@ -154,7 +154,7 @@ class CaptionMaker:
         self.reached = np.array([rows[entity][0] for entity in entities])
         self.denied = np.array([rows[entity][1] for entity in entities], np.float32)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #0279bb59
 def first_nouns(caption: ImageCaption) -> list[str]:
     """The nouns, in the singular, of the first two phrases."""
     return [reading.singular(reading.head_and_attributes(words)[0]) for words in caption.said[:2]]
@@ -176,7 +176,7 @@ def said_of(self: CaptionMaker, entities: np.ndarray, phrases: Sequence[tuple[st
         asked[[self.word_columns[word] for word in attributes if word in self.word_columns], column] = 1
     return self.reached[entities][:, heads] & (heads >= 0) & (self.denied[entities] @ asked == 0)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #5499e02a
 @patch
 def possible(self: CaptionMaker, rows: Sequence[int], captions: Sequence[ImageCaption]) -> np.ndarray:
     """bool [rows, captions]: could all phrases of the caption be true of the picture, as far as its sentences tell?"""
@@ -187,14 +187,14 @@ def possible(self: CaptionMaker, rows: Sequence[int], captions: Sequence[ImageCa
     table = np.logical_or.reduceat(self.said_of(np.concatenate(own), list(phrases)), starts)
     return np.stack([table[:, [column[words] for words in caption.said]].all(1) for caption in captions], 1)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #0b48c272
 @patch
 def certain(self: CaptionMaker, row: int, caption: ImageCaption) -> bool:
     """Whether each of the first two phrases can name one known thing of the picture only, and not the same."""
     fits = self.said_of(self.entities(row), caption.said[:2])
     return bool((fits.sum(0) == 1).all() and (fits.argmax(0)[0] != fits.argmax(0)[1]))
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #524a1fdf
 @patch
 def denies(self: CaptionMaker, caption: ImageCaption, name: str) -> bool:
     """Whether a relation is known to be false of the two things of a caption that states another: it is excluded, or a
@@ -220,7 +220,7 @@ def _article(word: str) -> str:
 def _one_of(things: Sequence, rng: Generator):
     return things[rng.integers(len(things))]
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #61153264
 @patch
 def true(self: CaptionMaker, row: int, rng: Generator, recipe, whole: bool) -> ImageCaption:
     """A caption that is true of a picture. whole: a sentence; else a phrase or, with probability `recipe.relations`
@@ -255,7 +255,7 @@ def changed_phrase(maker: CaptionMaker, words: Sequence[str], rng: Generator) ->
         words[i - 1] = _article(words[i])
     return tuple(words)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #4e4d8ed3
 def _another_word(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption | None:
     """The caption with a phrase that is false of the picture; None where twenty draws may all be true."""
     for _ in range(20):
@@ -275,14 +275,14 @@ def _another_relation(maker: CaptionMaker, row: int, caption: ImageCaption, rng:
     name = _one_of(near if near and rng.random() < 0.5 else names, rng)
     return caption.falsified(*caption.link, RELATIONS[name][0].split())
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #72103b5e
 def _exchanged(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption:
     """The caption with its first two phrases exchanged."""
     (a, b, _), (c, d, _) = caption.phrases[:2]
     one, other = caption.said[:2]
     return caption.falsified(c, d, one).falsified(a, b, other)
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #00b57ed8
 def _another_thing(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption | None:
     """The caption of two things that touch, the second one now something else of the picture; None where there is none.
 
@@ -321,7 +321,7 @@ def falsify(self: CaptionMaker, row: int, caption: ImageCaption, rng: Generator,
     raise ValueError(f"texts: no caption could be found that is false of picture {self.texts[row].id}. Give a larger "
                      "or more varied split.")
 
-
+# %% ../../nbs/lib/finetune/02_captions.ipynb #dc40f568
 @patch
 def draw(self: CaptionMaker, row: int, k: int, rng: Generator, recipe, whole: bool = False) -> list[ImageCaption]:
     """k captions of a picture, the first k // 2 true, each of the others a near miss of one of them; with probability

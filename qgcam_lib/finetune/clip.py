@@ -141,7 +141,7 @@ def start_open_clip(training: type[Training], data: TrainingSet, recipe: Caption
     optimizer = adamw([*model.parameters(), *words.parameters()], recipe, vectors_decay=False)
     return training(model, recipe, data.fingerprint, data, sizes, vocabulary, words, optimizer)
 
-
+# %% ../../nbs/lib/finetune/07_clip.ipynb #268388d3
 def start_clip(data: TrainingSet, recipe: ClipRecipe, config: Sizes) -> ClipTraining:
     """A training at step 0, with the vocabulary of the data's own sentences."""
     training = start_open_clip(ClipTraining, data, recipe, config.model, channels(config.model))

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
         return [make_mini(name, given.data, given.work / name, given.out, recipe, progress=processes()[0] == 0)
                 for name, recipe in recipes.items()]
 
-
+# %% ../../nbs/lib/finetune/13_command.ipynb #ffff5902
 def _changed(recipe: Recipe, options: Sequence[str], program: str) -> Recipe:
     """The recipe with the fields that options name; an unknown option ends the program with a message."""
     parser = argparse.ArgumentParser(program)

@@ -48,7 +48,7 @@ class Seen:
     patches: torch.Tensor
     alike: torch.Tensor | None = None
 
-
+# %% ../../nbs/lib/finetune/11_joint.ipynb #076f4c0a
 @dataclass(frozen=True)
 class JointRecipe(MatcherRecipe):
     """How joint attention is trained: the fields of `MatcherRecipe`, and contrast_weight: of the contrastive loss, for
@@ -255,7 +255,7 @@ def start_joint(data: TrainingSet, recipe: JointRecipe, config: Sizes, *, traini
     config = Sizes(sizes, config.image_size, config.cell)
     return training(model, recipe, data.fingerprint, data, config, vocabulary, extra=words)
 
-
+# %% ../../nbs/lib/finetune/11_joint.ipynb #7ea5fce0
 def _width(sizes: Mapping) -> int:
     """Channels of the patches of a config."""
     return next((sizes[part] for part in ("image_config", "vision_config") if part in sizes), sizes)["hidden_size"]

@@ -44,7 +44,7 @@ def processes() -> tuple[int, int]:
     """The number of this process and how many there are; (0, 1) outside a group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
-
+# %% ../../nbs/lib/finetune/04_loop.ipynb #82cc537c
 @contextmanager
 def launched(hours: float = 6.0) -> Iterator[tuple[int, int]]:
     """The processes that `torchrun` or `accelerate launch` started, as a group while the block runs; gives `processes`.
@@ -61,7 +61,7 @@ def launched(hours: float = 6.0) -> Iterator[tuple[int, int]]:
     finally:
         dist.destroy_process_group()
 
-
+# %% ../../nbs/lib/finetune/04_loop.ipynb #13190f50
 def first_alone(what: str, work: Callable[[], Any]) -> Any:
     """The result of `work`, which the first process of a group does while the others wait; they get None.
 
@@ -151,7 +151,7 @@ def draw_batch(training: Training) -> Any:
     finally:
         training.recipe = whole
 
-
+# %% ../../nbs/lib/finetune/04_loop.ipynb #27ad9bf9
 def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
     """One step of the optimizer; returns the losses, on their device. The random state of dropout, where there is any,
     depends on seed, step and process. In a group the gradients are means over the processes.
@@ -173,7 +173,7 @@ def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
     training.step += 1
     return {name: value.detach() for name, value in losses.items()}
 
-
+# %% ../../nbs/lib/finetune/04_loop.ipynb #c05a16b0
 def _share_gradients(parameters: list, count: int) -> None:
     "Replace gradients by their means over the processes; one that some process lacks counts as zero there."
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)

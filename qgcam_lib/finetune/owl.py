@@ -162,7 +162,7 @@ def owl_losses(model, batch: OwlBatch, ids: torch.Tensor, recipe: OwlRecipe, tak
     losses["total"] = losses["phrases"] + weighted
     return losses
 
-
+# %% ../../nbs/lib/finetune/09_owl.ipynb #8fa56ed8
 @torch.no_grad()
 def _found(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """bool [own phrases]: does the patch with the highest logit have a box of the phrase?"""

@@ -107,7 +107,7 @@ def training_sentences(root: str | Path) -> list[str]:
     images = read_split(folder.split_list("train"))
     return [parse_sentence(line)[0] for image in images for line in read_sentences(folder.sentences(image))]
 
-
+# %% ../../nbs/lib/finetune/01_texts.ipynb #394b16bc
 def read_image_text(path: str | Path, id: str) -> ImageText:
     """The content of one file of `Sentences/`, cleaned as BLIP cleans its texts."""
     sentences, mentions = [], []

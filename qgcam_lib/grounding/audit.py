@@ -48,7 +48,7 @@ class MapSet:
         """Return the same maps with another reading of the boxes, such as the list instead of the union."""
         return replace(self, boxes=[dataset.example(id).boxes for id in self.ids])
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #fa63bce9
 def gather_maps(frame: pd.DataFrame, dataset: Dataset, maps: Mapping[str, Any]) -> MapSet:
     """The scored examples of a run as a MapSet: frame from `ground` (rows with an error are left out), the data set
     it was made on, and the raw maps by example id. Raises KeyError that names an example without a map."""
@@ -84,7 +84,7 @@ def change_log_base(score: np.ndarray, base: float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 / (1 + np.exp(-(np.log(s) - np.log1p(-s)) / math.log(base)))
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #39134239
 def largest_wdp(grid: tuple[int, int], base: float = math.e) -> float:
     """Return the largest WDP that a grid of (height, width) allows, in 0..1.
 
@@ -122,7 +122,7 @@ def _strict_edges(frame, maps, protocol, scores):
     rescored = _rescored(maps, protocol, scores, boxes=boxes)
     return frame.assign(pg_hit=rescored["pg_hit"], pg_uncertain=rescored["pg_uncertain"])
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #0bb9591d
 def _whole_pixels(frame, maps, protocol, scores):
     """All columns with box corners cut to whole pixels by truncation (at least one pixel is kept)."""
     low = [np.floor(b[:, :2]) for b in maps.boxes]
@@ -135,7 +135,7 @@ def _no_border_peaks(frame, maps, protocol, scores):
     return frame.assign(pg_uncertain=[_uncertain_inside(a, b, tuple(s), protocol, scores)
                                       for a, b, s in zip(maps.maps, maps.boxes, maps.sizes.tolist())])
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #c6e84ebe
 def _uncertain_inside(raw, boxes, size, protocol, scores) -> bool:
     a = prepare_map(raw, size, protocol)
     boxed = box_mask(resize_boxes(boxes, size, a.shape), a.shape)
@@ -151,7 +151,7 @@ def _certain_only(frame, maps, protocol, scores):
     certain = ~frame["pg_uncertain"].astype(bool)
     return frame.assign(pg_hit=frame["pg_hit"].where(certain, 0.0) * (len(frame) / max(1, certain.sum())))
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #a0d6f49b
 def _image_means(frame, maps, protocol, scores):
     """Every column weighted so that each image counts the same, however many phrases it has."""
     groups, new = pd.Series(maps.groups, index=frame.index), {}
@@ -258,7 +258,7 @@ def tie_rates(maps: Sequence[np.ndarray], size: tuple[int, int], protocols: Mapp
         rows.append({"protocol": name, "n": len(maps), "n_tied": tied, "share": tied / max(1, len(maps))})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/lib/grounding/04_audit.ipynb #a070ed35
 def tie_protocols() -> dict[str, MapProtocol]:
     """The resamplers to compare: LAVIS's without and with its blur, the same unclipped, and the two of torch."""
     paper = get_protocol("paper")

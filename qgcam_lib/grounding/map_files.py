@@ -37,7 +37,7 @@ class MapFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #20e35c42
 def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:
     array = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
     if array.ndim != 2 or array.size == 0:
@@ -46,9 +46,6 @@ def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise FileFault(f"{path}: map {id!r}: expected real numbers, got {array.dtype}")
     return array
-
-
-
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #03d5bd2f
 def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Callable[[str], np.ndarray],
@@ -105,7 +102,7 @@ def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.nda
         raise FileFault(f"{path}: {name} is not a NumPy array; write it with np.savez")
     return array
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #3c328eac
 def _open_npz(path: Path) -> MapFile:
     try:
         archive = np.load(path, allow_pickle=False)
@@ -182,7 +179,7 @@ class BoxRecord:
     unusable: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
     """float64 [m, 4]: the boxes as given, if they are four numbers each and the record has an error"""
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #06376438
 def _whole_size(size: Any) -> tuple[int, int] | None:
     """Return (height, width) as integers; None if size is None. Errors: ValueError."""
     if size is None:
@@ -210,7 +207,7 @@ def _merge(old: BoxRecord, new: BoxRecord) -> None:
 def _columns(box_format: str | None) -> tuple[str, ...]:
     return ("x", "y", "w", "h") if box_format == "xywh" else ("x0", "y0", "x1", "y1")
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #21326b16
 def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
     """Remove the boxes from an entry; return them as given, and the order of their numbers. Errors: ValueError."""
     columns = _columns(box_format)
@@ -225,7 +222,7 @@ def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
                          f"one of {BOX_FORMATS}")
     return entry.pop("bbox"), box_format
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #e61e8d6d
 def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
     """Return the record of one entry; with a wrong box or size it has no boxes, and the reason is in `error`."""
     boxes, order = _boxes_of(entry, box_format)
@@ -262,7 +259,7 @@ def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
     sizes = images.drop_duplicates("id").set_index("id")[["height", "width"]]
     return entries.drop(columns=["height", "width"], errors="ignore").join(sizes, on="image_id")
 
-
+# %% ../../nbs/lib/grounding/02_map_files.ipynb #9acb38e7
 def _entries(path: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, bool]:
     """Return one row per box or record, and whether it is a COCO file. columns: those of a box's numbers."""
     if path.suffix != ".json":

@@ -43,7 +43,7 @@ def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool
                         f"{maps.ids[0]!r}")
     return shared
 
-
+# %% ../../nbs/lib/grounding/03_own_maps.ipynb #3c4e3164
 _OURS = ("id", "group", "n_boxes", "box_share", "protocol", *SCORE_COLUMNS, "n_negative", "error")
 
 
@@ -83,13 +83,13 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
 
     return work
 
-
+# %% ../../nbs/lib/grounding/03_own_maps.ipynb #fcdec956
 def _signed(file: MapFile, ids: Sequence[str]) -> int:
     """How many of these maps have negative values; one that cannot be read counts as none."""
     return sum(not isinstance(low, Exception) and low < 0 for low in
                (run_isolated(lambda some: [a.min() for a in file.load(some)], [id])[0] for id in ids))
 
-
+# %% ../../nbs/lib/grounding/03_own_maps.ipynb #38643dc8
 def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[], str]) -> list[dict[str, Any]]:
     """Score all ids in one batch or, if that fails, one by one; return a row per id. record: a fault becomes a row, not
     an error. signed: returns a text with the number of maps that have negative values, for the message."""
@@ -119,7 +119,7 @@ def _box_findings(records: Sequence[BoxRecord], where: str) -> list[str]:
     except ValueError as error:
         raise FileFault(f"{where}: {error}") from error
 
-
+# %% ../../nbs/lib/grounding/03_own_maps.ipynb #f4cd7f46
 def _peak_findings(ids: Sequence[str], records: dict[str, BoxRecord], peaks: dict[str, tuple | None]) -> list[str]:
     """Return findings about the peak positions of some maps; maps that failed are left out."""
     scored = [id for id in ids if peaks.get(id)]
@@ -138,7 +138,7 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
         else:
             (plain.to_csv if out.suffix == ".csv" else plain.to_parquet)(part, index=False)
 
-
+# %% ../../nbs/lib/grounding/03_own_maps.ipynb #24902143
 def checked_out(out: str | Path, name: str = "out") -> Path:
     """The path, if scores can be written there. name: of the argument, for messages.
 

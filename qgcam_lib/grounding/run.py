@@ -39,7 +39,7 @@ def _name(image: Path, root: Path | None) -> str:
     """The image's name in the rows: its path under `root`, the data set's folder, else its file name."""
     return image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #9981e400
 def _record(example: GroundingExample, root: Path | None) -> Query:
     """The record of an example. root: the folder of its data set."""
     image, boxes, name = example.image, example.boxes, _name(example.image, root)
@@ -48,7 +48,7 @@ def _record(example: GroundingExample, root: Path | None) -> Query:
     fault = None if len(boxes) else ExampleError("there are no boxes to score against", example.id, image)
     return Query(example.id, example.group, name, image, example.size, example, columns, fault)
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #3b56eb34
 def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Query]:
     """Records of the examples that the data set could not read for one image."""
     by_id: dict[str, list[Problem]] = {}
@@ -60,14 +60,14 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Query
     return [Query(id, image_id, "", known=columns, fault=ExampleError(
         text.removeprefix(f"{by_id[id][0].file}: "), id, by_id[id][0].file, remedy)) for id, text in texts.items()]
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #1729da78
 def _records(dataset: Dataset, image_id: str, count: int | None, remedy: str) -> list[Query]:
     """The records of an image: its first `count` examples (None: all), and those that could not be read."""
     examples, problems = dataset.read_image(image_id)
     root = getattr(dataset, "root", None)
     return [_record(example, root) for example in examples[:count]] + _lost(image_id, problems, remedy)
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #c3485e46
 def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Callable[[], list[Query]]]:
     """For each drawn image, in the data set's order, a function that reads its records."""
     images = dataset.images()
@@ -95,7 +95,7 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
         by_phrase |= {(path, text): a for text, a in zip(texts, maps)}
     return [by_phrase[example.image, example.prompt] for example in examples]
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #137ae538
 def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, options: Mapping[str, Any]) -> list[dict]:
     """`score_maps` with these options, one dict of float64 per map. Its warnings are off: `ground` checks all boxes."""
     with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def _warned(boxes: Sequence[np.ndarray]) -> list[str]:
     each, pictures = np.concatenate([np.zeros((0, 6)), *boxes]), np.repeat(np.arange(len(boxes)), [*map(len, boxes)])
     return warn_of(box_findings(each[:, :4], each[:, 4:], pictures), stacklevel=3)
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #3bbaf8c7
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
     """How negative values were treated: rule, and n_maps and n_cells that had them, as in `score_maps`."""
     counts = frame.get("n_negative", pd.Series(dtype=float)).fillna(0)
@@ -123,7 +123,7 @@ def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
 def _columns(negatives: str) -> dict[str, str]:
     return _COLUMNS if negatives == "error" else {**_COLUMNS, "n_negative": "float64"}
 
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #31f32699
 def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
     """Scores and the raw map of each example."""
     sizes = np.array([example.size for example in examples])
@@ -139,8 +139,7 @@ def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
                         f"{type(dataset).__name__}. Read a folder with qgcam_lib.data.catalog.load_dataset(FOLDER).")
     return dataset
 
-
-
+# %% ../../nbs/lib/grounding/01_run.ipynb #7afdeb25
 def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | None) -> MapStore | None:
     """The map store that `save_maps` means."""
     if save_maps is True:

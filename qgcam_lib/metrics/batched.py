@@ -26,7 +26,7 @@ def _as_map_tensor(maps: Any) -> Any:
     narrow = maps.dtype.itemsize < 4 or maps.dtype == torch.float32
     return maps.detach().to(torch.float32 if narrow else torch.float64)
 
-
+# %% ../../nbs/lib/metrics/02_batched.ipynb #4aa9323a
 def as_map_list(maps: Any, by_torch: bool = False) -> Any:
     """Maps as a stack [N, h, w] or a list of [h, w] in their own float type: tensors where they are, or arrays.
 
@@ -57,7 +57,7 @@ def map_shapes(maps: Any) -> np.ndarray:
         return np.tile(np.array([*maps.shape[1:], maps.dtype.itemsize], dtype=np.int64), (len(maps), 1))
     return np.array([[*a.shape, a.dtype.itemsize] for a in maps], dtype=np.int64).reshape(-1, 3)
 
-
+# %% ../../nbs/lib/metrics/02_batched.ipynb #208309aa
 def to_host(maps: Any, rows: Sequence[int]) -> list[np.ndarray]:
     """Some maps as arrays; tensors by one copy from their device."""
     some = [maps[int(n)] for n in rows]
@@ -66,7 +66,7 @@ def to_host(maps: Any, rows: Sequence[int]) -> list[np.ndarray]:
     flat = needed("torch", "maps that are tensors").cat([a.flatten() for a in some]).cpu().numpy()
     return [part.reshape(a.shape) for part, a in zip(np.split(flat, np.cumsum([a.numel() for a in some])[:-1]), some)]
 
-
+# %% ../../nbs/lib/metrics/02_batched.ipynb #59fe8095
 def stack_of(maps: Any, rows: np.ndarray) -> Any:
     """Some maps of one shape, which are tensors, as one tensor [n, h, w]."""
     if isinstance(maps, list):
@@ -83,7 +83,7 @@ def _scaled(x: Any, how: str) -> Any:
     top = x.amax((-2, -1), keepdim=True)
     return (x / top).where(top > 0, x)
 
-
+# %% ../../nbs/lib/metrics/02_batched.ipynb #02c347d3
 def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
     """How many cells of each map are negative, int64 [N], and whether such a map is finite, bool [N]."""
     if not len(maps) or isinstance(maps[0], np.ndarray):
@@ -94,7 +94,7 @@ def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
     counts, finite = np.concatenate([a.reshape(2, -1) for a in to_host(found, range(len(found)))], axis=1)
     return counts, finite > 0
 
-
+# %% ../../nbs/lib/metrics/02_batched.ipynb #6c7d3310
 def settle_negatives(maps: Any, signed: np.ndarray, rule: str) -> Any:
     """The same maps with those that are signed, bool [N], changed by a rule, "relu" or "minmax"."""
     arrays = isinstance(maps[0], np.ndarray)

@@ -201,7 +201,7 @@ def _resized_row(i, plan, s, clip):
     else:
         s.row[:] = s.a[i]
 
-
+# %% ../../nbs/lib/metrics/03_kernels.ipynb #060308cf
 @njit
 def _row(i, plan, s, clip, after):
     "Row i of the prepared map into s.row."

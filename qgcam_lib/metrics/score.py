@@ -205,7 +205,7 @@ def _torch_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.nda
         parts[again] = _numba_parts(work, rows[again], size)
     return parts
 
-
+# %% ../../nbs/lib/metrics/05_score.ipynb #db58f811
 def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Callable) -> dict[str, np.ndarray]:
     "Scores of maps of one shape on one grid. parts_of: one of the two above."
     sums = dict(zip(PARTS, parts_of(work, rows, size).T))

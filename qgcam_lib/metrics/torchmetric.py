@@ -172,7 +172,7 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
                         ("plot_upper_bound", float(high) if math.isfinite(high) else None)):
         object.__setattr__(self, name, value)
 
-
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #33db9b96
 @patch
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Refuse a mean over examples with image sizes and without, when no protocol was named."""
@@ -180,7 +180,7 @@ def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
         raise ValueError("image_sizes: expected in every update or in none, since the default protocol depends on "
                          f"them, got {sized[0]} examples with and {sized[1]} without; name a protocol")
 
-
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)
 def protocol(self: GroundingScores) -> MapProtocol | None:
     """The protocol of the scores; None as long as it is the default and nothing has come in."""
@@ -188,7 +188,7 @@ def protocol(self: GroundingScores) -> MapProtocol | None:
         return self.options["protocol"]
     return default_protocol(bool(self.sized[0] > 0))
 
-
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #9db67f70
 @patch
 def __repr__(self: GroundingScores) -> str:
     chosen = {name: value for name, value in self.options.items() if name != "protocol"}
@@ -215,7 +215,7 @@ def plot(self: RecordMetric, val: Any = None, ax: Any = None) -> Any:
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     return figure, ax
 
-
+# %% ../../nbs/lib/metrics/06_torchmetric.ipynb #d2a865b9
 @patch
 def drawn(self: RecordMetric, name: str) -> bool:
     """Is this a score that a plot shows, and no count?"""

@@ -31,7 +31,7 @@ class _Seen:
     pairs: list
     vectors: torch.Tensor | None
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #fa9c6f6a
 class Blip2Explainer(AttentionExplainer):
     """BLIP-2's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
 
@@ -74,7 +74,7 @@ def _encode(self: Blip2Explainer, pixels: torch.Tensor) -> EncodedImage:
                                             (one.attention.key, one.attention.value)) for one in inner]
     return EncodedImage(_Seen(states, pairs, None), self._card_grid())
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #4d48dfd3
 @patch
 def _match(self: Blip2Explainer, state: EncodedImage, tokens: Tokens) -> torch.Tensor:
     model, count = self.model, len(tokens.ids)
@@ -90,7 +90,7 @@ def _match(self: Blip2Explainer, state: EncodedImage, tokens: Tokens) -> torch.T
 def _attention(self: Blip2Explainer) -> torch.nn.Module:
     return self.model.qformer.encoder.layer[self.block].crossattention.attention
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #fd9c0b5f
 @patch
 def _weights(self: Blip2Explainer, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
     """One weight a query, the same for every phrase."""
@@ -103,7 +103,7 @@ def _weights(self: Blip2Explainer, mask: torch.Tensor, check: bool = False) -> t
     weights[:, self.tokens] = 1
     return weights
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #a8ec9495
 @patch
 def _score(self: Blip2Explainer, logits: torch.Tensor) -> torch.Tensor:
     """The score; maps, which are the matching head's, come with its probability also where the head is "itc"."""
@@ -124,7 +124,7 @@ def _read(self: Blip2Explainer, tokens: Tokens) -> torch.Tensor | None:
     words = self.model.qformer(query_embeds=self.model.embeddings(input_ids=tokens.ids), query_length=0)
     return F.normalize(self.model.text_projection(words.last_hidden_state[:, 0]), dim=-1)
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #2d08962e
 @patch
 def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: torch.Tensor | None) -> torch.Tensor:
     """Logits [P, 2] of texts of equal length, or of the contrastive head the highest cosines [P]."""
@@ -139,7 +139,7 @@ def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: tor
         x = torch.cat([layer.feed_forward_chunk_query(asking), layer.feed_forward_chunk(x[:, n:])], 1)
     return model.itm_head(x[:, :n]).mean(1)
 
-
+# %% ../../nbs/lib/models/04_blip2.ipynb #935f44f8
 def _ask(block, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Cross-attention of queries [P, Q, C] to one picture's keys and values [heads, M, d]."""
     asked = split_heads(block.attention.query(queries).flatten(0, 1), block.attention)

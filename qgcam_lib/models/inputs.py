@@ -31,7 +31,7 @@ def _zoo_entry(folder: Path, name: str, code: tuple[str, ...] = ()) -> Input:
     files = {file.name: file for file in folder.iterdir() if file.is_file() and file.suffix in _ZOO}
     return Input("weights", "mini", name, files, code)
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #d0c004b9
 def loader_modules(*names: str) -> tuple[str, ...]:
     """The library's modules that load some models and those that they are made of, by dotted name."""
     found, todo = {}, [*names]
@@ -53,7 +53,7 @@ def _official(entry: ModelEntry, reading: RunContext) -> Input:
     fetch = None if files else partial(load_model, entry.name, "official", **given)
     return Input("weights", "published checkpoint", entry.name, files, loader_modules(entry.name), fetch)
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #033d8f5e
 def _named(name: str, reading: RunContext) -> Iterator[Input]:
     """What a run reads because it names a model of the registry."""
     entry, weights = MODELS[name], reading.parameters.get("weights", "mini")
@@ -81,7 +81,7 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
     check_weights(text, reading.parameters.get("weights", WEIGHTS[0]))
     return Input("weights", "own model", text, files)
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #798cd602
 def _file(text: str, word: str, path: Path, reading: RunContext) -> Iterator[Input]:
     """The file or folder behind maps:PATH, which must be there, or predictions:PATH, whose absence a table may show."""
     if (place := reading.cwd / path).exists():
@@ -145,7 +145,7 @@ class ExplainerSource(ExplainerName):
 class DetectorSource(DetectorName):
     words = ("predictions",)
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #c10e8454
 class AnswererSource(AnswererName):
     words = ("predictions",)
 
@@ -163,7 +163,7 @@ class WeightsSource(NamedInput):
             if text not in WEIGHTS:
                 yield Input("weights", "folder" if path.is_dir() else "file", text, path)
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #d45ca9b0
 class AlbefEntry(NamedInput):
     """A folder of the zoo that holds an ALBEF, by its name; the parameter `zoo` is the zoo's folder, "" data/zoo."""
 
@@ -197,7 +197,7 @@ class DeviceName(NamedInput):
                 use_device(text)
         return iter(())
 
-
+# %% ../../nbs/lib/models/11_inputs.ipynb #611443a0
 def _lack(device: str) -> str:
     """Why a device cannot be used, as far as the machine tells; "" where only torch knows."""
     kind, _, number = device.partition(":")
@@ -212,4 +212,3 @@ def _lack(device: str) -> str:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return "the NVIDIA driver finds no GPU"
     return "" if int(number or 0) < count.value else f"the NVIDIA driver finds {count.value} GPU"
-

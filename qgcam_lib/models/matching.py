@@ -96,7 +96,7 @@ class MatchingAnswerer:
                 said[row] = "yes" if score >= self.threshold else "no"
         return said
 
-
+# %% ../../nbs/lib/models/09_matching.ipynb #9be0bfda
 AS_ANSWERERS = {"blip-base-as-answerer": ("blip-base", 0.5),
                 "clip-rn50x16-as-answerer": ("clip-rn50x16-gscorecam", None)}
 

@@ -38,7 +38,7 @@ def file_source(source: str, word: str) -> Path | None:
                              f"the colon, such as {word}:mine.npz.")
     return Path(path).expanduser()
 
-
+# %% ../../nbs/lib/models/10_named.ipynb #edd3db0a
 def factory_source(source: Any) -> tuple[str, str] | None:
     """Module and function in the spelling package.module:factory; None for anything else."""
     found = _FACTORY.fullmatch(source) if isinstance(source, str) else None
@@ -66,7 +66,7 @@ def _factory(source: str, module: str) -> Any:
         raise ParameterError(f"model: expected a function of {module}, given {source!r} ({error}).") from None
     return found
 
-
+# %% ../../nbs/lib/models/10_named.ipynb #e71b0fc6
 def check_role(model: Any, role: str, source: str = "model") -> Any:
     """`model`, if it plays a role of `ROLES`: a dictionary `card` and the role's method.
 
@@ -94,7 +94,7 @@ def _watched(model: Any, source: str) -> Any:
             watch_use(network, model.card.get("name", source))
     return model
 
-
+# %% ../../nbs/lib/models/10_named.ipynb #06e75e5d
 def check_weights(source: str, weights: str | Path) -> None:
     """ParameterError for weights of the registry's models beside a factory, which reads a file or none."""
     if str(weights) in WEIGHTS[1:]:
@@ -140,7 +140,7 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
         return _FUNCTIONS[role](factory, source) if role in _FUNCTIONS else check_role(factory, role, source)
     return _watched(check_role(factory(**given), role, source), source)
 
-
+# %% ../../nbs/lib/models/10_named.ipynb #c047cd17
 def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | None = None, **options: Any) -> Any:
     """A model in a role from what users have: a text (see `load_source`), an object that plays it, or a function.
 

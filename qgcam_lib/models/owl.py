@@ -61,7 +61,7 @@ def _classes(kind: str) -> tuple[type, type]:
     name = {"owlvit": "OwlViT", "owlv2": "Owlv2"}[kind]
     return getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}ForObjectDetection")
 
-
+# %% ../../nbs/lib/models/05_owl.ipynb #24298372
 def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | None = None, seed: int = 0) -> OwlModel:
     """An OWL-ViT or OWLv2 of any size, untrained, drawn from a seed, in evaluation mode.
 
@@ -101,7 +101,7 @@ def padded_square(image: Image.Image, size: int) -> torch.Tensor:
     found = torch.from_numpy(np.clip(zoomed, square.min(), square.max())).permute(2, 0, 1)
     return ((found - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]).float()
 
-
+# %% ../../nbs/lib/models/05_owl.ipynb #3929876d
 def box_scale(width: int, height: int, pads: bool) -> tuple[int, int]:
     """Pixels of the picture that one whole side of the model's square stands for, across and down."""
     return (max(width, height),) * 2 if pads else (width, height)
@@ -165,7 +165,7 @@ def _published_owl(entry: ModelEntry, weights: str | Path) -> tuple[OwlModel, di
                          "folder of the zoo's form can bring words of its own.")
     return OwlModel(model.eval(), tokenize, model.config.to_dict()), card
 
-
+# %% ../../nbs/lib/models/05_owl.ipynb #06cc8dc2
 def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,
              config: Mapping[str, Any] | None = None, vocab: str | Path | Sequence[str] | None = None,
              **options: Any) -> OwlDetector:

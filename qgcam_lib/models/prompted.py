@@ -65,7 +65,7 @@ def _generate(self: PromptedAnswerer, image: Picture, question: str, **options: 
     found = self.model.generate(**inputs, do_sample=False, num_beams=1, return_dict_in_generate=True, **options)
     return found, inputs["input_ids"][0]
 
-
+# %% ../../nbs/lib/models/08_prompted.ipynb #db7ce489
 @patch
 @torch.no_grad()
 def answer(self: PromptedAnswerer, image: Picture, question: str) -> str:
@@ -85,7 +85,7 @@ def yes_score(self: PromptedAnswerer, image: Picture, question: str) -> float:
     yes, no = (logits[ids].logsumexp(0) for ids in self._first_tokens())
     return float(torch.sigmoid(yes - no))
 
-
+# %% ../../nbs/lib/models/08_prompted.ipynb #f3af7de8
 @patch
 def _first_tokens(self: PromptedAnswerer) -> tuple[list[int], list[int]]:
     """Ids of the first tokens of the spellings of yes and of no, without those that both have."""
@@ -119,7 +119,7 @@ def _untrained(config: str | Path | None, seed: int) -> tuple[Any, Any]:
     with drawn_from(seed):
         return AutoModelForImageTextToText.from_config(sizes), processor
 
-
+# %% ../../nbs/lib/models/08_prompted.ipynb #5b27122d
 def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, device: str = "cpu", seed: int = 0,
                   checkpoint: str = "", config: str | Path | None = None,
                   precision: str = "", **options: Any) -> PromptedAnswerer:

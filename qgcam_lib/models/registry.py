@@ -54,7 +54,7 @@ class ModelEntry:
     role: str = "explainer"
     loads: tuple[str, ...] = ()
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #5e9ee6af
 def _entries(name: str, thing: Any) -> dict[str, ModelEntry]:
     """The entries of a plug-in by name."""
     entries = [thing] if isinstance(thing, ModelEntry) else thing
@@ -62,7 +62,7 @@ def _entries(name: str, thing: Any) -> dict[str, ModelEntry]:
         raise ValueError(f"expected a ModelEntry or a list of them, got {type(thing).__name__}")
     return {entry.name: entry for entry in entries}
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #c2aa51a3
 def _read_models() -> dict[str, ModelEntry]:
     """The entries of data/published/models.toml: what a family has in common, and each model's own."""
     families = tomllib.loads(project_file("data/published/models.toml").read_text(encoding="utf-8"))["family"]
@@ -70,7 +70,7 @@ def _read_models() -> dict[str, ModelEntry]:
     return {name: ModelEntry(name, **{key: tuple(value) if isinstance(value, list) else value
                                       for key, value in given.items()}) for name, given in own.items()}
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #b4f1a40d
 MODELS: dict[str, ModelEntry] = Open(_read_models(), "qgcam.models", _entries)
 WEIGHTS = ("mini", "official", "random")
 
@@ -90,7 +90,7 @@ def find_model(name: "str | ModelEntry") -> ModelEntry:
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"name: expected one of {sorted(MODELS)}, got {name!r}.{hint}")
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #e9561aab
 def published_sizes(name: str) -> dict[str, Any]:
     """The sizes of a published network as its library's config takes them, from data/published/model_sizes.toml; {}
     where they are that config's defaults."""
@@ -105,7 +105,7 @@ def chosen(name: str) -> Any:
     """"precision" or "batch_size" of the model that `load_model` is loading, else the setting of this name."""
     return (_OPTIONS.get() or {}).get(name) or getattr(settings, name)
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #68e94d99
 def load_model(name: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
                precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
     """Load a model by name and return its adapter, which plays one or more roles.
@@ -187,7 +187,7 @@ def cached_files(entry: ModelEntry) -> list[Path]:
     places = (torch_home / "hub" / "checkpoints", Path.home() / ".cache/clip")
     return [place / name for place in places if (place / name).is_file()][:1]
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #d1f68db5
 def _available(entry: ModelEntry) -> str:
     """Which weights an entry can be loaded with on this machine, as text."""
     by_hand = entry.checkpoint.startswith(("https://drive.google.com/", "https://onedrive.live.com/"))
@@ -196,7 +196,7 @@ def _available(entry: ModelEntry) -> str:
     official = [f"official ({'cached' if cached_files(entry) else fetched})"] if entry.checkpoint else []
     return ", ".join([*found, "random", *official])
 
-
+# %% ../../nbs/lib/models/02_registry.ipynb #411ed594
 def list_models() -> pd.DataFrame:
     """One row a model: name, role, explainer, grid, block, tokens, checkpoint, its licence, weights available here."""
     columns = ("name", "role", "explainer", "grid", "block", "tokens", "checkpoint", "licence")

@@ -32,7 +32,7 @@ class Explainer(Protocol):
     def maps(self, image: "Image.Image | str | Path", phrases: Sequence[str]) -> "torch.Tensor":
         """Maps [P, h, w] float32 of P phrases: raw, >= 0, on the model's own grid, which spans the whole image."""
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #94b3fb52
 @runtime_checkable
 class Matcher(Protocol):
     """Says how well texts fit images.
@@ -68,7 +68,7 @@ class FunctionExplainer:
                                  f"got an array of shape {found[-1].shape} for {phrase!r:.60}")
         return np.stack(found) if found else np.zeros((0, 1, 1), np.float32)
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #8350888f
 def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: str, card: dict) -> Any:
     """`model` where it has one of these methods and a card, or the function wrapped. Raises TypeError that says `what`
     is expected."""
@@ -82,7 +82,7 @@ def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: 
                         'card = {"name": "mine"}: it is stored with every result.')
     return model
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #af55899c
 def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
     """An Explainer from one, which is returned as it is, or from a function (image, text) -> map.
 
@@ -91,7 +91,6 @@ def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
     """
     what = "an Explainer (a `card`, and `maps(image, phrases)` -> [P, h, w]) or a function (image, text) -> map [h, w]"
     return _in_role(model, what, ("maps", "maps_batch", "maps_of"), FunctionExplainer, name, card)
-
 
 # %% ../../nbs/lib/models/01_roles.ipynb #f9aa17c8
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class FunctionMatcher:
             found[place] = value.item()
         return found
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #f6e3075e
 def as_matcher(model: Any, name: str = "", **card: Any) -> Matcher:
     """A Matcher from one, which is returned as it is, or from a function (image, text) -> score; see `as_explainer`."""
     what = "a Matcher (a `card`, and `score(images, texts)` -> [I, T]) or a function (image, text) -> score"
@@ -189,7 +188,7 @@ class Detector(Protocol):
         Boxes are in pixels of the image as given; resizing and padding are undone.
         """
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #d09dd920
 @runtime_checkable
 class Answerer(Protocol):
     """Answers a question about an image in words.
@@ -217,7 +216,7 @@ class RegionRanker(Protocol):
     def rank(self, image: "Image.Image | str | Path", boxes: np.ndarray, expression: str) -> np.ndarray:
         """Scores [N] float of N boxes [N, 4] (half-open xyxy in pixels of the image as given); higher fits better."""
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #a289e7fd
 @runtime_checkable
 class RegionEncoder(Protocol):
     """Turns the boxes of an image into rows of numbers, such as the features of a detector or of CLIP on crops.
@@ -246,7 +245,7 @@ class FunctionRanker:
                              f"{scores.shape} for {expression!r:.60}")
         return scores
 
-
+# %% ../../nbs/lib/models/01_roles.ipynb #413a32ca
 def as_ranker(model: Any, name: str = "", **card: Any) -> RegionRanker:
     """A RegionRanker from one, which is returned as it is, or from a function rank(image, boxes, expression).
 

@@ -43,7 +43,7 @@ def _used_up(device: torch.device) -> float:
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
-
+# %% ../../nbs/lib/models/12_speed.ipynb #25711f68
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
               rounds: int = 5, most_seconds: float = 20.0, flops: float | None = None) -> dict[str, Any]:
     """What a call costs, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
@@ -83,7 +83,7 @@ def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision
 def _explain(model: Any, pictures: Sequence, phrases: Sequence[str]) -> list[torch.Tensor]:
     return model.maps_batch(pictures, [phrases] * len(pictures))
 
-
+# %% ../../nbs/lib/models/12_speed.ipynb #55d1f961
 def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[str], *, device: str = "cuda",
                     batches: Sequence[int] = (1, 8, 64), precisions: Sequence[str] = ("float32", "tf32", "bfloat16"),
                     weights: str = "random", rounds: int = 5, most_seconds: float = 20.0,

@@ -64,7 +64,7 @@ def _without_tables(record: Any) -> Any:
     return {name: _without_tables(value) for name, value in record.items()
             if not (isinstance(value, list | tuple) and value and isinstance(value[0], Mapping))}
 
-
+# %% ../../nbs/lib/page/03_cards.ipynb #024ecc01
 @dataclass(frozen=True, repr=False)
 class Card:
     """Facts in the order of reading, notes that a reader must not miss, and the record without its tables, folded.
@@ -113,7 +113,7 @@ def data_card(record: Mapping[str, Any], caption: str = "", notes: Sequence[str]
     """The card of a data set from its `describe()`."""
     return Card({name: record[name] for name in _DATA if name in record}, caption, tuple(notes), dict(record))
 
-
+# %% ../../nbs/lib/page/03_cards.ipynb #a0a34c68
 def model_card(record: Mapping[str, Any], caption: str = "", notes: Sequence[str] = ()) -> Card:
     """The card of a model from its `card`; of several, from a mapping of their names to their cards."""
     several = bool(record) and all(isinstance(one, Mapping) for one in record.values())

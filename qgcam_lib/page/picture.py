@@ -63,7 +63,7 @@ def _plain_ticks(axis: Any) -> set[Any]:
     own = [tick for ticks, formatter in kinds if isinstance(formatter, LogFormatter) for tick in ticks]
     return {axis.offsetText, *(label for tick in own for label in (tick.label1, tick.label2))}
 
-
+# %% ../../nbs/lib/page/02_picture.ipynb #c5f3092c
 def plain_texts(figure: Any) -> None:
     """Let every text of a matplotlib figure be text: `$` is a dollar sign, and what cannot be seen is spelled out."""
     from matplotlib.axis import Axis
@@ -75,7 +75,7 @@ def plain_texts(figure: Any) -> None:
         if (said := text.get_text()) != visible(said):
             text.set_text(visible(said))
 
-
+# %% ../../nbs/lib/page/02_picture.ipynb #47f4b631
 @contextmanager
 def any_letters() -> Iterator[None]:
     """Draw without a warning for every letter that the fonts lack."""
@@ -91,7 +91,7 @@ def as_figure(what: Any) -> Any:
         raise TypeError(f"argument `figure`: expected a matplotlib figure or axes, given {type(what).__name__}.")
     return figure
 
-
+# %% ../../nbs/lib/page/02_picture.ipynb #288fcaa9
 @contextmanager
 def laid_out(figure: Any, dpi: int = 160) -> Iterator[Any]:
     """A figure with plain texts, laid out once for all that save it in the block; yields its box in inches."""

@@ -48,7 +48,7 @@ class Notes:
         return "\n\n".join(_MARKS.sub(lambda m: m[1] or m[2], visible(text.removeprefix("> ")))
                            for text in self._paragraphs())
 
-
+# %% ../../nbs/lib/page/01_table.ipynb #c28874ca
 def _paragraph_html(text: str) -> str:
     inner = _MARKS.sub(lambda m: f"<b>{m[1]}</b>" if m[1] else f"<code>{m[2]}</code>",
                        escape(visible(text.removeprefix("> "))))
@@ -103,7 +103,7 @@ def _label(value: Any) -> Any:
     """A heading: a text as it can be seen, anything else as it is."""
     return visible(value) if isinstance(value, str) else value
 
-
+# %% ../../nbs/lib/page/01_table.ipynb #b3338bac
 _LAYOUT = [{"selector": "th,td", "props": "text-align:center;padding:.25em .6em;vertical-align:top"},
            {"selector": "td", "props": "white-space:nowrap"},
            {"selector": "th.row_heading", "props": "text-align:left"},

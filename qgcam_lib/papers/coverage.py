@@ -42,7 +42,7 @@ def group_sizes(kind: str, n_groups: int, n_runs: int, rng: np.random.Generator)
         return (1 + rng.lognormal(1, 1, shape)).astype(int)
     return np.minimum(np.ceil(3 * (1 + rng.pareto(1.3, shape))), 200).astype(int)
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #8fc34f06
 @dataclass(frozen=True)
 class World:
     "Repetitions of one study. sizes, sums: [n_groups, n_runs]; squares: [n_runs], of all rows; truth: the mean."
@@ -52,7 +52,7 @@ class World:
     squares: np.ndarray
     truth: float
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #15b9f18b
 def draw_world(score: str, sizes: np.ndarray, rng: np.random.Generator) -> World:
     "Scores of groups of these sizes; score: of SCORES."
     truth, shape = SCORES[score], sizes.shape
@@ -87,7 +87,7 @@ def _linear(world: World) -> SimpleNamespace:
 def _t_ends(mean: np.ndarray, variance: np.ndarray, df: np.ndarray | float) -> np.ndarray:
     return mean + np.array([[-1], [1]]) * stdtrit(df, 0.975) * np.sqrt(variance)
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #1c889a26
 def _logit_ends(mean: np.ndarray, variance: np.ndarray, df: np.ndarray | float) -> np.ndarray:
     inner = np.clip(mean, 1e-9, 1 - 1e-9)
     return expit(_t_ends(logit(inner), np.where(variance > 0, variance, 0) / (inner * (1 - inner)) ** 2, df))
@@ -98,7 +98,7 @@ def _wilson_ends(mean: np.ndarray, variance: np.ndarray, df: np.ndarray | float)
     half = np.sqrt(mean * (1 - mean) * a + a**2 / 4)
     return (mean + a / 2 + np.array([[-1], [1]]) * half) / (1 + a)
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #410c9cdd
 def closed_ends(world: World) -> Iterator[tuple[str, np.ndarray]]:
     "Name and ends [2, n_runs] of each interval that needs no draws; the first is the library's."
     found, df = _linear(world), len(world.sizes) - 1
@@ -118,7 +118,7 @@ def _studentised(value: np.ndarray, error: np.ndarray, drawn: np.ndarray, errors
     low, high = np.quantile(t, [0.025, 0.975], axis=0)
     return np.array([value - high * error, value - low * error])
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #cb3bee3a
 def _bca(value: np.ndarray, drawn: np.ndarray, without: np.ndarray) -> np.ndarray:
     "BCa ends [2, m] from replicates [R, m] and means without each group [n_groups, m]. Source: Efron, 1987."
     below = (drawn < value).mean(0) + (drawn == value).mean(0) / 2
@@ -142,7 +142,7 @@ def _wild(world: World, found: SimpleNamespace, signs: np.ndarray) -> np.ndarray
     return _studentised(0 * found.mean, np.sqrt(np.square(apart).sum(0)), moved, np.sqrt(np.clip(squares, 0, None))
                         ) + found.mean
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #97da2a50
 def drawn_ends(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> Iterator[tuple[str, np.ndarray]]:
     "Name and ends [2, n_runs] of each interval by resampling; all repetitions of one call share the draws."
     n, n_groups, found = world.sizes, len(world.sizes), _linear(world)
@@ -202,7 +202,7 @@ def draw_differences(score: float, sizes: np.ndarray, rng: np.random.Generator,
     down = rng.binomial(sizes - up, left)
     return World(sizes, (up - down).astype(float), (up + down).sum(0).astype(float), 0.0)
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #7550a96f
 def null_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[str] = SIZES[:3],
                means: Iterable[float] = (0.6, 0.95), icc: tuple[float, float] = (ICC, ICC), *, n_runs: int = 1000,
                n_permutations: int = 1999, seed: int = 0) -> pd.DataFrame:
@@ -224,7 +224,7 @@ def null_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[str] =
 def _held(ends: Sequence[np.ndarray] | np.ndarray, truth: float) -> float:
     return float(((ends[0] <= truth + 1e-12) & (ends[1] >= truth - 1e-12)).mean())
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #46651c62
 def pairs_table(n_images: Iterable[int] = (60, 30, 10), *, n_runs: int = 1000, n_bootstrap: int = 1000,
                 seed: int = 0) -> pd.DataFrame:
     """Coverage for rows of two groups, and how often a true null is rejected: score, n_images, cluster, percentile,
@@ -254,7 +254,7 @@ def _detected(n_groups: int, seed: int, options: dict[str, Any]) -> tuple[Matche
     data = synthetic_tricd(n_groups, seed)
     return match_predictions(data, synthetic_predictions(data, seed, **options)), parts(data, 0)[0]
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #7305fbb1
 def detection_table(n_groups: Iterable[int] = (60, 30, 10), detectors: Iterable[str] = tuple(DETECTORS), *,
                     n_runs: int = 200, n_bootstrap: int = 300, n_truth: int = 2000) -> pd.DataFrame:
     """Coverage of AP's interval: detector, truth, n_groups, mean (of AP), method ("cluster", "percentile"), coverage,
@@ -308,7 +308,7 @@ def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
     columns = ["score", "n_groups", "sizes", "cluster", "reached_by", "nearest", "its_coverage"]
     return pd.DataFrame(rows, columns=columns)
 
-
+# %% ../../nbs/lib/papers/01_coverage.ipynb #dbe561ec
 def coverage_figure(table: pd.DataFrame, title: str) -> Any:
     "A panel a score: each method's coverage of every cell, by number of groups; 93 to 97 % in grey."
     import matplotlib.pyplot as plt

@@ -28,7 +28,7 @@ def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
     rows, columns = needed("scipy.optimize", "an optimal matching of boxes").linear_sum_assignment(-overlap)
     return (overlap[rows, columns, None] >= THRESHOLDS).sum(0)
 
-
+# %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #fa9e2871
 def _counts(matches: Matches, threshold: float) -> np.ndarray:
     "IL TP, FP, TN, FN, then TP, FP, FN of the boxes at ten overlaps each, of every phrase. int64 [Q, 34]."
     data, packed, n_phrases = matches.data, matches.packed, len(matches.data.phrases)
@@ -167,7 +167,7 @@ def _price_rows(matches: Matches, part: Part) -> pd.DataFrame:
     names = ["AP", "AP_true_pairs", "price", "false_caption_boxes", "false_caption_errors"]
     return part.rows(names, values, n, n_cut=matches.n_cut, ends=(0, 1))
 
-
+# %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #5ff5657a
 def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
     """AP of all pairs and of the true pairs alone, and how many boxes stand on false captions.
 
@@ -278,7 +278,7 @@ def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray)
             areas[r] = weight @ lower[place[:n]] / weight.sum() ** 2
     return areas
 
-
+# %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #d28932f2
 def _standardised_order(matches: Matches) -> np.ndarray:
     "Order of the boxes kept for AP with each phrase's scores standardised; equal ones (to 1e-9) stay as they were."
     rival = matches.data.rival_of[matches.phrase]

@@ -33,7 +33,7 @@ def _entry(predictions: _Predictions, id: int) -> dict[str, list]:
     "The lists of one pair; KeyError where the pair is absent, as in the evaluator."
     return predictions[str(id)] if str(id) in predictions else predictions[id]
 
-
+# %% ../../nbs/lib/phrase_detection/13_audit.ipynb #69dccfac
 def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool = True) -> dict[Any, dict[str, list]]:
     """The predictions as the evaluator's group recall leaves them; the argument itself is not changed.
 
@@ -61,7 +61,7 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
             other["phrase_ids"] = renamed
     return after
 
-
+# %% ../../nbs/lib/phrase_detection/13_audit.ipynb #e9255389
 def second_call(data: Tricd, predictions: _Predictions) -> str:
     """What a second group recall on the same predictions ends with: "" or the error as text."""
     once = after_group_recall(data, predictions)
@@ -83,14 +83,14 @@ def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
             ("phrases of false captions without a box", (silent & ~true).sum(), (~true).sum())]
     return pd.DataFrame(rows, columns=["problem", "n", "of"]).astype({"n": int, "of": int})
 
-
+# %% ../../nbs/lib/phrase_detection/13_audit.ipynb #17514822
 def _every_pair(data: Tricd, predictions: _Predictions) -> dict[int, dict[str, list]]:
     "Predictions with an entry for each pair, of new lists."
     given = {pair.id: predictions.get(pair.id, predictions.get(str(pair.id), {})) for pair in data.pairs}
     return {id: {name: list(entry.get(name, ())) for name in ("scores", "boxes", "phrase_ids")}
             for id, entry in given.items()}
 
-
+# %% ../../nbs/lib/phrase_detection/13_audit.ipynb #a7777ccb
 def fill_silent(data: Tricd, predictions: _Predictions, *, score: float = 0.0) -> dict[int, dict[str, list]]:
     """The same predictions with one box of that score for every phrase without any, so that the evaluator accepts."""
     filled = _every_pair(data, predictions)
@@ -125,7 +125,7 @@ def tie_effect(data: Tricd, predictions: _Predictions, *, n_orders: int = 50, se
     frame = pd.DataFrame(rows, columns=["metric", "rule", "value", "low", "high"])
     return frame.sort_values("metric", kind="stable", ignore_index=True)
 
-
+# %% ../../nbs/lib/phrase_detection/13_audit.ipynb #3f171e99
 def _all(table: pd.DataFrame) -> pd.Series:
     "Value of each metric, of a table with one subset."
     return table.set_index("metric")["value"]

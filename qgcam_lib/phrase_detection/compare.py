@@ -74,7 +74,7 @@ def _with_model(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         table.insert(0, "model", name)
     return pd.concat(list(tables.values()), ignore_index=True)
 
-
+# %% ../../nbs/lib/phrase_detection/15_compare.ipynb #1ab2a17e
 def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: Any) -> pd.DataFrame:
     """One analysis for every model, with a column `model` first.
 
@@ -122,7 +122,7 @@ def _ap_rows(a: Matches, b: Matches, part: Part) -> pd.DataFrame:
     rows = part.rows(["AP"], apart, np.array([part.inside.sum()])).rename(columns={"value": "difference"})
     return rows.assign(a=first[0], b=second[0], p_value=cluster_p(part.resampled(apart)), n_unmatched=0)
 
-
+# %% ../../nbs/lib/phrase_detection/15_compare.ipynb #72649b14
 def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
     "A row a phrase of a true caption: id, group, pair, and whether its first hit is among the k best."
     data = matches.data
@@ -162,7 +162,7 @@ def answer_baselines(questions: pd.DataFrame, seed: int = 0) -> dict[str, dict[A
     return {"always yes": dict.fromkeys(ids, "yes"), "always no": dict.fromkeys(ids, "no"),
             "coin": {id: "yes" if heads else "no" for id, heads in zip(ids, coin)}}
 
-
+# %% ../../nbs/lib/phrase_detection/15_compare.ipynb #346a4063
 def answer_all(sources: Mapping[str, str], questions: pd.DataFrame, images: Any, *, weights: str = "mini",
                folder: str | Path | None = None, thresholds: Mapping[str, float] | None = None,
                **options: Any) -> dict[str, pd.DataFrame]:

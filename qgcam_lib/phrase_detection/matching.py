@@ -28,7 +28,7 @@ def descending(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
     first = np.concatenate([np.flatnonzero(~late), np.flatnonzero(late)])
     return first[np.argsort(-score[first], kind="stable")]
 
-
+# %% ../../nbs/lib/phrase_detection/01_matching.ipynb #03bfaae8
 @compiled()
 def best_of_each(order, key, n_keys, limit):
     """Those of `order` (indices, best first) that are among the `limit` first of their key; the order stays.
@@ -70,7 +70,7 @@ def _iou(a, b):
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inter
     return inter / union if union > 0 else 0.0
 
-
+# %% ../../nbs/lib/phrase_detection/01_matching.ipynb #84e1a70d
 @compiled()
 def best_overlap(boxes, phrase, truth, starts):
     """Highest IoU of each box with any truth box of its phrase, 0 where there is none.

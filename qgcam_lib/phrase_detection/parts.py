@@ -32,7 +32,7 @@ def part_names(data: Tricd, by: str = "subset") -> tuple[str, ...]:
         raise ValueError(f"by: expected one of {BY}, got {by!r}")
     return ("all", *(SUBSETS if by == "subset" else sorted({name for name in data.contradictions.tolist() if name})))
 
-
+# %% ../../nbs/lib/phrase_detection/02_parts.ipynb #bb968b67
 def _inside(data: Tricd, name: str, by: str) -> np.ndarray:
     "Which pairs are in the part. bool [P]"
     if name == "all":

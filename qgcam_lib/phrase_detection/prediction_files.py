@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
-
+# %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #952a8e06
 def _from_torch(path: Path) -> Any:
     "A torch file, without running code from it."
     import torch

@@ -67,7 +67,7 @@ def whole_number(value: Any, what: str) -> int:
         raise ExampleError(f"{what}: expected a whole number, got {value!r:.40}")
     return int(value)
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #dfc4c035
 def _as_four(value: Any) -> np.ndarray:
     "A box as float64 [4]; NaN for anything else."
     try:
@@ -75,7 +75,7 @@ def _as_four(value: Any) -> np.ndarray:
     except (ValueError, TypeError, OverflowError):
         return np.full(4, np.nan)
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #61ded553
 def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndarray:
     "Boxes as float64 [n, 4]; the first row that is something else is named."
     try:
@@ -86,7 +86,7 @@ def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndar
         raise ExampleError(f"{word}: expected four finite numbers, got {boxes[bad[0]]!r:.60}", name(int(bad[0])))
     return found
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #6774f518
 def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[str, Any],
           name: Callable[[int], str], *, sized: bool = False, kind: str = "", asked: dict | None = None) -> Rows:
     "Rows from labels, scores and boxes, in this order and under their own names. sized: boxes are x, y, width, height."
@@ -108,14 +108,14 @@ def _need(record: Any, keys: Sequence[str], where: str) -> list:
         raise ExampleError(f"expected {', '.join(keys)}, got none of {', '.join(lost)}", where)
     return [record[key] for key in keys]
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #9839bb08
 def _as_list(values: Any, word: str, where: str) -> list | tuple | np.ndarray:
     values = np.asarray(values) if hasattr(values, "__array__") else values
     if not isinstance(values, list | tuple | np.ndarray) or np.ndarray is type(values) and values.ndim == 0:
         raise ExampleError(f"{word}: expected a list, got {type(values).__name__}", where)
     return values
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #b35ab749
 def _joined(parts: Sequence[Sequence]) -> Sequence:
     "Lists or arrays end to end."
     parts = [part for part in parts if len(part)]
@@ -123,7 +123,7 @@ def _joined(parts: Sequence[Sequence]) -> Sequence:
         return np.concatenate(parts)
     return list(chain.from_iterable(parts))
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #612e5ddd
 def _of_lists(form: str, label: str, images: list, places: Sequence[int], wheres: Sequence[str],
               lists: Sequence[dict[str, Any]], **options: Any) -> Rows:
     """Rows from labels, scores and boxes in lists. places: the image of each list; wheres: how an error names it."""
@@ -151,7 +151,7 @@ def _by_image(content: Mapping) -> Rows:
     return _of_lists("labels" if labels else "tricd", words[0], list(content), range(len(lists)), wheres, lists,
                      kind="category" if labels else "phrase")
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #d829a47d
 def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
     "Boxes and scores of each phrase, without GLIP's last box, which has no score."
     if "scores" not in entry:
@@ -167,7 +167,7 @@ def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
         found.append((its_boxes[:-1] if extra else its_boxes, its_scores))
     return found
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #7e7da5aa
 def _flickr(content: Sequence) -> Rows:
     "The form `flickr`."
     asked, places, wheres, lists = {}, [], [], []
@@ -197,7 +197,7 @@ def _boxes_in(frame: pd.DataFrame) -> tuple[str, Sequence, bool]:
     names = ["x", "y", "w", "h"] if sized else ["x0", "y0", "x1", "y1"]
     return ", ".join(names), read_table(frame, dict.fromkeys(names, float))[names].to_numpy(np.float64), sized
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #a5e4d9c7
 def _table(frame: pd.DataFrame, form: str = "table", silent: Sequence = ()) -> Rows:
     "The forms `table`, `coco` and `instances`. silent: images that are named besides."
     label = "category_id" if "category_id" in frame and "phrase_id" not in frame else "phrase_id"
@@ -213,7 +213,7 @@ def _table(frame: pd.DataFrame, form: str = "table", silent: Sequence = ()) -> R
     return _rows(form, label, images.tolist(), places[:len(frame)].astype(np.int64), columns,
                  lambda n: f"row {n + 1}, image {keys[n]}", sized=sized)
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #b74b03fc
 def _records(content: Sequence, form: str = "coco", silent: Sequence = ()) -> Rows:
     "A list with an object a box."
     for n, record in enumerate(content):
@@ -222,7 +222,7 @@ def _records(content: Sequence, form: str = "coco", silent: Sequence = ()) -> Ro
     columns = ["image_id", "phrase_id", "score", "bbox"]
     return _table(pd.DataFrame.from_records(content) if content else pd.DataFrame(columns=columns), form, silent)
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #cfc0c1eb
 def _instances(content: Sequence) -> Rows:
     "The form `instances`: COCO's records, packed by image."
     entries = [_need(entry, ("image_id", "instances"), f"entry {n}") for n, entry in enumerate(content)]
@@ -247,7 +247,7 @@ def _form_rows(content: Any) -> Rows:
     shown = f"a list of {str(content[0])[:60]}" if isinstance(content, list) and content else type(content).__name__
     raise ExampleError(f"no known form of predictions: {shown}", remedy=f"Known: {'; '.join(FORMS.values())}")
 
-
+# %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #8d3f1906
 def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None) -> Rows:
     """The rows of predictions in any form of FORMS: objects and lists as JSON gives them, arrays, or a pandas frame.
 

@@ -59,7 +59,7 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
         return [by_id(id) for id in (given[0] if isinstance(given[0], list | tuple) else given[:1])]
     return find
 
-
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #aaedb95a
 def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
     "Places of the pairs that each image of the rows stands for; a pair may come once."
     find, found, taken = _pair_finder(data, image_ids), [], set()
@@ -82,7 +82,7 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
 def _folded(text: Any) -> str:
     return " ".join(str(text).casefold().split())
 
-
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #e3235650
 def _by_vocabulary(data: Tricd, pair: np.ndarray, label: np.ndarray, phrases: Any, name: Callable[[int], str]
                    ) -> tuple[np.ndarray, np.ndarray]:
     "`_spread` for labels that are places (list) or keys (mapping) in a vocabulary of texts."
@@ -138,7 +138,7 @@ class Packed:
     left_out: dict[str, int]
     faults: tuple[str, ...] = ()
 
-
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #26058854
 def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
     "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
     corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
@@ -148,7 +148,7 @@ def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
     return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
             "width, height (choose the box format xyxy)"]
 
-
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #18b97f1b
 def _check_options(image_ids: Any, phrases: Any) -> None:
     if not isinstance(image_ids, Mapping) and image_ids not in ("pair", "file"):
         raise ValueError(f"image_ids: expected 'pair', 'file' or a mapping, got {image_ids!r}")
@@ -263,7 +263,7 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
                          "file read twice?")
     return found
 
-
+# %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #3d697d99
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     """What is suspicious about predictions as a whole; see `checks`. ValueError for boxes that are all shares."""
     chosen = np.zeros(len(data), bool)

@@ -53,7 +53,7 @@ def _ask(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[A
     sure = [float(answerer.yes_score(*each)) for each in zip(pictures, asked)] if scores else [np.nan] * len(said)
     return [{"answer": answer, "yes_score": score} for answer, score in zip(said, sure)]
 
-
+# %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #9e2be385
 def _asked(questions: pd.DataFrame, folders: list[Path]) -> list[Query]:
     """A record of every question."""
     found = []
@@ -97,7 +97,7 @@ def answer_questions(answerer: Answerer, questions: pd.DataFrame, images: str | 
                         dataset=_about(questions), settings={"style": style, "scores": scores}, limit=limit,
                         seed=seed, **run_options)
 
-
+# %% ../../nbs/lib/phrase_detection/12_question_run.ipynb #e89fbbc8
 def answers_of(frame: pd.DataFrame) -> dict[int, Any]:
     """{image_id: answer, None where it failed}, as `evaluate_answers` takes it."""
     return dict(zip(frame["image_id"].tolist(), frame["answer"].tolist()))

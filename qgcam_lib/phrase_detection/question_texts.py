@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
     filler = r"a:|(?:well|hmm|actually|sorry|ok|okay|oh|i (?:think|believe)(?: that)?)\b(?! so)"
     return re.sub(rf"^(?:(?:{filler})\W*)+", "", text)
 
-
+# %% ../../nbs/lib/phrase_detection/10_question_texts.ipynb #43cea284
 def _read_answer(answer: Any) -> tuple[bool | None, str]:
     "The answer as True, False or None, and the rule that decided."
     if answer is None:
@@ -155,7 +155,7 @@ def parse_answer(text: Any) -> bool | None:
     """
     return _read_answer(text)[0]
 
-
+# %% ../../nbs/lib/phrase_detection/10_question_texts.ipynb #32c81344
 def parse_answers(answers: Iterable[Any]) -> pd.DataFrame:
     """Many answers at once: one row an answer with text, answer (True, False or None) and rule (which one decided).
 

@@ -38,7 +38,7 @@ def _linked(pictures: list[str], questions: list[str], ids: list[int]) -> list[s
         if label.equals(before):
             return [f"group of {id}" for id in label]
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #1022dbc3
 @dataclass
 class _Question:
     image_id: Whole
@@ -46,7 +46,7 @@ class _Question:
     question_id: Whole
     file_name: Text
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #53ebfd71
 @dataclass
 class _Annotation:
     image_id: Whole
@@ -54,7 +54,7 @@ class _Annotation:
     answer: Literal[0, 1]
     coco_type: Text = ""
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #523ed716
 @dataclass
 class _Pair:
     id: Whole
@@ -64,7 +64,7 @@ class _Pair:
     source: Text
     positive: bool
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #92f13845
 def _subset(annotation: _Annotation, file: Path) -> str:
     "coco_obj, coco_rel or winoground; a type that the paper does not know keeps its own name."
     kind = annotation.coco_type
@@ -90,7 +90,7 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     return frame.assign(caption=[pair.caption for pair in own],
                         group=[f"{pair.source}_{pair.original_id.rsplit('_', 1)[0]}" for pair in own])
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #af905a7f
 def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.DataFrame:
     """The yes/no questions of TRICD, or of any file in its form.
 
@@ -120,7 +120,7 @@ def _marks(truth: np.ndarray, said: np.ndarray) -> np.ndarray:
         columns += [is_true, is_said, is_true & is_said]
     return np.column_stack(columns).astype(np.float64)
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #35fb6f27
 def _scores(sums: np.ndarray) -> np.ndarray:
     "Sums of marks [k, 6] -> float64 [k, 4]: macro_f1, f1_yes, f1_no, accuracy; NaN without any question."
     true, said, both = sums[:, [0, 3]], sums[:, [1, 4]], sums[:, [2, 5]]
@@ -152,7 +152,7 @@ def answers_by_id(answers: Any) -> dict[str, Any]:
         out[str(id)] = answer
     return out
 
-
+# %% ../../nbs/lib/phrase_detection/11_questions.ipynb #4b08103b
 def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.ndarray, np.ndarray]:
     "For each question 1, 0 or -1 (unparsable or missing), and whether its answer is missing."
     given, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]

@@ -40,14 +40,14 @@ def _checked(found: Any, pair: TricdPair) -> Detections:
                          f"got {int(found.phrases.max())}")
     return found
 
-
+# %% ../../nbs/lib/phrase_detection/09_run.ipynb #79a4f1fa
 def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.ndarray]:
     """The best boxes of each phrase, as they are stored."""
     kept = best_of_each(descending(found.scores), found.phrases, len(pair.phrases), max_boxes)
     ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
     return {"scores": found.scores[kept], "boxes": found.boxes[kept].ravel(), "phrase_ids": ids[found.phrases[kept]]}
 
-
+# %% ../../nbs/lib/phrase_detection/09_run.ipynb #6a5e9d3a
 def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
     """What the detector finds for each pair in its opened picture."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]

@@ -90,7 +90,7 @@ def _ranks(matches: Matches, hit: np.ndarray, order: np.ndarray) -> np.ndarray:
     found = matching.first_hits(order, matches.packed.phrase, hit, len(matches.data.phrases))
     return np.where(matches.asked, found, np.nan)
 
-
+# %% ../../nbs/lib/phrase_detection/05_score.ipynb #e2412091
 def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes on both images of its group."
     data, packed, order = matches.data, matches.packed, matches.order
@@ -140,7 +140,7 @@ def overlap_aps(matches: Matches, part: Part, chosen: np.ndarray | None = None,
     return matching.average_precisions(*matching.positions_of(hits), part.codes[matches.pair[at]], part.weights,
                                        totals, matching.RECALL_POINTS)
 
-
+# %% ../../nbs/lib/phrase_detection/05_score.ipynb #89ed638a
 def _hits_at(rank: np.ndarray, recall_at: Sequence[int]) -> np.ndarray:
     "1 where the first hit stands within k, 0 where not, NaN where undefined. float64 [Q, len(recall_at)]."
     within = (rank[:, None] < np.array(recall_at, np.float64)).astype(np.float64)
@@ -172,7 +172,7 @@ def detection_contract(name: str) -> Metric:
         raise ValueError(f"score: expected one of {tuple(DETECTION_SCORES)} with a number for k, got {name!r}")
     return replace(found, name=name, symbol=name)
 
-
+# %% ../../nbs/lib/phrase_detection/05_score.ipynb #ec03b828
 def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]
                    ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Names of the metrics that are means over phrases, their values of each phrase, [Q, m], and those where ties fall
@@ -241,7 +241,7 @@ def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; recall_at chooses the k")
 
-
+# %% ../../nbs/lib/phrase_detection/05_score.ipynb #7c21ff9c
 def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,
                       metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
     """Every score of every subset from matches that are already there; see `evaluate` for arguments and columns."""

@@ -40,7 +40,7 @@ def _constant(value: float, table: pd.DataFrame) -> tuple[Numbers, Numbers]:
     found = _values(table)
     return dict.fromkeys(found, value), found
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #8255fa01
 def _perfect(data: Tricd) -> tuple[Numbers, Numbers]:
     "Every truth box with score 1 and nothing else; false captions stay without boxes."
     true = {pair.id: [(phrase.id, box) for phrase in pair.phrases for box in phrase.boxes]
@@ -50,7 +50,7 @@ def _perfect(data: Tricd) -> tuple[Numbers, Numbers]:
     metrics = [name for name in METRICS if name != "merged_recall"]  # asks for one box around them all
     return _constant(1.0, evaluate(data, predictions, metrics=metrics))
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #5b6a4120
 def _shuffled(data: Tricd, predictions: Mapping, rng: np.random.Generator) -> tuple[Tricd, dict]:
     "The same annotations and predictions with pairs, phrases, truth boxes and predicted boxes in another order."
     def mixed(items: Any) -> list:
@@ -64,7 +64,7 @@ def _shuffled(data: Tricd, predictions: Mapping, rng: np.random.Generator) -> tu
         turned[key] = {name: [entry[name][k] for k in order] for name in ("scores", "boxes", "phrase_ids")}
     return Tricd(tuple(mixed(pairs)), data.file), turned
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #177bb839
 def _order(data: Tricd, predictions: Mapping, seed: int) -> tuple[Numbers, Numbers]:
     distinct = break_ties(predictions, seed)
     other = _shuffled(data, distinct, np.random.default_rng(seed))
@@ -86,7 +86,7 @@ def _results(data: Tricd, predictions: Mapping) -> tuple[list[dict], list[dict],
                 for n, (q, b, score) in enumerate(rows, 1)]
     return [{"id": q, "width": 1, "height": 1} for q in index.values()], records(truth), records(found)
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #cdd1baf7
 def pseudo_image_ap(data: Tricd, predictions: Mapping, backend: str = "pycocotools") -> dict[str, float]:
     """AP, AP50 and AP75 of all pairs by another program: COCO's evaluator with one image for each phrase of each pair.
 
@@ -129,7 +129,7 @@ def read_expected(content: Any) -> Numbers:
             if metric.startswith(("AP", "recall@", "group_recall@", "upper_bound")) and isinstance(values, dict)
             for subset, value in values.items() if subset in ("all", *SUBSETS)}
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #a593f00c
 def known_case() -> tuple[Tricd, dict, Numbers]:
     """Annotations, predictions and {(metric, subset): value} of the authors' evaluator, from data/checks."""
     case = json.loads(project_file("data/checks/tricd_small.json").read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def _row(check: str, says: str, run: Callable[[], tuple[Numbers, Numbers]], tole
         found = f"{type(error).__name__}: {error}"
     return {"check": check, "says": says, "got": found, "ok": ok, "seconds": time.perf_counter() - start}
 
-
+# %% ../../nbs/lib/phrase_detection/14_selfcheck.ipynb #4918f60b
 def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str | Path | Mapping | None = None, *,
                 expected: str | Path | Mapping | None = None, seed: int = 0) -> pd.DataFrame:
     """Check the evaluator: on generated annotations and predictions, or on the given ones.

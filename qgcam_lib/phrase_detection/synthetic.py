@@ -23,7 +23,7 @@ def _draw_boxes(rng: np.random.Generator, n: int, width: int, height: int) -> tu
     corner = rng.random((n, 2)) * ((width, height) - size)
     return tuple(map(tuple, np.hstack([corner, corner + size]).tolist()))
 
-
+# %% ../../nbs/lib/phrase_detection/06_synthetic.ipynb #2283d07c
 def _draw_caption(rng: np.random.Generator, subset: str) -> tuple[str, list[tuple[int, int]]]:
     first, second = rng.choice(_NOUNS, 2, replace=False)
     if subset == "coco_obj":
@@ -31,7 +31,7 @@ def _draw_caption(rng: np.random.Generator, subset: str) -> tuple[str, list[tupl
     text = f"a {first} {rng.choice(_LINKS)} a {second}"
     return text, [(0, 2 + len(first)), (len(text) - 2 - len(second), len(text))]
 
-
+# %% ../../nbs/lib/phrase_detection/06_synthetic.ipynb #e4f39fc6
 def synthetic_tricd(n_groups: int = 51, seed: int = 0,
                     subsets: tuple[str, ...] = ("coco_obj", "coco_rel", "coco_rel")) -> Tricd:
     """Annotations of `n_groups` groups, four pairs each, drawn from a seed; the groups take `subsets` in turn.
@@ -72,7 +72,7 @@ def _jitter(rng: np.random.Generator, box: tuple, amount: float) -> list[float]:
     moved = np.array(box) + rng.normal(0, amount, 4) * (x1 - x0, y1 - y0, x1 - x0, y1 - y0)
     return [*np.minimum(moved[:2], moved[2:]).tolist(), *np.maximum(moved[:2], moved[2:]).tolist()]
 
-
+# %% ../../nbs/lib/phrase_detection/06_synthetic.ipynb #42d1a43d
 def synthetic_predictions(data: Tricd, seed: int = 0, *, find: float = 0.85, jitter: float = 0.06, right: float = 1.5,
                           clutter: float = 2.0, wrong: float = -1.5, alarms: float = 1.0, alarm: float = 0.0,
                           offset: float = 0.0, noise: float = 1.0) -> dict[int, dict[str, list]]:
@@ -109,7 +109,7 @@ def coarse_scores(predictions: Mapping[Any, Mapping[str, Any]], digits: int) -> 
                   "scores": [round(float(s), digits) if digits > 0 else 1.0 for s in entry["scores"]]}
             for key, entry in predictions.items()}
 
-
+# %% ../../nbs/lib/phrase_detection/06_synthetic.ipynb #d0c1de2c
 def break_ties(predictions: Mapping[Any, Mapping[str, Any]], seed: int = 0) -> dict[Any, dict[str, list]]:
     """The same predictions with distinct scores in 0..1: the order of the old ones, equal ones in random order."""
     sizes = [len(entry["scores"]) for entry in predictions.values()]

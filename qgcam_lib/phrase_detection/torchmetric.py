@@ -32,7 +32,7 @@ def targets_of(data: Tricd, ids: Sequence[int] | None = None) -> list[dict[str, 
     by_id = {pair.id: pair for pair in data.pairs}
     return [_target(by_id[id]) for id in (by_id if ids is None else ids)]
 
-
+# %% ../../nbs/lib/phrase_detection/16_torchmetric.ipynb #10e55094
 def _target(pair: TricdPair) -> dict[str, Any]:
     boxes = [box for phrase in pair.phrases for box in phrase.boxes]
     labels = [phrase.id for phrase in pair.phrases for _ in phrase.boxes]
@@ -48,7 +48,7 @@ _KEYS = ("boxes", "labels", "image_id", "phrases")
 def _listed(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
-
+# %% ../../nbs/lib/phrase_detection/16_torchmetric.ipynb #c94cbb5a
 def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
     """A target as JSON's types, checked. n: its place in the batch, for the error."""
     if missing := [key for key in _KEYS if key not in target]:
@@ -69,7 +69,7 @@ def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
             "positive": bool(found.get("positive", len(boxes) > 0)), "subset": subset,
             "group": str(found.get("group", found["image_id"])), "side": int(found.get("side", 0))}
 
-
+# %% ../../nbs/lib/phrase_detection/16_torchmetric.ipynb #e21374d5
 def _pair(plain: Mapping[str, Any]) -> TricdPair:
     def phrase(id: int, spans: list) -> TricdPhrase:
         own = tuple(tuple(box) for box, label in zip(plain["boxes"], plain["labels"]) if label == id)
@@ -155,7 +155,7 @@ def gathered(self: PhraseDetection) -> tuple[Tricd, dict[int, dict[str, list]]]:
     pairs = tuple(_pair(seen[id]["target"]) for id in sorted(seen))
     return Tricd(pairs), {id: one["found"] for id, one in seen.items()}
 
-
+# %% ../../nbs/lib/phrase_detection/16_torchmetric.ipynb #82e4ea17
 @patch
 def summary(self: PhraseDetection, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
     """The table of `evaluate` over the pairs of this process; options: its others (n_subsets, level, seed, by)."""

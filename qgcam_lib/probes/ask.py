@@ -46,7 +46,7 @@ def form_of(groups: Sequence[Any]) -> type:
                          f"{[kind.__name__ for kind in kinds] or 'none'}")
     return kinds[0]
 
-
+# %% ../../nbs/lib/probes/02_ask.ipynb #18a94be9
 def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
     """All prompts that these groups hold against each picture: {picture: distinct prompts}, in order of appearance."""
     found: dict[str, dict[str, None]] = {}
@@ -81,7 +81,7 @@ def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> li
             found[place] = row
     return found
 
-
+# %% ../../nbs/lib/probes/02_ask.ipynb #eb084116
 def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
     "The same as rows, checked."
     rows = []
@@ -107,7 +107,7 @@ def _asked(picture: str, prompts: list[str], folders: list[Path]) -> Query:
     except ValueError as error:
         return Query(id, picture, picture, fault=ExampleError(str(error), id), what=tuple(prompts))
 
-
+# %% ../../nbs/lib/probes/02_ask.ipynb #c9d8a13a
 def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence[str | Path], *,
                 limit: int | None = None, seed: int = 0, name: str = "", **run_options: Any) -> pd.DataFrame:
     """Ask a model every prompt of every picture of some groups, each picture once.

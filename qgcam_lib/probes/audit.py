@@ -94,7 +94,7 @@ def transposed(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
     """The rows of `score_groups` when rows and columns of the 2 x 2 table are exchanged, as for FLAVA."""
     return _again(pairs, scores, lambda S: pair_scores(S.transpose(0, 2, 1)))
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #d40a8fe1
 def lenient(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
     """The rows of `score_groups` when a tie counts as right: >= for >."""
     def read(S: np.ndarray) -> pd.DataFrame:
@@ -111,7 +111,7 @@ def left_behind(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
     return [RelCompGroup(group.id, picture, group.positive_prompt, group.positive_prompt, group.subject_prompt,
                          "predicate") for group in groups for picture in group.positive_images]
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #430b5d31
 def stale(frame: pd.DataFrame, groups: Sequence[RelationGroup], scores: pd.DataFrame) -> pd.DataFrame:
     """Rows of Probe-R whose accuracies of subject_only and other_only are those of the comparison left behind: rel1
     against rel3, logits averaged over the positive pictures. Confidence stays.
@@ -150,7 +150,7 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
                          "argsort": np.nanmean(last_first)})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #92ccaa28
 def _apart(scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
     "Ranks [N, C] in which the later of equal scores is the higher."
     order = np.argsort(np.where(asked, scores, -np.inf), axis=1, kind="stable")
@@ -175,7 +175,7 @@ def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: 
              for name, part in frame.groupby("class", sort=False) if 0 < part["present"].mean() < 1]
     return pd.DataFrame(found, columns=["class", "ap", "n_pictures", "n_present"])
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #8fa23d96
 def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     """Both readings of mAP of the reference pictures: model, per_image, class_wise (softmax), class_wise_score,
     n_pictures, n_classes."""
@@ -204,7 +204,7 @@ def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFram
                      int((~np.isnan(once["reference"])).sum())))
     return pd.DataFrame(rows, columns=["model", "once", "twice", "share", "n"])
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #a404b9bb
 def ratios_and_means(frames: Frames) -> pd.DataFrame:
     """Robustness to the edit as the mean of each picture's ratio, and as the ratio of the means: model, mean_of_ratios,
     ratio_of_means, n, n_undefined. frames: of `score_groups`."""
@@ -220,7 +220,7 @@ def most_confidence(text: float) -> float:
     """The highest mean confidence of pairs with this mean text score."""
     return 1 - (1 - text) / 4
 
-
+# %% ../../nbs/lib/probes/06_audit.ipynb #710bc77a
 def probe_c_candidates(printed: Sequence[float]) -> pd.DataFrame:
     """Which score and split a printed column of Probe-C can be, if scores with objects swapped are twice those with
     compositions swapped.

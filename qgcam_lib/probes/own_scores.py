@@ -39,7 +39,7 @@ def plain_words(text: str) -> tuple[str, ...]:
     """The words of a prompt or caption in lower case, without marks and without an opening "A photo of"."""
     return tuple(word.lower() for word in words_of(_OPENING.sub("", text)) if word[0].isalnum())
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #3d35e03e
 class NGrams:
     """Interpolated Kneser-Ney model of word sequences.
 
@@ -71,7 +71,7 @@ def _all_orders(top: Counter) -> list[Counter]:
         found.insert(0, shorter)
     return found
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #4f5b7026
 def _by_context(grams: Counter) -> dict[tuple[str, ...], dict[str, int]]:
     "context -> {next word: count}."
     found: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
@@ -92,7 +92,7 @@ def probability(self: NGrams, word: str, context: Sequence[str] = ()) -> float:
         p = (max(words.get(word, 0) - self.discount, 0) + self.discount * (len(words) - 1) * p) / words[""]
     return p
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #9387155d
 @patch
 def log_probability(self: NGrams, text: str) -> float:
     """Natural logarithm of the probability of a text with its end."""
@@ -135,7 +135,7 @@ class Blind:
         """[I, T], every row the same."""
         return np.tile(self.of(texts), (len(images), 1))
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #d4dc4ae7
 def blind_scores(groups: Sequence[Any], blind: Blind) -> pd.DataFrame:
     """The table of scores of a blind scorer, without opening a picture: image, prompt, score; see `ask_prompts`."""
     asked = prompts_by_picture(groups)
@@ -161,7 +161,7 @@ def pair_tables(frame: pd.DataFrame, missing: str = "raise") -> np.ndarray:
                        empty=PAIR_COLUMNS if missing == "undefined" else ())
     return table[[*PAIR_COLUMNS]].to_numpy(np.float64).reshape(-1, 2, 2).transpose(0, 2, 1)
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #8c671fe8
 def score_pair_table(frame: pd.DataFrame, kind: ScoreKind | None = None, missing: str = "raise") -> pd.DataFrame:
     """Winoground's scores of a table with its columns: one row a pair.
 
@@ -194,7 +194,7 @@ def _right(found: pd.DataFrame) -> tuple[np.ndarray, Any, np.ndarray]:
     right = found[name].astype("Float64").mask(tied).to_numpy(np.float64, na_value=np.nan)
     return right, chance, tied[found[name].notna()].to_numpy(bool)
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #3a846a83
 def _findings(values: np.ndarray, kind: ScoreKind, compared: Sequence[str], found: pd.DataFrame,
               undone: dict[str, Any]) -> list[str]:
     "What is suspicious about scores. found: the rows made of them; undone: a mistake -> the rows without it."
@@ -203,7 +203,7 @@ def _findings(values: np.ndarray, kind: ScoreKind, compared: Sequence[str], foun
     return [*(score_findings(values, tied) or choice_findings(right, chance, found["group"], asked)),
             *kind_findings(values, kind, compared)]
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #7ab6b5f4
 REVERSED = "lower scores taken for the better (kind='distance')"
 
 
@@ -234,7 +234,7 @@ def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by
     warn_of(_findings(rows["score"].to_numpy(), what, compared, found, undone), stacklevel=3)
     return score_classes(groups, table, missing=options.get("missing", "raise")) if by_class else found
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #70f3540a
 def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") -> pd.DataFrame:
     "The rows of `score_pair_table`; with a warning for what is suspicious about the table."
     values = pair_tables(frame, missing)
@@ -261,7 +261,7 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
     given = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(given, scores["image"])])
 
-
+# %% ../../nbs/lib/probes/05_own_scores.ipynb #17636424
 def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence[Any] | None = None, *,
                 kind: str | None = None, form: str | None = None, image_ids: str = "name", by_class: bool = False,
                 **options: Any) -> pd.DataFrame:

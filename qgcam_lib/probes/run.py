@@ -56,7 +56,7 @@ def pair_rows(S: np.ndarray) -> pd.DataFrame:
     found = found.assign(n_ties=probe_score.pair_ties(S[good])).astype(kinds).set_index(np.flatnonzero(good))
     return found.reindex(range(len(S)))
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #2f0df789
 def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> pd.DataFrame:
     "One row a pair."
     cells = [(pair.id, picture, prompt) for pair in pairs for picture in pair.images for prompt in pair.prompts]
@@ -79,7 +79,7 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
         present[row, :len(group.classes)] = np.isin(group.classes, group.present)
     return present
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #c7cf4470
 def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and asked [N, C], both bool.
@@ -98,7 +98,7 @@ def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "
     whole = ~np.any([(np.isnan(s) & asked).any(1) for s in scores.values()], axis=0)
     return scores, present & whole[:, None], asked & whole[:, None]
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #69a18898
 def _steps(values: Mapping[str, np.ndarray], share: str, lost: str) -> dict[str, np.ndarray]:
     "Robustness and change of a value between the pictures."
     return {f"{name}_{a}_{b}": score(values[a], values[b]) for a, b in probe_score.STEPS
@@ -109,7 +109,7 @@ def _labels(groups: Sequence[ContextGroup]) -> pd.DataFrame:
     return pd.DataFrame([{"id": group.id, "group": group.image, "filler": group.filler, "kind": group.kind,
                           "n_present": len(group.present), "n_classes": len(group.classes)} for group in groups])
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #d619afd2
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
     "One row a picture and filler."
     scores, present, asked = rankings(groups, table, missing)
@@ -132,7 +132,7 @@ def _without_confidence(frame: pd.DataFrame, table: ScoreTable) -> pd.DataFrame:
     frame.attrs["kind"] = table.kind.name
     return frame
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #bf2d5106
 def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTable, *, missing: str = "raise"
                   ) -> pd.DataFrame:
     """Probe-B class by class: one row a group and present class.
@@ -170,7 +170,7 @@ def _check_options(average: str, ties: str, missing: str = "raise") -> dict[str,
             raise ValueError(f"{name}: expected one of {known}, got {options[name]!r}")
     return options
 
-
+# %% ../../nbs/lib/probes/03_run.ipynb #603caf36
 def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, average: str = "logits",
                  ties: str = "expected", missing: str = "raise") -> pd.DataFrame:
     """Score groups of one probe by a table of scores. `PROBE_SCORES` has the contract of each score column.

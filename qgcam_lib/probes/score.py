@@ -73,7 +73,7 @@ def _as_tables(S: Any) -> np.ndarray:
         raise ValueError(f"S: expected [N, 2, 2], S[n, i, j] = score of image i with prompt j, got {tables.shape}")
     return tables
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #5d73a962
 def pair_scores(S: Any) -> pd.DataFrame:
     """Winoground-style scores: one row a pair, with text, image, group (bool) and confidence (0..1).
 
@@ -89,7 +89,7 @@ def pair_scores(S: Any) -> pd.DataFrame:
     confidence = (_expit(first - S[:, 0, 1]) + _expit(second - S[:, 1, 0])) / 2
     return pd.DataFrame({"text": text, "image": image, "group": text & image, "confidence": confidence})
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #599c8e41
 def pair_ties(S: Any) -> np.ndarray:
     """How many of a pair's four comparisons are between equal scores: int64 [N], 0 to 4. S: as in `pair_scores`."""
     S = _as_tables(S)
@@ -115,7 +115,7 @@ def _tie_blocks(scores: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, ..
     b, until = np.take_along_axis(hits, a, 1), np.take_along_axis(hits, end, 1)
     return place - a + 1, end - a, until - b, a, b
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #e0b91e34
 def _precisions(p: np.ndarray, m: np.ndarray, r: np.ndarray, a: np.ndarray, b: np.ndarray, ties: str) -> np.ndarray:
     "What each place adds to R AP [N, C], under a rule for ties."
     if ties == "expected":
@@ -143,7 +143,7 @@ def _as_classes(scores: Any, present: Any, asked: Any) -> tuple[np.ndarray, np.n
             raise ValueError(f"scores: expected {text}, which row {int(np.argwhere(wrong)[0][0])} lacks")
     return np.where(asked, values, -np.inf), present, asked
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #8fa38e8d
 def ranking_average_precision(scores: Any, present: Any, *, asked: Any = None, ties: str = "expected") -> np.ndarray:
     """Average precision of the present classes in each picture's ranking of classes: float64 [N], 0..1.
 
@@ -179,14 +179,14 @@ def class_confidences(scores: Any, *, asked: Any = None) -> np.ndarray:
     total = shares.sum(1, keepdims=True)
     return np.divide(shares, total, out=np.zeros(shares.shape), where=total > 0)
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #71504bee
 def present_confidence(scores: Any, present: Any, *, asked: Any = None) -> np.ndarray:
     """Mean softmax share of the present classes: float64 [N], 0..1, NaN where none is present."""
     scores, present, asked = _as_classes(scores, present, asked)
     shares, n = class_confidences(np.where(asked, scores, 0), asked=asked), present.sum(1)
     return np.divide((shares * present).sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
 
-
+# %% ../../nbs/lib/probes/01_score.ipynb #3b61afcd
 def first_is_present(scores: Any, present: Any, *, asked: Any = None) -> np.ndarray:
     """Is the best present class better than every absent one: float64 [N] of 0 and 1, NaN where none is present.
 

@@ -29,7 +29,7 @@ class RowLayout:
     group: str | tuple[str, str]
     metrics: tuple[str, ...]
 
-
+# %% ../../nbs/lib/probes/04_summary.ipynb #e787e70b
 def layout_of(frame: pd.DataFrame) -> RowLayout:
     """What kind of frame this is. Errors: ValueError for one that was not made by these scores."""
     metrics = tuple(name for name in PROBE_SCORES if name in frame)
@@ -82,7 +82,7 @@ def _chance(frame: pd.DataFrame, name: str) -> pd.Series:
             value = 1 / asked
     return value.where(frame[name].notna(), np.nan)
 
-
+# %% ../../nbs/lib/probes/04_summary.ipynb #9dac9fa1
 def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> pd.DataFrame:
     "The rows of `blind` in the order of `frame`, undefined where the frame is."
     key = list(layout.key)
@@ -101,7 +101,7 @@ def _chosen(layout: RowLayout, metrics: Sequence[str] | str | None) -> list[str]
         raise ValueError(f"metrics: expected some of {layout.metrics}, got {lost if names else 'none'}")
     return names
 
-
+# %% ../../nbs/lib/probes/04_summary.ipynb #f6380642
 def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, *,
                     metrics: Sequence[str] | str | None = None, blind: pd.DataFrame | None = None,
                     **options: Any) -> pd.DataFrame:

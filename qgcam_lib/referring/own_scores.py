@@ -59,7 +59,7 @@ def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], found: pd.
     return score_findings(scores, made["ties"] > 0) or choice_findings(
         right_of(found), found["random"], found["group"], undone)
 
-
+# %% ../../nbs/lib/referring/05_own_scores.ipynb #714491f9
 def _refuse_other_boxes(frame: pd.DataFrame, expressions: Sequence[Expression]) -> None:
     "FormatError where a table keeps boxes that are not those of its candidates."
     if not set(_BOX) <= set(frame):

@@ -56,7 +56,7 @@ def _kinds(words: tuple[str, ...], tagger: str) -> tuple[str, ...]:
     "Kinds of the words; a word that the tagger does not know is taken for a noun."
     return tuple("noun" if kind == "unknown" else kind for kind in load_tagger(tagger).kinds(words))
 
-
+# %% ../../nbs/lib/referring/01_perturb.ipynb #a6f4b8ef
 def noun_places(words: Sequence[str], tagger: str = "auto") -> list[int]:
     """Places of the heads of an expression's names, in their order; the first is the head noun. Empty without a noun.
 
@@ -65,7 +65,7 @@ def noun_places(words: Sequence[str], tagger: str = "auto") -> list[int]:
     noun = ["noun" in kind and word not in PLACE_WORDS for word, kind in zip(words, _kinds(tuple(words), tagger))]
     return [k for k, is_noun in enumerate(noun) if is_noun and not any(noun[k + 1:k + 2])]
 
-
+# %% ../../nbs/lib/referring/01_perturb.ipynb #1f73a42d
 def head_swapped(words: Sequence[str], seed: int = 0, tagger: str = "auto") -> list[str]:
     """The words with the head noun and another noun exchanged, drawn with the seed among those that differ from it.
 

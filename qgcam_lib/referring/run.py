@@ -33,7 +33,7 @@ def split_name(split: str) -> str:
     name = split.strip().lower()
     return "" if name == "all" else name.removeprefix("ref-")
 
-
+# %% ../../nbs/lib/referring/03_run.ipynb #282c7c40
 def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
     """Expressions of a file or folder: Ref-Adv in either published JSON, or RefCOCOg with its annotated objects.
 
@@ -74,7 +74,7 @@ def _ranked(ranker: Any, pictures: list, boxes: list[np.ndarray], texts: list[li
                 for scores, said in zip(found, texts)]
     return [[ranker.rank(picture, some, text) for text in said] for picture, some, said in zip(pictures, boxes, texts)]
 
-
+# %% ../../nbs/lib/referring/03_run.ipynb #3bbbd30f
 def _ask(ranker: Any, pictures: list, asked: list[tuple[tuple, str]]) -> list[dict[str, np.ndarray]]:
     "Scores of the candidates for each (candidates, expression), whose picture stands beside it."
     places: dict[tuple, list[int]] = {}
@@ -98,7 +98,7 @@ def _checked(given: Any, n: int) -> np.ndarray:
         raise ValueError(f"rank: expected {n} finite scores, one for each candidate, got {scores.tolist()!r:.80}")
     return scores
 
-
+# %% ../../nbs/lib/referring/03_run.ipynb #4412e70a
 def ask_expressions(model: Any, expressions: Sequence[Expression], images: str | Path | Sequence[str | Path], *,
                     limit: int | None = None, seed: int = 0, name: str = "", **run_options: Any) -> pd.DataFrame:
     """Ask a model which boxes some expressions mean, each picture once.
@@ -144,7 +144,7 @@ def choices_of(expressions: Sequence[Expression], asked: pd.DataFrame, *, thresh
     frame.attrs |= asked.attrs
     return frame
 
-
+# %% ../../nbs/lib/referring/03_run.ipynb #f0c55f2a
 def refer(model: Any, expressions: Sequence[Expression] | str | Path, images: str | Path | Sequence[str | Path], *,
           threshold: float = 0.5, strict: bool = False, limit: int | None = None, seed: int = 0,
           **run_options: Any) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def _overlaps(expressions: Sequence[Expression], shape: tuple[int, int]) -> np.n
             row[:len(one.candidates)] = box_iou(one.candidates, one.box)[:, 0]
     return found
 
-
+# %% ../../nbs/lib/referring/02_score.ipynb #2c69c84b
 def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, threshold: float = 0.5,
                   strict: bool = False, missing: str = "raise") -> pd.DataFrame:
     """Score choices among candidate boxes: one row an expression. `CHOICE_SCORES` has the contract of each score.

@@ -27,7 +27,7 @@ def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> N
         raise ValueError(f"{name}: expected rows of score_choices or refer with the columns {list(columns)}, {lost} "
                          f"lack; it has {list(frame.columns)}")
 
-
+# %% ../../nbs/lib/referring/04_summary.ipynb #cfc290c9
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:
     """Accuracy with an interval clustered by picture, beside the random choice.
 
@@ -67,7 +67,7 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
                          f"{one['n_candidates_x']} ({one['random_x']:.3f} of them right) and {one['n_candidates_y']} "
                          f"({one['random_y']:.3f}); {apart.sum()} differ")
 
-
+# %% ../../nbs/lib/referring/04_summary.ipynb #ec4e65e2
 def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any
                     ) -> pd.DataFrame:
     """Paired difference of accuracy of two runs on the same expressions, a - b, such as shuffled - in order.

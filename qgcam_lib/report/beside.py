@@ -37,7 +37,7 @@ def _paper_cell(column: Column, row: Mapping[str, Any], limits: Mapping[str, Any
         value, half, tolerance = 100 * value / (n or np.nan), 50 / n if n else 0.0, 100 * tolerance
     return {"n_paper": n, "paper": float(value), "half": half, "tolerance": tolerance}
 
-
+# %% ../../nbs/lib/report/03_beside.ipynb #35ae0812
 def _our_cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
     "Our number, interval and counts. row: the summary's row, or {} where nothing was run."
     scale = 100 if column.is_count else column.scale
@@ -109,7 +109,7 @@ def beside_paper(paper: Paper, number: int, summary: pd.DataFrame, plan: pd.Data
     return paper_vs_ours(ours, paper.tables[number], same=paper.same, not_run=paper.why_no_run(plan),
                          not_comparable=not_comparable)
 
-
+# %% ../../nbs/lib/report/03_beside.ipynb #44739372
 def failures(found: Mapping[str, Any]) -> pd.DataFrame:
     """What each model failed on: model, id, image, error, as texts. found: model -> what has problems in `attrs`."""
     rows = [{"model": name} | dict(problem) for name, one in found.items()
@@ -156,7 +156,7 @@ def verdict_counts(comparison: pd.DataFrame, rows: tuple[str, ...] = ("model",))
                       "status": words, "run": first["run_id"]})
     return pd.DataFrame(lines)
 
-
+# %% ../../nbs/lib/report/03_beside.ipynb #cecedca6
 def verdict_lines(*comparisons: pd.DataFrame, row: str = "model") -> pd.DataFrame:
     """One line a verdict, over one or several comparisons: verdict, the table's lines it is about, numbers (how many).
 
@@ -240,7 +240,7 @@ def differences(*notes: str, is_miniworld: bool = False, weights: str = "officia
     found += [re.sub(r"^> |\*\*|`", "", note) for note in notes]
     return found + ([f"n: {n} {unit}; the paper has {n_paper}."] if None not in (n, n_paper) and n != n_paper else [])
 
-
+# %% ../../nbs/lib/report/03_beside.ipynb #08156aa4
 def models_beside(paper: Paper, models: Sequence[str], table: int) -> str:
     """Which of the models of one of the paper's tables ran, and under which name of ours. `references` are none."""
     theirs = [name for name in paper.tables[table].printed()["model"] if name not in paper.references]

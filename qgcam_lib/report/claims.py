@@ -84,7 +84,7 @@ def why_not_runnable(source: str, weights: str = "mini") -> str:
         return "it has no mini weights"
     return "" if (zoo_folder() / mini / "card.json").is_file() else f"{mini} is not in data/zoo"
 
-
+# %% ../../nbs/lib/report/04_claims.ipynb #4a64cca1
 def source_name(source: str) -> str:
     """How a source is called in tables: the model's name, or the file's stem for predictions:PATH and maps:PATH."""
     path = file_source(source, "predictions") or file_source(source, "maps")
@@ -122,7 +122,7 @@ class Claim:
     needs: Sequence[str] = ()
     quote: str = ""
 
-
+# %% ../../nbs/lib/report/04_claims.ipynb #098e7b43
 def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any], Any]]) -> tuple[Claim, ...]:
     """The claims of a group of `data/published/<paper>_claims.toml`, in its order. counts: key -> what counts it."""
     file = published_folder() / f"{paper}_claims.toml"
@@ -150,14 +150,14 @@ def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str,
     except KeyError as error:
         return none, f"no {error.args[0]}"
 
-
+# %% ../../nbs/lib/report/04_claims.ipynb #ec930d95
 def verdict(said: str, true: int, undecided: int, of: int) -> str:
     """What counted cases say of a sentence: "holds", "does not hold", or "open" where too few cases are true, but the
     undecided ones, whose intervals include zero, could make it. said: see `Claim`."""
     needed = {"most": of // 2 + 1, "some": 1}.get(said.split()[0] if said else "", of)
     return "holds" if true >= needed else "open" if true + undecided >= needed else "does not hold"
 
-
+# %% ../../nbs/lib/report/04_claims.ipynb #48335874
 def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
                  roles: Mapping[str, str] | None = None) -> pd.DataFrame:
     """How often each claim holds in tables: quote, claim (what was counted), where, said, holds, undecided, of, result.

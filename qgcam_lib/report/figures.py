@@ -30,7 +30,7 @@ def _in_words(rows: pd.DataFrame, columns: Sequence[str], names: Mapping[str, st
             for kind, row in zip(("Highest", "lowest"), of.values())]
     return ", ".join(said[:1 if rows["value"].nunique() == 1 else 2]) + "."
 
-
+# %% ../../nbs/lib/report/06_figures.ipynb #7cd084fb
 def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str, look: Mapping) -> None:
     "Values and intervals of one marker, a row a line of the axis; hollow where there is no interval."
     place, value = np.arange(len(rows)) + shift, scale * rows["value"].to_numpy(float)
@@ -42,14 +42,14 @@ def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str
         ax.plot(value[bare], place[bare], linestyle="none", markersize=6, markerfacecolor="none", markeredgewidth=1.2,
                 clip_on=False, label="_", **look)
 
-
+# %% ../../nbs/lib/report/06_figures.ipynb #2bb918c5
 def _hollow(rows: pd.DataFrame) -> list[Line2D]:
     "The legend's line for points without an interval, where there are any."
     wide = rows["ci_high"] > rows["ci_low"]  # also false where there is none
     look = {"marker": "o", "linestyle": "none", "color": "black", "markerfacecolor": "none"}
     return [] if wide.all() else [Line2D([], [], label="hollow: no interval, or one of width 0", **look)]
 
-
+# %% ../../nbs/lib/report/06_figures.ipynb #97450474
 def _counted(rows: pd.DataFrame, y: str, unit: str) -> dict[str, str]:
     "What to write behind each line: how many groups it rests on; '' where nobody asks."
     if not unit:
@@ -58,7 +58,7 @@ def _counted(rows: pd.DataFrame, y: str, unit: str) -> dict[str, str]:
     return {line: f", {low}{f'–{high}' * (low < high)} {unit if high > 1 else unit.removesuffix('s')}"
             for line, low, high in ends.itertuples()}
 
-
+# %% ../../nbs/lib/report/06_figures.ipynb #8a930d48
 def _draw_guides(ax: Axes, chance: float | Mapping[str, float] | None, heading: str, lines: Sequence[str], scale: float,
                  label: str) -> None:
     "What a guess gets: a line through the axis, or a short one at each line of it that has its own."
@@ -71,7 +71,7 @@ def _draw_guides(ax: Axes, chance: float | Mapping[str, float] | None, heading: 
             ax.plot(scale * np.array([own[line], own[line]]), [k - 0.42, k + 0.42], **look)
             look["label"] = "_"
 
-
+# %% ../../nbs/lib/report/06_figures.ipynb #d358690e
 def _in_order(values: pd.Series, names: Mapping[str, str]) -> list[str]:
     "The values once each: those that have a name in the order of the names, then the others as they come."
     there = list(dict.fromkeys(values))

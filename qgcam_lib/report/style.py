@@ -56,7 +56,7 @@ def line_look(k: int) -> dict[str, object]:
     """Colour and dashes of the k-th line; 40 lines differ, the first eight in their colour."""
     return {"color": PALETTE[k % len(PALETTE)], "linestyle": DASHES[(k + k // len(PALETTE)) % len(DASHES)]}
 
-
+# %% ../../nbs/lib/report/05_style.ipynb #b9e54e4c
 def point_look(k: int) -> dict[str, str]:
     """Colour and marker of the k-th kind of point; 64 kinds differ, the first eight in both."""
     return {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[(k + k // len(PALETTE)) % len(MARKERS)]}
@@ -86,7 +86,7 @@ def described(figure: Figure, alt: str) -> Figure:
     figure.qgcam_alt = visible(" ".join(alt.split()))
     return figure
 
-
+# %% ../../nbs/lib/report/05_style.ipynb #1176c7ba
 def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **place) -> Figure:
     """The finished figure: its title in bold at the upper left, and `alt`, what is drawn, behind the title as its
     alternative text.
@@ -101,7 +101,7 @@ def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **
     plain_texts(figure)
     return described(figure, f"{title}. {alt}" if title and alt else title or alt)
 
-
+# %% ../../nbs/lib/report/05_style.ipynb #028c839f
 def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **options) -> None:
     """One legend below the figure, in as many columns as its longest label allows; none without handles."""
     if not handles:
@@ -112,7 +112,7 @@ def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **opt
     figure.legend(handles, labels, loc="outside lower center", ncols=min(max(columns, 1), len(labels), 5),
                   **{"fontsize": "small", "labelspacing": 0.6} | options)
 
-
+# %% ../../nbs/lib/report/05_style.ipynb #ec29ecdc
 def shared_legend(figure: Figure, axes: Any, more: Sequence[Artist] = ()) -> None:
     """`legend_below` of what several axes label, each label once, and of `more`, which carry theirs."""
     handles = {name: handle for ax in np.ravel(axes) for handle, name in zip(*ax.get_legend_handles_labels())}
@@ -141,7 +141,7 @@ def open_picture(image: str | Path | Image.Image) -> Image.Image:
     """The image as RGB, from a path or as given; `open_image` raises for a file that is missing or broken."""
     return image.convert("RGB") if isinstance(image, Image.Image) else open_image(image)
 
-
+# %% ../../nbs/lib/report/05_style.ipynb #16767a9c
 def picture_or_field(image: str | Path | Image.Image, size: tuple[int, int] = (96, 128)) -> tuple[Image.Image, str]:
     """The picture and ""; without its file a grey field of `size` (height, width) and words that say so."""
     if isinstance(image, Image.Image) or Path(image).is_file():

@@ -98,7 +98,7 @@ def number_text(column: Column, value: float, n: float = np.nan, digits: int | N
         return f"{round(value * n)} / {n:.0f}"
     return f"{column.scale * value:.{column.digits if digits is None else digits}f}"
 
-
+# %% ../../nbs/lib/report/02_tables.ipynb #1a4da2f7
 def interval_text(column: Column, low: float, high: float, n: float = np.nan, digits: int | None = None) -> str:
     """An interval in the form of `number_text`, '0.11–0.13' or '-0.10 to 0.06'; empty when it is unknown."""
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -123,7 +123,7 @@ def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) 
     return pd.concat([given[keep], summary[[*table.rows]]]).drop_duplicates([*table.rows]).reindex(
         columns=[*table.rows, "why"]).fillna({"why": ""}).reset_index(drop=True)
 
-
+# %% ../../nbs/lib/report/02_tables.ipynb #5577f1ac
 def _marks(found: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column: Column,
            unranked: Collection[str]) -> list[str]:
     "Best and second among the lines that compete."

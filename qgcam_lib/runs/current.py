@@ -182,7 +182,7 @@ def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
             path.unlink()
         os.close(lock)
 
-
+# %% ../../nbs/lib/runs/05_current.ipynb #4d953ec9
 def lock_run(folder: Path, wait: float | None = None) -> contextlib.AbstractContextManager[int]:
     """Hold the run in `folder`, see `hold_lock`. wait: None is LOCK_WAIT."""
     busy = f"run {folder.name} is being computed by another process"

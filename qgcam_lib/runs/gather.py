@@ -45,7 +45,7 @@ def address_of(path: str) -> str:
     """A relative path as an address in HTML: never a scheme such as `javascript:`, no query, nothing to escape."""
     return quote(path, safe="/", errors="surrogatepass")
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #8cd6ae0f
 def link(label: str, address: str) -> str:
     """A link to a file as HTML; the label is plain text, the address a path relative to the page, of any letters."""
     return f'<a href="{address_of(address)}">{escape(label)}</a>'
@@ -82,7 +82,7 @@ def _mathml(text: str) -> str:
         return f'<span class="wide formula">{markup}</span>' if block else markup
     return _FORMULA.sub(one, text)
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #79ecb42c
 def notebook_page(path: str | Path, source: str = "") -> str:
     """An executed notebook as an HTML page: text, code, and every output as the notebook stores it."""
     import nbformat
@@ -103,7 +103,7 @@ def notebook_page(path: str | Path, source: str = "") -> str:
     return html_page(Path(path).stem if not notebook.cells else notebook.cells[0].source.partition("\n")[0].strip("# "),
                      body, source)
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #45b6d21b
 def shown_tables(path: str | Path) -> dict[str, str]:
     """The tables that an executed notebook shows, as HTML by their captions (as plain text)."""
     from html import unescape
@@ -135,7 +135,7 @@ def _fields(pairs: Any, caption: str) -> str:
     frame = pd.DataFrame(list(pairs), columns=["what", "value"])
     return f"<h2>{escape(caption)}</h2>{wide(show(frame))}" if len(frame) else ""
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #730b8ab2
 def result_box(record: dict) -> str:
     """The result box of a run as HTML; empty where its notebook has none."""
     box = record["results"].get("result_box")
@@ -146,7 +146,7 @@ def result_box(record: dict) -> str:
         "effect", "differs"))
     return wide(ResultBox(question, answer, effect, differs)._repr_html_())
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #400eb1a0
 def _files(record: dict) -> str:
     "Figures, each with its caption, and links to the tables."
     outputs = {item["path"]: item["caption"] for item in record["outputs"]}
@@ -156,7 +156,7 @@ def _files(record: dict) -> str:
                      f"({link('CSV', path)})</li>" for path, text in outputs.items() if path.endswith(".csv"))
     return f"<h2>Tables</h2><ul>{tables}</ul>" * bool(tables) + f"<h2>Figures</h2>{figures}" * bool(figures)
 
-
+# %% ../../nbs/lib/runs/07_gather.ipynb #02a882d6
 def run_page(record: dict) -> str:
     """The HTML page of a run: result box, tables, figures, single results, parameters, models, data, colophon.
 

@@ -45,7 +45,7 @@ def _texts(value: Any) -> Iterator[str]:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _texts(item)
 
-
+# %% ../../nbs/lib/runs/02_inputs.ipynb #7e03e654
 def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: str | Path = ROOT, *,
                 options: Settings | None = None, here: bool = True) -> list[Input]:
     """What a run with these parameters reads; nothing is generated or fetched.
@@ -78,7 +78,7 @@ def reached_code(source: str, inputs: Iterable[Input] = ()) -> str:
     """SHA-256 of the library's code that the source of a notebook reaches, and that runs because of its inputs."""
     return code_fingerprint(*sorted({module for one in inputs for module in one.code}), source=source)
 
-
+# %% ../../nbs/lib/runs/02_inputs.ipynb #7d8dcc09
 def fetch_weights(inputs: Iterable[Input]) -> list[str]:
     """Fetch the published checkpoints that are not on this machine; returns the names of the models.
 

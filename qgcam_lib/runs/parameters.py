@@ -175,7 +175,7 @@ def _remedy(kind: Any) -> str:
         return f"Give one of {', '.join(map(repr, typing.get_args(options)))}."
     return _REMEDY.get(typing.get_origin(kind) or kind, "Give a value of that type.")
 
-
+# %% ../../nbs/lib/runs/01_parameters.ipynb #d59c7ec1
 def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
     """`value` as the type of `parameter`, in the types of JSON.
 
@@ -233,7 +233,7 @@ def _code_cells(notebook: str | Path | Any) -> list[tuple[str, list[str]]]:
         return [(cell.source, cell.metadata.get("tags", [])) for cell in read_notebook(notebook).cells
                 if cell.cell_type == "code"]
 
-
+# %% ../../nbs/lib/runs/01_parameters.ipynb #f3f01284
 def _parameters_source(cells: Iterable[tuple[str, list[str]]], name: str) -> str:
     """Source of the one cell tagged `parameters`; ParameterError when there is none, or more, or an injected one."""
     tagged = {tag: [source for source, tags in cells if tag in tags] for tag in ("parameters", "injected-parameters")}
@@ -295,7 +295,7 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
             found[parameter.name] = parameter
     return found
 
-
+# %% ../../nbs/lib/runs/01_parameters.ipynb #5a681653
 def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:
     """The parameters of a notebook by name, in the order of its cell.
 

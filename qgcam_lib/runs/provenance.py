@@ -37,7 +37,7 @@ def _cells(text: str) -> list[tuple[str, str]]:
     """The cells of a notebook, without outputs."""
     return [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
 
-
+# %% ../../nbs/lib/runs/03_provenance.ipynb #8a036927
 def _has_other_cells(folder: str | Path, name: str) -> bool:
     """Does a changed file differ from its commit in more than a notebook's outputs?"""
     path = Path(folder) / name
@@ -60,7 +60,7 @@ def uncommitted(folder: str | Path = ROOT) -> list[str] | None:
         return None
     return [name for name in changed if name and _has_other_cells(folder, name)] + [name for name in new if name]
 
-
+# %% ../../nbs/lib/runs/03_provenance.ipynb #0e885994
 def git_state(folder: str | Path = ROOT) -> dict[str, Any]:
     """The commit, and as "dirty" whether something that decides results is not committed (see `uncommitted`).
 
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
     return {"platform": platform.platform(), "cpu": cpu, "instructions": instructions, "cores": os.cpu_count(),
             "gpu": gpu}
 
-
+# %% ../../nbs/lib/runs/03_provenance.ipynb #909f5543
 def new_record(notebook: Path, parameters: dict[str, Any], seed: int) -> dict[str, Any]:
     """What the record of a run has from its start: notebook, parameters, code, packages, machine, and the time."""
     return {"notebook": notebook.relative_to(ROOT).as_posix() if ROOT in notebook.parents else notebook.name,
@@ -116,7 +116,7 @@ def code_of(record: Mapping[str, Any]) -> str:
     git = record.get("git") or {}
     return (git.get("commit") or "unknown")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
 
-
+# %% ../../nbs/lib/runs/03_provenance.ipynb #7bd53bf9
 @dataclass(frozen=True)
 class Colophon:
     """The provenance of a run as a small table, for a notebook and as text."""

@@ -46,7 +46,7 @@ class _Output(BaseModel):
     kind: str
     caption: str
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #f3ca1ce4
 class _Record(BaseModel):
     """What every reader of a record relies on."""
 
@@ -70,7 +70,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         return {}
     return record if isinstance(record, dict) else {}
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #7dd28081
 def record_fault(folder: str | Path) -> str:
     """Why the run in `folder` cannot be listed, in a few words; "" when it can, or when there is no record."""
     if not (Path(folder) / RUN_FILE).is_file():
@@ -84,14 +84,14 @@ def record_fault(folder: str | Path) -> str:
         return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
     return ""
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #7b2f67aa
 def write_run(folder: str | Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Write the record of the run in `folder` whole or not at all; returns it in the types of JSON."""
     record = to_json(record)
     write_json(Path(folder) / RUN_FILE, record, indent=2)
     return record
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #aa4c47da
 def update_run(folder: str | Path, **changes: Any) -> dict[str, Any]:
     """Replace keys of the record of the run in `folder`; returns the new record.
 
@@ -124,7 +124,7 @@ def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str
         found += [f"{path} is not in the record" for path in sorted(there - {item["path"] for item in outputs})]
     return found
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #10ee978d
 def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
     """Refuse a run whose files are not those that it recorded: RunError. kinds: as in `changed_outputs`."""
     if found := changed_outputs(folder, kinds):
@@ -132,7 +132,7 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
         raise RunError(f"run {Path(folder).name}: {found[0]}{more}. Run the notebook again with these parameters: the "
                        "folder as it is will be kept beside the new one.", Path(folder))
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:
     """The record of a finished run whose files are as recorded; else RunError. kinds: as in `check_outputs`."""
     folder = Path(folder)
@@ -150,7 +150,7 @@ def lock_path(folder: str | Path) -> Path:
     """The lock file of the run in `folder`, beside it."""
     return Path(folder).parent / f".{Path(folder).name}.lock"
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #6c557c72
 def is_held(folder: str | Path) -> bool:
     """Is the run in `folder` being computed now, by this machine or, as far as one can know, by another one?"""
     import fcntl
@@ -168,7 +168,7 @@ def is_held(folder: str | Path) -> bool:
         os.close(lock)
     return " on " in owner and not owner.endswith(f" on {socket.gethostname()}")
 
-
+# %% ../../nbs/lib/runs/04_record.ipynb #556ffbce
 def _as_it_is(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     """A record that says "running" though nobody computes the run any more, as that of a failed one."""
     if record.get("status") != "running" or is_held(folder):

@@ -83,7 +83,7 @@ def _printed(text: str) -> Iterator[tuple[float, float, float]]:
             digits = one.partition(".")[2].partition("e")
             yield float(one), 10.0 ** (int(digits[2] or 0) - len(digits[0])), half
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #166eb8b2
 def _text_moved(before: str, after: str) -> float | None:
     """How far the numbers of a text moved, in units of what they may; NaN where its words differ, None where equal."""
     if before == after:
@@ -99,7 +99,7 @@ def _as_z(p: float) -> float:
     """The z-value of a two-sided p-value."""
     return NormalDist().inv_cdf(1 - min(max(p, 1e-15), 1.0) / 2)
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #c73a6f59
 def _moved(before: Any, after: Any, half_width: float = math.nan, is_p: bool = False) -> float | None:
     """How far a value moved in units of what it may; NaN for one that must be equal and is not, None where equal."""
     if pd.isna(before) or pd.isna(after):
@@ -129,7 +129,7 @@ def _row_names(frame: pd.DataFrame) -> list[str]:
             return exact[:count]
     return exact
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #dcf3bcde
 def _named(frame: pd.DataFrame, names: list[str]) -> dict[str, dict[str, Any]]:
     """The rows of a table by name; the second of one name is named (2)."""
     found: dict[str, dict[str, Any]] = {}
@@ -149,14 +149,14 @@ def _half_width(row: Mapping[str, Any]) -> float:
             return abs(row[high] - row[low]) / 2
     return math.nan
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #18c9a9c5
 def _lost_and_new(table: str, what: str, before: Iterable[str], after: Iterable[str]) -> list[Difference]:
     """The names of rows, columns or tables that only one of both has."""
     before, after = list(before), list(after)
     return [Difference(table, f"{what} {name}".strip(), "there", "gone") for name in before if name not in after] + [
         Difference(table, f"{what} {name}".strip(), "not there", "there") for name in after if name not in before]
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #dc7df120
 def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Mapping[str, Any]
                      ) -> Iterator[Difference]:
     """What differs in the columns that both have."""
@@ -169,7 +169,7 @@ def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Ma
         if size is not None and not size <= 1:
             yield Difference(table, f"{name}/{column}", before[column], after[column], size)
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #bf119b8c
 def table_differences(table: str, before: pd.DataFrame, after: pd.DataFrame) -> list[Difference]:
     """Where a table differs from the reference by more than the rule allows, in the order of the reference's rows."""
     before, after = _typed(before), _typed(after)
@@ -201,7 +201,7 @@ def _described(frame: pd.DataFrame) -> pd.DataFrame:
         lines.append(line)
     return pd.DataFrame(lines, columns=["column", "rows", "n", "different", "mean", "ci_low", "ci_high"])
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #bb4048b8
 def kept_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A table as it is kept: without seconds; of one with more than `KEPT_ROWS` rows, its columns described."""
     frame = frame[[name for name in frame if "seconds" not in str(name)]]
@@ -215,7 +215,7 @@ def _same_ids(text: str, record: Mapping[str, Any]) -> str:
         text = text.replace(str(run_id), f"run {place}") if run_id else text
     return text
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #999f783e
 def _tables(folder: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """The tables (CSV) in a folder by name; a table of a run as the reference keeps it."""
     from io import StringIO
@@ -226,7 +226,7 @@ def _tables(folder: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         found[path.stem] = kept_table(frame)
     return found
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #40ec436e
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
     """The single values of nested results by their places, such as scores/iou_soft; without seconds."""
     if isinstance(value, Mapping | list) and value:
@@ -241,7 +241,7 @@ def processor_of(record: Mapping[str, Any]) -> str:
     about = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
     return ", ".join(str(one) for one in about.values() if one)
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #73ba214a
 def write_reference(folder: str | Path, target: str | Path) -> Path:
     """Keep the numbers of the finished run in `folder` as the reference in the folder `target`, replaced as a whole.
 
@@ -262,7 +262,7 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     part.rename(target)
     return target
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #2171de0f
 def read_reference(folder: str | Path) -> dict[str, Any]:
     """What reference.json in a folder says; an empty dict where there is none. FormatError for a damaged one."""
     try:
@@ -278,7 +278,7 @@ def _result_differences(before: Any, after: Any) -> list[Difference]:
     return [Difference("results", place, old[place], new[place], size) for place, size in sizes.items()
             if size is not None and not size <= 1] + _lost_and_new("results", "", old, new)
 
-
+# %% ../../nbs/lib/runs/09_reference.ipynb #28feddab
 def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
     """Where the tables and results of the finished run in `folder` differ from the reference; empty when they do not.
 

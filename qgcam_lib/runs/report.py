@@ -39,7 +39,7 @@ class Contents:
         """The paper that a notebook belongs to, "More" for none."""
         return self.papers.get(notebook, "More")
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #e1bd5c39
 def read_contents(path: str | Path = ROOT / "nbs" / "papers" / "contents.toml") -> Contents:
     """The contents of the papers; without the file there are none, and runs stand by their notebook's name."""
     if not Path(path).is_file():
@@ -92,7 +92,7 @@ class GatheredRun:
         """The caption of an output."""
         return next(one["caption"] for one in self.record["outputs"] if one["path"] == path)
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #b9e0b9a3
 def count_claims(run: GatheredRun) -> dict[str, int] | None:
     """How many sentences of the paper hold on this run, by what became of them; None where it counts none."""
     import pandas as pd
@@ -112,7 +112,7 @@ def _origin(run: GatheredRun) -> str:
     "Date, commit and id of a run."
     return f'<span class="faint">{escape(f"{run.day}, code {code_of(run.record)}, run {run.folder.name}")}</span>'
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #32ff4e47
 def _figure(run: GatheredRun, path: str) -> str:
     "A figure with its caption, which leads to its run."
     text, address = escape(run.caption(path)), address_of(f"{run.address}/{path}")
@@ -120,7 +120,7 @@ def _figure(run: GatheredRun, path: str) -> str:
     return (f'<figure><a href="{address}"><img src="{address}" alt="{text}"></a>'
             f"<figcaption>{text} {origin}</figcaption></figure>")
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #25d0e1a9
 def _front_parts(runs: Sequence[GatheredRun], contents: Contents) -> list[str]:
     "Table 1 with its marks, and the figures, of the first run that has each."
     parts = []
@@ -172,7 +172,7 @@ def _row(run: GatheredRun, contents: Contents) -> str:
     return (f"<tr><td>{image}</td><td>{escape(answer)}{effect}</td><td>{names}<br>{link(run.name, page)}</td>"
             f"<td>{escape(str(run.record['status']))}<br>{_origin(run)}</td></tr>")
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #3ea9a260
 def runs_table(runs: Sequence[GatheredRun], contents: Contents) -> str:
     """The runs as HTML, a row each in the order given: picture, answer, effect, status, links; with a text filter."""
     head = "".join(f"<th>{word}</th>" for word in ("picture", "answer and effect", "paper, notebook, run", "status"))
@@ -180,7 +180,6 @@ def runs_table(runs: Sequence[GatheredRun], contents: Contents) -> str:
     table = f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     label = '<p><label>Show only rows with <input type="search" id="filter"></label></p>'
     return f"<h2>Runs</h2>{label}{wide(table)}{FILTER}"
-
 
 # %% ../../nbs/lib/runs/11_report.ipynb #rep0000018
 def front_page(runs: Sequence[GatheredRun], contents: Contents) -> str:
@@ -194,7 +193,7 @@ def front_page(runs: Sequence[GatheredRun], contents: Contents) -> str:
     about = "A run's id covers notebook, code, parameters and all that it read."
     return html_page("qgcam: report", "\n".join(body), about)
 
-
+# %% ../../nbs/lib/runs/11_report.ipynb #93c1327e
 def notebook_overview(runs: Sequence[GatheredRun]) -> str:
     """The page of a notebook: of each of its runs the result box, the notebook as it ran, figures and tables.
 

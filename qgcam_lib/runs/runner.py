@@ -163,7 +163,7 @@ def asks(notebook: str | Path | Any) -> bool:
     """Has a notebook a cell tagged `asks`, so that its asking can be shared out?"""
     return _asking(notebook) is not None
 
-
+# %% ../../nbs/lib/runs/06_runner.ipynb #7ae87ff8
 def _up_to_asking(notebook: Path, folder: Path) -> Path:
     """A copy in `folder` of the notebook up to its last cell tagged `asks`, all that a shard executes."""
     if not asks(notebook):
@@ -230,7 +230,7 @@ def _peak_mb() -> int:
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (1024**2 if sys.platform == "darwin" else 1024)
 
-
+# %% ../../nbs/lib/runs/06_runner.ipynb #2cf664eb
 def _finish(plan: RunPlan, seconds: float, memory_mb: int | None) -> None:
     """Enter the notebook and the records among the outputs and mark the run as finished; the very last step."""
     for file in sorted((plan.folder / "records").rglob("*.parquet")):
@@ -244,7 +244,7 @@ def _aside(folder: Path) -> Path:
     """Where a finished run waits while it is computed again."""
     return folder.with_name(f".{folder.name}.replaced")
 
-
+# %% ../../nbs/lib/runs/06_runner.ipynb #8cbc4cc9
 def _set_aside(folder: Path) -> Path:
     """Give the folder of a changed run a name of its own, which no run will take; returns it."""
     number = 1
@@ -262,7 +262,7 @@ class RunResult:
     status: str
     seconds: float
 
-
+# %% ../../nbs/lib/runs/06_runner.ipynb #ad117759
 def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
     """Whether the plan's run ended well and its files are as recorded. Says what differs; keeps a changed folder."""
     if read_run(plan.folder).get("status") != "ok":

@@ -32,7 +32,7 @@ def _made_from(record: Mapping[str, Any]) -> dict[str, str]:
     entries = [(f"{group} {one['path']}", one["sha256"]) for group in ("data", "weights") for one in record[group]]
     return {"notebook": record["notebook_sha256"], "code": record["code_sha256"], **dict(entries)}
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #2121cd9a
 def _why_not(plan: RunPlan) -> str:
     """Why there is no finished shard of this plan: how the one that there is ended, or what another was made from."""
     if record := read_run(plan.folder):
@@ -46,7 +46,7 @@ def _why_not(plan: RunPlan) -> str:
             return f"one was computed before a change of: {', '.join(changed) or 'the settings'}"
     return "it was not computed"
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #9ecbc7df
 def _take(source: Path, target: Path) -> None:
     """Read the rows or maps of one store into another that does not have them, see `take_shards`."""
     kind = MapStore if MapStore.is_store(source) else RecordStore
@@ -59,7 +59,7 @@ def _take(source: Path, target: Path) -> None:
         for ids, maps in there.chunks([id for id in there if id not in here], 4096):
             here.append(ids, maps)
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #b02f15b6
 def take_shards(plan: RunPlan, n: int) -> list[dict[str, Any]]:
     """Fill the stores of a run with the rows and maps of its n shards; returns the shards' records.
 
@@ -88,7 +88,7 @@ def _compute_shard(plan: RunPlan, parameters: str, options: list[str], threads: 
         raise RunError(f"shard {plan.shard} of run {plan.run_id} failed: {done.stderr.strip()[-2000:] or 'killed'}",
                        plan.folder)
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #ff3a5434
 def _gather(notebook: str | Path, parameters: Mapping[str, Any] | None, n: int, **options: Any) -> RunResult:
     """The run whose stores are filled from its n shards; its record says what these took."""
     records: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def _gather(notebook: str | Path, parameters: Mapping[str, Any] | None, n: int, 
         update_run(result.folder, shards=[{key: record[key] for key in keys} for record in records])
     return result
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #dc33e168
 def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None, n: int = 2, *,
                outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
                progress: bool = True, say: Callable[[str], object] = warnings.warn) -> RunResult:
@@ -121,7 +121,7 @@ def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None
         list(pool.map(lambda one: _compute_shard(one, str(file), options, threads), todo))
     return _gather(notebook, parameters, n, outputs=outputs, force=force, timeout=timeout, progress=progress, say=say)
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #ef5a442f
 def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, shards: int = 1, shard: str = "",
               **options: Any) -> RunResult:
     """What `qgcam run` does. shards: compute the run in so many. shard: "k/n" computes only this one of n, "gather/n"
@@ -148,7 +148,7 @@ def _sizes(folder: Path) -> dict[str, dict[str, float]]:
         found[note.parent.relative_to(folder).as_posix()] = read_json(note) | {"bytes": size}
     return found
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #7e947768
 def calibrate(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, seconds: float = 20.0,
               progress: bool = False) -> dict[str, Any]:
     """What a run costs: fixed (seconds that every shard pays), pictures, asking (seconds of all pictures), bytes of the
@@ -189,7 +189,7 @@ def read_plan(plan: RunPlan) -> dict[str, Any]:
     """What `forecast` has measured for a run, see `calibrate`; {} if it was not called for it."""
     return read_json(_plan_file(plan)) if _plan_file(plan).is_file() else {}
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #cf1bf301
 def _took(plan: RunPlan, n: int) -> dict[str, Any]:
     """Seconds and memory of the longest of n finished shards, of the run itself for n = 1; {} where one is missing."""
     records = [read_run(as_shard(plan, f"{k}/{n}" if n > 1 else "").folder) for k in range(1, n + 1)]
@@ -198,7 +198,7 @@ def _took(plan: RunPlan, n: int) -> dict[str, Any]:
     memory = [record["memory_mb"] for record in records if record.get("memory_mb")]
     return {"seconds": max(record["seconds"] for record in records), "memory_mb": max(memory, default=None)}
 
-
+# %% ../../nbs/lib/runs/13_shards.ipynb #6d128038
 def forecast(notebook: str | Path, parameters: Mapping[str, Any] | None = None, shards: Iterable[int] = (1, 2, 4, 8), *,
              outputs: str | Path | None = None, again: bool = False, progress: bool = False) -> pd.DataFrame:
     """A row a number of shards: shards, hours (of one), all_hours, memory_mb (of one), disk_mb (of all), took_hours and

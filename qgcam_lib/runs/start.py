@@ -47,13 +47,13 @@ class Front:
     picture: str = ""
     alt: str = ""
 
-
+# %% ../../nbs/lib/runs/14_start.ipynb #b369b042
 def _box_rows(html: str) -> dict[str, str]:
     "The rows of a result box as plain texts by their names."
     rows = re.findall(r"(?s)<th[^>]*>(Question|Answer|Effect)</th><td[^>]*>(.*?)</td>", html)
     return {name.lower(): unescape(re.sub(r"<[^>]+>", "", text)) for name, text in rows}
 
-
+# %% ../../nbs/lib/runs/14_start.ipynb #4c0cbca8
 def read_front(notebook: str | Path) -> Front:
     """The first screen of a notebook, from its stored outputs. OSError or FormatError for a file that is none."""
     cells = read_json(notebook)["cells"]
@@ -86,7 +86,7 @@ class Shown:
     def __repr__(self) -> str:
         return unescape(re.sub(r"\s*<[^>]+>\s*", " ", self.html)).strip()
 
-
+# %% ../../nbs/lib/runs/14_start.ipynb #6db84758
 def lesson_list(folder: str | Path = ROOT / "nbs" / "lessons", here: str | Path = ROOT / "nbs") -> Shown:
     """The lessons with the minutes each takes, as links seen from the folder `here`."""
     rows = [f"<tr><td style='text-align:left'>{link(one.title, relpath(one.path, here))}</td>"
@@ -211,7 +211,7 @@ def run(self: RunForm) -> None:
     self.thread = threading.Thread(target=self._follow, daemon=True)
     self.thread.start()
 
-
+# %% ../../nbs/lib/runs/14_start.ipynb #f19ab2ed
 @patch
 def end(self: RunForm) -> None:
     """Stop the run; started again, it goes on with what it has computed."""
@@ -224,7 +224,7 @@ def refresh(self: RunForm) -> None:
     """Read the list of runs again."""
     self.runs.value = run_list(self.outputs, self.here)._repr_html_()
 
-
+# %% ../../nbs/lib/runs/14_start.ipynb #c3b90d43
 @patch
 def _follow(self: RunForm) -> None:
     """Read what the command says until it ends: the percentage of its bar, then its answer."""

@@ -54,7 +54,7 @@ def _faults(output: Any) -> Iterator[str]:
         if kind.startswith("image/") and not output.get("metadata", {}).get(kind, {}).get("alt"):
             yield "a picture without a text for it (use run.show)"
 
-
+# %% ../../nbs/lib/runs/10_stored.ipynb #e2772fc6
 def unfit_outputs(notebook: Any) -> list[str]:
     """What a notebook (a path or read) stores and should not, a line each: 'cell 3 (first line of it): a warning'."""
     found = []
@@ -72,7 +72,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"  # tqdm's bar in a notebook
 def _is_bar(text: str | list[str]) -> bool:
     return all(_BAR.search(line) or not line.strip() for line in re.split(r"[\r\n]+", "".join(text)))
 
-
+# %% ../../nbs/lib/runs/10_stored.ipynb #8d583075
 def _kept_outputs(cell: Any) -> list[Any]:
     """A cell's outputs in the form of this project: without counts, and without what is only a progress bar."""
     bars = _is_bar(["".join(o.text) for o in cell.outputs if o.get("name") == "stderr"])

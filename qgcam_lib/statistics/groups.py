@@ -58,7 +58,7 @@ def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None
     if not 0 < level < 1:
         raise ValueError(f"level: expected a share between 0 and 1, got {level!r}")
 
-
+# %% ../../nbs/lib/statistics/01_groups.ipynb #1d8e6186
 def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     "How often each group is drawn, in chunks float64 [some, n_groups] that add up to n_bootstrap rows."
     chunk = max(1, 2**22 // max(n_groups, 1))

@@ -35,7 +35,7 @@ def _t_mass(start: np.ndarray, stop: np.ndarray, df: np.ndarray) -> np.ndarray:
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5
     return height * half * (_WEIGHT * np.cos(start + half * (1 + _AT)) ** (df - 1)).sum(0)
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #86aabde1
 def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
     "The t that holds the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."
     given, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
@@ -48,7 +48,7 @@ def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
             break
     return np.where(given > 1e5, z + (z**3 + z) / (4 * given), np.sqrt(df) * np.tan(angle))
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #e52dc34c
 def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
     "The share of Student's t beyond -|t| and |t|, each [m]."
     angle = np.arctan(np.abs(t) / np.sqrt(df))
@@ -78,7 +78,7 @@ class Estimate:
     groups: np.ndarray
     effective: np.ndarray
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #ae557527
 def join_estimates(parts: Sequence[Estimate]) -> Estimate:
     "The scores of several estimates, one after the other."
     return Estimate(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Estimate)))
@@ -95,7 +95,7 @@ def _informed(pieces: np.ndarray, groups: np.ndarray, effective: np.ndarray) -> 
     df = np.divide(2 * total**2, spread, out=np.full(total.shape, np.inf), where=spread > 1e-12 * total**2)
     return np.minimum(np.where(total > 0, df, 2), np.maximum(effective - 1, 0))
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #d1c32b9b
 def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, spread: np.ndarray, rows: np.ndarray,
               total: np.ndarray) -> Estimate:
     """From the groups' deviations, pieces [n_groups, m], and total, the variance that they show; counts: [n_groups, m];
@@ -175,7 +175,7 @@ def _between_ends(estimate: Estimate, base: np.ndarray, width: np.ndarray, level
     half = np.sqrt(np.where(free, room, 0) * a + a**2 / 4)
     return (centre + a / 2 + np.array([[-1], [1]]) * half) / (1 + a)
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #a9bd14e1
 def cluster_interval(estimate: Estimate, level: float = 0.95,
                      ranges: Sequence[tuple[float, float]] | None = None) -> np.ndarray:
     """Low and high end of the interval of each score: float64 [2, m].
@@ -216,7 +216,7 @@ def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
             spread[:, k] = *np.quantile(good, [(1 - level) / 2, (1 + level) / 2]), good.std(ddof=1)
     return spread
 
-
+# %% ../../nbs/lib/statistics/02_intervals.ipynb #bec98962
 def check_interval(interval: str) -> None:
     "Refuse an unknown way to draw intervals, with ValueError."
     if interval not in INTERVALS:

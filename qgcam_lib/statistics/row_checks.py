@@ -108,7 +108,7 @@ def range_of(name: str, contracts: Mapping[str, Any]) -> tuple[float, float] | N
         return contracts[name].range
     return next((ends for names, ends in _RANGES.items() if re.fullmatch(names, name.partition("@")[0])), None)
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #4c16d956
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
     "A column as float64 with NaN where nothing stands, or ParameterError that names the first row of another kind."
     values = pd.to_numeric(frame[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
@@ -118,7 +118,7 @@ def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
                              f"{frame.index[k]}")
     return values
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #9a8fcb8e
 def _range_findings(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any]) -> list[str]:
     "The scores that are outside their stated range."
     texts = []
@@ -143,7 +143,7 @@ def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
             raise ParameterError(f"{column}: expected rows of one, got {kinds} together. Split the table, "
                                  f"by={column!r}")
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #d99432f7
 def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any], *, by: Sequence[str] = ()
                ) -> None:
     """Refuse rows that no mean should be made of, with ParameterError (a ValueError).
@@ -171,7 +171,7 @@ def _rules(frame: pd.DataFrame) -> dict[str, Any]:
         rules["protocol"] = sorted(map(str, frame["protocol"].dropna().unique()))
     return rules
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #80891f0d
 def _same_value(a: Any, b: Any) -> bool:
     "Are two options the same? A protocol by its fields, or by the name that a column gives."
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -180,7 +180,7 @@ def _same_value(a: Any, b: Any) -> bool:
             for one, other in ((a, b), (b, a)))
     return a == b
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #1940c908
 def without_rules(frame: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     """The frame without what says how it was scored and from what, to compare two rules or two data sets on purpose.
 
@@ -197,7 +197,7 @@ def _differing(a: pd.Series, b: pd.Series) -> np.ndarray:
     x, y = (one.astype(object).where(one.notna(), None).to_numpy() for one in (a, b))
     return x != y
 
-
+# %% ../../nbs/lib/statistics/03_row_checks.ipynb #d8a7df00
 def _refuse_other_data(a: pd.DataFrame, b: pd.DataFrame) -> None:
     "ParameterError where two runs were made from other examples."
     for column in [column for column in _EXAMPLE if column in a and column in b]:

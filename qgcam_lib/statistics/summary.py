@@ -28,7 +28,7 @@ def _noted(note: Sequence[str] | str, low: np.ndarray, n_groups: np.ndarray | in
     return [str(text) if np.isnan(end) or not more else "; ".join(filter(None, [text, more]))
             for text, end, more in zip(texts, low, few)]
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #947aaf25
 def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int, n_undefined: np.ndarray | int,
                  n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95, estimate: Estimate | None = None,
                  ranges: Sequence[tuple[float, float]] | None = None, effective: np.ndarray | float = np.nan,
@@ -98,7 +98,7 @@ def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, flo
         ranges.append(range_of(name, METRICS) or unknown)
     return ranges
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #5e1722e2
 def observed_ranges(ranges: Sequence[tuple[float, float]], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Low and high ends [m] of these ranges, an infinite one taken from the values [n, m], NaN left out."
     seen = pd.DataFrame(values)
@@ -114,7 +114,7 @@ def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
         return "one group: no interval"
     return "" if n_bootstrap else "no bootstrap asked for"
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #4b038598
 def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int, level: float,
                rng: np.random.Generator, interval: str, ranges: list[tuple[float, float]] | None) -> pd.DataFrame:
     "The means of the columns of `values` [n, m] as rows; codes: group of each row."
@@ -143,7 +143,7 @@ def _each_cell(frame: pd.DataFrame, by: list[str], rows: Callable[[tuple, pd.Dat
         cells.append(pd.concat([pd.DataFrame([key] * len(table), columns=by), table], axis=1))
     return pd.concat(cells, ignore_index=True) if cells else pd.DataFrame(columns=[*by, *rows((), frame)])
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #ced8d112
 TASKS: dict[frozenset[str], Callable[..., pd.DataFrame]] = {}  # columns of a task's frame -> its own summary
 
 
@@ -274,7 +274,7 @@ def _pearson(weights: np.ndarray, sums: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sxy - sx * sy / n) / np.sqrt(np.clip(sxx - sx * sx / n, 0, None) * np.clip(syy - sy * sy / n, 0, None))
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #f3c4ae6a
 def _correlation_ends(sums: np.ndarray, n_bootstrap: int, seed: int) -> np.ndarray:
     """Low and high end of the interval of Pearson's r from the groups' sums, drawn on Fisher's scale, atanh(r)."""
     rng, n_groups = np.random.default_rng(seed), len(sums)
@@ -283,7 +283,7 @@ def _correlation_ends(sums: np.ndarray, n_bootstrap: int, seed: int) -> np.ndarr
     estimate = of_replicates(*fisher, n_groups, effective_groups(sums[:, :1])[0])
     return np.tanh(cluster_interval(estimate)[:, 0])
 
-
+# %% ../../nbs/lib/statistics/04_summary.ipynb #5181c85f
 def _correlation(x: np.ndarray, y: np.ndarray, codes: np.ndarray, n_bootstrap: int, seed: int
                  ) -> tuple[float, float, float]:
     """Pearson's r and its interval; NaN with fewer than three rows, two groups, or a constant column."""

@@ -65,7 +65,7 @@ def _attributes(tree: ast.Module) -> set[str]:
     return {f"{faces[node.value.id]}.{node.attr}" for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in faces}
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #cc7f8354
 @lru_cache(maxsize=64)
 def _rooms(face: Path, package: Path, _changed: int) -> dict[str, str]:
     """name -> module, from the `ROOMS` of a face, a table of names or a list of modules; {} for one without."""
@@ -124,7 +124,7 @@ def _named_files(tree: ast.Module) -> set[Path]:
             found.append(project_file(text))
     return {file for path in found for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #2654072b
 _BESIDE = (".toml", ".js", ".css", ".html")  # of files that lie beside a module under its name, and are part of it
 
 
@@ -140,7 +140,7 @@ def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[froze
         named |= _named_files(tree)
     return imported, frozenset(named), meaning(tree)
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #459ee8b1
 def _read(file: Path, package: Path) -> tuple[frozenset[Path], frozenset[Path], str]:
     """As `_module`; read again when the file's size or time stamp has changed."""
     stat = file.stat()
@@ -152,7 +152,7 @@ def _library() -> Path:
 
     return Path(qgcam_lib.__file__).parent
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #495cba19
 def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None:
     """Dotted names at which a closure begins; None where the source cannot be read."""
     names = set()
@@ -238,7 +238,7 @@ def is_module(name: str, folders: Iterable[str | Path] = ()) -> bool:
     importlib.invalidate_caches()
     return _spec(name, [str(folder) for folder in folders]) is not None
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #f7bc7cea
 def module_files(name: str, folders: Iterable[str | Path] = ()) -> dict[str, Path]:
     """The files behind a module that is not this library's, by dotted name; {} where there is no such module.
 
@@ -275,7 +275,7 @@ def _public(module: str) -> set[str]:
         return set()
     return {*names.get("__all__", [name for name in names if not name.startswith("_")])}
 
-
+# %% ../../nbs/lib/storage/05_closure.ipynb #d05dc641
 def defined_names(module: str, files: Mapping[str, Path | None]) -> set[str]:
     """Names that a module defines or imports, at any depth; none where its source does not tell them all.
 

@@ -35,7 +35,7 @@ def _not_blank(text: str) -> str:
         raise ValueError("expected a text that is not empty")
     return text
 
-
+# %% ../../nbs/lib/storage/06_fields.ipynb #cd4395ee
 def _id(value: Any) -> Any:
     is_number = type(value) is int and abs(value) < 2**63
     is_text = isinstance(value, str) and 0 < len(value.encode()) <= 200  # half a character is a ValueError
@@ -87,7 +87,7 @@ def _fault(error: ValidationError) -> str:
     where = f"field {field!r}: " if field else ""
     return f"{where}{expected}, got {first['input']!r:.60}"
 
-
+# %% ../../nbs/lib/storage/06_fields.ipynb #738fbc54
 def checked(kind: Any, value: Any, example: str = "", file: str | Path = "", remedy: str = "") -> Any:
     """A value read from a file as the type `kind`, such as a dataclass of the types above.
 

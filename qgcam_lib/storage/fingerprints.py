@@ -160,7 +160,7 @@ def _classes(thing: Any) -> set[Any]:
     own = {thing} if isinstance(thing, FunctionType) else set(getattr(thing, "__mro__", ()))
     return own | {kind for one in network for kind in type(one).__mro__}
 
-
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #08577645
 _TOKENS: WeakKeyDictionary = WeakKeyDictionary()  # class or function without a file -> a random number
 
 
@@ -288,7 +288,7 @@ class AnyText(NamedInput):
             if path is not None:
                 yield Input("data", "folder" if path.is_dir() else "file", text, path)
 
-
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #9a46294a
 class FilePath(NamedInput):
     """The path of a file or folder, also behind a word as in predictions:PATH; "" for none, or for the file or folder
     of the project that a subclass names as the usual one."""
@@ -305,7 +305,7 @@ class FilePath(NamedInput):
                 raise FileNotFoundError(f"expected an existing file, given {text!r}, which is not in {reading.cwd}.")
             yield Input(cls.group, "folder" if path.is_dir() else "file", text, path)
 
-
+# %% ../../nbs/lib/storage/02_fingerprints.ipynb #72e524f2
 class WeightsFile(FilePath):
     """As `FilePath`, for what belongs to a model's weights, such as a vocabulary."""
 

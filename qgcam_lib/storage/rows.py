@@ -31,7 +31,7 @@ def shown(value: object, width: int = 40) -> str:
     text = repr(value)
     return text if len(text) <= width else f"{text[:width - 1]}…"
 
-
+# %% ../../nbs/lib/storage/03_rows.ipynb #1b3827fe
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The settings that differ, the first two with their values; those within settings under dotted names."""
     old, new = (pd.json_normalize([config]).to_dict("records")[0] for config in (old, new))
@@ -108,7 +108,7 @@ def _arrow() -> tuple:
     """pyarrow and pyarrow.parquet, on first use: the core of the package does without them."""
     return tuple(needed(name, "a run that can be continued") for name in ("pyarrow", "pyarrow.parquet"))
 
-
+# %% ../../nbs/lib/storage/03_rows.ipynb #0d408b6c
 class RecordStore(Store):
     """Rows with the column `id` (text, never missing), kept as Parquet parts in one folder; see `Store`."""
 
@@ -231,7 +231,7 @@ def _as_stored(map: Any) -> np.ndarray:
     """A map or tensor as a float32 array in memory of its own."""
     return np.ascontiguousarray(map.detach().cpu() if hasattr(map, "detach") else map, dtype=np.float32)
 
-
+# %% ../../nbs/lib/storage/03_rows.ipynb #bd8099ac
 @patch
 def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any]) -> Path | None:
     """Write maps as one part, whole or not at all; returns its path, None when there is nothing to write.

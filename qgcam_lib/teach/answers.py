@@ -48,7 +48,7 @@ def _control(name: str, values: Sequence | str, start: Any) -> str:
     return (f'<label>{label} <output data-value="{name}">{value}</output><br><input type="range" min="0" '
             f'max="{len(values) - 1}" data-control="{name}" value="{list(values).index(start)}"></label>')
 
-
+# %% ../../nbs/lib/teach/05_answers.ipynb #38fe997f
 def _figures(fixed: Mapping[str, np.ndarray], first: Answer, shown: Mapping[str, Mapping]) -> str:
     "The pictures and maps of the start."
     addresses = {name: data_uri(np.asarray(one), optimize=True) for name, one in fixed.items()}
@@ -65,7 +65,7 @@ def _figures(fixed: Mapping[str, np.ndarray], first: Answer, shown: Mapping[str,
                      f'data-high="{k}">{heat.max():.2g}</span></small></figure>')
     return "".join(parts)
 
-
+# %% ../../nbs/lib/teach/05_answers.ipynb #19145f33
 def _numbers(shown: Mapping, span: tuple | None, series: Sequence[str]) -> str:
     rows = ""
     for k, (name, value) in enumerate(shown["numbers"].items()):

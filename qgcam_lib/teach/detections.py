@@ -64,7 +64,7 @@ def _facts(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int,
     return {"boxes": boxes, "pairs": pairs, "n_truth": len(data.truth), "levels": np.round(THRESHOLDS, 2).tolist(),
             "points": RECALL_POINTS.tolist(), "pictures": {side: data_uri(one) for side, one in pictures.items()}}
 
-
+# %% ../../nbs/lib/teach/06_detections.ipynb #3ad427a8
 def _pairs(data: Any, facts: Mapping) -> str:
     "The pairs with their captions; below a false one the question whether to ask about it."
     parts = []
@@ -82,7 +82,7 @@ def _text(value: float | None) -> str:
     "A value as the script writes it."
     return "undefined" if value is None else f"{value:.0f}" if value > 1 and value == round(value) else f"{value:.3f}"
 
-
+# %% ../../nbs/lib/teach/06_detections.ipynb #1cc02385
 def _slider(kind: str, label: str, low: float, high: float) -> str:
     return (f'<label>{label} <output class="{kind}-value"></output><br><input class="{kind}" type="range" '
             f'min="{low:g}" max="{high:g}" step="0.01"></label>')

@@ -143,7 +143,7 @@ def data_uri(picture: np.ndarray, kind: str = "PNG", **options: Any) -> str:
     Image.fromarray(picture).save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64,{b64encode(buffer.getvalue()).decode()}"
 
-
+# %% ../../nbs/lib/teach/01_explorer.ipynb #847d3d33
 def heat_colours(heat: np.ndarray) -> np.ndarray:
     "A map [h, w] >= 0 in the colours of the explorers' scripts, from 0 to its maximum: uint8 [h, w, 3]."
     t = heat / max(float(heat.max()), 1e-9)
@@ -155,7 +155,7 @@ def still_picture(address: str, alt: str) -> str:
     "A picture that stands where a script will draw."
     return f'<img class="still" alt="{escape(alt, quote=True)}" src="{address}" style="max-width:100%">'
 
-
+# %% ../../nbs/lib/teach/01_explorer.ipynb #d50beadd
 def score_tables(scores: Mapping[str, ArrayLike], shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """The scores of each model, by name, kept to six digits, as a page holds them. Errors: ValueError for scores of
     another shape or not finite."""

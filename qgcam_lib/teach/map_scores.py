@@ -59,7 +59,7 @@ def _slider(kind: str, label: str, value: float, high: float, step: float) -> st
     return (f'<label>{label} <output class="{kind}-value">{value:.2f}</output><br><input class="{kind}" type="range" '
             f'min="0" max="{high:g}" step="{step:g}" value="{value:g}"></label>')
 
-
+# %% ../../nbs/lib/teach/02_map_scores.ipynb #cc27824a
 def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     "What only a script can serve: below the map, and beside it."
     buttons = "".join(f'<button type="button" data-tool="{tool}">{text}</button>' for tool, text in _TOOLS.items())
@@ -77,7 +77,7 @@ def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     beside += _slider("tau", "τ, height that a peak must exceed", start["tau"], 1, 0.01)
     return below, beside + _slider("delta", "δ, distance beyond which peaks are two", start["delta"], far, 0.1)
 
-
+# %% ../../nbs/lib/teach/02_map_scores.ipynb #122548a9
 def _body(title: str, picture: str, facts: Mapping, start: Mapping, known: Mapping) -> str:
     "The explorer's HTML at its start."
     box = ", ".join(f"{name} {v}" for name, v in zip(("x0", "y0", "x1", "y1"), start["box"]))

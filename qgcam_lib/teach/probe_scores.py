@@ -49,7 +49,7 @@ def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Render
     )  # fmt: skip
     return settle(Scene("test", 950_000, SEED, 96, _PLACES[background], 42.0, False, things))
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #91a1cb04
 def _captions() -> list[Caption]:
     "'A cow to the left of a red ball', the other way round, and 'there is a cow', for all animals and colours."
     found = []
@@ -58,7 +58,7 @@ def _captions() -> list[Caption]:
         found += [Caption(nouns, ((0, "left of", 1),), (0, "to the left of", 1)) for nouns in (pair, pair[::-1])]
     return found + [Caption((Noun(animal),), parts=("there is", 0)) for animal in _CHOICES["animal"]]
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #8895f885
 def edited_scenes() -> EditedScenes:
     "An animal and a ball in 24 states, and ten prompts about them."
     captions, pictures, truth = _captions(), [], []
@@ -89,7 +89,7 @@ _JPEG = {"quality": 85, "subsampling": 0}  # of the pictures in the page; the mo
 def _number(value: float) -> str:
     return f"{0 if abs(value) < 5e-4 else value:.3f}"
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #6933a771
 def _text(value: bool | int | float) -> str:
     "A value as the script writes it."
     if isinstance(value, bool):
@@ -100,7 +100,7 @@ def _text(value: bool | int | float) -> str:
 def _options(texts: Sequence[str]) -> str:
     return "".join(f'<option value="{k}">{escape(text)}</option>' for k, text in enumerate(texts))
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #372287b7
 def _editor(k: int, choices: Mapping[str, Sequence[str]], state: int, picture: str) -> str:
     "A picture, and a row of buttons for each choice."
     rows, chosen = "", list(product(*choices.values()))[state]
@@ -132,7 +132,7 @@ def _tables(S: np.ndarray, truth: np.ndarray, known: Mapping) -> str:
             '<table><thead><tr><td></td><th>Python</th><th><span class="live" hidden>here</span></th></tr></thead>'
             f"<tbody>{results}</tbody></table>")
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #ad4b51fd
 def _controls(scenes: EditedScenes, start: Mapping, models: Sequence[str]) -> str:
     "The choice of prompts and model; the chosen ones in words where no script runs."
     prompts = "".join(f'<label>prompt {k + 1} <select class="prompt{k}">{_options(scenes.prompts)}</select></label><br>'
@@ -174,7 +174,7 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
     return Explorer(body, _CSS, _SCRIPT, facts, first, library,
                     [{**first, "model": name} for name in list(tables)[1:]])
 
-
+# %% ../../nbs/lib/teach/03_probe_scores.ipynb #f66a40c1
 def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
     """What `pair_scores` and `pair_ties` say of a state of the explorer: text, image, group, confidence, ties.
 

@@ -63,7 +63,7 @@ def _row() -> Rendering:
     )  # fmt: skip
     return settle(Scene("test", 960_000, SEED, 112, "grass", 48.0, False, things))
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #b5436b30
 def said_scene() -> SaidScene:
     "Two balls and two dogs, an easy, a hard and an adversarial expression, and the 586 texts that their words make."
     picture = _row()
@@ -95,7 +95,7 @@ def listener_scores(listener: Listener, texts: Sequence[str]) -> dict[str, np.nd
     return {"words in order": np.array(exact),
             "bag of words": np.array([bags[" ".join(sorted(text.split()))] for text in texts])}
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #bd3c774b
 def _of_a_bag(listener: Listener, bag: str) -> set[int]:
     clear = listener.bag(bag)
     return set(clear) or set().union(*(listener.hear(text).possible for text in orderings(bag)))
@@ -130,7 +130,7 @@ def _still(said: SaidScene) -> np.ndarray:
         draw.text((x0 + 2, y0 - 14), str(k), fill="white", stroke_width=2, stroke_fill="black", font_size=13)
     return np.asarray(picture)
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #9d23b0aa
 def _drawing(said: SaidScene) -> str:
     "The picture with its numbered boxes."
     height, width = said.picture.shape[:2]
@@ -162,7 +162,7 @@ def _controls(said: SaidScene, title: str) -> str:
             f'<small>To the exact listener it <span class="outcome">{outcome}</span>.</small></p>'
             '<p class="still">Open the page where scripts run to move the words.</p>')
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #9a13e87a
 def _tables(said: SaidScene, tables: Mapping[str, np.ndarray], known: Mapping) -> str:
     "The scores of the boxes, and what is made of them."
     first = said.expressions[0]
@@ -182,7 +182,7 @@ def _tables(said: SaidScene, tables: Mapping[str, np.ndarray], known: Mapping) -
     return (f"<table><thead><tr><th>score and place</th>{head}</tr></thead><tbody>{boxes}</tbody>"
             f'<tbody>{made}</tbody></table><small class="random">{_random(first)}</small>')
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #7cd9276f
 def _random(one: Expression) -> str:
     right = one.right()
     return f"{len(right)} boxes, {right.sum()} of them right: a random choice gets {right.mean():.3f}."
@@ -216,7 +216,7 @@ def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, tit
             f"{_tables(said, tables, library(start))}</div>")
     return Explorer(body, _CSS, _SCRIPT, facts, start, library, others)
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #373bf287
 def _changed(text: str, how: str, seed: int) -> str:
     "`perturb` with the miniworld's own grammar in place of a tagger."
     words = text.split()
@@ -229,7 +229,7 @@ def _changed(text: str, how: str, seed: int) -> str:
         return " ".join(words)
     return perturb(text, how, seed=seed)
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #112b1ceb
 def _record(said: SaidScene, k: int) -> dict:
     "What the page knows of an expression."
     one = said.expressions[k]
@@ -240,7 +240,7 @@ def _record(said: SaidScene, k: int) -> dict:
     return {"text": one.text, "right": one.right().tolist(), "changes": changes, "random": _random(one),
             "outcomes": [OUTCOMES.index(outcome) for outcome in said.outcomes[k]]}  # fmt: skip
 
-
+# %% ../../nbs/lib/teach/04_word_order.ipynb #da3db095
 def choice_of(one: Expression, scores: np.ndarray) -> dict:
     """The library's values for one expression and the scores of its candidates: predicted, correct, ties (see
     `score_choices`), and by_lot, the share of right boxes among those of the highest score."""

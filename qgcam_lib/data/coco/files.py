@@ -105,7 +105,7 @@ class CocoImage:
     file_name: str
     size: tuple[int, int] | None = None
 
-
+# %% ../../../nbs/lib/data/coco/01_files.ipynb #ae4850b9
 @dataclass(frozen=True)
 class CocoObject:
     """An annotated object. id and image: numbers; category: its name; segmentation: as in the file (see `mask_of`);
@@ -145,7 +145,7 @@ class CocoInstances:
         except ValueError as error:
             raise ExampleError(f"segmentation: {error}", f"annotation {one.id}", self.file) from error
 
-
+# %% ../../../nbs/lib/data/coco/01_files.ipynb #44172c71
 @dataclass
 class CocoCaptions:
     """A captions file. images: by number; captions: those of each image that has any, in the order of the file."""
@@ -172,7 +172,7 @@ def _region(value: Any) -> Any:
         raise ValueError("expected polygons or an RLE")
     return value
 
-
+# %% ../../../nbs/lib/data/coco/01_files.ipynb #7a6ed3e8
 @dataclass
 class _Object:
     id: Whole
@@ -183,7 +183,7 @@ class _Object:
     segmentation: Annotated[Any, AfterValidator(_region)]
     iscrowd: Literal[0, 1] = 0
 
-
+# %% ../../../nbs/lib/data/coco/01_files.ipynb #6f13bcd5
 @dataclass
 class _Caption:
     image_id: Whole
@@ -222,7 +222,7 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
         seen.add(one.id)
         yield one
 
-
+# %% ../../../nbs/lib/data/coco/01_files.ipynb #f4dbfd30
 def _images(rows: list, file: Path) -> dict[int, CocoImage]:
     """The pictures by number."""
     return {one.id: CocoImage(one.id, one.file_name, one.size) for one in _read(_Image, rows, file)}

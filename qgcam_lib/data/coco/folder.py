@@ -27,7 +27,7 @@ def coco_splits(folder: str | Path) -> list[str]:
     paths = Path(folder, "annotations").glob("*.json") if Path(folder, "annotations").is_dir() else []
     return sorted({path.stem.partition("_")[2] for path in paths if path.stem.startswith(("instances_", "captions_"))})
 
-
+# %% ../../../nbs/lib/data/coco/02_folder.ipynb #47160bc9
 @dataclass(frozen=True)
 class Coco:
     """One split of COCO in its official layout. folder: holds annotations/ and the folders of pictures; split: as in
@@ -96,7 +96,7 @@ def expected(self: Coco) -> int | None:
 def __len__(self: Coco) -> int:
     return len(_parts(self)[0].images)
 
-
+# %% ../../../nbs/lib/data/coco/02_folder.ipynb #c9678f04
 @patch
 def files(self: Coco) -> list[Path]:
     """Every file that the split reads: its annotations, and the path of each image."""
@@ -104,7 +104,7 @@ def files(self: Coco) -> list[Path]:
     names = dict.fromkeys(one.file_name for part in parts for one in part.images.values())
     return [*(part.file for part in parts), *map(self.picture, names)]
 
-
+# %% ../../../nbs/lib/data/coco/02_folder.ipynb #cab04d55
 @patch
 def verify(self: Coco) -> pd.DataFrame:
     """Every fault: file, problem, severity ("error", "warning", "note"), id of the annotation."""

@@ -120,7 +120,7 @@ def _read(self: Flickr30kEntities, image_id: str) -> ImageRead:
             self._phrase(out, (image_id, number, position), text, phrase, annotation)
     return out
 
-
+# %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #4201e1e0
 def _place(path: Path) -> str:
     """An annotation file as a problem names it."""
     return f"{path.parent.name}/{path.name}"

@@ -104,7 +104,7 @@ def _number(parent: Element, tag: str, where: str, kind: type = float) -> float:
         content = "nothing" if text is None else repr(text[:60])
         raise FormatError(f"{where}: expected a number in <{tag}>, got {content}") from None
 
-
+# %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #06f33d50
 def _size(root: Element) -> tuple[int, int]:
     element = root.find("size")
     if root.tag != "annotation" or element is None:
@@ -156,7 +156,7 @@ def read_sentences(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise FormatError(f"not a UTF-8 text: {error}") from error
 
-
+# %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #8854a59a
 def read_split(path: Path) -> list[str]:
     """The image ids of a split list, one a line. ExampleError for an id listed twice or leaving the folder."""
     ids = [line.strip() for line in read_sentences(path)]
@@ -167,7 +167,7 @@ def read_split(path: Path) -> list[str]:
     check_distinct(ids)
     return ids
 
-
+# %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #15223870
 def read_unrelated(path: Path) -> set[tuple[str, int]]:
     """UNRELATED_CAPTIONS as pairs (image id, sentence number counted from 0; the file counts from 1)."""
     rows = [line.split() for line in read_sentences(path) if not line.startswith("#")]

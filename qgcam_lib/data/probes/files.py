@@ -135,7 +135,7 @@ def _form_of(groups: Sequence) -> str:
         raise TypeError(f"groups: expected groups of one form ({', '.join(FORMS)}), got {', '.join(sorted(forms))}")
     return next(iter(forms), getattr(groups, "form", ""))
 
-
+# %% ../../../nbs/lib/data/probes/03_files.ipynb #7fadecdb
 def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, str] | None = None) -> Path:
     """Write groups of one form as the published file of that form; `read_groups` gives them back, equal.
 
@@ -159,7 +159,7 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         rows = [vars(one) for one in groups]
     return write_whole(path, "[\n" + ",\n".join(map(_line, rows)) + "\n]\n")
 
-
+# %% ../../../nbs/lib/data/probes/03_files.ipynb #af15f490
 def _line(row: Mapping) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False)
 

@@ -33,7 +33,7 @@ def image_name(id: int | str, rule: str) -> str:
         return id
     return rule.format(int(id))
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #7d6d55d7
 def image_id(name: str, rule: str) -> int | str:
     """Return the number from which the rule makes this file name, or the name itself if there is none.
 
@@ -76,7 +76,7 @@ def read_prompt_classes(path: str | Path) -> dict[str, str]:
         raise ExampleError(error.problem, error.example, path, "Give every class one prompt") from error
     return dict(zip(table["class"].str.strip(), table["prompt"].str.strip()))
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #dcdec01c
 def asked_classes(table: Mapping[str, str], form: str, others: Sequence[str]) -> tuple[str, ...]:
     """The classes that a published row asks: all (set MR); all but the other objects and apple (set R).
 
@@ -105,7 +105,7 @@ class _RelationRow:
     other_predicate: Text = ""
     object: Text = ""
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #5aafa83c
 def relation_group(key: str, row: dict) -> RelationGroup:
     """The group of a record. key: the image id that it stands under. Errors: ExampleError."""
     fields = vars(checked(_RelationRow, row, key))
@@ -114,7 +114,7 @@ def relation_group(key: str, row: dict) -> RelationGroup:
         fields[name] = tuple(image_name(one, VISUAL_GENOME) for one in fields[name])
     return RelationGroup(key, **fields)
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #ab5be0ae
 def relation_row(group: RelationGroup) -> dict:
     """The published record of a group; the anchor's name is added if the key does not determine it."""
     row = {"positive_image_ids": [image_id(name, VISUAL_GENOME) for name in group.positive_images],
@@ -131,7 +131,7 @@ def _swap_kind(compositions: Sequence[str], objects: Sequence[str]) -> str:
     """What was swapped, where the row does not say it."""
     return "object" if compositions[0] == compositions[1] and objects[0] != objects[1] else "composition"
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #df42deb0
 @dataclass
 class _SwapRow:
     """A row of data_compositional_switch.json or data_object_switch.json."""
@@ -148,7 +148,7 @@ class _SwapRow:
     kind: Text = ""
     category: Text = ""
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #88e706fe
 def swap_pair(number: int, row: dict) -> SwapPair:
     """The pair of a row. number: its place in the file, which is its id. Errors: ExampleError."""
     one = checked(_SwapRow, row, f"row {number}")
@@ -157,7 +157,7 @@ def swap_pair(number: int, row: dict) -> SwapPair:
     return SwapPair(str(number if one.id is None else one.id), images, (one.img1_prompt, one.img2_prompt), compositions,
                     objects, one.kind or _swap_kind(compositions, objects), one.category)
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #2e2bcd93
 def swap_row(number: int, pair: SwapPair) -> dict:
     """The published row of a pair; id, category and kind are added where place and swap do not tell them."""
     first, second = (image_id(name, COCO_VAL2014) for name in pair.images)
@@ -179,7 +179,7 @@ class _BackgroundRow:
     classes: list[Text] | None = None
     fillers: dict[Text, dict[str, Text]] | None = None
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #5908474a
 @dataclass
 class _ObjectRow(_BackgroundRow):
     """A row of object_context_dataset.json. path: the picture with the object alone."""
@@ -189,7 +189,7 @@ class _ObjectRow(_BackgroundRow):
     other_objects: list[Text] = field(default_factory=list)
     path: Text = ""
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #7ba7be9f
 def context_groups(row: dict, number: int, form: str, table: Mapping, fillers: Sequence[str]) -> list[ContextGroup]:
     """The groups of a row of background_context_dataset.json or object_context_dataset.json, one a filler.
 
@@ -226,7 +226,7 @@ def context_rows(groups: Sequence[ContextGroup], form: str, table: Mapping[str, 
         bundles.setdefault((group.image, group.present if form == "object" else ()), []).append(group)
     return [_context_row(bundle, form, table) for bundle in bundles.values()]
 
-
+# %% ../../../nbs/lib/data/probes/02_rows.ipynb #b13c9e44
 def _context_row(bundle: Sequence[ContextGroup], form: str, table: Mapping[str, str]) -> dict:
     one = bundle[0]
     image, name = image_id(one.image, COCO_VAL2014), f"{one.present[0]}_{one.image}"

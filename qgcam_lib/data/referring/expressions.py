@@ -93,7 +93,7 @@ class Expressions(list):
         return (f"Expressions({len(self)} of {len({one.image for one in self})} pictures: {splits or 'none'}; "
                 f"left out: {sum(self.left_out.values())})")
 
-
+# %% ../../../nbs/lib/data/referring/01_expressions.ipynb #dad8df29
 def of_split(expressions: Sequence[Expression], split: str) -> list[Expression]:
     """Return the expressions of one split, in their order. Errors: ValueError if there is none, with the splits."""
     chosen = [one for one in expressions if one.split == split]
@@ -126,7 +126,7 @@ def _counts(expressions: Sequence[Expression]) -> dict[str, float]:
             "same_box_twice": twice, "target_missing": int((random == 0).sum()), "boxes": mean(counts),
             "most_boxes": int(counts.max(initial=0)), "random": mean(random)}
 
-
+# %% ../../../nbs/lib/data/referring/01_expressions.ipynb #f90874c1
 def candidate_counts(expressions: Sequence[Expression]) -> pd.DataFrame:
     """Return one row per split, in order of appearance: number of candidates, and accuracy of random choice.
 

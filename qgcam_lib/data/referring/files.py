@@ -38,7 +38,7 @@ def _candidates(boxes: dict[str, Xywh], id: str) -> dict[str, Box]:
         raise ExampleError(f"boxes: expected the numbers 1 to {len(boxes)}, got {', '.join(boxes):.60}", id)
     return {number: tuple(xywh_to_xyxy(boxes[number]).tolist()) for number in numbers}
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #b1e1c257
 def _target(boxes: Mapping[str, Box], number: str, id: str) -> Box:
     if (place := number.removesuffix(".0")) not in boxes:
         raise ExampleError(f"target: expected one of the numbers 1 to {len(boxes)}, got {number!r:.60}: it is not among "
@@ -57,14 +57,14 @@ class _RawRow:
     annID: Either = ""
     imgID: Either = ""
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #dd63cc48
 def _image_number(name: str) -> str:
     """The image id in a file name as COCO makes them: the digits at its end; the stem where there are none."""
     stem = PurePosixPath(name).stem
     digits = re.search(r"\d{1,200}$", stem, re.ASCII)
     return str(int(digits[0])) if digits else stem
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #b40965a8
 def _raw_expression(id: str, row: Mapping) -> Expression:
     read, own = checked(_RawRow, row, id), {field.name for field in fields(_RawRow)}
     boxes = _candidates(read.bbox_candidates_map, id)
@@ -84,7 +84,7 @@ class _LabelledRow:
     bboxes: Boxes
     gt_bbox: Either
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #71fec3b9
 def _labelled_expression(row: Mapping, place: int, seen: Counter) -> Expression:
     read = checked(_LabelledRow, row, f"row {place}")
     id = f"{read.label}/{read.annID}/{seen[read.label, read.annID]}"
@@ -108,7 +108,7 @@ def _rows(path: Path) -> tuple[str, Any]:
     raise FormatError(f'{path}: expected {{"annotations": [rows]}} or records by id with bbox_candidates_map, as in the '
                       "files of aws-refcocog-adv")
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #edab2c55
 def _findings(found: Sequence[Expression]) -> list[str]:
     "What is suspicious about all records together: boxes in corners, copies."
     boxes = np.array([box for one in found for box in one.candidates]).reshape(-1, 4)
@@ -120,7 +120,7 @@ def _findings(found: Sequence[Expression]) -> list[str]:
                 copies > 0.1 * len(found)}
     return [text for text, wrong in told.items() if wrong]
 
-
+# %% ../../../nbs/lib/data/referring/02_files.ipynb #e7e37d23
 def read_ref_adv(path: str | Path) -> Expressions:
     """The expressions of a published file, in its order, with the candidates as released.
 

@@ -37,7 +37,7 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
         choices[one.id] = [number - 1 if number else None for number in numbers]
     return choices
 
-
+# %% ../../../nbs/lib/data/referring/04_people.ipynb #940681ed
 def _checked(expression: Expression, choices: Choices) -> list[int | None]:
     """Return the choices for an expression; ExampleError if there are none, or if one is not a candidate."""
     if not choices.get(expression.id):
@@ -93,7 +93,7 @@ def adversarial_targets(expressions: Sequence[Expression], judged: pd.DataFrame)
     rows = judged[(judged["located"] == 0) & judged["confused"].notna()].set_index("id")["confused"]
     return {one.id: one.candidates[int(rows[one.id])] for one in expressions if one.id in rows.index}
 
-
+# %% ../../../nbs/lib/data/referring/04_people.ipynb #b5159c0b
 def validated(expressions: Sequence[Expression], choices: Choices | None = None, needed: int = 2) -> Expressions:
     """Return the accepted adversarial expressions: at least `needed` annotators located them (paper, A.3, stage 3).
 
@@ -123,7 +123,7 @@ def agreement(judged: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(by_split.values(), index=pd.Index(by_split, name="split"),
                         columns=list(row(judged)) if len(judged) else None)
 
-
+# %% ../../../nbs/lib/data/referring/04_people.ipynb #ebbcd4fb
 def votes_right(judged: pd.DataFrame) -> pd.DataFrame:
     """Count the expressions located by 0, 1, 2, ... annotators: a row per split, a column per number of right votes."""
     most = int(judged["votes"].max()) if len(judged) else 0

@@ -72,7 +72,7 @@ def _target_object(one: Expression, objects: Sequence[AnnotatedObject]) -> Annot
         raise ExampleError(f"another box: annotation {one.annotation} {state}, the record {list(one.box)}", one.id)
     return target
 
-
+# %% ../../../nbs/lib/data/referring/03_refcocog.ipynb #93ba6a8c
 def _joined(one: Expression, index: _RefIndex, candidates: str) -> Expression:
     ref = index.ref(one)
     objects = index.objects(one.group)
@@ -84,7 +84,7 @@ def _joined(one: Expression, index: _RefIndex, candidates: str) -> Expression:
         more["box"] = one.box if target is None else target.box
     return replace(one, ref=str(ref.ref_id), **more)
 
-
+# %% ../../../nbs/lib/data/referring/03_refcocog.ipynb #c56c10e1
 def join(expressions: Sequence[Expression], folder: str | Path, candidates: str = "annotated") -> Expressions:
     """Expressions of Ref-Easy, Ref-Hard and Ref-Adv with ref, category and candidates from RefCOCOg.
 

@@ -37,7 +37,7 @@ def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) 
     hard = [one.text.strip().lower() in originals for one in expressions]
     return Expressions(replace(one, split="hard" if is_hard else "easy") for one, is_hard in zip(expressions, hard))
 
-
+# %% ../../../nbs/lib/data/referring/05_splits.ipynb #89b0ef8d
 def split_by_people(expressions: Sequence[Expression], choices: Choices, needed: int = 3) -> Expressions:
     """The paper's rule: "easy" when at least `needed` of the annotators located the object in spite of the shuffled
     words, "hard" when at least `needed` did not (sections 2 and A.3: 3 of 5, IoU >= .5).
@@ -72,7 +72,7 @@ def rule_differences(by_text: Sequence[Expression], by_people: Sequence[Expressi
             rows.append((one.id, one.group, *pair, has, reason))
     return pd.DataFrame(rows, columns=["id", "group", "by_text", "by_people", "own", "reason"])
 
-
+# %% ../../../nbs/lib/data/referring/05_splits.ipynb #9f14ff68
 def rule_table(differences: pd.DataFrame) -> pd.DataFrame:
     """Counts by the two rules and the reason, with the share of all, 0..1: columns by_text, by_people, reason, n, share."""
     table = differences.groupby(["by_text", "by_people", "reason"], as_index=False).size().rename(columns={"size": "n"})
@@ -149,7 +149,7 @@ def relation_words() -> dict[tuple[str, ...], str]:
     relations = tomllib.loads(RELATIONS_FILE.read_text(encoding="utf-8"))["relations"]
     return {tuple(words_of(spelling)): name for name, spellings in relations.items() for spelling in spellings}
 
-
+# %% ../../../nbs/lib/data/referring/05_splits.ipynb #fd4546ce
 def relations_in(text: str) -> list[str]:
     """Return the name of each relation mentioned in an expression, in order."""
     spellings, words, names, at = relation_words(), words_of(text), [], 0

@@ -71,7 +71,7 @@ class _Answer:
     image_id: Whole
     answer: Whole
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #04a8ac03
 def _problems(files: TricdFiles) -> list[Problem]:
     try:
         data = load_tricd(files.grounding)
@@ -90,7 +90,7 @@ def _problems(files: TricdFiles) -> list[Problem]:
                 problems.append(Problem(files.grounding.name, text, "note", str(pair.id)))
     return problems
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #4e576b58
 def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Problem]:
     if files.questions is None:
         return [Problem(f"TRICD_VQA_{files.split}.json", "the file of the questions is not there", "note")]
@@ -125,12 +125,12 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
         raise ExampleError(state, file=folder, remedy="Give a folder with TRICD's files, or '' for the miniworld")
     return folder
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #4db8dd49
 def tricd_splits(folder: str | Path) -> list[str]:
     "The splits whose annotations are in the folder or below it, sorted."
     return sorted({path.stem.rpartition("_")[2] for path in Path(folder).rglob("TRICD_grounding_*.json")})
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #82db8ff9
 def tricd_files(data: str | Path = "", split: str = "test") -> TricdFiles:
     """The files of a split of TRICD. data: as in `tricd_folder`; split: 'test' or 'val'.
 
@@ -146,7 +146,7 @@ def tricd_files(data: str | Path = "", split: str = "test") -> TricdFiles:
     return TricdFiles(folder, split, grounding, _only(folder, f"TRICD_VQA_{split}.json"), images,
                       (folder / MINIWORLD_MARKER).is_file())
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #832e6c1e
 def _only(folder: Path, name: str) -> Path | None:
     paths = sorted(folder.rglob(name))
     if len(paths) > 1:
@@ -165,7 +165,7 @@ def words_of(text: str) -> list[str]:
     words = (re.sub(r"^\W+|\W+$", "", word) for word in text.lower().split())
     return [word for word in words if word]
 
-
+# %% ../../../nbs/lib/data/tricd/02_files.ipynb #ff1ce6a5
 def _count(pairs: Sequence[TricdPair]) -> dict[str, float]:
     "The numbers of STATISTICS for some pairs; averages are NaN where there is nothing to average."
     true = [pair for pair in pairs if pair.positive]

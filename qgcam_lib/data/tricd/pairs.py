@@ -33,7 +33,7 @@ class TricdPhrase:
     text: str
     boxes: tuple[tuple[float, float, float, float], ...]
 
-
+# %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #8d361017
 @dataclass(frozen=True)
 class TricdPair:
     """A picture with a caption. id; file_name; caption; source; subset: one of SUBSETS; group: "SOURCE_NUMBER", shared
@@ -158,7 +158,7 @@ class _Pair(Sized):
     def side(self) -> int:
         return int(self.original_id[-1])
 
-
+# %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #198f6566
 @dataclass
 class _Annotation:
     """An entry of `annotations`: one box of one phrase of one pair."""
@@ -229,7 +229,7 @@ def _box_fault(one: _Annotation, pair: _Pair | None) -> str:
                 "wholly outside. Is it x, y, width, height?")
     return ""
 
-
+# %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #86ef9b46
 def _boxes(annotations: dict[int, _Annotation], pairs: dict[int, _Pair], file: Path) -> dict[int, dict[int, list]]:
     "{pair id: {phrase id: [box, ...]}}, boxes as half-open xyxy."
     by_pair: dict[int, dict[int, list]] = {}

@@ -96,7 +96,7 @@ class NamedThing:
     def name(self) -> str:
         return self.names[0] if self.names else ""
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #c1e51b55
 def read_as(kind: type, path: str | Path) -> Iterator[Any]:
     """The entries of a file as the dataclass `kind`. Errors: as `read_entries`, and ExampleError that names file, entry
     and field."""
@@ -137,7 +137,7 @@ class Triplets:
                              "predicate": [self.predicates[k] for k in self.predicate],
                              "object": [self.names[k] for k in self.object]})
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #41b30f9d
 class _Words(dict):
     """Text as written -> place in the list of plain texts."""
 
@@ -162,7 +162,7 @@ class _Relations:
     image: Image
     relationships: list[_Relation]
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #ad84cd10
 def read_triplets(path: str | Path) -> Triplets:
     """All relations of relationships.json. A relation with an empty name or predicate is left out and counted.
 
@@ -201,7 +201,7 @@ class _Objects:
     image: Image
     objects: list[NamedThing]
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #e10c9d48
 def read_presence(path: str | Path) -> Presence:
     """The names of objects.json, all that an object has. Errors: as in `read_triplets`."""
     image, name, images, words = array("q"), array("i"), array("q"), _Words()
@@ -224,7 +224,7 @@ class _Regions:
     image: Image
     regions: list[_Region]
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #bf998c02
 def read_regions(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     """(image, the sentences about its regions as written, without empty ones) of region_descriptions.json, picture by
     picture. Errors: as in `read_triplets`."""
@@ -251,7 +251,7 @@ class ImageInfo(Sized):
         "The folder of its address."
         return self.url.split("/")[-2]
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #18a8c8d9
 def read_images(path: str | Path) -> dict[int, ImageInfo]:
     """image -> ImageInfo of image_data.json. Errors: as in `read_triplets`, and for a picture that is there twice."""
     images: dict[int, ImageInfo] = {}
@@ -260,7 +260,7 @@ def read_images(path: str | Path) -> dict[int, ImageInfo]:
             raise ExampleError(f"image {info.image} is listed twice", file=path)
     return images
 
-
+# %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #c5ed5c64
 def read_aliases(path: str | Path) -> dict[str, str]:
     """alias -> the name to keep, plain, of object_alias.txt or relationship_alias.txt; the kept names map to themselves.
 

@@ -102,7 +102,7 @@ def files(self: VisualGenome) -> list[Path]:
     return [self.root / name for name in _FILES if (self.root / name).is_file()] + [
         self.picture(image) for image in self.images]
 
-
+# %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #67e47284
 @patch
 def verify(self: VisualGenome) -> pd.DataFrame:
     "Every fault: file, problem, severity, id. Reads all files; pictures are looked for, not decoded."

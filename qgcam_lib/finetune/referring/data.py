@@ -59,7 +59,7 @@ class RegionTable:
         rows = [slice(self.first[k], self.first[k + 1]) for k in pictures]
         return stack_regions([self.features[row] for row in rows], [self.geometry[row] for row in rows])
 
-
+# %% ../../../nbs/lib/finetune/referring/01_data.ipynb #d96f9fd4
 def region_table(pictures: Sequence[tuple[Path, Sequence[Box]]], encoder: RegionEncoder,
                  cache: str | Path | None = None, *, progress: bool = True) -> RegionTable:
     """Features and geometry of pictures' boxes. cache: folder in which the features are kept, None for memory alone.
@@ -99,7 +99,7 @@ class TextBatch:
         """What a network takes, on a device: regions, ids, mask, of."""
         return tuple(each.to(device) for each in (self.regions, self.ids, self.mask, self.of))
 
-
+# %% ../../../nbs/lib/finetune/referring/01_data.ipynb #120d2d3f
 @dataclass(frozen=True, eq=False)
 class RegionTexts:
     """Texts about regions in numbers, sorted by picture. regions: of P pictures; of: int64 [E], each text's picture;
@@ -128,7 +128,7 @@ class RegionTexts:
         parts = (*parts, self.of, self.ids, self.lengths)
         return sha256_of(*(part if isinstance(part, str) else np.ascontiguousarray(part).tobytes() for part in parts))
 
-
+# %% ../../../nbs/lib/finetune/referring/01_data.ipynb #43fb3f70
 def text_arrays(tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The token numbers of texts, int64 [E, T] with zeros behind, and how many each has: int64 [E]."""
     words = tokenizer([*texts], padding="longest", return_tensors="np")
@@ -216,7 +216,7 @@ def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
         found[image] = tuple(dict.fromkeys(box for box in cut if box[0] < box[2] and box[1] < box[3]))
     return found
 
-
+# %% ../../../nbs/lib/finetune/referring/01_data.ipynb #356b2bc5
 def picture_candidates(expressions: Iterable[Expression]) -> dict[str, tuple[Box, ...]]:
     """picture -> all candidates that expressions have on it, each once, by the picture's id (`group`)."""
     found: dict[str, dict[Box, None]] = {}

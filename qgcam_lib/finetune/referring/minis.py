@@ -56,7 +56,7 @@ def folder_beside(root: str | Path, layout: str) -> Path:
     """The folder of another layout beside a miniworld."""
     return Path(root).with_name(f"{Path(root).name}_{layout}")
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #36765e77
 def expressions_folder(root: str | Path, images: int, *, progress: bool = True) -> Path:
     """The folder of the rankers' data beside the miniworld `root`, made where it is missing.
 
@@ -85,7 +85,7 @@ class StoredRanker:
         """As JSON values, see `ranker_config`."""
         return ranker_config(self.network, self.feature_size, self.encoder, self.weights)
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #4e747547
 @dataclass
 class MiniTraining(RankerTraining):
     """The training of a small ranker. name: a key of NETWORKS; folder: of its data; encoder: of its regions."""
@@ -113,7 +113,7 @@ class MiniTraining(RankerTraining):
         return FeatureRanker(network, self.data.tokenizer, self.encoder,
                              {"name": "trained" if trained else "random weights"}, device=str(self.device), **options)
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #75c60a5d
 def build_mini(name: str, tokenizer: Any, feature_size: int, seed: int = 0) -> torch.nn.Module:
     """A small network by its name in NETWORKS, drawn from a seed."""
     config = mini_config(name, tokenizer)
@@ -175,7 +175,7 @@ def start_mini_ranker(name: str, folder: Path, gqa: Path | None, cache: Path | N
     return start_tasks(TwoTasks(network, len(questions.classes), recipe.seed), data, questions, recipe, dev, device,
                        MiniTasks, asked=known, **more)
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #d2c18107
 @dataclass(frozen=True)
 class RankerKind:
     """A small ranker of RECIPES, by name, and its recipe; trained as a `finetune.loop.ModelKind` is."""
@@ -215,7 +215,7 @@ def card_rows(table: pd.DataFrame) -> list[dict]:
     """The rows of a table as a card has them."""
     return table.round(5).astype(object).where(table.notna(), None).to_dict("records")
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #236b07dd
 def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bool = True) -> pd.DataFrame:
     """Accuracy of rankers by name on Ref-Easy, Ref-Hard and Ref-Adv: model, split, metric, value, ci_low, ci_high,
     random, candidates, bag (the ceiling of the listener of bags), n, n_undefined, n_groups. 95 % intervals by picture.
@@ -229,7 +229,7 @@ def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bo
     return by_name(models, score, "model split metric value ci_low ci_high random candidates bag n n_undefined "
                                          "n_groups")
 
-
+# %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #8b628722
 def judge_ranker(training: MiniTraining, root: str | Path, world: str | Path, *, progress: bool = True) -> dict:
     """Score a ranker beside its untrained self; what the card says. root, world: not read, the training knows its
     folder.

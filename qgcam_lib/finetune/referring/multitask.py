@@ -97,7 +97,7 @@ class MultiTaskRecipe(RankerRecipe):
     questions: float = 1.0
     question_rate: float = 2e-5
 
-
+# %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #063e6654
 @dataclass
 class MultiTaskTraining(RankerTraining):
     """The training of `TwoTasks` on expressions (data, dev) and questions, in progress or done. The log has the rate of
@@ -147,14 +147,14 @@ def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
             raise ParameterError(f"questions: expected the {network.answer[-1].out_features} classes of the network, "
                                  f"got {len(data.classes)}. Load all with the classes of training.")
 
-
+# %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #b861fcaa
 def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe, dev: QuestionData | None = None,
                     device: str = "cpu") -> QuestionTraining:
     """A training on questions alone, the first half of a transfer, at step 0; arguments as in `start_ranker`."""
     _check_questions(network, data, dev)
     return start_ranker(network, data, replace(recipe, loss="plain"), dev, device, QuestionTraining)
 
-
+# %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #caf62cbb
 def start_tasks(network: TwoTasks, data: RankerData, questions: QuestionData, recipe: MultiTaskRecipe,
                 dev: RankerData | None = None, device: str = "cpu", kind: type[MultiTaskTraining] = MultiTaskTraining,
                 **fields: Any) -> MultiTaskTraining:

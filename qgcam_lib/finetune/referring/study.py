@@ -66,7 +66,7 @@ class Arm:
     ratio: float = 1.0
     wait: float = 0.0
 
-
+# %% ../../../nbs/lib/finetune/referring/05_study.ipynb #3edc72c4
 _HINGES = {f"{loss}-{margin:g}": Arm(loss=loss, margin=margin, wait=1 / 3) for margin in (0.2, 0.1, 0.4)
            for loss in ("max", "sum")} | {"max-0.2-at-once": Arm(loss="max")}
 _ASKED = {f"{short}-{kind}": Arm(way, questions=kind) for kind in ("rel", "all", "other")
@@ -117,7 +117,7 @@ class StudyData:
         return replace(data, of=data.of[rows], ids=data.ids[rows], lengths=data.lengths[rows], place=data.place[rows],
                        names=tuple(name for name, kept in zip(data.names, rows) if kept))
 
-
+# %% ../../../nbs/lib/finetune/referring/05_study.ipynb #156149eb
 def first_pictures(expressions: Sequence[Expression], count: int) -> list[Expression]:
     """The expressions of the first `count` pictures, in order."""
     kept = set(list(dict.fromkeys(one.group for one in expressions))[:count])
@@ -253,7 +253,7 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     frame = both[0].merge(both[1], on=["step", "loss"], validate="one_to_one")
     return frame.assign(same=(frame["now"] - frame["stored"]).abs() <= SAME_LOSS * frame["stored"].abs())
 
-
+# %% ../../../nbs/lib/finetune/referring/05_study.ipynb #ec2781de
 def _learned(told: dict, study: Path, root: Path, cache: str | Path | None, progress: bool) -> RankerData:
     """The expressions that an arm learned from, with features. FileFault where this code makes others."""
     count = told["data"]["pictures"]

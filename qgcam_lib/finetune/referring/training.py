@@ -186,7 +186,7 @@ def pair_scores(self: RankerTraining, batch: TextBatch, found: torch.Tensor) -> 
         table = table.index_put((j, k), others[once, place[k]])
     return table
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #1830ae4d
 @patch
 def losses(self: RankerTraining, batch: TextBatch) -> dict[str, torch.Tensor]:
     """total, plain, hinge (both a mean over expressions) and right: the share of expressions whose best region is the
@@ -218,7 +218,7 @@ def rank_all(self: RankerTraining, data: RegionTexts) -> np.ndarray:
         table[rows, :found.shape[1]] = found
     return table
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #ca6a6b87
 @patch
 def accuracy(self: RankerTraining, data: RegionTexts) -> float:
     """Share of texts whose best region (or answer) is right; the first at a tie."""
@@ -233,7 +233,7 @@ def choices(self: RankerTraining, expressions: Sequence[Expression], data: Ranke
     return score_choices(expressions, pd.DataFrame({"id": np.array(data.names)[row], "candidate": place,
                                                     "score": scores[row, place]}))
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #53dba662
 @patch(as_prop=True)
 def looks(self: RankerTraining) -> list[float]:
     """The accuracy on the development set at each look so far."""
@@ -250,7 +250,7 @@ def after_step(self: RankerTraining) -> None:
         self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
     self.add_row(dev=accuracy)
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #602b66f3
 @patch(as_prop=True)
 def finished(self: RankerTraining) -> bool:
     """Whether all steps are done, or the development set was best `patience` looks ago."""
@@ -265,7 +265,7 @@ def check_data(data: Any, recipe: RankerRecipe) -> None:
         raise ParameterError(f"batch, data: expected room for all texts of a picture, {most}, and a target for each of "
                              f"them, got {recipe.batch} and {without} without.")
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #325d61f8
 def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev: Any = None, device: str = "cpu",
                  kind: type[RankerTraining] = RankerTraining, **fields: Any) -> RankerTraining:
     """A training at step 0; arguments as in `train_ranker`. kind, fields: a subclass, and what it has more."""
@@ -277,7 +277,7 @@ def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev:
     return kind(network, recipe, f"{data.fingerprint} {seen} {weights_fingerprint(network)}", data,
                 optimizer=adamw(network.parameters(), recipe, vectors_decay=False), dev=dev, device=place, **fields)
 
-
+# %% ../../../nbs/lib/finetune/referring/02_training.ipynb #35a02c37
 def train_ranker(network: torch.nn.Module, data: RankerData, dev: RankerData | None = None,
                  work: str | Path | None = None, *, recipe: RankerRecipe | None = None, device: str = "cpu",
                  **options) -> RankerTraining:

@@ -61,7 +61,7 @@ def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | 
             written.add(place)
     return states["into"] if into is None else into
 
-
+# %% ../../../nbs/lib/finetune/relcomp/02_interpolation.ipynb #26c508c2
 def _mix(target: "torch.Tensor", zero: "torch.Tensor", one: "torch.Tensor", alpha: float) -> None:
     """Write the mixture of two tensors, or `zero` where it does not float, into `target`."""
     import torch

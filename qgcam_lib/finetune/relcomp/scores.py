@@ -114,7 +114,7 @@ def read_classes(folder: str | Path) -> pd.DataFrame:
         [name.replace("_", " ") for name in folders]
     return pd.DataFrame({"class": folders, "name": names, "prompt": None})
 
-
+# %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #d74208b9
 def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
     """Names of ImageNet's classes by the numbers that their folders have."""
     from open_clip import IMAGENET_CLASSNAMES
@@ -162,7 +162,7 @@ def zero_shot(model: Any, folder: str | Path, *, limit: int | None = None, progr
     return pd.DataFrame({"id": ids, "group": ids, "class": names[right], "found": names[best], "place": place,
                          "top1": place == 1, "top5": place <= 5})
 
-
+# %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #03b894f1
 def _score_classes(model: Any, files: list[Path], prompts: list[str], progress: bool):
     """Scores [some, classes] of pictures, 32 at a time."""
     by_vectors = hasattr(model, "encode_texts") and "ITM" not in str(getattr(model, "card", {}).get("score"))

@@ -63,7 +63,7 @@ class RelCompData:
         picture, said = self.pictures[rows], self.said[rows, text]
         return torch.from_numpy((picture[:, None] == picture) | (said[:, None] == said))
 
-
+# %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #c7848671
 def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[str | Path]) -> RelCompData:
     """Groups with their pictures, which lie in one folder or several.
 
@@ -96,7 +96,7 @@ def text_features(encoders: Encoders, texts: Sequence[str], cache: str | Path | 
     """Unit vectors float32 [N, D] of texts."""
     return _kept(encoders, texts, lambda some: encoders.read(encoders.tokens(some)), cache, f"texts {[*texts]!r}")
 
-
+# %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #cd43fc1a
 def _kept(encoders: Encoders, inputs: Sequence, make: Callable[[Sequence], torch.Tensor], cache: str | Path | None,
           name: str) -> np.ndarray:
     """The vectors that `make` gives, 64 at a time, in a file whose name says of which weights and inputs."""
@@ -213,7 +213,7 @@ def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path
         encoders=encoders, seen=None if "V" in recipe.stream else picture_features(encoders, data.files, cache),
         read=None if "T" in recipe.stream else text_features(encoders, data.texts, cache))
 
-
+# %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #8f556625
 def finetune_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path],
                      work: str | Path | None = None, *, recipe: RelCompRecipe | None = None,
                      cache: str | Path | None = None, **options) -> RelCompTraining:

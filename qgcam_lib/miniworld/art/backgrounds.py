@@ -46,14 +46,14 @@ def _indoor(p: Pen, d: Dice, up: float):
     for k in range(1, 5):
         p.box(-0.1, -0.035 - 0.035 * k * k, 1.1, -0.027 - 0.035 * k * k, _flat(0.60, 0.43, 0.29))
 
-
+# %% ../../../nbs/lib/miniworld/art/03_backgrounds.ipynb #e80ecd03
 def _clouds(p: Pen, d: Dice, up: float, tone=(1.0, 1.0, 1.0)):
     for _ in range(2):
         x, y = d.between(0.05, 0.95), up * d.between(0.45, 0.85)
         for dx, r in ((-0.07, 0.030), (0.0, 0.045), (0.07, 0.030)):
             p.ellipse(x + dx, y, 0.065, r, _flat(*tone))
 
-
+# %% ../../../nbs/lib/miniworld/art/03_backgrounds.ipynb #dfe0cd24
 def _beach(p: Pen, d: Dice, up: float):
     _clouds(p, d, up)
     p.box(-0.1, -0.01, 1.1, up * 0.26, _flat(0.20, 0.58, 0.80))
@@ -74,7 +74,7 @@ def _road(p: Pen, d: Dice, up: float):
         x = start + 0.28 * k
         p.poly([(x, -0.30), (x + 0.14, -0.30), (x + 0.12, -0.275), (x - 0.01, -0.275)], _flat(0.96, 0.95, 0.88))
 
-
+# %% ../../../nbs/lib/miniworld/art/03_backgrounds.ipynb #df93c26e
 def _grass(p: Pen, d: Dice, up: float):
     _clouds(p, d, up)
     for k in range(3):
@@ -84,7 +84,7 @@ def _grass(p: Pen, d: Dice, up: float):
         x, y = d.between(0.02, 0.98), -d.between(0.08, 0.55)
         p.line(x, y, x + 0.008, y + 0.028, 0.010, _flat(0.30, 0.58, 0.24))
 
-
+# %% ../../../nbs/lib/miniworld/art/03_backgrounds.ipynb #01b28b8c
 def _snow(p: Pen, d: Dice, up: float):
     for k in range(3):
         x, h = 0.38 * k + d.between(0.0, 0.25), up * d.between(0.35, 0.70)

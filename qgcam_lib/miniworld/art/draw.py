@@ -110,7 +110,7 @@ class Paint:
         r, g, b = self.rgb
         return Paint((min(1.0, r * k), min(1.0, g * k), min(1.0, b * k)), self.second, "plain", self.material, self.rim)
 
-
+# %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #83eb3be3
 def make_paint(colour: str, pattern: str = "plain", material: str = "") -> Paint:
     "The paint of a named colour. The second colour of a pattern is white, or dark where the first is itself light."
     light = colour in ("white", "yellow", "pink")
@@ -124,7 +124,7 @@ def _wave(t, period):
     f = f - np.floor(f)
     return np.clip((np.abs(f - 0.5) - 0.25) * period + 0.5, 0.0, 1.0)
 
-
+# %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #260ea573
 def pattern_field(pattern: str, x, y, scale: float = 1.0):
     "Share of the second colour at pixel offsets `x` (row) and `y` (column), 0..1; None for 'plain'."
     if pattern == "striped":
@@ -140,7 +140,7 @@ def pattern_field(pattern: str, x, y, scale: float = 1.0):
         return np.clip(1.75 * scale - np.sqrt(u * u + v * v), 0.0, 1.0)
     return None
 
-
+# %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #e1f4e28f
 def material_field(material: str, x, y, scale: float = 1.0):
     "Factor of brightness at pixel offsets `x`, `y`; None for no material."
     if material == "wooden":
@@ -243,7 +243,7 @@ def _shade(self: Pen, X: np.ndarray, Y: np.ndarray, edge: np.ndarray, cover: np.
 def _off_centre(v: float) -> float:
     return v - int(v) - 0.5
 
-
+# %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #abcfa98c
 @patch
 def ellipse(self: Pen, cx, cy, rx, ry, paint, above=None, below=None):
     "An ellipse; `above` and `below` cut it at a height."
@@ -274,7 +274,7 @@ def ring(self: Pen, cx, cy, r, width, paint):
 
     self.fill(cx - r - width, cy - r - width, cx + r + width, cy + r + width, distance, paint)
 
-
+# %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #f664b920
 @patch
 def box(self: Pen, x0, y0, x1, y1, paint, r=0.0):
     "A rectangle with corners rounded by `r`."

@@ -66,7 +66,7 @@ class Garment:
         own.owner = self.owner
         return own
 
-
+# %% ../../../nbs/lib/miniworld/art/02_people.ipynb #44e8d5dd
 @dataclass(frozen=True)
 class PersonLook:
     "A person's noun, skin, garments by place (hair, top, bottom, hat) and pose ('', raised, sit, half)."
@@ -152,7 +152,7 @@ def _build(noun: str, pose: str) -> tuple[float, float, float]:
     r, hip, neck = (0.165, 0.33, 0.64) if noun in ("boy", "girl") else (0.13, 0.42, 0.74)
     return {"half": (r, 0.0, neck - 0.36), "sit": (r, 0.06, neck - hip + 0.06)}.get(pose, (r, hip, neck))
 
-
+# %% ../../../nbs/lib/miniworld/art/02_people.ipynb #d6146d83
 def hand_of(noun: str) -> tuple[float, float]:
     "Where the raised hand of a standing person is, in the person's units."
     return 0.36, _build(noun, "")[2] - 0.01

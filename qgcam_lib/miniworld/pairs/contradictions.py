@@ -87,7 +87,7 @@ class Stage(Draft):
         look = dict(zip(("colour", "pattern", "material"), look)) | self.looks.get(noun, {})
         super().wear(person, noun, **look)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #b9a29d42
 def _code(noun: str) -> int:
     return sum(ord(c) * 31**k for k, c in enumerate(noun))
 
@@ -133,7 +133,7 @@ def _put(stage: Stage, part: Act, number: int) -> bool:
     made = {t.noun for t in stage.things[start:]}
     return not stage.dice.wishes and not stage.garments and made >= set(part.nouns)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #86f65e82
 def _wishes(part: Act) -> list[str]:
     "The nouns that the sampler's dice should show, in the order in which it picks."
     if part.make in ("wearing", "inside"):
@@ -181,7 +181,7 @@ def _background(dice: Dice, noun: str) -> str:
     odd = [b for b in BACKGROUNDS if place_weight(noun, b, True) < 1.0]
     return dice.pick(odd if odd and dice.chance(_ODD_CHANCE) else BACKGROUNDS)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #4a0d5915
 def _draw(plan: PairPlan, side: int, key: int, number: int, background: str) -> Rendering | None:
     "One of the group's two pictures; None when a part did not come out as planned."
     dice = Dice(key, 65)
@@ -208,7 +208,7 @@ def _plain_to_see(group: Group, k: int) -> bool:
             return False
     return True
 
-
+# %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #13645aa2
 def holds(group: Group) -> bool:
     "Whether each caption is certainly true of its picture and certainly false of the other, and all boxes can be seen."
     return all(

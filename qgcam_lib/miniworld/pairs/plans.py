@@ -93,7 +93,7 @@ class Act:
     at: str
     looks: tuple = ()
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e1073682
 @dataclass(frozen=True)
 class PairPlan:
     """acts: the parts of each of the two scenes; said: the two captions; odd: the noun that should be out of place;
@@ -132,7 +132,7 @@ def stated(subject: Noun, predicate: str, obj: Noun, words: str) -> Caption:
     "'a cat on a table'."
     return Caption((subject, obj), ((0, predicate, 1),), (0, words, 1))
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e473f108
 def named(dice: Chooser, nouns: tuple[str, str], colour: str | None = None) -> tuple[Caption, Caption]:
     "Two captions of one word each, or of a colour and a word."
     facts = (("colour", colour),) if colour else ()
@@ -177,7 +177,7 @@ def colour_swap(dice: Chooser) -> PairPlan:
     acts = tuple(side_by_side(pair, ends, shown) for shown in (colours, colours[::-1]))
     return PairPlan(acts, named(dice, pair, colours[0]), pair[0])
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #c9033ef4
 def how_many(dice: Chooser) -> PairPlan:
     "'two dogs' and 'two cats', with one of the other kind in each picture; or 'dogs' and 'cats' alone; or three."
     pair = dice.pair(MANY)
@@ -203,7 +203,7 @@ def _act(predicate: str, pair: tuple[str, str], at: str) -> tuple[Act, ...]:
         return (Act("behind", pair if predicate == "behind" else pair[::-1], "middle"),)
     return (Act(predicate, pair, at),)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #af17f7c9
 def other_relation(dice: Chooser) -> PairPlan:
     "'a cat on a table' and 'a cat under a table'; 'a man holding a ball' and 'a man to the left of a ball'."
     first = dice.pick(_FIRST, _FIRST.values())
@@ -232,7 +232,7 @@ def other_object(dice: Chooser) -> PairPlan:
     said = tuple(stated(subject, make, Noun(dice.name(noun)), words) for noun in (what, rival))
     return PairPlan(((Act(make, (who, what), one), Act("stand", (rival,), two)), second), said, what)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #3d25fad6
 def other_subject(dice: Chooser) -> PairPlan:
     "'a man riding a horse' and 'a woman riding a horse', with both people in both pictures."
     make = dice.pick(("on", "under", "inside", "holding", "riding"), (2, 2, 2, 3, 3))
@@ -253,7 +253,7 @@ def _attribute(dice: Chooser, noun: str) -> tuple[str, str, str]:
     colour = dice.colour(noun)
     return "colour", colour, dice.colour(noun, colour)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #09a633de
 def other_attribute(dice: Chooser) -> PairPlan:
     "'a man holding a red ball' and 'a man holding a blue ball', with both balls in both pictures."
     make = dice.pick(("holding", "on", "inside", "riding", "under"), (4, 4, 1, 1, 2))
@@ -270,7 +270,7 @@ def other_attribute(dice: Chooser) -> PairPlan:
     ends = [(n, Noun(pair[1])) if target == pair[0] else (Noun(pair[0]), n) for n in told]
     return PairPlan(acts, tuple(stated(subject, make, obj, words) for subject, obj in ends), target)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #97b069ef
 def other_clothes(dice: Chooser) -> PairPlan:
     "'a man wearing a red shirt' and 'a man wearing a blue shirt', beside somebody in the other colour."
     pair = who, other = dice.pair(COUPLES)
@@ -283,7 +283,7 @@ def other_clothes(dice: Chooser) -> PairPlan:
     said = tuple(stated(person, "wearing", Noun(garment, (("colour", c),)), words) for c in colours)
     return PairPlan(acts, said, who)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #592074e8
 def dressed(who: tuple[str, str], worn: tuple[str, str], ends: tuple[str, str], colours: tuple[str, str]) -> tuple:
     "One act: two people, each with a garment in its colour."
     return tuple(Act("wearing", (person, garment), end, tuple(tinted(colour, garment).items()))

@@ -39,7 +39,7 @@ def _actors(dice: Chooser, make: str) -> tuple[tuple[str, str], str]:
     what = {"on": dice.pick(OBJECTS["on"]), "under": "table", "inside": "box"}[make]
     return dice.pair([p for p in SMALL + NEIGHBOURS if set(p) <= set(CONTENT[make]) and what not in p]), what
 
-
+# %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #bab40cf8
 def swapped_beside(dice: Chooser) -> PairPlan:
     "'a man holding an umbrella to the left of a woman' and 'a woman holding an umbrella to the left of a man'."
     make, side = dice.pick(("holding", "riding", "on", "under", "inside"), (5, 2, 4, 2, 3)), dice.pick(ENDS)
@@ -59,7 +59,7 @@ def two_deeds(dice: Chooser) -> PairPlan:
         nouns[1] = dice.pick(OBJECTS["holding"])
     return _two_clauses(dice, makes, who, nouns)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #02096226
 def two_places(dice: Chooser) -> PairPlan:
     "'a cat on a chair and a dog under a table' and 'a dog on a chair and a cat under a table'."
     makes = dice.pick((("on", "under"), ("on", "inside"), ("inside", "under"), ("on", "on")), (3, 3, 1, 2))
@@ -69,7 +69,7 @@ def two_places(dice: Chooser) -> PairPlan:
     bases = [{"on": dice.pick(("chair", "bench", "sofa")), "under": "table", "inside": "box"}[make] for make in makes]
     return _two_clauses(dice, makes, who, bases)
 
-
+# %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #989c1c92
 def _two_clauses(dice: Chooser, makes: tuple, who: tuple, what) -> PairPlan:
     ends = dice.shuffled(SIDES)
     names = {noun: Noun(dice.name(noun)) for noun in (*who, *what)}
@@ -97,7 +97,7 @@ def swapped_places(dice: Chooser) -> PairPlan:
     said = stated(one, predicate, other, words), stated(other, predicate, one, words)
     return PairPlan(acts, said, first, tail=_tail(dice))
 
-
+# %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #ecc88910
 def swapped_colours(dice: Chooser) -> PairPlan:
     "'a red ball to the left of a blue drum' and 'a blue ball to the left of a red drum'."
     pair, colours = dice.two_coloured()
@@ -110,7 +110,7 @@ def swapped_colours(dice: Chooser) -> PairPlan:
         said.append(stated(subject, side, obj, words))
     return PairPlan(tuple(acts), tuple(said), pair[0], tail=_tail(dice))
 
-
+# %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #9fa7b17e
 def swapped_clothes(dice: Chooser) -> PairPlan:
     "'a man wearing a red shirt and a woman wearing a blue skirt' and the same with the colours swapped."
     who = dice.pair(COUPLES)

@@ -33,7 +33,7 @@ def _members(draft: Draft, part: str) -> list[str]:
     wide = _width(noun)
     return [noun] * (2 if wide > 0.45 else min(count, 3) if wide > 0.3 else count)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #7da9ff7c
 def _width(noun: str) -> float:
     return 2.0 * KINDS[noun].half * KINDS[noun].height
 
@@ -57,7 +57,7 @@ def _line_up(draft: Draft, nouns: list[str]) -> None:
         if raised:
             hand_over(draft, number, draft.pick_noun(HELD), k)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #fd4b63a0
 def _bystander(draft: Draft) -> None:
     "One thing that is no member: in the sky, far behind, or near."
     dice, where = draft.dice, draft.dice.pick(("sky", "far", "near"))
@@ -124,7 +124,7 @@ def rivals(scene: Scene, number: int) -> list[Thing]:
     same = (lambda o: o.category == "people") if t.category == "people" else (lambda o: o.noun == t.noun)
     return [o for o in scene.top_level() if o.id != number and same(o)]
 
-
+# %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #f157fe4d
 def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
     """Crowd number `index` of a split, painted; it depends on nothing but the arguments.
 

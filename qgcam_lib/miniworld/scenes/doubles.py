@@ -49,7 +49,7 @@ def _row(draft: Draft) -> None:
         x = 0.02 + lane * (number + 0.5 + dice.between(-0.08, 0.08))
         draft.add(noun, x, dice.between(max(0.74, draft.horizon + 0.25), 0.97), k=0.8, sized=noun not in PEOPLE)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/08_doubles.ipynb #37dae67c
 def draft_doubles(index: int, split: str, seed: int, size: int, attempt: int = 0) -> Scene:
     "A scene with doubles, drawn up but not yet painted. split: 'train', 'val' or 'test'."
     dice = Dice(seed, 31, SPLITS[split], index, attempt)
@@ -78,7 +78,7 @@ def type_of(t: Thing) -> str:
     "What counts as one type: 'person' for people, else the noun."
     return "person" if t.category == "people" else t.noun
 
-
+# %% ../../../nbs/lib/miniworld/scenes/08_doubles.ipynb #73dc96c1
 def is_usable(scene: Scene) -> bool:
     "Whether a painted scene has three to ten well visible candidates, of which two to four are of one type."
     tops = scene.top_level()
@@ -96,7 +96,7 @@ def _iou(p: tuple, q: tuple) -> float:
     areas = [(x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (p, q)]
     return both / (sum(areas) - both)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/08_doubles.ipynb #f53f9812
 def make_doubles(index: int, split: str, *, seed: int) -> Rendering:
     """Picture number `index` of a split ('train', 'val', 'test'), painted; it depends on nothing but the arguments.
 

@@ -82,7 +82,7 @@ def add(self: Draft, noun: str, x: float, y: float, *, k: float = 1.0, depth: fl
         self.dress(thing)
     return thing.id
 
-
+# %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #6157dc93
 @patch
 def change(self: Draft, number: int, **facts) -> Thing:
     "Gives the thing with this number other facts (fields of `Thing`), and returns it."
@@ -120,7 +120,7 @@ def dress(self: Draft, person: Thing) -> None:
         colour = self.pick_colour(hat)
         self.wear(person, hat, colour, "plain", "woolen" if dice.chance(_WOOLEN_HAT) else "")
 
-
+# %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #09cd24a8
 @patch
 def wear(self: Draft, person: Thing, noun: str, colour: str, pattern: str = "plain", material: str = "") -> None:
     "Puts a garment, or hair, on a person: a thing of its own that stands where the person stands."
@@ -143,7 +143,7 @@ def fly(self: Draft, noun: str, x: float, *, k: float, gap: float | None = None)
     self.change(number, y=self.things[number].height + gap)
     return number
 
-
+# %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #1a3ee86c
 @patch
 def extent(self: Draft, start: int) -> tuple[float, float, float, float]:
     "Left, top, right, bottom of all things from number `start` on."

@@ -33,7 +33,7 @@ def _look(scene: Scene, t: Thing) -> PersonLook:
     worn = [g for g in scene.things if g.parent == t.id]
     return PersonLook(t.noun, SKINS[t.skin], {PLACES[g.noun]: Garment(g.noun, _paint(g), g.id) for g in worn}, t.pose)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #c7d2b932
 def draw_thing(canvas: Canvas, scene: Scene, t: Thing):
     """Paints one top-level thing, people with their clothes.
 
@@ -94,7 +94,7 @@ def far_to_near(scene: Scene) -> list[Thing]:
     "The top-level things in the order in which they are painted."
     return sorted(scene.top_level(), key=lambda t: (t.depth, t.id))
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #16f43bab
 def render(scene: Scene) -> Rendering:
     "Paints a scene: background, shadows, then things from far to near. The same scene gives the same bytes anywhere."
     dice = Dice(scene.seed, 7, scene.index, len(scene.split))
@@ -138,7 +138,7 @@ def _hidden(picture: Rendering) -> set[int]:
         gone |= {r.object for r in scene.relations if r.subject in gone and r.predicate in _CARRIES}
     return gone
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #93fcdc29
 def _without(scene: Scene, gone: set[int]) -> Scene:
     things = tuple(t for t in scene.things if t.id not in gone and t.parent not in gone)
     left = {t.id for t in things}
@@ -156,7 +156,7 @@ def _is_left(p: tuple, q: tuple, unit: float) -> bool:
     level = shared(p, q, 1) >= _LEVEL * min(p[3] - p[1], q[3] - q[1])
     return level and p[2] <= q[0] + _OVERLAP * unit
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #3d27b074
 def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
     "Whether `b` stands before `a` and hides some of it."
     if "flying" in (a.pose, b.pose) or a.depth >= b.depth:
@@ -165,7 +165,7 @@ def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
     covered = np.count_nonzero(whole & picture.mask(b.id))
     return covered >= max(_COVERED * np.count_nonzero(whole), _COVERED_PIXELS * unit * unit)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #29bd987b
 def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
     "left of, right of and behind between the top-level things of a painted scene that nothing else ties together."
     scene, found = picture.scene, []
@@ -219,7 +219,7 @@ def make_picture(
     text = f"split={split}, index={index}, seed={seed}, size={size}"
     raise RuntimeError(f"no scene with two visible things after {_ATTEMPTS} attempts ({text})")
 
-
+# %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #e5695f56
 @delegates(make_picture)
 def make_scene(index: int, split: str = "test", **kwargs) -> Scene:
     "The scene graph of scene number `index`; see `make_picture` for the arguments. Its things carry boxes."

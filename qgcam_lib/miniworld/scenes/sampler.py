@@ -30,7 +30,7 @@ def lone_thing(draft: Draft, x: float, y: float) -> None:
     "Any thing that stands on the ground."
     draft.add(draft.pick_noun(_GROUND), x, y)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #2e63ca39
 def lone_person(draft: Draft, x: float, y: float) -> None:
     "A person who does nothing."
     draft.add(draft.dice.pick(PEOPLE), x, y, sized=False)
@@ -69,7 +69,7 @@ def rider(draft: Draft, x: float, y: float) -> None:
     draft.change(person, height=KINDS[noun].height * _RIDER_SIZE * draft.perspective(y))
     draft.relate(person, "riding", mount.id)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #e8a63ec5
 def thing_on(draft: Draft, x: float, y: float) -> None:
     "A thing on a piece of furniture."
     base = draft.things[draft.add(draft.pick_noun(tuple(_SURFACES)), x, y, sized=False, k=_BASE_SIZE)]
@@ -109,14 +109,14 @@ def _in_boat(draft: Draft, x: float, y: float) -> tuple[Thing, Thing, float, flo
     boat, person = draft.things[boat], draft.things[person]
     return boat, person, person.height, 0.80 * boat.height
 
-
+# %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #03040acd
 def _in_box(draft: Draft, x: float, y: float) -> tuple[Thing, Thing, float, float]:
     box = draft.things[draft.add("box", x, y, k=1.15, sized=False)]
     content = draft.things[draft.add(draft.pick_noun(LIES_IN), x, y, k=0.92, sized=False)]
     height = min(content.height, 0.42 * box.height / KINDS[content.noun].half)
     return box, content, height, max(0.05, 0.70 * box.height - 0.40 * height)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #3ca6c8a7
 def thing_inside(draft: Draft, x: float, y: float) -> None:
     "A person in a boat or a thing in a box."
     put = _in_boat if draft.dice.chance(_BOAT_CHANCE) else _in_box

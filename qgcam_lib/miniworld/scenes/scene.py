@@ -56,7 +56,7 @@ class Relation:
     predicate: str
     object: int
 
-
+# %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #a6c5117e
 @dataclass(frozen=True)
 class Scene:
     """A whole scene: where, what, and how the things stand to each other.

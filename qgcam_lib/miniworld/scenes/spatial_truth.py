@@ -26,7 +26,7 @@ def related(picture: Rendering, a: int, predicates: tuple, b: int) -> bool:
     "Whether the scene graph says one of these predicates of things `a` and `b`."
     return any(r.subject == a and r.object == b and r.predicate in predicates for r in picture.scene.relations)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #25b02105
 def tied(picture: Rendering, a: int, b: int) -> bool:
     "Whether the two touch by construction: one lies on, in or under the other, or is held, ridden or worn."
     return related(picture, a, _TIES, b) or related(picture, b, _TIES, a)
@@ -74,7 +74,7 @@ def _false_side(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     shift = sign * (middle(p) - middle(q))
     return shift >= -0.08 * min(p.box[2] - p.box[0], q.box[2] - q.box[0])
 
-
+# %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #e806ebb4
 def _false_height(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not above (or under): the centre lies on the other side, or the two stand level with a gap between them."
     sign = 1.0 if predicate == "above" else -1.0
@@ -82,7 +82,7 @@ def _false_height(picture: Rendering, p: Thing, q: Thing, predicate: str) -> boo
     level = _overlap(p.box, q.box, 1) >= 0.5 and gap(p.box, q.box) >= 0 and abs(drop) <= 0.25 * tall
     return level or sign * drop >= 2.0
 
-
+# %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #8416abdd
 def _false_contact(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not on, not in: they are apart, or the contact is of another sort."
     if not tied(picture, p.id, q.id):
@@ -97,7 +97,7 @@ def _false_depth(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool
     nearer, farther = (p, q) if predicate == "behind" else (q, p)
     return related(picture, farther.id, ("behind",), nearer.id) or (_beside(picture, p, q) and abs(p.y - q.y) < 3.0)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #25ee72b3
 def _false_nearness(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
     "Not next to: a third of the scene's side between them, or one is in or on the other."
     ties = ("on", "riding", "inside", "wearing")

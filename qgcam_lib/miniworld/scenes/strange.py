@@ -31,7 +31,7 @@ def _cells(height: int, width: int, h: int, w: int, shift: int = 0) -> tuple:
     moved = x + (row % 2) * shift
     return row + 0 * x, moved // w + 0 * y, (y % h == 0) | (moved % w == 0)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #9c0191fd
 def _blobs(height: int, width: int, step: int, seed: int) -> np.ndarray:
     "Smooth noise in 0..1: white noise on a coarse grid, interpolated bilinearly."
     grid = noise(height // step + 2, width // step + 2, seed)
@@ -70,7 +70,7 @@ def _tiles(h, w, up, d):
     rgb[:, up:] = _fade(h - up, w, (0.40, 0.44, 0.50), (0.28, 0.30, 0.36)) + 0.08 * noise(h - up, w, d.bits())
     return rgb
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #2e0a6136
 def _bricks(h, w, up, d):
     row, column, joint = _cells(h, w, 8, 20, shift=10)
     shade = 0.85 + 0.30 * noise(int(row.max()) + 1, int(column.max()) + 1, d.bits())[row, column]
@@ -89,7 +89,7 @@ def _wallpaper(h, w, up, d):
     rgb[:, up:] = np.array((0.30, 0.20, 0.34))[:, None, None] + weave
     return rgb
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #bcb8c1e2
 def _lights(h, w, up, d):
     rgb = np.stack([0.25 + 0.50 * _blobs(h, w, 16, d.bits()) for _ in range(3)])
     rgb[:, up:] = rgb[:, up:] * 0.7
@@ -127,7 +127,7 @@ def _moved(scene: Scene, dx: float, dy: float) -> Scene:
     things = tuple(replace(t, x=t.x + dx, y=t.y + dy, depth=t.depth * scene.size + dy) for t in scene.things)
     return replace(scene, things=things, horizon=scene.horizon + dy)
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #735285a3
 def _paint(scene: Scene, empty: np.ndarray) -> Rendering:
     "The scene painted on a copy of an empty place (float64 [3, H, W])."
     canvas = Canvas(empty.copy())
@@ -146,7 +146,7 @@ def _blur(a, d):
         a = (p[:, :-2] + 2 * p[:, 1:-1] + p[:, 2:] + 8) // 16
     return a
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #861b1b15
 def _coarse(a, d):
     h, w = a.shape[0] // 2, a.shape[1] // 2
     small = a[: 2 * h, : 2 * w].reshape(h, 2, w, 2, 3).sum(axis=(1, 3)) // 4
@@ -154,7 +154,7 @@ def _coarse(a, d):
     a[: 2 * h, : 2 * w] = small.repeat(2, axis=0).repeat(2, axis=1)
     return a
 
-
+# %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #41447c38
 def _scan_lines(a, d):
     a = a.copy()
     a[::3] = a[::3] * 11 // 20

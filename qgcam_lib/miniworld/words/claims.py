@@ -33,7 +33,7 @@ class Noun:
             return " ".join(said)
         return " ".join([article(said[0]) if self.count == 1 else NUMBERS[self.count][0], *said])
 
-
+# %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0151dc46
 @dataclass(frozen=True)
 class Caption:
     """A caption. nouns; links: (noun, predicate, noun) by number, predicates as in a scene graph, also 'in front of';
@@ -79,14 +79,14 @@ _PARTNER = {a: b for pair in _NEAR_NOUNS for a, b in (pair.split(), pair.split()
 def _named(t: Thing, word: str, kindly: bool) -> bool:
     return t.noun in FITS[word] or (kindly and _PARTNER.get(t.noun, "") in FITS[word])
 
-
+# %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #be75c42e
 def _coloured(t: Thing, colour: str, kindly: bool) -> bool:
     if t.colour == colour or not kindly:
         return t.colour == colour
     second = colour in ("white", "gray", "black") and t.pattern != "plain"
     return second or frozenset((t.colour, colour)) in _NEAR or (colour == "white" and t.noun in ("boat", "bed"))
 
-
+# %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #c7944e15
 def _has(t: Thing, attribute: str, value: str, kindly: bool) -> bool:
     if attribute == "colour":
         return _coloured(t, value, kindly)
@@ -128,7 +128,7 @@ def _ways(picture: Rendering, caption: Caption, kindly: bool) -> Iterator[tuple[
         partial = [way for way in longer if all(linked(picture, way[a], p, way[b], kindly=kindly) for a, p, b in links)]
     return iter(partial)
 
-
+# %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #87139a96
 def denoted(picture: Rendering, caption: Caption, *, kindly: bool = False) -> tuple[frozenset, ...] | None:
     """For every noun of a caption the ids of the things it denotes in a picture; None where the caption is false.
 
@@ -144,7 +144,7 @@ def _enough(ids: frozenset, noun: Noun, kindly: bool) -> bool:
         return len(ids) >= min(noun.count, 2)
     return len(ids) >= noun.count if kindly else len(ids) == noun.count
 
-
+# %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #ea4c3b26
 def certainly_true(picture: Rendering, caption: Caption) -> bool:
     "Whether the strict reading finds something, and the generous one nothing more."
     strict = denoted(picture, caption)

@@ -21,7 +21,7 @@ class Clause:
     name: str
     facts: tuple = ()
 
-
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #b20b5524
 @dataclass(frozen=True)
 class Wording:
     """Words, and what they claim of the thing they refer to.
@@ -58,7 +58,7 @@ def _related(scene: Scene, t: Thing) -> list[tuple[str, Thing]]:
     pairs += [("in front of", r.subject) for r in scene.relations if r.object == t.id and r.predicate == "behind"]
     return [(relation, scene.thing(other)) for relation, other in pairs]
 
-
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #7bdfcb6f
 def _certain(scene: Scene, t: Thing, c: Clause) -> bool:
     if c.relation == "wearing":
         worn = [g for g in _garments(scene, t, c.name == "hair") if _is(g, c.name, c.facts)]
@@ -66,7 +66,7 @@ def _certain(scene: Scene, t: Thing, c: Clause) -> bool:
     others = [other for relation, other in _related(scene, t) if relation == c.relation and can_be_named(scene, other)]
     return any(_is(o, c.name, c.facts) and _looks_its_size(scene, o, c.facts) for o in others)
 
-
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #43e8e98e
 def _thinkable(scene: Scene, t: Thing, c: Clause) -> bool:
     if c.relation == "wearing":
         return any(g.parent == t.id and _is(g, c.name, c.facts) for g in scene.things)
@@ -102,7 +102,7 @@ def denoted(scene: Scene, e: Wording) -> tuple[set, set]:
     apart = {"left": clear[0], "right": clear[-1], "middle": all(clear)}[e.side]
     return (sure & {row[k].id}, {row[k].id}) if apart else (set(), {t.id for t in possible})
 
-
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #466af2ae
 def identifies(scene: Scene, e: Wording, number: int) -> bool:
     "Whether the expression is certainly true of this thing and could be thought of no other."
     return denoted(scene, e) == ({number}, {number})
@@ -178,7 +178,7 @@ def _dressed(dice: Dice, scene: Scene, t: Thing) -> tuple[list, list]:
         words += _a([*adjectives(dice, facts), name])
     return clauses, words
 
-
+# %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #122d9cfb
 def _beside(dice: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple[list, list]:
     "A neighbour that its own words single out: 'standing to the left of a brown dog'."
     for relation, other in dice.shuffled(pair for pair in _related(scene, t) if pair[0] in relations):

@@ -42,7 +42,7 @@ class Form:
     def words(self) -> tuple[str, ...]:
         return self.before + self.after
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #524fecff
 def _forms() -> Iterator[Form]:
     for relation, said in _TABLES["forms"].items():
         for form in said:
@@ -64,7 +64,7 @@ class Parse(NamedTuple):
     possible: int
     rest: Any
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #2873d65c
 class _Tail(NamedTuple):
     words: tuple[str, ...]
     relations: tuple
@@ -72,7 +72,7 @@ class _Tail(NamedTuple):
     possible: int
     rest: Any
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #3f41f7b1
 class AnyWorld:
     "A world of one thing of which everything is true: for reading without a scene."
 
@@ -106,7 +106,7 @@ class Sequence:
     def done(self, state: int) -> bool:
         return state == len(self.words)
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #3f7f4e01
 class Bag:
     "Words in any order; a state is how many of each word are left."
 
@@ -132,7 +132,7 @@ class Bag:
     def done(self, state: tuple) -> bool:
         return not any(state)
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #4f091abe
 def _sayable(words: tuple[str, ...]) -> list[Form]:
     known = set(words)
     return [form for form in FORMS if known.issuperset(form.words)]
@@ -186,7 +186,7 @@ def phrases(self: Grammar, state: Any) -> list[Parse]:
                       for tail in self.tails(after) if not self.prune or possible & tail.possible]
     return self._phrases[state]
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #c1a3a5f2
 @patch
 def tails(self: Grammar, state: Any) -> list[_Tail]:
     "All that can follow a name: one relation or several, the later ones with or without an 'and' before them."
@@ -201,7 +201,7 @@ def tails(self: Grammar, state: Any) -> list[_Tail]:
                           for more in self.tails(after) if not self.prune or one.possible & more.possible]
     return self._tails[state]
 
-
+# %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #d9cfbee4
 @patch
 def _single_tails(self: Grammar, state: Any) -> Iterator[_Tail]:
     for form in self.source.forms:

@@ -53,7 +53,7 @@ def fitting(self: Narrator, word: str, facts: dict) -> list[Thing]:
     "All seen things that a name with attributes is true of."
     return [t for t in self.seen if t.noun in lex.FITS[word] and all(getattr(t, k) == v for k, v in facts.items())]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #427e9652
 @patch
 def tell_apart(self: Narrator, t: Thing, word: str, rich: float) -> tuple[dict, list[Thing]]:
     "Facts of a thing, each with probability `rich`, then as many more as it takes; and the things that they still fit."
@@ -97,7 +97,7 @@ def _determiner(self: Narrator, t: Thing, words: list[str]) -> list[str]:
         return ["his" if self.scene.thing(t.parent).noun in ("man", "boy") else "her"]
     return [lex.article(words[0])] if self.dice.chance(0.75) else ["the"]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #7c49043c
 @patch
 def _sided(self: Narrator, t: Thing, rivals: list[Thing], words: list[str]) -> MarkedPhrase | None:
     other = rivals[0] if rivals[1].id == t.id else rivals[1]
@@ -126,14 +126,14 @@ def group(self: Narrator) -> MarkedPhrase | None:
     word, facts, things = self.dice.pick(found)
     return self.phrase(" ".join([self.dice.pick(lex.NUMBERS[len(things)]), *facts.values(), lex.plural(word)]), things)
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #01794787
 @patch
 def setting(self: Narrator) -> list:
     "Where the scene is: a preposition and a scene phrase."
     preposition, words = self.dice.pick(lex.SETTINGS[self.scene.background])
     return [preposition, MarkedPhrase(words, self.entity("scene", "scene", scene=True).id, "scene")]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #dfac37d2
 @patch
 def day(self: Narrator) -> list:
     "Now and then, a phrase for something real that has no box."
@@ -165,7 +165,7 @@ def _linked(speaker: Narrator, predicates: tuple[str, ...]) -> list | None:
         return [one, dice.pick(loose if dice.chance(0.35) else finite), other, *place, *speaker.day()]
     return None
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #d11e7f3a
 def relation_sentence(speaker: Narrator) -> list | None:
     "'A man is riding a horse in a field .'"
     return _linked(speaker, ("on", "under", "inside", "holding", "riding"))
@@ -175,7 +175,7 @@ def space_sentence(speaker: Narrator) -> list | None:
     "'A dog is to the left of a red car .'"
     return _linked(speaker, ("left of", "right of", "behind"))
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #ad30b3d0
 def pointing_sentence(speaker: Narrator) -> list | None:
     "'A cat sits on a chair while a ball is to the left of it .'"
     first = _linked(speaker, ("on", "under", "inside"))
@@ -196,7 +196,7 @@ def _grounded(speaker: Narrator) -> list[Thing]:
     lifted |= {r.object for r in relations if r.predicate == "holding"}
     return [t for t in speaker.tops if t.id not in lifted and t.pose != "flying"]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #1f1db935
 def _clothed(speaker: Narrator, person: Thing) -> tuple[MarkedPhrase | None, list[MarkedPhrase], list[MarkedPhrase]]:
     "Phrases for a person, for up to two garments and, now and then, for the hair."
     dice, own = speaker.dice, [t for t in speaker.seen if t.parent == person.id]
@@ -204,7 +204,7 @@ def _clothed(speaker: Narrator, person: Thing) -> tuple[MarkedPhrase | None, lis
     hair = [speaker.refer(t) for t in own if t.noun == "hair"] if dice.chance(0.35) else []
     return speaker.refer(person), [p for p in worn if p is not None], [p for p in hair if p is not None]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #967c17cc
 def clothes_sentence(speaker: Narrator) -> list | None:
     "'A man in a red shirt and blue pants stands on the beach .'"
     dice, (loose, finite) = speaker.dice, lex.LINKS["wearing"]
@@ -252,7 +252,7 @@ def group_sentence(speaker: Narrator) -> list | None:
     tail = ["and", rest[0]] if rest and rest[0] else []
     return [MarkedPhrase("there", 0, "notvisual"), "are", many, *tail] if speaker.dice.chance(0.4) else [many, *tail]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #216116e0
 def list_sentence(speaker: Narrator) -> list | None:
     "'A dog and a red ball .' or 'There is a dog .'"
     said = [p for p in map(speaker.refer, speaker.seldom_said(speaker.tops)) if p is not None][:2]
@@ -285,7 +285,7 @@ def describe(scene: Scene, base: int) -> tuple[list[Sentence], list[Entity]]:
     used = {p.entity for sentence in sentences for p in sentence.phrases}
     return sentences, [e for e in speaker.entities.values() if e.id in used]
 
-
+# %% ../../../nbs/lib/miniworld/words/02_language.ipynb #2cd81c02
 def _capital(parts: list) -> tuple:
     "The parts with a capital letter at the beginning."
     head, *rest = parts

@@ -44,7 +44,7 @@ def _in_view(test: Callable[[Thing, Thing], bool]) -> _Test:
     "A test on the boxes of two things that nobody wears."
     return lambda scene, graph, x, y: x.parent < 0 and y.parent < 0 and test(x, y)
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #7d585e90
 def _tied(graph: set, x: Thing, y: Thing) -> bool:
     "Whether one lies on, in or under the other, or is held or ridden."
     ties = ("on", "riding", "inside", "under", "holding", "wearing")
@@ -75,7 +75,7 @@ def _below(x: Thing, y: Thing) -> bool:
     lower = shared(x.box, y.box, 0) > 0 and middle(x, 1) > middle(y, 1)
     return lower and (y.pose == "flying" or shared(x.box, y.box, 1) > 0)
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #1adb6689
 _SURE = {
     "on": _said("on", "riding"),
     "under": _either(_said("under"), _said("on", "riding", turned=True)),
@@ -111,7 +111,7 @@ def is_so(scene: Scene, x: Thing, relation: str, y: Thing, *, sure: bool = True)
     graph = {(r.subject, r.predicate, r.object) for r in scene.relations}
     return _holds(scene, graph, x, relation, y, sure)
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #20bf0d4e
 def _holds(scene: Scene, graph: set, x: Thing, relation: str, y: Thing, sure: bool) -> bool:
     if x.id == y.id:
         return False
@@ -135,7 +135,7 @@ class Meaning:
         "The one thing that is meant without doubt; None when there is none, or more than one is possible."
         return next(iter(self.sure)) if len(self.possible) == 1 and self.sure == self.possible else None
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #91eb6519
 class Listener:
     """Knows one scene exactly. Its candidates are the things that are not worn by another.
 
@@ -179,14 +179,14 @@ def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[i
         sure, possible = sure & more[0], possible & more[1]
     return sure, possible
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #573f9a8a
 @patch
 def related(self: Listener, form: Form, sure: int, possible: int) -> tuple[int, int]:
     "Bits of the things that stand, in this form, to one of the given things: surely, and possibly."
     certain = self._related(form.relation, form.turned, True, sure)
     return certain, self._related(form.relation, form.turned, False, possible)
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #620559e6
 @patch
 def _related(self: Listener, relation: str, turned: bool, sure: bool, others: int) -> int:
     key = relation, turned, sure, others
@@ -199,7 +199,7 @@ def _related(self: Listener, relation: str, turned: bool, sure: bool, others: in
         self._sets[key] = found
     return self._sets[key]
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #a51e0069
 @patch
 def _rows(self: Listener, relation: str, turned: bool, sure: bool) -> list[int]:
     "For each thing, the bits of those that stand to it in the relation, or (turned) those it stands to."
@@ -219,14 +219,14 @@ def links(self: Listener) -> list[tuple[Thing, str, Thing]]:
     return [(x, relation, y) for relation in RELATIONS for y, row in zip(self.things, self._rows(relation, False, True))
             for k, x in enumerate(self.things) if row >> k & 1]
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #d644565e
 @patch
 def hear(self: Listener, text: str) -> Meaning:
     "What a text means with its words in order: the union over all its readings."
     found = Grammar(Sequence(words_of(text)), self, prune=False).whole()
     return self._meaning([(one.sure, one.possible) for one in found])
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #eecd981f
 @patch
 def _meaning(self: Listener, bits: list[tuple[int, int]]) -> Meaning:
     sure = possible = 0
@@ -254,7 +254,7 @@ def counted(orders: dict[str, int]) -> dict[int, int]:
     "The things that orderings mean -> how many mean each; most first, then by number."
     return dict(sorted(Counter(orders.values()).items(), key=lambda one: (-one[1], one[0])))
 
-
+# %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #015d64e7
 @patch
 def bag(self: Listener, text: str) -> dict[int, int]:
     "The things that the listener of bags chooses among, all alike -> the number of orderings that mean each."

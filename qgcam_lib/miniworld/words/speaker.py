@@ -26,7 +26,7 @@ _FULL, _TURNED = 0.45, 0.4  # weights of forms with "that", and of those that tu
 def _weight(form: Form) -> float:
     return (_FULL if form.before[0] == "that" else 1.0) * (_TURNED if form.turned else 1.0)
 
-
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #95e3464c
 class Speaker:
     "Talks about one scene. dice: decides what is said, so the same dice say the same."
 
@@ -98,7 +98,7 @@ def most_confused(bag: dict[int, int], target: int) -> int | None:
 def _relations(one: Parse) -> list[Form]:
     return [found for form, other in one.relations for found in (form, *_relations(other))]
 
-
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #26fd854e
 def converses(text: str) -> list[str]:
     "The words of a text with one relation exchanged for its converse, as sorted bags, without the text's own."
     found = set()
@@ -123,7 +123,7 @@ def _plainest(orders: dict[str, int], thing: int, known: set[str]) -> list[str]:
     cost = {text: min(map(_awkward, readings(text))) for text in texts}
     return [text for text in texts if cost[text] == min(cost.values())]
 
-
+# %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #1df2c582
 _REORDERED = 0.6  # how often only orderings of the same words are tried, where there is one
 
 

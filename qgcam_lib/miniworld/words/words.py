@@ -72,7 +72,7 @@ class MarkedPhrase:
     type: str
     things: tuple = ()
 
-
+# %% ../../../nbs/lib/miniworld/words/01_words.ipynb #d148059b
 @dataclass(frozen=True)
 class Entity:
     "What phrases refer to: its number, type, things (none when it has no box), and whether it is the scene."
@@ -82,7 +82,7 @@ class Entity:
     things: tuple = ()
     scene: bool = False
 
-
+# %% ../../../nbs/lib/miniworld/words/01_words.ipynb #438c4676
 @dataclass(frozen=True)
 class Sentence:
     "A sentence as plain text parts and phrases."

@@ -44,7 +44,7 @@ def run_lengths(mask: np.ndarray) -> list[int]:
     edges = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff(np.concatenate(([0], edges, [mask.size]))).tolist()
 
-
+# %% ../../../nbs/lib/miniworld/writers/06_coco.ipynb #d3eb6b37
 def packed(counts: list[int]) -> str:
     "Run lengths as COCO's text."
     text = []
@@ -68,7 +68,7 @@ def _segmentation(mask: np.ndarray, polygons: list, form: str) -> list | dict:
     counts = run_lengths(mask)
     return {"counts": counts if form == "runs" else packed(counts), "size": list(mask.shape)}
 
-
+# %% ../../../nbs/lib/miniworld/writers/06_coco.ipynb #c6b13fbd
 def coco_instances(picture: Rendering) -> list[dict]:
     "The annotations of a picture's top-level things; each mask holds the visible pixels, in one of the three forms."
     seen, found = [t for t in picture.scene.top_level() if t.box is not None], instances(picture)
@@ -77,7 +77,7 @@ def coco_instances(picture: Rendering) -> list[dict]:
         one["segmentation"] = _segmentation(picture.mask(t.id), one["segmentation"], form)
     return found
 
-
+# %% ../../../nbs/lib/miniworld/writers/06_coco.ipynb #effb9890
 def coco_captions(picture: Rendering) -> list[dict]:
     "The five captions of a picture."
     number = picture.scene.index
@@ -98,7 +98,7 @@ def image_record(picture: Rendering, split: str) -> dict:
     return {"license": 1, "file_name": Path(picture_path(number, split)).name, "coco_url": "",
             "height": height, "width": width, "date_captured": "", "flickr_url": "", "id": number}  # fmt: skip
 
-
+# %% ../../../nbs/lib/miniworld/writers/06_coco.ipynb #2f18f206
 def coco_files(pictures: Iterable[Rendering], split: str) -> dict[str, dict]:
     "The contents of a split's annotation files, by their paths in the data set's folder; looks at each picture once."
     images, objects, captions = [], [], []

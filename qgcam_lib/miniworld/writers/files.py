@@ -47,7 +47,7 @@ def read_card(root: str | Path) -> dict | None:
     path = Path(root) / CARD
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-
+# %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #84b256b9
 def _held(root: Path, made: dict, of: str) -> dict[str, int]:
     "How much of each part a folder holds, by its card. Errors: ValueError where anything else has made the folder."
     card = read_card(root)
@@ -105,7 +105,7 @@ def layout(name: str, version: int, checksum: str, *, most: int = 99_999, of: st
 
     return decorate
 
-
+# %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #edcfb7ed
 def _part(key: str) -> str:
     "The part that an argument counts; 'all' where there is one part only."
     return key.removeprefix("n_") if key != "n" else "all"

@@ -31,7 +31,7 @@ def filler(index: int, folder: str, *, seed: int = SEED) -> Rendering:
     horizon = int(_SIZE * Dice(seed, 77, number).between(0.36, 0.50))
     return render(Scene("val", number, seed, _SIZE, places[index % len(places)], float(horizon), False))
 
-
+# %% ../../../nbs/lib/miniworld/writers/12_fillers.ipynb #761de861
 def filler_places(root: str | Path) -> dict[str, tuple[Path, ...]]:
     """Background -> the pictures of it in a folder of `ensure_fillers`, in the order of their numbers."""
     found: dict[str, list[Path]] = {}

@@ -52,7 +52,7 @@ def annotation_xml(picture: Rendering, entities: Iterable[Entity], filename: str
         lines += ["\t<object>", *flags, "\t</object>"]
     return "\n".join(["<annotation>", *lines, "</annotation>"]) + "\n"
 
-
+# %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #ccb281f4
 def _lines(indent: str, **values: int) -> list[str]:
     return [f"{indent}<{tag}>{value}</{tag}>" for tag, value in values.items()]
 
@@ -104,7 +104,7 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
         if count:
             write_whole(root / f"{split}.txt", "".join(f"{image_id(k, split)}\n" for k in range(count)))
 
-
+# %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #ee0fe692
 @delegates(make_flickr30k)
 def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), **kwargs) -> Path:
     """Makes the splits that are missing or incomplete, and only those; returns the folder.

@@ -35,7 +35,7 @@ def _said(relation: str) -> str:
 def _id(scene: Scene, t: Thing) -> str:
     return str(100 * scene.index + t.id)
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #4e2c901d
 def scene_graph(listener: Listener) -> dict:
     "A scene as a graph in GQA's form."
     scene, links, objects = listener.scene, defaultdict(list), {}
@@ -59,7 +59,7 @@ class Called:
     words: str
     facts: tuple[tuple[str, str], ...]
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #3c91440d
 class Asker:
     "Asks about one scene. dice: decides what is asked."
 
@@ -83,7 +83,7 @@ class Asker:
         first, second = self.call(x), self.call(y)
         return (first, second) if first and second and x.id != y.id else None
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #6fce19d0
 def _steps(scene: Scene, called: Called, start: int = 0) -> list[dict]:
     steps = [_step("select", f"{called.thing.noun} ({_id(scene, called.thing)})")]
     return steps + _filters(called, start + 1)
@@ -108,7 +108,7 @@ def _question(text: str, answer: str, full: str, types: str, steps: list[dict], 
             "groups": {"global": group, "local": local}, "semantic": steps, "semanticStr": program,
             "annotations": {"question": {}, "answer": {}, "fullAnswer": {}}}
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #07f9d8e5
 @patch
 def verify_relation(self: Asker) -> dict | None:
     "'Is the dog to the left of the red box?' More draws aim at 'no', since fewer of them come out."
@@ -183,7 +183,7 @@ def query_object(self: Asker) -> dict | None:
     return self._name(f"what is the {a.words} {_said(relation)}", f"the {a.words} is {_said(relation)} the {y.noun}",
                       "relO", steps, y)
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #8181e081
 @patch
 def _only(self: Asker, t: Thing, among: list[Thing], holds: Callable[[Thing, bool], bool]) -> bool:
     "Whether it surely holds of one thing, and possibly of no other."
@@ -195,7 +195,7 @@ def _name(self: Asker, text: str, full: str, detailed: str, steps: list[dict], t
     steps.append(_step("query", "name", len(steps) - 1))
     return _question(text, t.noun, full, f"query rel {detailed}", steps, _GROUPS[t.category], f"14-{t.noun}")
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #82b20e0d
 @patch
 def choose_side(self: Asker) -> dict | None:
     "'Is the dog to the left or to the right of the red box?'"
@@ -229,7 +229,7 @@ def query_colour(self: Asker) -> dict | None:
     return _question(f"what color is the {a.words}", t.colour, f"the {a.words} is {t.colour}", "query attr directOf",
                      steps, "color", f"10c-{t.noun}_color")
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #c60729b8
 @patch
 def verify_colour(self: Asker) -> dict | None:
     "'Is the ball red?'"
@@ -244,7 +244,7 @@ def verify_colour(self: Asker) -> dict | None:
     return _question(f"is the {a.words} {colour}", answer, f"{answer}, the {a.words} {isnt} {colour}",
                      "verify attr verifyAttr", steps, None, f"06-{t.noun}_{colour}")
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #61546a2e
 @patch
 def exists(self: Asker) -> dict | None:
     "'Is there a red ball in the picture?' The false ones have the colour, or the noun, of something that is there."
@@ -311,7 +311,7 @@ def _write_split(root: Path, split: str, asked: list[dict], graphs: dict[str, di
     if split != "testdev":
         write_json(root / "sceneGraphs" / f"{split}_sceneGraphs.json", graphs)
 
-
+# %% ../../../nbs/lib/miniworld/writers/11_gqa.ipynb #910075ce
 @layout("gqa", VERSION, GQA_CHECKSUM)
 def ensure_gqa(root: str | Path, n_train: int = 200, n_val: int = 40, n_testdev: int = 40, *, seed: int = SEED,
                progress: bool = True, anew: bool = False) -> Path:

@@ -53,7 +53,7 @@ def mininet_picture(name: str, index: int, *, seed: int = SEED) -> Rendering:
             return settle(draft.scene("val", number, seed, _SIZE))
     raise RuntimeError(f"no {name} in the middle after {_ATTEMPTS} attempts (index={index}, seed={seed})")
 
-
+# %% ../../../nbs/lib/miniworld/writers/08_mininet.ipynb #b287194f
 def _put_in_the_middle(draft: Draft, name: str) -> None:
     x = 0.5 + draft.dice.between(-0.06, 0.06)
     if name in FLYERS:

@@ -36,7 +36,7 @@ def _choices(dice: Dice, bag: dict[int, int]) -> list[int]:
     "The five choices of stage 1."
     return [dice.pick(bag) for _ in range(5)]
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #9094a005
 def _checked(dice: Dice, thing: int, candidates: tuple[int, ...]) -> list[int]:
     "The three choices of stage 3, of which two are right."
     while True:
@@ -44,7 +44,7 @@ def _checked(dice: Dice, thing: int, candidates: tuple[int, ...]) -> list[int]:
         if found.count(thing) >= 2:
             return found
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #ce5b3eda
 def told(scene: Scene) -> list[dict]:
     """All that is said of a scene: a dict an expression, by thing; things by their ids in the scene.
 
@@ -92,7 +92,7 @@ def _number(scene: Scene, thing: int) -> int:
 def _annotation(scene: Scene, thing: int) -> int:
     return next(number for number, t in refer.annotated_things(scene).items() if t.id == thing)
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #86421d31
 def labelled_rows(scene: Scene, said: list[dict]) -> list[dict]:
     "The rows of `adv_easy_hard_annotations.json`: of the easy and hard expressions, then of the adversarial ones."
     boxes, name, plain, turned = _boxes(scene), refer.image_name(scene.index), [], []
@@ -118,7 +118,7 @@ def _distorted(text: str, dice: Dice) -> dict[str, str]:
             "noun_adj": " ".join(content), "adj_noun": " ".join(qualities + nouns), "noun": " ".join(nouns),
             "adj": " ".join(qualities), "must_words": ",".join(list(dict.fromkeys(content))[:3])}
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #98814d2d
 def _moved(words: list[str], dice: Dice) -> list[str]:
     "The words in another order, if there is one."
     if len(set(words)) < 2:
@@ -127,7 +127,7 @@ def _moved(words: list[str], dice: Dice) -> list[str]:
         pass
     return found
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #7594236d
 def raw_records(scene: Scene, said: list[dict], ref_ids: dict[int, int]) -> dict[str, dict]:
     "The records of `refcocog_adv_annotations.json`. ref_ids: reference of each annotation."
     boxes, found = _boxes(scene), {}
@@ -163,7 +163,7 @@ def _truth(scene: Scene, said: list[dict]) -> dict:
             "scene": asdict(scene), "things": {str(number): thing for thing, number in numbers.items()},
             "expressions": [named(one) for one in said]}
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #c41965fb
 def scene_of(record: dict) -> Scene:
     "The scene of a record of `scenes.json`."
     fields = record["scene"]
@@ -198,7 +198,7 @@ def ensure_refcocog(root: str | Path, n_train: int = 200, n_val: int = 40, n_tes
     write_json(root / "instances.json", refer.objects_file("RefCOCOg", pictures))
     _write_expressions(root, heard)
 
-
+# %% ../../../nbs/lib/miniworld/writers/10_refcocog.ipynb #d6915bcd
 def _write_expressions(root: Path, heard: list[tuple[Scene, list[dict]]]) -> None:
     "The references, both forms of Ref-Adv and the truth. heard: the scenes, and what is said of each."
     refs = refer.numbered(ref for scene, said in heard for ref in references(scene, said))

@@ -83,7 +83,7 @@ def image_name(number: int) -> str:
     "The name of a picture's file, without its ending."
     return f"COCO_train2014_{number:012d}"
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #56697aeb
 def _sentence(words: str, manner: str, dice: Dice) -> dict:
     "A sentence as a file has it; now and then with a capital and, in RefCOCOg, a full stop."
     raw, polite = words, manner == "refcocog"
@@ -97,7 +97,7 @@ def reference(scene: Scene, number: int, sentences: list[dict], split: str) -> d
     return {"sentences": sentences, "file_name": f"{image_name(scene.index)}_{number}.jpg", "ann_id": number,
             "image_id": scene.index, "category_id": category_id(annotated_things(scene)[number]), "split": split}
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0910fbc7
 def references(scene: Scene, manner: str) -> list[dict]:
     """The references of a scene for one data set, best covered target first; without the numbers a file gives them.
 
@@ -134,7 +134,7 @@ def numbered(rows: Iterable[dict]) -> list[dict]:
         refs.append({**ref, "sent_ids": ids, "ref_id": number, "sentences": sentences})
     return refs
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #468fe063
 def google_split(refs: Iterable[dict]) -> list[dict]:
     "The same references with Google's manner of splitting: three in ten objects are val, the others train; no test."
     return [{**r, "split": "val" if Dice(29, r["ann_id"]).chance(0.3) else "train"} for r in refs]
@@ -146,14 +146,14 @@ def objects_of(picture: Rendering) -> tuple[dict, list[dict]]:
     image = {"file_name": f"{image_name(number)}.jpg", "height": height, "width": width, "id": number}
     return image, instances(picture)
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #a739223a
 def objects_file(name: str, pictures: list[tuple[dict, list]]) -> dict:
     "The content of instances.json. pictures: of `objects_of`."
     return {"info": {"description": f"miniworld in the layout of {name}", "version": "1"}, "licenses": [],
             "images": [image for image, _ in pictures],
             "annotations": [one for _, annotations in pictures for one in annotations], "categories": CATEGORIES}
 
-
+# %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #620ebb8c
 def _files(name: str, pictures: list[tuple[dict, list]], refs: list[dict]) -> dict[str, bytes | str]:
     "The files of a data set's folder by name: objects and lists of references. pictures: records with annotations."
     used = {ref["image_id"] for ref in refs}

@@ -43,7 +43,7 @@ def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
             names[t.id] = f"{t.colour} {word}"
     return names
 
-
+# %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #2358fb4c
 def _shared(word: str, t: Thing, seen: list[Thing]) -> bool:
     "Whether the word is a name of a thing of another sort as well, as 'person' is."
     return any(o.noun != t.noun and word in (*NAMES.get(o.noun, ()), _RARER.get(o.noun)) for o in seen)
@@ -63,7 +63,7 @@ def _relations(picture: Rendering, named: dict[int, str], dice: Dice) -> tuple[l
     said = [(a, predicate, b) for a, b in dice.shuffled(pairs) for predicate in PREDICATES9]
     return [r for r in said if is_true(picture, *r)], [r for r in said if is_false(picture, *r)]
 
-
+# %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #62dc1dc9
 def _choose(true: list[Triple], false: list[Triple], dice: Dice) -> tuple[list[Triple], list[Triple]]:
     "Three of the true, mostly of rare predicates, no pair twice; then as many falsehoods, of the same pairs first."
     told, lies = {}, {}
@@ -83,7 +83,7 @@ def _end(picture: Rendering, number: int, name: str) -> dict:
     k = len(ys) // 2
     return {"name": name, "bbox": [y0, y1, x0, x1], "x": int(xs[k]), "y": int(ys[k])}
 
-
+# %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #021e1801
 def annotations(picture: Rendering) -> list[dict]:
     "The annotations of a strange picture, true ones first; without identifiers."
     dice = Dice(picture.scene.seed, 37, picture.scene.index)
@@ -111,7 +111,7 @@ def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Rendering
     found = [{"_id": f"{dice.bits():016x}{dice.bits() >> 32:08x}", **a} for a in annotations(picture)]
     return {**source, "height": height, "width": width, "split": split, "annotations": found}, picture
 
-
+# %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #807cf6ed
 def image_path(entry: dict) -> Path:
     "Where the picture of an entry lies, below the root: by the official rule, http addresses are Flickr's."
     folder = "flickr" if entry["url"].startswith("http") else "nyu"

@@ -56,7 +56,7 @@ def _told(caption: Caption) -> tuple[str, str, str]:
     noun = next(noun for noun in caption.nouns if noun.facts)
     return *noun.facts[0], noun.word
 
-
+# %% ../../../nbs/lib/miniworld/writers/09_swaps.ipynb #973a1d2f
 def swap_record(group: Group, index: int) -> dict:
     "A pair as swaps.json has it."
     kind, row = swap_kind(group), {}
@@ -77,7 +77,7 @@ def swaps_text(records: list[dict]) -> str:
     "The text of swaps.json: a list, one record a line."
     return "[\n" + ",\n".join(json.dumps(row) for row in records) + "\n]\n"
 
-
+# %% ../../../nbs/lib/miniworld/writers/09_swaps.ipynb #cb37b1a8
 @layout("swaps", VERSION, SWAPS_CHECKSUM, of="pairs")
 def ensure_swaps(root: str | Path, n: int = 1000, *, seed: int = SEED, progress: bool = True,
                  anew: bool = False) -> Path:

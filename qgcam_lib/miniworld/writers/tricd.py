@@ -28,7 +28,7 @@ def contradiction_of(index: int, split: str) -> str:
     "The kind of group `index` of a split ('val' or 'test')."
     return _TURNS[split][index % len(_TURNS[split])]
 
-
+# %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #84c5910a
 def group(index: int, split: str, *, seed: int = SEED) -> Group:
     """Group `index` of a split; it depends on nothing but the arguments.
 
@@ -69,7 +69,7 @@ def records(g: Group, index: int, split: str, image: int = 1, box: int = 1, phra
                 annotations += [_annotation(start + k, pairs[-1]["id"], i, b) for k, b in enumerate(boxes)]
     return pairs, annotations
 
-
+# %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #193a136c
 def _annotation(number: int, pair: int, phrase: int, box: tuple) -> dict:
     x0, y0, x1, y1 = box
     bbox = [x0, y0, x1 - x0, y1 - y0]
@@ -88,7 +88,7 @@ def grounding(groups: list[Group], split: str) -> dict:
     category = {"id": 1, "name": "object", "supercategory": "object"}
     return {"categories": [category], "images": images, "annotations": annotations}
 
-
+# %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #d09d9728
 def questions(groups: list[Group], split: str) -> dict:
     "The content of TRICD_VQA_<split>.json."
     asked, answers = [], []

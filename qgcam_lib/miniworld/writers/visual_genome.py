@@ -52,7 +52,7 @@ def annotated_objects(picture: Rendering) -> dict[int, Thing]:
     seen = [t for t in scene.things if t.box is not None and (t.parent < 0 or dice.chance(_WORN_CHANCE))]
     return {100 * scene.index + k: t for k, t in enumerate(t for t in seen if t.parent < 0 or can_be_named(scene, t))}
 
-
+# %% ../../../nbs/lib/miniworld/writers/07_visual_genome.ipynb #191d1c56
 def annotated_relations(picture: Rendering) -> list[tuple[int, str, int]]:
     "What is told of the annotated things, as (number, predicate of `PREDICATE_ALIASES`, number)."
     scene, numbers = picture.scene, {t.id: number for number, t in annotated_objects(picture).items()}
@@ -90,7 +90,7 @@ def _end(number: int, t: Thing) -> dict:
 def _words(t: Thing, name: str) -> str:
     return " ".join([*t.facts.values(), name])
 
-
+# %% ../../../nbs/lib/miniworld/writers/07_visual_genome.ipynb #ecd17a98
 def _region(number: int, picture: Rendering, phrase: str, *things: Thing) -> dict:
     "A region: what is said, and the box that holds all that it is said of."
     x0, y0 = (int(min(t.box[k] for t in things)) for k in (0, 1))
@@ -125,7 +125,7 @@ def genome_records(picture: Rendering) -> dict[str, dict]:
                                                                for k, region in enumerate(regions)]},
     }  # fmt: skip
 
-
+# %% ../../../nbs/lib/miniworld/writers/07_visual_genome.ipynb #365abe42
 def alias_text(rows: Iterable[tuple[str, ...]]) -> str:
     "The text of an alias file: what means the same on one line, the name to keep first."
     return "".join(f"{','.join(row)}\n" for row in rows if len(row) > 1)
@@ -146,7 +146,7 @@ def genome_files(pictures: Iterable[Rendering]) -> dict[str, str]:
     texts = {name: json.dumps(entries) for name, entries in lists.items()}
     return texts | {name: alias_text(rows.values()) for name, rows in _ALIASES.items()}
 
-
+# %% ../../../nbs/lib/miniworld/writers/07_visual_genome.ipynb #eefb7a01
 @layout("visual_genome", VERSION, GENOME_CHECKSUM)
 def ensure_visual_genome(root: str | Path, n: int = 2000, *, seed: int = SEED, progress: bool = True,
                          anew: bool = False) -> Path:

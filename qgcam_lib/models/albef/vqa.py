@@ -69,7 +69,7 @@ def _read_vqa(model: torch.nn.Module, path: str | Path) -> list[str]:
                          "matrix for both. Use LAVIS's own checkpoint.")
     return load_vqa_state(model, state)
 
-
+# %% ../../../nbs/lib/models/albef/02_vqa.ipynb #5a95a562
 def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,
                    vocab: str | Path | None = None, config: AlbefConfig | str | Path | None = None,
                    **options: Any) -> AlbefAnswerer:

@@ -112,7 +112,7 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
         logits.append(scores.float().cpu())
     return torch.cat(maps), torch.cat(logits).softmax(1)[:, 1]
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #216a86a8
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
     """Scores [I, T] float32 of every image with every text: with head "itm" matching probabilities in 0..1 (or what
@@ -122,14 +122,14 @@ def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str
     rows = [self._scored(state, read) for state in self._states(images)]
     return torch.stack(rows) if rows else torch.zeros(0, len(texts))
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #b5d89983
 @patch
 def _read_texts(self: BlipExplainer, texts: Sequence[str], head: str) -> list[Tokens | torch.Tensor]:
     """The texts as a head takes them, `batch_phrases` at a time: tokens for "itm", vectors for "itc"."""
     batches = self._batches(texts)
     return [self._text_vectors(tokens) for tokens in batches] if head == "itc" else batches
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #969e8f94
 @patch
 def _scored(self: BlipExplainer, state: ImageState, read: list[Tokens | torch.Tensor]) -> torch.Tensor:
     """Scores [T] of one image with texts from `_read_texts`."""
@@ -142,14 +142,14 @@ def _score_texts(self: BlipExplainer, state: ImageState, texts: list[str]) -> to
     """Scores [T] of one image; what was made of the last lists of texts is kept."""
     return self._scored(state, self._recent.made(tuple(texts), lambda: self._read_texts(texts, self.head)))
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #8a8d0b62
 @patch
 def _matched(self: BlipExplainer, state: ImageState, tokens: Tokens) -> torch.Tensor:
     """The matching head's scores [P] of one image with a batch of texts."""
     logits = cam.match_logits(self.model.text_encoder, self.model.itm_head, tokens, state.seen)
     return ITM_SCORES["probability" if self.head == "itc" else self.score_as](logits.float()).cpu()
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #402672ff
 @patch
 @torch.no_grad()
 def _text_vectors(self: BlipExplainer, tokens: Tokens) -> torch.Tensor:
@@ -165,7 +165,7 @@ def clean(self: BlipExplainer, phrase: str) -> str:
     """A phrase as the model expects it; here `clean_phrase`."""
     return clean_phrase(phrase)
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #6d111b97
 @patch
 def tokenize(self: BlipExplainer, phrases: Sequence[str], counts: Sequence[int] | None = None) -> Tokens:
     """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
@@ -178,7 +178,7 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str], counts: Sequence[int] 
     ids[:, 0] = getattr(tokenizer, "enc_token_id", tokenizer.cls_token_id)
     return Tokens(ids, tokens.attention_mask, counts).to(self.device)
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #0647e8d8
 @patch
 def _token_maps(self: BlipExplainer, seen: list | cam.ImageKeys, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     text, head = self.model.text_encoder, self.model.itm_head
@@ -190,14 +190,14 @@ def _token_maps(self: BlipExplainer, seen: list | cam.ImageKeys, tokens: Tokens)
 def _weights(self: BlipExplainer, tokens: Tokens) -> torch.Tensor:
     return cam.send(cam.token_weights(tokens.real, self.tokens), self.device)
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #772d35a6
 @patch
 def _encoded(self: BlipExplainer, images: Sequence[Picture]) -> torch.Tensor:
     """States [B, M, C] of pictures, encoded at once."""
     pixels = prepare_images(images, self.config.image_size, self.device)
     return image_states(self.model.visual_encoder, pixels.to(self.model.itm_head.weight))
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #da09fcfd
 @patch
 def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
     """States of images, encoded batch by batch; a state among them passes through."""
@@ -214,7 +214,6 @@ def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
                     vector = F.normalize(self.model.vision_proj(states[0]), dim=-1)
                     yield ImageState(cam.image_keys_values(self.model.text_encoder, states), vector)
 
-
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #651b030e
 MOST_PHRASES = 1024  # in one pass, a picture's most times the pictures: what bounds the memory of the attention
 
@@ -224,7 +223,7 @@ def shrink(self: BlipExplainer, image: Picture) -> Image.Image:
     """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
     return squash(image, (self.config.image_size,) * 2)
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #cc7002a2
 @patch
 def maps_batch(self: BlipExplainer, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
     """Maps of several images, one [P_i, h, w] each: one by one up to a `batch_size` of 8 on a CPU, else those of
@@ -239,7 +238,7 @@ def maps_batch(self: BlipExplainer, images: Sequence, phrases_per_image: Sequenc
         found += self._maps_together(images[part], phrases_per_image[part])
     return found
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #07bc0290
 @patch
 def _maps_together(self: BlipExplainer, images: Sequence[Picture], phrases_per_image: Sequence[Sequence[str]]
                    ) -> list[torch.Tensor]:
@@ -285,7 +284,7 @@ def load_lavis(entry: ModelEntry, weights: str | Path, published: BlipConfig, bu
         model = build(sizes, words)
     return model, sizes, source, read(model, source.file) if source.file else []
 
-
+# %% ../../../nbs/lib/models/blip/02_explainer.ipynb #422ee97a
 def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: int = 0, vocab: str | Path | None = None,
               config: BlipConfig | str | Path | None = None, **options: Any) -> BlipExplainer:
     """Load a BLIP matcher; called by `load_model`, whose docstring explains the common arguments.

@@ -78,7 +78,7 @@ def lavis_image_encoder(config: BlipConfig):
     encoder.vision_width = config.vision_width
     return encoder
 
-
+# %% ../../../nbs/lib/models/blip/01_network.ipynb #7fc44310
 def bert_sizes(config: BlipConfig, **more: Any):
     """The text encoder's settings in the form LAVIS reads; more: settings beside them."""
     from transformers import BertConfig
@@ -90,7 +90,7 @@ def bert_sizes(config: BlipConfig, **more: Any):
                       attention_probs_dropout_prob=config.dropout, add_cross_attention=True, add_type_embeddings=False,
                       **more)
 
-
+# %% ../../../nbs/lib/models/blip/01_network.ipynb #971f6a7b
 def lavis_text_encoder(config: BlipConfig, **more: Any):
     """LAVIS's BERT of the configured size, with cross-attention in every layer; more: see `bert_sizes`."""
     with light_lavis():

@@ -48,7 +48,7 @@ def answer_decoder(decoder_class: type, encoder_sizes: Any, **changes: Any):
     sizes.update({"encoder_width": sizes.hidden_size, **changes})
     return decoder_class(config=sizes)
 
-
+# %% ../../../nbs/lib/models/blip/03_vqa.ipynb #05c9c833
 def build_blip_vqa(config: BlipConfig, tokenizer) -> torch.nn.Module:
     """LAVIS's `BlipVQA` with untrained weights, of any size, in evaluation mode.
 
@@ -93,7 +93,7 @@ def answer_batch(self: LavisAnswerer, images: Sequence, questions: Sequence[str]
     states, mask = self._read(images, questions)
     return self._rank(states, mask)
 
-
+# %% ../../../nbs/lib/models/blip/03_vqa.ipynb #2a271895
 @patch
 @torch.no_grad()
 def answer_scores(self: LavisAnswerer, image: Picture, question: str,
@@ -117,7 +117,7 @@ def _open(self: LavisAnswerer, ids: torch.Tensor, part: str) -> torch.Tensor:
     ids[:, 0] = words.enc_token_id if part == "question" else words.bos_token_id
     return ids
 
-
+# %% ../../../nbs/lib/models/blip/03_vqa.ipynb #5ef5be05
 @patch
 def _read(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """States of the questions [Q, L, C], each read with its image, and the mask of their words [Q, L]."""
@@ -132,7 +132,7 @@ def _read(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> tu
     found = self.model.text_encoder.forward_automask(tokenized_text=tokens, visual_embeds=seen)
     return found.last_hidden_state, tokens.attention_mask
 
-
+# %% ../../../nbs/lib/models/blip/03_vqa.ipynb #a304a7e5
 @patch
 def _answers(self: LavisAnswerer, answers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     found = self.model.tokenizer(list(answers), padding="longest", return_tensors="pt").to(self.device)

@@ -147,7 +147,7 @@ def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
         raise ValueError(f"config: vision_cfg.image_size must be a multiple of {cell} pixels, got {size}.")
     return config
 
-
+# %% ../../../nbs/lib/models/clip/01_network.ipynb #bc6b466a
 def is_resnet(config: Mapping[str, Any]) -> bool:
     """Whether the image encoder of these sizes is a ResNet (else a vision transformer)."""
     return isinstance(config["vision_cfg"].get("layers", 12), (list, tuple))
@@ -188,7 +188,7 @@ def _keep_grid(visual) -> None:
     visual.layer4[0].avgpool = visual.layer4[0].downsample[0] = Identity()
     visual.image_size //= 2
 
-
+# %% ../../../nbs/lib/models/clip/01_network.ipynb #aab8b625
 def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Sequence[str] | None = None,
                seed: int = 0) -> ClipModel:
     """open_clip's CLIP of any size, untrained, drawn from a seed, in evaluation mode.

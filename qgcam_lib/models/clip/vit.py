@@ -44,7 +44,7 @@ def _after_attention(block, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tenso
     x = x + block.ls_1(block.attn.out_proj(mixed.transpose(-3, -2).flatten(-2)))
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #6ced0b1d
 def _block(block, x: torch.Tensor, first_only: bool = False) -> torch.Tensor:
     """A whole block on states [..., N, C]; with first_only the class token's result alone, [..., 1, C]."""
     query, key, value = _heads(block, x)
@@ -52,7 +52,7 @@ def _block(block, x: torch.Tensor, first_only: bool = False) -> torch.Tensor:
     scores = query[..., asking, :] @ key.mT * query.shape[-1] ** -0.5
     return _after_attention(block, x[..., asking, :], scores.softmax(-1) @ value)
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #e5398d9f
 @torch.no_grad()
 def vit_states(visual, pixels: torch.Tensor, block: int) -> torch.Tensor:
     """States [B, 1 + h*w, C] that enter a block, counted from 0, class token first.
@@ -68,7 +68,7 @@ def vit_states(visual, pixels: torch.Tensor, block: int) -> torch.Tensor:
         x = each(x)
     return x
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #122da792
 def _check(visual, block: int) -> None:
     blocks = getattr(getattr(visual, "transformer", None), "resblocks", None)
     if blocks is None or getattr(visual, "attn_pool", None) is not None or visual.pool_type != "tok":
@@ -94,7 +94,7 @@ class ClassReading:
     gradient: torch.Tensor
     cosines: torch.Tensor
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #ec9acd46
 def read_class_token(visual, states: torch.Tensor, texts: torch.Tensor, block: int) -> ClassReading:
     """The class token's attention in a block and the gradients of P phrases by what it reads.
 
@@ -170,7 +170,7 @@ class ClipVitGradCam(ClipExplainer):
     def _maps(self, reading: ClassReading) -> torch.Tensor:
         return attention_gradcam(reading)
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #13c1b682
 class ClipVitGradEclip(ClipVitGradCam):
     """A Grad-ECLIP map of a CLIP vision transformer, see `grad_eclip`; the rest as for `ClipVitGradCam`."""
 
@@ -194,7 +194,7 @@ def sliding_windows(width: int, height: int) -> np.ndarray:
         found += [(x, y, x + across, y + down) for y in _places(height, down) for x in _places(width, across)]
     return np.array(list(dict.fromkeys(found)))
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #25fe8626
 def _places(room: float, side: float) -> list[float]:
     """Where windows of a side begin, so that they reach from border to border."""
     count = int(np.ceil((room - side) / (side * STEP) - 1e-9)) + 1
@@ -251,7 +251,7 @@ def published_address(name: str) -> str:
 
     return get_pretrained_url(name, "openai")
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #b3f93844
 def official_clip(name: str) -> Path:
     """OpenAI's file in open_clip's cache (~/.cache/clip), fetched by open_clip when it is not there, SHA-256 checked.
 
@@ -290,7 +290,7 @@ def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
                           "of OpenAI's. It was not opened. Give OpenAI's own file, or weights as safetensors.")
     return dict(torch.jit.load(path, map_location="cpu").state_dict())
 
-
+# %% ../../../nbs/lib/models/clip/03_vit.ipynb #cbd46ba4
 def _is_torchscript(path: Path) -> bool:
     """Whether a file is an archive with code in it."""
     if not path.is_file() or not zipfile.is_zipfile(path):

@@ -57,7 +57,7 @@ def one_of(argument: str, given: Any, known: Iterable[str]) -> Any:
         raise ValueError(f"{argument}: expected one of {known}, got {given!r}.")
     return given
 
-
+# %% ../../../nbs/lib/models/common/06_adapter.ipynb #401f3af2
 def same_length(images: Sequence, **lists: Sequence) -> None:
     """ValueError for a list, given by its argument's name, that has not one value an image; TypeError for a text."""
     for argument, values in lists.items():
@@ -85,7 +85,7 @@ class Recent(dict):
         self[key] = value
         return value
 
-
+# %% ../../../nbs/lib/models/common/06_adapter.ipynb #4fffef32
 def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
     """Each picture once, in the order of first use, and for every image the number of its picture.
 
@@ -99,7 +99,7 @@ def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
             pictures.append(image)
     return pictures, places
 
-
+# %% ../../../nbs/lib/models/common/06_adapter.ipynb #e094925a
 def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> tuple[list, list[int], list]:
     """The distinct pictures, the number of each image's, and each picture's distinct texts.
 

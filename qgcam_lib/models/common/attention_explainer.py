@@ -30,7 +30,7 @@ class EncodedImage:
     states: Any
     grid: tuple[int, int]
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #9441fc43
 class AttentionExplainer(PhraseExplainer):
     """A transformers matcher as Explainer and Matcher.
 
@@ -89,7 +89,7 @@ def explain(self: AttentionExplainer, image, phrases: Sequence[str]) -> tuple[to
         scores.append(self._score(logits).float().cpu())
     return torch.cat(maps), torch.cat(scores)
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #e250ee3a
 @patch
 def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str], torch.Tensor]:
     """The rows of one phrase by name (its tokens, or a Q-Former's queries) and their maps [R, h, w]."""
@@ -97,7 +97,7 @@ def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str],
     each, _ = self._row_maps(self.encode(image), tokens)
     return self._row_names(tokens.ids[0].tolist()), each[0].cpu()
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #cdb0536e
 @patch
 def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
     """Matching scores [I, T] float32 of every picture with every text; higher fits better."""
@@ -105,7 +105,7 @@ def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> t
     rows = self.score_batch(images, [texts] * len(images))
     return torch.stack(rows) if rows else torch.zeros(0, len(texts))
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #dbe2e10a
 @patch
 @torch.no_grad()
 def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torch.Tensor:
@@ -115,7 +115,7 @@ def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torc
     tensor = torch.cat([self._score(self._logits(state, *batch)).float().cpu() for batch in batches])
     return torch.empty_like(tensor).index_copy_(0, order, tensor)
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #0b8a9a12
 @patch
 def _read_texts(self: AttentionExplainer, texts: list[str]) -> tuple[torch.Tensor, list]:
     """The places of the texts, shorter ones first, and for each pass its tokens and what depends on them alone."""
@@ -133,7 +133,7 @@ def _read_texts(self: AttentionExplainer, texts: list[str]) -> tuple[torch.Tenso
 def _read(self: AttentionExplainer, tokens: Tokens) -> Any:
     """What depends on the texts alone and is costly enough to be kept."""
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #661c21a6
 @patch
 def _logits(self: AttentionExplainer, state: EncodedImage, tokens: Tokens, read: Any) -> torch.Tensor:
     """The logits [P, k] of `_match`; read: from `_read`."""
@@ -153,7 +153,7 @@ def clean(self: AttentionExplainer, phrase: str) -> str:
     """A phrase as the model expects it."""
     return plain_phrase(phrase)
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #644ab917
 @patch
 def _row_maps(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     """Maps of the rows [P, R, h, w] and the logits, from one watched pass."""
@@ -169,7 +169,7 @@ def _weights(self: AttentionExplainer, mask: torch.Tensor, check: bool = False) 
     """Weight of each row in its phrase's map, [P, R]; with `check`, only refuse a wrong `tokens`."""
     return token_weights(mask, 0 if check and type(self.tokens) is int else self.tokens)
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #c8cc5164
 @patch
 def _row_names(self: AttentionExplainer, ids: list[int]) -> list[str]:
     return self.tokenizer.convert_ids_to_tokens(ids)
@@ -203,7 +203,7 @@ def prepare(self: AttentionExplainer, image: Image.Image) -> torch.Tensor:
     """A picture as the model sees it, [3, H, W] float32; the whole picture, nothing cropped."""
     return prepare_image(image, self.model.config.vision_config.image_size)
 
-
+# %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #06203580
 @patch
 def shrink(self: AttentionExplainer, image: Picture) -> Image.Image:
     """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""

@@ -80,7 +80,7 @@ def published_names(network: str) -> list[tuple[str, str]]:
     """The patterns for `rename` of a network in data/published/weight_names.toml, from our names to the authors'."""
     return tomllib.loads(project_file("data/published/weight_names.toml").read_text(encoding="utf-8"))[network]
 
-
+# %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #3eddbb49
 def load_state(model: "torch.nn.Module", state: Mapping[str, "torch.Tensor"], *, may_miss: Sequence[str] = (),
                may_ignore: Sequence[str] = (), names: Sequence[tuple[str, str]] = ()) -> list[str]:
     """Load a state into a model if every key fits; returns the keys that were ignored.
@@ -106,7 +106,7 @@ def load_state(model: "torch.nn.Module", state: Mapping[str, "torch.Tensor"], *,
     model.load_state_dict({own[key]: value for key, value in state.items() if key in own}, strict=False)
     return spare
 
-
+# %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #a82a2385
 def _fits(key: str, patterns: Sequence[str]) -> bool:
     return any(re.match(pattern, key) for pattern in patterns)
 
@@ -122,7 +122,7 @@ def resize_positions(positions: "torch.Tensor", patches: int) -> "torch.Tensor":
     grid = torch.nn.functional.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False)
     return torch.cat([positions[:, :1], grid.flatten(2).mT.to(positions.dtype)], dim=1)
 
-
+# %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #44844f46
 def fit_positions(state: Mapping[str, "torch.Tensor"], model: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
     """A state of a LAVIS model with the image encoder's positions resampled to the model's patches."""
     key = "visual_encoder.pos_embed"
@@ -212,7 +212,7 @@ class Config:
         """The sizes as JSON values."""
         return asdict(self)
 
-
+# %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #f8bb06e2
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 

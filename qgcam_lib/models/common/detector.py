@@ -31,7 +31,7 @@ def check_max_boxes(max_boxes: int | None) -> None:
     if max_boxes is not None and (isinstance(max_boxes, bool) or not isinstance(max_boxes, int) or max_boxes < 1):
         raise ValueError(f"max_boxes: expected a whole number above 0, or None for all, got {max_boxes!r}.")
 
-
+# %% ../../../nbs/lib/models/common/09_detector.ipynb #6b94f090
 def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = None, *,
                each: bool = False) -> Detections:
     """The best pairs of box and phrase, best first; at equal scores the earlier box, then the earlier phrase.

@@ -43,7 +43,7 @@ def use_precision(precision: str) -> str:
                          "underflow in float16.")
     return precision
 
-
+# %% ../../../nbs/lib/models/common/01_device.ipynb #e52315ed
 _NOW: ContextVar[tuple[str, str]] = ContextVar("now", default=("", ""))  # device and precision of the block around
 
 
@@ -70,7 +70,7 @@ def precision_now(weight: torch.Tensor) -> str:
         return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
     return "tf32" if name == "float32" and torch.get_float32_matmul_precision() != "highest" else name
 
-
+# %% ../../../nbs/lib/models/common/01_device.ipynb #64546f0f
 def watch_use(network: torch.nn.Module, name: str) -> None:
     """Note device, precision and pictures at once (0: it reads none) of every pass of a network; see `note_use`."""
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
@@ -83,7 +83,7 @@ def watch_use(network: torch.nn.Module, name: str) -> None:
     for layer in (reads or layers)[:1]:
         layer.register_forward_pre_hook(note)
 
-
+# %% ../../../nbs/lib/models/common/01_device.ipynb #c9c71bdd
 @cache
 def in_precision(method: Callable) -> Callable:
     """A method of an object with `device` and `precision` that computes in them."""
@@ -126,7 +126,7 @@ def squash(image: Picture, size: tuple[int, int], resample: int = Image.Resampli
     ready = (picture.mode, picture.size) == ("RGB", tuple(size))
     return picture if ready else picture.convert("RGB").resize(size, resample)
 
-
+# %% ../../../nbs/lib/models/common/01_device.ipynb #80abb874
 def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], mean: Sequence[float] = MEAN,
                   std: Sequence[float] = STD, resample: int = Image.Resampling.BICUBIC) -> torch.Tensor:
     """A picture as BLIP sees it: [3, size, size] float32, squashed to the square (bicubic), CLIP's normalisation.
@@ -140,7 +140,7 @@ def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], 
     pixels = torch.from_numpy(np.array(squashed)).permute(2, 0, 1).float() / 255
     return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
-
+# %% ../../../nbs/lib/models/common/01_device.ipynb #8f6c8ade
 def prepare_images(images: Sequence[Picture], size: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """`prepare_image` of several pictures, [B, 3, size, size] on a device; they go there as bytes."""
     pixels = torch.from_numpy(np.stack([np.asarray(squash(image, (size, size))) for image in images]))

@@ -39,7 +39,7 @@ def from_cache_or_hub(where: str) -> dict[str, Any]:
         return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
     return {"pretrained_model_name_or_path": where}
 
-
+# %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #a206ca92
 def model_folder(path: str | Path) -> str:
     """The folder's path, if it has the form that transformers reads."""
     if not (Path(path) / "config.json").is_file():
@@ -47,7 +47,7 @@ def model_folder(path: str | Path) -> str:
                                 f"it, got {str(path)!r}.")
     return str(path)
 
-
+# %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #0d87803f
 def weights_sha256(where: str) -> str:
     """SHA-256 of the weights' file on this machine; of several, of their sums in the order of their names."""
     from transformers.utils import cached_file
@@ -83,7 +83,7 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
                          f"{', '.join(missing[:20])}. Is it a checkpoint of this class?")
     return model, sorted(info["unexpected_keys"])
 
-
+# %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #987901fd
 def read_pretrained(entry: ModelEntry, weights: str | Path, model_class: type) -> tuple[Any, str, dict]:
     """A transformers model with every weight found, its address or folder, and the card's lines on its origin.
 
@@ -111,7 +111,7 @@ def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
     text.pad_token_id = tokenizer.pad_token_id
     return config
 
-
+# %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #857ba4d0
 def read_beside(kind: type, where: str, lost: str, remedy: str) -> Any:
     """The tokenizer or processor of a folder or repository. kind: with `from_pretrained`; lost, remedy: what begins and
     ends the FileNotFoundError where there is none."""
@@ -154,7 +154,7 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
         "Put its files there, or pass vocab=PATH of a BERT vocab.txt where the model reads one.")
     return model, words, card
 
-
+# %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #07403fa2
 def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:
     """A model from a folder of the zoo's form, every key checked, with its tokenizer and card."""
     source = find_weights(entry, weights, config=config, vocab=vocab)

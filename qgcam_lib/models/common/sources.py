@@ -59,7 +59,7 @@ def hub_folder(repository: str) -> Path:
 
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
-
+# %% ../../../nbs/lib/models/common/05_sources.ipynb #f49b4979
 def not_on_hub(repository: str, files: str, found: object = "") -> str:
     """What an error says of a repository that could not be read: why, where its files have to lie, and how they get
     there. files: those that are needed, as text; found: the library's own words, of which the first line is kept.
@@ -70,7 +70,7 @@ def not_on_hub(repository: str, files: str, found: object = "") -> str:
             f"{files}, in {hub_folder(repository)}. `huggingface-cli download {repository}` fills that folder where "
             "there is a network; copy the whole folder from there.")
 
-
+# %% ../../../nbs/lib/models/common/05_sources.ipynb #9d208524
 def hub_file(repository: str, file: str) -> Path:
     """A file of a repository in Hugging Face's cache, fetched where it is not there.
 
@@ -149,7 +149,7 @@ _LIGHT: dict[str, ModuleType] = {}
 def _is_light(name: str) -> bool:
     return name.partition(".")[0] in ("lavis", "timm")
 
-
+# %% ../../../nbs/lib/models/common/05_sources.ipynb #2fddec12
 @contextlib.contextmanager
 def light_lavis() -> Iterator[None]:
     """Import classes of LAVIS in the block, alone and without warnings, or from a `lavis` that is loaded."""

@@ -33,7 +33,7 @@ def cleaned(phrase: str, clean: Callable[[str], str] = str, most: int | None = N
         warnings.warn(f"a phrase of {len(words)} words was cut to {most}: {phrase[:60]!r}...", stacklevel=3)
     return " ".join(words[:most])
 
-
+# %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #0738aa05
 def plain_phrase(phrase: str) -> str:
     """A phrase with single spaces, else as it is written; errors as in `cleaned`."""
     return cleaned(phrase)
@@ -72,7 +72,7 @@ def build_vocabulary(texts: Iterable[str] = (), *, max_words: int = 4000) -> lis
     everything = [*SPECIAL_TOKENS, *letters, *string.punctuation, *pieces, *CAPTION_WORDS, *frequent]
     return [token for token in dict.fromkeys(everything) if token in SPECIAL_TOKENS or _is_piece(token)]
 
-
+# %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #335bca3a
 def _words(text: str) -> list[str]:
     """Lower-case alphanumeric words of a text, split where BERT's basic tokenizer splits."""
     spaced = "".join(c if c.isascii() and c.isalnum() else " " for c in text.lower())
@@ -88,7 +88,7 @@ def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
     """Write tokens as a `vocab.txt`, one a line, and return its path; the file is whole or absent, never half."""
     return write_whole(path, "\n".join(tokens) + "\n")
 
-
+# %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #172e5173
 def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = True):
     """BERT's uncased WordPiece tokenizer with LAVIS's `[DEC]` and `[ENC]`, from a file or a list.
 

@@ -38,7 +38,7 @@ class ZooModel:
         """The losses of its training, one row every few steps."""
         return pd.read_csv(self.folder / "log.csv")
 
-
+# %% ../../../nbs/lib/models/common/04_zoo.ipynb #55a58caa
 def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel:
     """An entry by the name of its folder. zoo: the folder of all entries, None for data/zoo.
 
@@ -73,7 +73,7 @@ def card_markdown(card: Mapping) -> str:
     ]
     return "\n\n".join(parts) + "\n"
 
-
+# %% ../../../nbs/lib/models/common/04_zoo.ipynb #92a7d49f
 def write_card(folder: str | Path) -> Path:
     """Write `README.md` of a zoo folder from its card.json, and return its path."""
     folder = Path(folder)
@@ -99,7 +99,7 @@ def _explainer_scores(card: Mapping) -> list[str]:
         *_choice(card, "## Choice of layer and tokens, on validation scenes", "block tokens pg_hit ci_low ci_high n"),
     ]
 
-
+# %% ../../../nbs/lib/models/common/04_zoo.ipynb #0ee3d356
 _DETECTION = ("AP", "AP50", "AP75", "recall@1", "group_recall@1", "recall@5", "group_recall@5", "upper_bound")
 
 
@@ -169,7 +169,7 @@ def _choice(card: Mapping, title: str, columns: str = "") -> list[str]:
 def _list(values: Mapping) -> str:
     return "\n".join(f"* {key}: {value}" for key, value in values.items())
 
-
+# %% ../../../nbs/lib/models/common/04_zoo.ipynb #d255f3f6
 def _table(frame: pd.DataFrame, columns: str) -> str:
     """A Markdown table of the named columns; fractions with three decimals, missing values as a dash."""
     names, lines = columns.split(), []

@@ -72,7 +72,7 @@ class Block(nn.Module):
         states = states + self.out(attended.transpose(1, 2).flatten(2))
         return states + self.mlp(self.norm2(states))
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #63551995
 class Bottle(nn.Module):
     """Two 3x3 convolutions around which the input is added."""
 
@@ -102,7 +102,7 @@ class Grounded:
     quality: torch.Tensor
     words: torch.Tensor | None = None
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #a84ecdf1
 class DenseGrounding(nn.Module):
     """Convolutions to a grid of stride 8, a small text transformer, layers in which cells and words look at each
     other, and a head that answers for every cell and phrase. tokenizer: kept beside the net, not a part of its state.
@@ -144,7 +144,7 @@ def cells(self: DenseGrounding, pixels: torch.Tensor) -> torch.Tensor:
     """What the convolutions see at each cell, before any word is read: [B, C, W]."""
     return self.stem(pixels).flatten(2).mT
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #7b92bc8e
 @patch
 def ground(self: DenseGrounding, cells: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor,
            owner: torch.Tensor) -> Grounded:
@@ -169,7 +169,7 @@ def ground(self: DenseGrounding, cells: torch.Tensor, ids: torch.Tensor, mask: t
         logits = phrase_logits(shares, tokens, owner)
     return Grounded(logits, cell_boxes(raw[..., :4], self.config.grid), raw[..., 4], shares)
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #30cf57d1
 @patch
 def _yes_or_no(self: DenseGrounding, cells: torch.Tensor, phrase: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
     """Logits [Q, C] of the sigmoid head. cells: [N, C, W]; phrase: [Q, W]."""
@@ -184,7 +184,7 @@ def _shares(self: DenseGrounding, cells: torch.Tensor, words: torch.Tensor, mask
     fit = fit.masked_fill(~mask[:, None], -1e4)  # finite, so that a target of 0 there costs 0
     return torch.cat([fit, self.nothing(cells)], -1).log_softmax(-1)
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #b73b8205
 def phrase_logits(words: torch.Tensor, tokens: torch.Tensor, owner: torch.Tensor, token_score: str = "max"
                   ) -> torch.Tensor:
     """Log-odds [Q, C] of each phrase. words: log-probabilities [N, C, T + 1]; tokens: bool [Q, T]; owner: [Q], the
@@ -202,7 +202,7 @@ def cell_centres(grid: tuple[int, int]) -> torch.Tensor:
     y, x = torch.meshgrid((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns, indexing="ij")
     return torch.stack([x, y], -1).reshape(-1, 2)
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #8adc7197
 def cell_boxes(raw: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """Boxes [..., C, 4] as fractions, xyxy, of raw numbers (dx, dy, log width, log height) [..., C, 4].
 
@@ -224,7 +224,7 @@ class Encoded:
     tokens: torch.Tensor
     owner: torch.Tensor
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #0f3fa1f6
 def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequence[Spans]], limit: int) -> Encoded:
     """Token ids of captions, and which tokens belong to each phrase: those that share a character with its spans.
 
@@ -307,7 +307,7 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
     return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
             for n, picture in enumerate(pictures)]
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #e02a1cb0
 def _collect(kept: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int]) -> Detections:
     """The boxes of a caption's phrases, in pixels. size: (width, height)."""
     scores = np.concatenate([np.zeros(0), *(scores for scores, _ in kept)])
@@ -322,7 +322,7 @@ def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str]
     with drawn_from(seed):
         return DenseGrounding(config, tokenizer)
 
-
+# %% ../../../nbs/lib/models/dense/01_network.ipynb #2c116f3c
 def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
                config: Mapping[str, Any] | None = None, vocab: str | Path | Sequence[str] | None = None,
                **options: Any) -> DenseDetector:

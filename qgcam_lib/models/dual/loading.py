@@ -46,7 +46,7 @@ def _official_clip(entry: ModelEntry) -> Path:
         return official_clip(_published_clip(entry))
     return hub_file(entry.checkpoint.removeprefix("https://huggingface.co/"), "open_clip_model.safetensors")
 
-
+# %% ../../../nbs/lib/models/dual/02_loading.ipynb #ef4234ef
 def _load_open_clip(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any,
                     **options: Any) -> DualMatcher:
     """A matcher of the CLIP family."""
@@ -106,7 +106,7 @@ def _load_transformers(entry: ModelEntry, weights: str | Path, seed: int, config
         return FlavaMatcher(model, rows, card=card, **options)
     return DualMatcher(family, model, rows, card=card, **options)
 
-
+# %% ../../../nbs/lib/models/dual/02_loading.ipynb #90457d8e
 def _redraw(vision, seed: int) -> None:
     """Draw the convolutions of an untrained EfficientNet so that a signal keeps its size (He et al. 2015)."""
     with drawn_from(seed):
@@ -151,7 +151,7 @@ def _family(entry: ModelEntry, weights: str | Path) -> str:
         return "clip" if "embed_dim" in sizes else sizes.get("model_type", LOADERS.get(entry.name, "clip"))
     return LOADERS.get(entry.name, "clip")
 
-
+# %% ../../../nbs/lib/models/dual/02_loading.ipynb #765e1dd8
 def load_dual(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: int = 0,
               config: Mapping[str, Any] | str | Path | None = None, vocab: str | Path | Sequence[str] | None = None,
               **options: Any) -> DualMatcher:

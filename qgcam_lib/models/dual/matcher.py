@@ -140,7 +140,7 @@ def encode_images(self: DualMatcher, images: Sequence) -> torch.Tensor:
                for start in range(0, len(pictures), self.batch_size)]
     return torch.cat(vectors)[places] if vectors else torch.zeros(0, 0)
 
-
+# %% ../../../nbs/lib/models/dual/01_matcher.ipynb #cdc8a411
 @patch
 @torch.no_grad()
 def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
@@ -170,7 +170,7 @@ def _seen(self: DualMatcher, images: Sequence) -> torch.Tensor:
     pixels = torch.stack([self.family.pixels(image, self.image_size, self.fit) for image in images])
     return _unit(self.family.image(self.model, pixels.to(self.device))).cpu()
 
-
+# %% ../../../nbs/lib/models/dual/01_matcher.ipynb #3cd85045
 @patch
 def _read(self: DualMatcher, texts: list[str]) -> torch.Tensor:
     """Unit vectors of distinct texts, those of similar length together."""
@@ -183,7 +183,7 @@ def _read(self: DualMatcher, texts: list[str]) -> torch.Tensor:
     vectors = torch.cat(parts)
     return torch.empty_like(vectors).index_copy_(0, order, vectors)
 
-
+# %% ../../../nbs/lib/models/dual/01_matcher.ipynb #6af5b5c4
 @patch
 def rows(self: DualMatcher, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token numbers [T, length] of texts, and True up to each one's end token."""
@@ -212,7 +212,7 @@ def score(self: DualMatcher, images: Sequence, texts: Sequence[str]) -> torch.Te
     """Scores [I, T] float32 of every picture with every text."""
     return self.similarity(self.encode_images(images), self.encode_texts(texts))
 
-
+# %% ../../../nbs/lib/models/dual/01_matcher.ipynb #eebb749b
 @patch
 def score_batch(self: DualMatcher, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
     """Scores [T_i] of every picture with its own texts, equal to `score` picture by picture."""

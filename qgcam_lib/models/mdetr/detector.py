@@ -55,7 +55,7 @@ def byte_tokenizer(texts: Iterable[str], size: int = 2000):
     with tempfile.TemporaryDirectory() as folder:
         return RobertaTokenizerFast(*learner.save_model(folder))
 
-
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #67a76716
 ROBERTA_FILES = ("vocab.json", "merges.txt")
 
 
@@ -94,7 +94,7 @@ def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[i
             found.update(range(first, final + 1))
     return sorted(position for position in found if position < last)
 
-
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #71c17988
 def _first_token(encoding, row: int, characters: Iterable[int]) -> int | None:
     """The token of the first of the characters that has one."""
     tokens = (encoding.char_to_token(row, character) for character in characters if character >= 0)
@@ -174,7 +174,7 @@ def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> l
                              f"{limit.positions - 1}. Give it words, or shorten the caption.")
     return found
 
-
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #93320121
 @patch
 def _encode(self: MdetrDetector, image: Picture) -> tuple[ImagePatches, tuple[int, int]]:
     """The encoded picture and its width and height."""
@@ -183,7 +183,7 @@ def _encode(self: MdetrDetector, image: Picture) -> tuple[ImagePatches, tuple[in
     pixels = imagenet_pixels(picture, rows, columns)
     return self.model.encode_image(pixels.contiguous().to(self.device)), picture.size
 
-
+# %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #0d9e7ea0
 @patch
 def _detections(self: MdetrDetector, logits, boxes, positions: list[list[int]], size: tuple[int, int]) -> Detections:
     scores = phrase_scores(logits, positions).cpu().double().numpy()

@@ -115,7 +115,7 @@ class JointLayer(nn.Module):
         tokens = self.norm1(tokens + found)
         return self.norm2(tokens + self.feedforward(tokens))
 
-
+# %% ../../../nbs/lib/models/mdetr/01_network.ipynb #be3bd30c
 class QueryLayer(nn.Module):
     """One decoder layer: queries attend to each other, then to picture and words, then a two-layer network."""
 
@@ -144,7 +144,7 @@ class ImagePatches:
     patches: torch.Tensor
     places: torch.Tensor
 
-
+# %% ../../../nbs/lib/models/mdetr/01_network.ipynb #708153ca
 @dataclass(frozen=True)
 class MdetrOutput:
     """What the queries answer. logits: [B, Q, positions], softmax over the last axis, whose last entry is "no object";
@@ -210,7 +210,7 @@ class Mdetr(nn.Module):
         return MdetrOutput(self.token_head(states), self.box_head(states).sigmoid(), F.normalize(queries, dim=-1),
                            F.normalize(tokens, dim=-1))
 
-
+# %% ../../../nbs/lib/models/mdetr/01_network.ipynb #b6700f2a
 def _roberta(config: MdetrConfig) -> RobertaConfig:
     """RoBERTa's configuration, without asking a hub."""
     return RobertaConfig(vocab_size=config.text_words, hidden_size=config.text_width,

@@ -68,7 +68,7 @@ class Step:
     children: tuple[int, ...]
     height: int
 
-
+# %% ../../../nbs/lib/models/regions/06_groundnet.ipynb #d82c0489
 def lay_out(trees: Sequence[Node]) -> tuple[list[Step], list[int]]:
     """The steps of all trees, children before parents, and the number of each tree's root."""
     steps: list[Step] = []
@@ -155,7 +155,7 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
     of = torch.tensor([distinct[one] for one in said], device=ids.device)
     return (weights[:, None] @ vectors).squeeze(1)[of], weights[of]
 
-
+# %% ../../../nbs/lib/models/regions/06_groundnet.ipynb #d1c94cc4
 @patch
 def look(self: GroundNet, regions: RegionBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Regions [P, N, words], and pairs of them [P, N, N, words], the other thing first; once a picture."""

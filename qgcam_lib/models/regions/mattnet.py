@@ -76,7 +76,7 @@ def seen_from(geometry: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     corners = (other[..., :4] - centre.repeat(1, 1, 1, 2)) / sides.repeat(1, 1, 1, 2)
     return torch.cat([corners, other[..., 4:] / own[..., 4:].clamp(min=1e-12)], -1)
 
-
+# %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #bb37e187
 def inside(geometry: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Whether the second region lies in the first, by half of its own area or more, bool [P, N, N]; each in itself."""
     own, other = geometry[:, :, None], geometry[:, None]
@@ -95,7 +95,7 @@ class NormalizeScale(nn.Module):
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         return normalize(vectors, dim=-1) * self.weight[0]
 
-
+# %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #d1a4cd9c
 def on_rows(layers: nn.Sequential, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """What layers make of the vectors [..., D] that mask [...] allows, [..., J]; 0 elsewhere."""
     if not mask.any():
@@ -220,7 +220,7 @@ def _subject(self: MAttNet, regions: RegionBatch, phrase: torch.Tensor, of: torc
     layers = self.sub_matching["vis_emb_fc"]
     return on_rows(layers[1:], weights @ layers[0](parts)[of], regions.mask[of])
 
-
+# %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #b14a2ad8
 @patch
 def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch.Tensor:
     """Where each region lies, alone and among those of its type, in the joint space [P, N, joint]."""
@@ -230,7 +230,7 @@ def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch
     found = coder["fc"](torch.cat([coder["lfeat_normalizer"](place), coder["dif_lfeat_normalizer"](apart)], -1))
     return on_rows(self.loc_matching["vis_emb_fc"], found, regions.mask)
 
-
+# %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #dea27851
 @patch
 def _relation(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The neighbours of each region in the joint space [P, N, K, joint], and whether there is one [P, N, K]."""

@@ -37,7 +37,7 @@ def moved(node: Node, places: Sequence[Sequence[int]]) -> Node:
     return Node(node.kind, tuple(place for word in node.words for place in places[word]),
                 tuple(moved(child, places) for child in node.children))
 
-
+# %% ../../../nbs/lib/models/regions/05_parse.ipynb #31441a6f
 def tree_text(node: Node, words: Sequence[str], depth: int = 0) -> str:
     """The tree, one node a line, indented."""
     text = " ".join(words[place] for place in node.words)
@@ -60,7 +60,7 @@ def _laid_out(one: Any, start: int, depth: int = 0) -> tuple[Node, int, int]:
         here, astray, deep = after.stop, astray + wrong + (joined and depth > 0), deep + below + depth
     return intersect(parts), astray, deep
 
-
+# %% ../../../nbs/lib/models/regions/05_parse.ipynb #6a9df8be
 _MOST_READ = 20  # words; the number of readings grows exponentially
 
 
@@ -93,7 +93,7 @@ def noun_phrases(words: Sequence[str], kinds: Sequence[str]) -> list[range]:
         found.append(range(start, k + 1))
     return found
 
-
+# %% ../../../nbs/lib/models/regions/05_parse.ipynb #fed84fd8
 def by_chunks(words: Sequence[str], tagger: Tagger) -> Node | None:
     """The tree of an expression by its nouns, see above; None where no word is a noun."""
     kinds = tagger.kinds(words)
@@ -130,7 +130,7 @@ class Parsed:
     tree: Node
     by: str
 
-
+# %% ../../../nbs/lib/models/regions/05_parse.ipynb #aec72258
 class TreeParser:
     """Turns expressions into trees, by the miniworld's grammar or by chunks, and counts how."""
 
@@ -165,7 +165,7 @@ class TreeParser:
         self.counts[by] += 1
         return Parsed(moved(tree, [[k] for k in places]), by)
 
-
+# %% ../../../nbs/lib/models/regions/05_parse.ipynb #19e3aa79
 def split_words(text: str) -> list[str]:
     """The words and marks of a text, split where BERT's basic tokenizer splits."""
     return "".join(sign if sign.isalnum() else f" {sign} " for sign in text).split()

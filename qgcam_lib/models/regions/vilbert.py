@@ -180,7 +180,7 @@ class Feed(nn.Module):
         """States [..., C] to states [..., C]."""
         return self.norm(states + self.dropout(self.outer(F.gelu(self.inner(states)))))
 
-
+# %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #713fa6f2
 class Layer(nn.Module):
     """A layer of one stream."""
 
@@ -299,7 +299,7 @@ def streams(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.
         read = layer(read, mask)
     return seen, read
 
-
+# %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #47cb70d2
 @patch
 def forward(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
             ) -> torch.Tensor:
@@ -316,7 +316,7 @@ def pooled(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.T
     seen, read = self.streams(regions, ids, mask, of)
     return self.dropout(F.relu(self.pool_text(read[:, 0])) * F.relu(self.pool_image(seen[:, 0])))
 
-
+# %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #bc35b615
 def build_vilbert(config: ViLBERTConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,
                   seed: int = 0) -> ViLBERT:
     """A ViLBERT with weights drawn from a seed as BERT's are: normal of deviation `spread`, biases 0, scales 1."""

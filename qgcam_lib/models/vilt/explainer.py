@@ -158,7 +158,7 @@ def _labelled(config: Any) -> Any:
         config.label2id = {label: k for k, label in config.id2label.items()}
     return config
 
-
+# %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #1d463e2e
 def load_vilt_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0, config: Any = None,
                   vocab: str | Path | None = None, **options: Any) -> ViltAnswerer:
     """Load ViLT-VQA; called by `load_model`, whose docstring explains the common arguments.

@@ -59,7 +59,7 @@ class PictureRanker:
             found.append(np.asarray(table, np.float64))
         return found
 
-
+# %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #795c3be4
 def _texts(expressions: Sequence[str]) -> list[str]:
     if isinstance(expressions, str):
         raise TypeError(f"expressions: expected a list of texts per image, got one text. Write [{expressions!r}].")
@@ -155,7 +155,7 @@ class Place:
         for _, other in self.relations:
             yield from other.texts()
 
-
+# %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #f929103c
 def parse_places(expression: str) -> Place:
     """A referring expression taken apart by the words that say where. Any text is read; one without such words comes
     back as its own words in lower case.
@@ -188,7 +188,7 @@ def place_weights(place: Place, boxes: ArrayLike, known: Mapping[str, np.ndarray
         weights = _weighed(weights, relation_matrix(name, boxes) @ weights)
     return weights
 
-
+# %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #190a7ce5
 def _weighed(weights: np.ndarray, factor: np.ndarray) -> np.ndarray:
     product = weights * factor
     return product / product.sum() if product.sum() > 0 else weights

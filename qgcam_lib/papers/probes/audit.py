@@ -44,7 +44,7 @@ def evaluate_here(relation: ProbeData, pairs: ProbeData, context: ProbeData, sco
     return Evaluated(*(score_all(scores[name], data.part) for name, data in
                        (("relation", relation), ("pairs", pairs), ("context", context))))
 
-
+# %% ../../../nbs/lib/papers/probes/08_audit.ipynb #b7388e83
 def evaluate_published(relation: ProbeData, pairs: ProbeData, context: ProbeData, scores: Mapping[str, Tables], *,
                        everywhere: bool = False) -> Evaluated:
     """The same as the published scripts have it, model by model. everywhere: every model meets every defect."""
@@ -114,7 +114,7 @@ _NAMES = {"robustness_reference_patch": "robustness to a patch",
 def _mean_effect(defect: str, score: str, table: pd.DataFrame, ours: str = "ours", theirs: str = "theirs") -> dict:
     return {"score": score, "defect": defect, "ours": table[ours].mean(), "theirs": table[theirs].mean()}
 
-
+# %% ../../../nbs/lib/papers/probes/08_audit.ipynb #2af1f8ef
 def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFrame, averaged: pd.DataFrame,
                      ties: pd.DataFrame, twice: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
     """Each score as defined here and as published, the mean over the models, the largest effect first: score, defect,
@@ -134,7 +134,7 @@ def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFra
     frame = pd.DataFrame(rows).dropna().assign(size=lambda one: (one["theirs"] - one["ours"]).abs())
     return frame.sort_values("size", ascending=False, kind="stable", ignore_index=True).drop(columns="size")
 
-
+# %% ../../../nbs/lib/papers/probes/08_audit.ipynb #2ca903bf
 def effects_figure(effects: pd.DataFrame) -> Figure:
     """`effects_in_short` as lines from ours to theirs, in percent, under the largest of them."""
     first, ours, theirs = effects.iloc[0], *(100 * effects[["ours", "theirs"]].iloc[0])

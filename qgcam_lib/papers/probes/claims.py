@@ -29,7 +29,7 @@ def claim_tables(summary: pd.DataFrame, by: str, name: str = "{}", value: str = 
     rows = summary[summary[by].notna() & (summary[by] != "") & summary["model"].map(PROBES.model).isin(_THEIRS)]
     return {name.format(metric): table for metric, table in metric_tables(rows, by, value=value).items()}
 
-
+# %% ../../../nbs/lib/papers/probes/02_claims.ipynb #5b740720
 def context_tables(by_model: pd.DataFrame, by_filler: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The same for Probe-B: {"metric, kind": models x fillers, and "all"}; AP, accuracy and changes in percent,
     robustness as a share; and {"metric, kind, ci_low"}, {"..., ci_high"}. by_model, by_filler: summaries by kind, and
@@ -52,7 +52,7 @@ def _above(metric: str, high: str, low: str) -> Callable[[_Tables, _Roles], list
         return (both[high] > both[low]).tolist()
     return count
 
-
+# %% ../../../nbs/lib/papers/probes/02_claims.ipynb #c2a79c16
 def _joint_above(t: _Tables, r: _Roles, metric: str, column: str) -> list[bool]:
     "Whether a model that reads text and image together is above one that does not, a case a pair."
     values = t[metric][column].dropna()
@@ -65,7 +65,7 @@ def _beats_all(t: _Tables, r: _Roles, role: str, metric: str, column: str, besid
     values = t[metric][column].dropna().drop([r.get(besides, "")], errors="ignore")
     return (values.drop(r[role]) < values[r[role]]).tolist()
 
-
+# %% ../../../nbs/lib/papers/probes/02_claims.ipynb #9b3474d6
 def _ends(t: _Tables, table: str, column: str) -> pd.DataFrame:
     "The interval of each number of a column; the number twice where there is no interval."
     value = t[table][column].dropna()
@@ -108,7 +108,7 @@ def _lower_half(t: _Tables, metric: str, category: str) -> list[bool]:
     "Whether a category lies in the lower half of a model's categories, a case a model."
     return (t[metric].rank(axis=1, pct=True)[category].dropna() <= 0.5).tolist()
 
-
+# %% ../../../nbs/lib/papers/probes/02_claims.ipynb #ca757d1c
 def _best(t: _Tables, metric: str, categories: Sequence[str]) -> list[bool]:
     "Whether each of n categories is among the n with the highest mean over models."
     mean = t[metric].mean()
@@ -167,7 +167,7 @@ def _close(t: _Tables, table: str, column: str, points: float = 5) -> list[bool 
     return [True if -points <= low and high <= points else False if low > points or high < -points else None
             for low, high in _ends(t, table, column).to_numpy()]
 
-
+# %% ../../../nbs/lib/papers/probes/02_claims.ipynb #ff54e5af
 def _patched_less(t: _Tables, r: _Roles, roles: Sequence[str]) -> list[bool]:
     "Whether each of some models keeps less of its AP under a patch than each that is none of them."
     kept = kept_share(t, "reference_patch", "background")

@@ -76,7 +76,7 @@ def _targets(coco: Coco, going: Mapping[str, Any]) -> list[Target]:
                   and not one.crowd and 0.01 <= coco.instances.mask(one).mean() < 1]
     return found
 
-
+# %% ../../../nbs/lib/papers/probes/10_congruence.ipynb #853247e4
 def _draw_places(name: str, key: str, going: Mapping[str, Any], places: Mapping[str, Sequence[Path]], seed: int
                  ) -> tuple[str, list[Path], str, Path] | None:
     "The usual place with two pictures of it, and the unusual one with one; None where a folder lacks them."
@@ -102,7 +102,7 @@ def _show_before(coco: Coco, target: Target, scenes: Mapping[str, Path], out: Pa
         write_whole(out / names[part], png_bytes(shown))
     return names
 
-
+# %% ../../../nbs/lib/papers/probes/10_congruence.ipynb #9ca20137
 def open_congruence(data: str, *, folder: str | Path, scenes: Sequence[str] = ("miniworld-fillers",),
                     subset: str = "val2014", limit: int = 0, seed: int = 0) -> ProbeData:
     """Things before a usual, another usual and an unusual background: groups with these as reference, patch and edited.
@@ -145,7 +145,7 @@ def _pull(group: ContextGroup, z: Mapping[str, np.ndarray], going: Mapping[str, 
     apart = {part: (values[sides[0]].mean() - values[sides[1]].mean()) / 2 for part, values in z.items()}
     return (apart["reference"] + apart["patch"]) / 2, apart["edited"]
 
-
+# %% ../../../nbs/lib/papers/probes/10_congruence.ipynb #24019b4b
 def congruence_rows(groups: Sequence[ContextGroup], scores: pd.DataFrame) -> pd.DataFrame:
     """A row a thing: id, group (picture), class, filler (places), and of each of CONTRASTS the value before the usual
     (mean of two) and the unusual background, `ap_usual`, `ap_unusual`, ...; control: one usual and the other.
@@ -202,7 +202,7 @@ def choose_turning(groups: Sequence[ContextGroup], rows: pd.DataFrame) -> Contex
     chosen = (lost[turns] if turns.any() else lost).idxmax()
     return next(one for one in groups if one.id == chosen)
 
-
+# %% ../../../nbs/lib/papers/probes/10_congruence.ipynb #2311b84b
 def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str, pd.DataFrame]) -> Figure:
     """The three pictures of an object, and what each model gave it: its confidence, ✓ where it is named first."""
     here, there = group.filler.split(" / ")

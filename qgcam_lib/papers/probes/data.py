@@ -86,7 +86,7 @@ def joined(parts: Sequence[ProbeData]) -> ProbeData:
                    steps=pd.concat(steps, ignore_index=True) if steps else first.steps,
                    notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)))
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #472d05c2
 @patch
 def card(self: ProbeData) -> pd.DataFrame:
     """What the data hold and what this run takes of it: data, value."""
@@ -97,14 +97,14 @@ def card(self: ProbeData) -> pd.DataFrame:
     rows |= {f"note {k}": note for k, note in enumerate(self.notes, 1)}
     return pd.DataFrame(rows.items(), columns=["data", "value"])
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #24b9fc0e
 @patch
 def cautions_of(self: ProbeData, weights: str) -> list[str]:
     """What a reader must know before the scores: see `report.claims.cautions`."""
     return cautions(PROBES, is_miniworld=self.is_miniworld, weights=weights, n=len(self.part),
                     n_split=len(self.groups) + self.beyond)
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #0dae5107
 @patch
 def not_comparable(self: ProbeData, weights: str) -> str:
     """Why such a run cannot be held against Tables 4, 5, 7, 9 and 10: never '', for their numbers are not available."""
@@ -140,7 +140,7 @@ def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
     rows += [(name or "(none)", 0, "not in the table", n) for name, n in counts.items()]
     return pd.DataFrame(rows, columns=["category", "attributes in the paper", "groups, paper", "groups, ours"])
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #edbd5302
 def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
     """Groups of set R by category of object, beside Table 8: category, objects, paper (groups) and ours (pictures under
     one filler each)."""
@@ -159,7 +159,7 @@ def _published(file: str | Path, kind: str, images: Sequence[str], **options: An
     notes = [*groups.notes, *(f"left out, {reason}: {n}" for reason, n in groups.left_out.items())]
     return ProbeData(groups, tuple(map(Path, images)), Path(file).name, notes=tuple(notes), **options)
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #6c792e31
 def open_relation(data: str = "miniworld-visual-genome", images: Sequence[str] = (), *, limit: int = 0,
                   seed: int = 0, **options: Any) -> ProbeData:
     """Probe-R. data: a name or folder of Visual Genome, or a published file; images: folders of the pictures, none:
@@ -192,7 +192,7 @@ def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] 
                                built.notes, limit, seed))
     return joined(parts)
 
-
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #6258a425
 def open_swaps(data: str = "miniworld-swaps", *, limit: int = 0, seed: int = 0) -> ProbeData:
     """Pairs of drawn scenes that the picture decides: a folder with swaps.json and images/."""
     folder = dataset_folder(data)

@@ -42,14 +42,14 @@ def by_comparison(printed: str = "", comparisons: Iterable[str] = COMPARISONS) -
                True, 100, 1) for one in comparisons for metric, short in (("correct", "acc"),
                                                                           ("confidence", "confidence"))))
 
-
+# %% ../../../nbs/lib/papers/probes/01_description.ipynb #549cb783
 def by_kind(printed: str = "", kinds: Mapping[str, str] = KINDS) -> PaperTable:
     """The table of Probe-C: a line a model, four scores of each kind of swap, in percent."""
     return PaperTable(printed, tuple(
         Column(f"{kind}_{short}", f"{label}, {short}", {"kind": kind, "metric": metric}, True, 100, 1)
         for kind, label in kinds.items() for metric, short in PAIRS.items()))
 
-
+# %% ../../../nbs/lib/papers/probes/01_description.ipynb #87a0e639
 def by_category(printed: str) -> PaperTable:
     """The table of Probe-C by category of attribute: a line a model, three scores of each category, in percent."""
     return PaperTable(printed, tuple(

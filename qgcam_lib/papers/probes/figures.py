@@ -87,7 +87,7 @@ def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
                            names=paper.PAIRS | paper.KINDS | paper.DRAWN_KINDS,
                            chance={name: PROBE_SCORES[name].chance for name in paper.PAIRS})
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #3f89583f
 def category_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
     """Figure 4, middle and right: the image score by category of attribute, in percent, a marker a model.
     Behind a category stands how many pictures it has."""
@@ -154,7 +154,7 @@ def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "
     return interval_figure(rows, y=y, series="metric", panels="panel", names=panels, limits=None,
                            chance={"change": 0}, guide="nothing lost", title=title)
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #9d355d00
 def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_edited", *, least: int = 1,
                 title: str = "") -> Figure:
     """Figures 8 and 11: one change of Probe-B in points by category of object, a marker a model or backbone.
@@ -168,14 +168,14 @@ def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_ed
                            y="category", limits=None, chance=0, guide="nothing lost", xlabel=what, counted="pictures",
                            title=title)
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #4c95bc2a
 def left_out(summary: pd.DataFrame, least: int) -> str:
     """A sentence on the categories that `step_figure` leaves out; '' where it shows all."""
     rows = summary[summary["n_groups"] < least].drop_duplicates("category")
     names = ", ".join(f"{name} ({n})" for name, n in zip(rows["category"], rows["n_groups"]))
     return f"Left out, with fewer than {least} pictures: {names}." if names else ""
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #fdb4e3c9
 def loss_title(summary: pd.DataFrame, metric: str, *, y: str = "model", what: str = "AP", when: str) -> str:
     """The finding of such a figure: "7 of 7 models clearly lose AP without their background; clip-rn50 loses most".
     metric: a change, positive where something is lost; when: ends the first part."""
@@ -194,7 +194,7 @@ def map_correlation(first: np.ndarray, second: np.ndarray) -> float:
         return np.nan
     return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #79999bc6
 def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[str, Sequence[np.ndarray]], *,
                      title: str = "") -> Figure:
     """Figure 14: the picture, and for each model its map of each prompt; below a model the correlation of its maps.
@@ -255,7 +255,7 @@ def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title
         label_points(*points)
     return figure
 
-
+# %% ../../../nbs/lib/papers/probes/03_figures.ipynb #a441263c
 def _mean_interval(ax: Axes, x: pd.DataFrame, y: pd.DataFrame) -> None:
     """Draw a cross below and left of all points, as large as a mean interval; it widens the limits."""
     wide, high = ((one["ci_high"] - one["ci_low"]).mean() / 2 for one in (x, y))

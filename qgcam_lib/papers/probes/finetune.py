@@ -47,7 +47,7 @@ def open_relcomp(coco: str = "miniworld-coco", genome: str = "miniworld-visual-g
     return {side: ProbeData(built.groups, folders, f"{coco}, {genome}", drawn, built.steps, built.notes, limit, seed)
             for (side, built), limit in zip(sets.items(), (train, test))}
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #267cb87d
 def relcomp_view(groups: Sequence[RelCompGroup]) -> pd.DataFrame:
     """Groups as a reader gets them: id, kind, picture, caption, positive, negative."""
     return pd.DataFrame([{name: getattr(one, name) for name in ("id", "kind", "image", "caption", "positive",
@@ -82,7 +82,7 @@ def questions(test: ProbeData, relation: ProbeData | None, pairs: ProbeData | No
 
     return ask
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #41155e9c
 def predicate_choices(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
     """The anchor pictures of Probe-R with the true prompt and the one with another predicate, and no other picture."""
     return [RelCompGroup(one.id, one.image, one.positive_prompt, one.positive_prompt, one.predicate_prompt, "predicate")
@@ -108,7 +108,7 @@ def _half_width(n: pd.Series, error: pd.Series) -> pd.Series:
     "Half the width of Student's 95 % interval of n values; 0 for one."
     return student.ppf(0.975, (n - 1).clip(lower=1)) * error.fillna(0)
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #6bdce164
 def _with_seeds(rows: pd.DataFrame, trainings: pd.DataFrame, value: str) -> pd.DataFrame:
     """Rows with their intervals widened by the spread over seeds, and the columns seeds, lowest and highest.
 
@@ -140,7 +140,7 @@ def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: An
     table[["ci_low", "ci_high"]] = table[["ci_low", "ci_high"]].clip(0, 1)  # all are shares
     return table[["stream", *table.columns.drop("stream")]]
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #b9bce666
 def sweep_differences(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, Sequence[float]],
                       **options: Any) -> pd.DataFrame:
     """Each of some alphas minus alpha 0, record by record: stream, alpha, metric, the columns of `compare` without
@@ -168,7 +168,7 @@ def shares(summary: pd.DataFrame, gained: str = "relcomp_text", lost: str = "ima
              for stream, rows in summary[summary["metric"].isin([gained, lost])].groupby("stream", sort=False)]
     return pd.concat(parts, ignore_index=True)[["stream", "alpha", "gain_kept", "loss_spared"]]
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #e1791810
 def patched_alphas(kept: pd.DataFrame) -> dict[str, float]:
     """The alpha of each stream, see above. kept: of `shares`."""
     found = {}
@@ -178,7 +178,7 @@ def patched_alphas(kept: pd.DataFrame) -> dict[str, float]:
         found[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
     return found
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #1856808a
 def alpha_reasons(kept: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFrame:
     """Why each stream has its alpha: stream, alpha, chosen ("T 0.4", or "V 0.4, fallback"), why. kept: of `shares`;
     alphas: of `patched_alphas`."""
@@ -195,7 +195,7 @@ def alpha_reasons(kept: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFra
                          f"spared {100 * part['loss_spared']:.0f} % of the loss"))
     return pd.DataFrame(rows, columns=["stream", "alpha", "chosen", "why"])
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #408e5c8d
 def by_seed(swept: Mapping[str, Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
     """What each training gives by itself: stream, seed, gain (RelComp's text score at alpha 1 less before), change (of
     zero-shot accuracy), alpha (the one that its own shares choose), gain_there and change_there (at this alpha)."""
@@ -232,7 +232,7 @@ def as_table3(summary: pd.DataFrame, before: str, alphas: Mapping[str, float]) -
     table = pd.concat([first, *rest], ignore_index=True)
     return table[["model", *table.columns.drop(["model", "stream"])]]
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #3ad5a73d
 def _minus(swept: Mapping[str, Mapping[str, pd.DataFrame]], first: tuple[str, float], second: tuple[str, float]
            ) -> dict[str, pd.DataFrame]:
     """The records of two models of a sweep as those of one stream: the first at alpha 1, the second at alpha 0."""
@@ -242,7 +242,7 @@ def _minus(swept: Mapping[str, Mapping[str, pd.DataFrame]], first: tuple[str, fl
     return {name: pd.concat([at(*first, name).assign(alpha=1.0), at(*second, name).assign(alpha=0.0)])
             for name in swept[first[0]]}
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #d2c1491a
 def patched_changes(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, float], **options: Any
                     ) -> dict[str, pd.DataFrame]:
     """The tables of `claims.PATCHED_CLAIMS`, in points: each patched model minus the one before, and minus each other.
@@ -282,7 +282,7 @@ def _scorers(alphas: Mapping[str, float]) -> list[tuple[str, str, float]]:
     return [("before", next(iter(alphas)), 0.0)] + [(f"{stream}, alpha {alpha:g}", stream, alpha) for stream in alphas
                                                     for alpha in dict.fromkeys((alphas[stream], 1.0))]
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #a8c23c09
 def reading_table(summary: pd.DataFrame, alone: Mapping[str, pd.DataFrame], alphas: Mapping[str, float],
                   **options: Any) -> pd.DataFrame:
     """RelComp's text score beside how often the rival's picture agrees: scorer, text, ci_low, ci_high, rival agrees.
@@ -309,7 +309,7 @@ def same_texts(model: Any, groups: Sequence[RelCompGroup]) -> pd.Series:
                               for side in ("positive", "negative"))
     return pd.Series((positive == negative).all(1).numpy(), index=[one.id for one in groups])
 
-
+# %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #ec8e1a0d
 def ties_apart(swept: Mapping[str, Mapping[str, pd.DataFrame]], same: pd.Series, alphas: Mapping[str, float],
                **options: Any) -> pd.DataFrame:
     """RelComp's text score with ties counted as wrong, and of the groups without ties: scorer, groups, value, ci_low,

@@ -44,7 +44,7 @@ def choose_groups(records: pd.DataFrame, roles: Sequence[str] = tuple(GROUP_RULE
     return chosen.assign(models=cases.count().reindex(chosen["id"]).to_numpy(),
                          right=cases.sum().reindex(chosen["id"]).to_numpy().astype(int))
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #c9a97d67
 def group_title(row: Any) -> str:
     """The rule that chose a group and the outcome: "the highest mean confidence ...: 6 of 7 models right". row: of
     `choose_groups`, as a tuple."""
@@ -75,7 +75,7 @@ def choose_turns(records: pd.DataFrame) -> pd.DataFrame:
     turned = [counts.loc[row.id, row.role] for row in chosen.itertuples()]
     return pd.concat([chosen.assign(turned=turned), sums], axis=1)
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #702a3a3b
 def turn_title(row: Any) -> str:
     """How many models are right before and after: "5 of 8 models right on the reference, 0 on the edited picture"."""
     return (f"{row.right_reference} of {row.models} models right on the reference, "
@@ -91,7 +91,7 @@ def _of(scores: pd.DataFrame, image: str, prompt: str) -> float:
 def _mark(is_right: bool) -> str:
     return "✓" if is_right else "✗"
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ff13dd3f
 def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """What each model gave the anchor picture of a group: a line a model, confidence in the true prompt beside each of
     the two false ones, as texts. scores: model -> image, prompt, score."""
@@ -118,7 +118,7 @@ def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFra
     heads = [f"I{i + 1}, P{j + 1}" for i, j in places]
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*heads, "text", "image", "group"])
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #c593f3c8
 def context_cells(group: ContextGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """What each model gave the three pictures of a group: mean confidence of the present classes, ✓ where the first
     class is a present one, as texts."""
@@ -149,7 +149,7 @@ def _draw_cells(ax: Axes, cells: pd.DataFrame, room: float, letters: int = 94) -
         for k, text in enumerate(row):
             ax.text(left + (k + 0.5) * step, 2.8 + 1.35 * line, str(text), ha="center", va="center", fontsize=8)
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #fc723e12
 def _draw_picture(ax: Axes, source: str | Path | Image.Image, line: str) -> None:
     "A picture with its text below; a grey field that says so where the file is missing."
     picture, lost = picture_or_field(source)
@@ -157,7 +157,7 @@ def _draw_picture(ax: Axes, source: str | Path | Image.Image, line: str) -> None
     ax.imshow(picture)
     ax.set_xlabel(f"{line}\n{lost}" if lost else line, fontsize=8)
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #e2d835ca
 def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells: pd.DataFrame, *,
                 beside: Sequence[tuple[str | Path | Image.Image, str]] = (), title: str = "") -> Figure:
     """Pictures side by side, each with its text below, and under them what every model gave.
@@ -199,14 +199,14 @@ def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, 
     return twin_figure([(picture(group.image), f"true: {group.positive_prompt}")], relation_cells(group, scores),
                        beside=alone, title=title)
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #1820229c
 def pair_twins(pair: SwapPair, picture: Picture, scores: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """The two pictures of a pair, each with the prompt that is true of it."""
     shown = [(picture(name), f"I{k}, P{k}: {prompt}") for k, (name, prompt) in
              enumerate(zip(pair.images, pair.prompts), 1)]
     return twin_figure(shown, pair_cells(pair, scores), title=title)
 
-
+# %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #f1c7108e
 def context_twins(group: ContextGroup, picture: Picture, scores: Mapping[str, pd.DataFrame], *,
                   title: str = "") -> Figure:
     """The three pictures of a group of Probe-B: reference, with a patch, edited."""

@@ -63,7 +63,7 @@ def _read(model: Any, pixels: Any, texts: Any = None) -> ClassReading:
     texts = states.new_zeros(0, visual.proj.shape[1]) if texts is None else texts
     return read_class_token(visual, states, texts, n - 1)
 
-
+# %% ../../../nbs/lib/papers/probes/11_maps.ipynb #f6f9d2d5
 def attention_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarray] | None:
     """A map [h, w] of each prompt over a picture (PIL image or path): of a joint model its `maps`, of a CLIP with a
     vision transformer the class token's attention in the last block, mean over heads, the same for each prompt. None
@@ -81,7 +81,7 @@ def attention_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.nd
 def _pixels(model: Any, image: Any) -> Any:
     return model.family.pixels(image, model.image_size, model.fit).to(model.device)
 
-
+# %% ../../../nbs/lib/papers/probes/11_maps.ipynb #2e2492ff
 def attention_of(models: Iterable[str], image: Any, prompts: Sequence[str], *, weights: str = "mini",
                  device: str | None = None, seed: int = 0) -> dict[str, list[np.ndarray]]:
     """`attention_maps` of each model that has some."""
@@ -156,7 +156,7 @@ def choose_flips(before: pd.Series, after: pd.Series) -> pd.DataFrame:
     chosen = choose_by_rule(strengths, rules, [*rules]).rename(columns={"chosen": "id"}).drop(columns="strength")
     return chosen.assign(before=before[chosen["id"]].to_numpy(), after=after[chosen["id"]].to_numpy())
 
-
+# %% ../../../nbs/lib/papers/probes/11_maps.ipynb #200c4509
 def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
     """The scores of two models on Probe-R, before and after, and the groups to show, of `choose_flips`.
 
@@ -172,7 +172,7 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
     shown = [group for group in relation.part if group.id in set(chosen["id"])]
     return {name: ask_prompts(model, shown, relation.folders, progress=False) for name, model in models.items()}, chosen
 
-
+# %% ../../../nbs/lib/papers/probes/11_maps.ipynb #22feb62c
 def flip_title(row: Any) -> str:
     """A title that says what became of a group: "wrong before (0.41), right after (0.62)". row: of `choose_flips`."""
     words = [f"{'right' if sure > 0.5 else 'wrong'} {when} ({sure:.2f})" for when, sure in

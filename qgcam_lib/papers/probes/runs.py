@@ -35,7 +35,7 @@ def noted(notes: list[str]) -> Iterator[None]:
     own = [str(one.message) for one in heard if not issubclass(one.category, (FutureWarning, DeprecationWarning))]
     notes += [text for text in dict.fromkeys(own) if text not in notes]
 
-
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #e64ebc9f
 def unknown_words(notes: Iterable[str], most: int = 8) -> str:
     """A sentence on the words that a model warned of as [UNK]: the first few and how many more. notes: of `noted`."""
     parts = [note.partition("[UNK]: [")[2].rstrip("]") for note in notes if "[UNK]: [" in note]
@@ -71,7 +71,7 @@ def counts(scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
              "; ".join(frame.attrs.get("notes", ()))) for model, frame in scores.items()]
     return pd.DataFrame(rows, columns=["model", "pictures", "prompts", "scores", "failed", "seconds", "notes"])
 
-
+# %% ../../../nbs/lib/papers/probes/06_runs.ipynb #3aea5f23
 def training_table(cards: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """How models were trained, as far as their cards say: model, parameters, scenes, steps, batch, prompts (the share
     of prompts of things among the texts)."""

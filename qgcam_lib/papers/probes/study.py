@@ -77,7 +77,7 @@ class StudySets:
         """SHA-256 of the groups that a study takes: ids, names of pictures and texts, the same on every machine."""
         return sha256_of(*(repr(one.part) for one in (self.relation, self.pairs, self.train, self.test)))
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #0d47e67f
 def open_sets(setup: Setup) -> StudySets:
     """The groups that a study learns from and asks."""
     relation = open_relation(setup.genome, limit=setup.probe_limit, seed=setup.draw, spared=setup.spared)
@@ -100,7 +100,7 @@ def with_half(before: torch.nn.Module, half: Mapping[str, torch.Tensor]) -> dict
     state = before.state_dict()
     return state | {name: value.to(state[name]) for name, value in half.items()}
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #47d6af1c
 def ask_alphas(before: Any, half: Mapping[str, torch.Tensor], sets: StudySets, alphas: Sequence[float]
                ) -> dict[str, pd.DataFrame]:
     """What the models between `before` and its training answer: name -> alpha, id, the groups and columns of SWEPT."""
@@ -148,7 +148,7 @@ def run_study(out: str | Path, setup: Setup = Setup(), recipe: RelCompRecipe = R
 def _streams_first(frame: pd.DataFrame) -> list[str]:
     return ["stream", "seed", *frame.columns.drop(["stream", "seed"])]
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #b89f89ea
 def _write_study(out: Path, setup: Setup, recipe: RelCompRecipe, keep: str, trained: list, sets: StudySets,
                  before: Any) -> Path:
     """Write `study.json`, which comes last, so a study with it is whole."""
@@ -192,7 +192,7 @@ class RelCompStudy:
         stream, _, seed = self.about["kept"]["training"].rpartition("-")
         return stream, int(seed)
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #41760986
 def read_study(study: str | Path = "relcomp") -> RelCompStudy:
     """A study by its name in data/studies, or its folder. FileFault where there is none."""
     folder = study_folder(study)
@@ -212,7 +212,7 @@ def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
             raise FileFault(f"study: expected a study that was made with the {name} of this run, {study.folder} was "
                             "made with others. Run the study anew, or give the data and the model that it names.")
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #859035d6
 def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
     """The stored half of the training that is kept. FileFault for a study without it, and for another file."""
     file = study.folder / f"{study.about['kept'].get('training', 'T-0')}.safetensors"
@@ -239,7 +239,7 @@ def study_facts(study: RelCompStudy) -> pd.DataFrame:
             "weights kept": f"{about['kept'].get('training', 'none')}, float16"}
     return pd.DataFrame(rows.items(), columns=["what", "value"])
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #d2156c44
 def trainings_table(study: RelCompStudy) -> pd.DataFrame:
     """A line a training: stream, seed, steps, seconds, and the means of total loss and share right over the first and
     the last third of its steps."""
@@ -252,7 +252,7 @@ def trainings_table(study: RelCompStudy) -> pd.DataFrame:
             for part, rows_of in (("first third", log.head(third)), ("last third", log.tail(third)))})
     return pd.DataFrame(rows).sort_values(["stream", "seed"], kind="stable", ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #28578c6b
 def mean_losses(study: RelCompStudy) -> dict[str, pd.DataFrame]:
     """The log of each stream, mean over seeds."""
     return {stream: log.drop(columns=["stream", "seed"]).groupby("step", as_index=False).mean()
@@ -268,7 +268,7 @@ def kept_model(study: RelCompStudy, before: Any, alpha: float) -> Any:
     """The matcher between `before` (alpha 0) and the stored weights (alpha 1)."""
     return patched_matcher(before, with_half(before.model, kept_half(study)), alpha, study.kept[0])
 
-
+# %% ../../../nbs/lib/papers/probes/12_study.ipynb #18636141
 def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -> pd.DataFrame:
     """The stored answers of the kept training beside those of `ask_kept`: model (its alpha), metric, stored, now,
     ci_low, ci_high (of the study's mean), n (records), same (whether both agree to a tenth of the interval's half

@@ -31,7 +31,7 @@ def records_view(records: pd.DataFrame) -> pd.DataFrame:
     """The first four records of `concat_models` without the names of pictures, at most twelve columns, for a page."""
     return records.drop(columns=["group", "image_1", "image_2"], errors="ignore").iloc[:4, :12]
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #bcf304cb
 def ties_table(frames: Mapping[str, pd.DataFrame], by: Sequence[str]) -> pd.DataFrame:
     """Ties by model and cell: model, *by, rows, ties (of choices), or comparisons between equal scores (of pairs)."""
     rows = concat_models(frames)
@@ -41,7 +41,7 @@ def ties_table(frames: Mapping[str, pd.DataFrame], by: Sequence[str]) -> pd.Data
     cells = rows.groupby(["model", *by], sort=False)[column]
     return pd.DataFrame({"rows": cells.size(), "ties": cells.sum().astype(int)}).reset_index()
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #beb2ba51
 def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | None = None, *,
                   blind: pd.DataFrame | None = None, **options: Any) -> pd.DataFrame:
     """`summarize_probe` of every model, with a column `model` first; blind: the same groups scored by text alone."""
@@ -53,7 +53,7 @@ def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | 
     found = pd.concat(tables, ignore_index=True)
     return found[["model", *(name for name in found if name != "model")]]
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #56966f4d
 def baselines(summary: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Two rows a cell that need no model: "chance" and "text alone", from the columns of a summary; keys name a cell
     beside the metric. Their value is the mean over the models, which differ only where a picture failed."""
@@ -96,7 +96,7 @@ def pooled(frames: Mapping[str, pd.DataFrame], parts: Mapping[str, Sequence[str]
             found[name] = pd.concat(mine, ignore_index=True)
     return found
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #84afa98e
 def of_kind(frames: Mapping[str, pd.DataFrame], kind: str) -> dict[str, pd.DataFrame]:
     """The rows of one kind of each model's frame; a model without any is left out."""
     found = {model: frame[frame["kind"] == kind].reset_index(drop=True) for model, frame in frames.items()}
@@ -123,7 +123,7 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
     keep = ["better", "worse", *by, "metric", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #16e452f9
 def against_text(frames: Mapping[str, pd.DataFrame], blind: pd.DataFrame, metric: str, by: Sequence[str] | str = (),
                  **options: Any) -> pd.DataFrame:
     """`compare_probe` of every model with text alone on the same groups: model, *by, metric, a (the model), b (text
@@ -150,7 +150,7 @@ def compare_twins(frames: Mapping[str, pd.DataFrame], biased: str, unbiased: str
         return pd.DataFrame(columns=keep)
     return compare_probe(both[biased], both[unbiased], (), metrics=list(TWIN_METRICS), **options)[keep]
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #ef85b421
 def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Set R by the published code: the ratio of softmax shares, reference to edited picture, a line a model: mean,
     median and largest, and the least reference confidence that it divides by."""
@@ -160,7 +160,7 @@ def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         rows.append((model, ratio.mean(), ratio.median(), ratio.max(), frame["confidence_reference"].min()))
     return pd.DataFrame(rows, columns=["model", "mean ratio", "median", "largest", "least reference confidence"])
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #3d8e7831
 def ratio_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Relative robustness of AP twice, as the mean of ratios and as the ratio of means, from the reference to the
     patched and to the edited picture, a line a model; and how many references have an AP below 0.1, of how many."""
@@ -174,7 +174,7 @@ def ratio_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         rows.append(row | {"reference AP below 0.1": int((frame["ap_reference"] < 0.1).sum()), "of": len(frame)})
     return pd.DataFrame(rows)
 
-
+# %% ../../../nbs/lib/papers/probes/07_tables.ipynb #a37494da
 def undefined_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Where a score of Probe-B is undefined: model, kind, metric, undefined, of."""
     rows = summary[summary["n_undefined"] > 0]

@@ -56,7 +56,7 @@ def is_better(found: pd.DataFrame) -> pd.Series:
     sign = found["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
     return found["difference"] * sign > 0
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7e3df2be
 def tornado_panel(found: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -> None:
     """The `top` choices that move one metric most, as bars from its base value. found: from `sensitivity`."""
     rows = found[(found["metric"] == metric) & (found["difference"].abs() > 0)]
@@ -87,7 +87,7 @@ def movements_in_words(found: pd.DataFrame) -> str:
     clear = int(((found["ci_low"] > 0) | (found["ci_high"] < 0)).sum())
     return " ".join([*said, f"{clear} of {len(found)} intervals leave out zero."])
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #c6a300b2
 def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
     """A tornado plot for each metric, three in a row. found: from `sensitivity`; metrics: None for all of them; top:
     choices a panel.
@@ -134,7 +134,7 @@ def difference_text(value: float) -> str:
         return "–"
     return "" if value == 0 else "≈0" if abs(value) < 0.0005 else f"{value:+.3f}".replace("0.", ".", 1)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #1977de87
 def _draw_cells(ax: Axes, effects: np.ndarray, values: np.ndarray, clear: np.ndarray) -> None:
     "The differences of a table as texts, grey where they are next to nothing; a dot where `clear`."
     for (row, column), effect in np.ndenumerate(effects):

@@ -74,7 +74,7 @@ def _is_winner(tables: _Tables, metrics: Sequence[str]) -> list[bool]:
     total = sum(_places(tables, metric).sum() for metric in metrics)
     return [bool(total[_AMC] < total.drop(_AMC).min())]
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #3c71e513
 def _has_most_firsts(tables: _Tables) -> list[bool]:
     """Whether ALBEF AMC has the best value in more cells of the table than any other model: one case."""
     firsts = sum((_places(tables, metric) == 1).sum() for metric in SCORES)
@@ -112,7 +112,7 @@ def _shifted(tables: _Tables, metric: str) -> list[bool]:
     gaps = [[tables[name][a] - tables[name][b] for name in ("pg_hit", metric)] for a, b in pairs]
     return [bool(hit * mean > 0) for one in gaps for hit, mean in zip(*one) if hit]
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #e52a1696
 def _more_peaked(tables: _Tables) -> list[bool]:
     """Whether the tallest bin is taller in distribution than out of it, for every model and score."""
     if PEAKS not in tables:

@@ -39,7 +39,7 @@ def draw_map(ax: Axes, image: Image.Image, heat: np.ndarray, *, alone: bool = Fa
     ax.imshow(scaled, cmap=style.HEAT, extent=extent, alpha=None if alone else 0.25 + 0.55 * scaled, vmin=0, vmax=1,
               interpolation="nearest")
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #b3d2cd72
 def heat_bar(figure: Figure, axes: Sequence[Axes]) -> None:
     """The colour bar of all maps of a figure, below the axes."""
     bar = figure.colorbar(ScalarMappable(plt.Normalize(0, 1), style.HEAT), ax=list(axes), location="bottom", shrink=0.7,
@@ -57,7 +57,7 @@ def top_pixels(heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> tu
     top = heat == np.max(heat)
     return top & inside, top & ~inside
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #c3f27076
 _PLATEAU = 0.05  # of the image's longer side: a group of pixels as wide is outlined, a smaller one is marked
 
 
@@ -78,7 +78,7 @@ def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, po
     ax.plot(x, y, marker, color="white", markerfacecolor="none", markersize=points, markeredgewidth=2 if points > 4 else
             1.2, path_effects=style.on_any_ground(4 if points > 4 else 2.5), label=label)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #19d0f876
 def _outline(ax: Axes, pixels: np.ndarray, size: tuple, line: str, label: str) -> None:
     "The contour around pixels of the map's grid, on an image of `size`."
     y, x = ((np.arange(-1, n + 1) + 0.5) * side / n - 0.5 for n, side in zip(pixels.shape, size))
@@ -87,7 +87,7 @@ def _outline(ax: Axes, pixels: np.ndarray, size: tuple, line: str, label: str) -
                             linestyles=line)
         around.set(path_effects=style.on_any_ground(3.6), label=label)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #76603276
 def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int], *, tau: float = 0.7,
                delta: float = 50.0) -> None:
     """Mark what the Pointing Game and its uncertainty test see: every pixel of the highest value, and the lower peaks
@@ -106,7 +106,7 @@ def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, i
         _mark(ax, few, heat.shape, size, marker, 4, f"lower peak, {place}")
         _mark(ax, centres, heat.shape, size, marker, 10 if marker == "o" else 9, f"highest pixel, {place}")
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #733046e2
 def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray) -> None:
     """A map on its picture as it was scored: the map, the marks, the example's boxes."""
     draw_map(ax, picture, heat)
@@ -148,7 +148,7 @@ def score_lines(scores: Mapping | pd.Series) -> str:
             ("IO ratio", _short(scores, "io_ratio") + area), ("PG hit", f"{hit}  uncertain {sure}")]
     return "\n".join(f"{name:<9}{value}" for name, value in rows)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #da15d5b2
 def top_line(heat: np.ndarray, example) -> str:
     """How many pixels share the map's highest value, and how many of them lie in a box."""
     inside, outside = (int(pixels.sum()) for pixels in top_pixels(heat, example.boxes, example.size))
@@ -207,14 +207,14 @@ def model_looks(models: Sequence[str]) -> dict[str, dict[str, str]]:
     places = _PLACES | {model: len(_PLACES) + k for k, model in enumerate(others)}
     return {model: style.point_look(places[model]) for model in models}
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #8e2017f1
 def _correlation_lines(means: pd.DataFrame) -> str:
     if len(means) < 3:
         return "\nno three settings were run"
     found = correlate(means, "io_ratio", "pg_hit")
     return "".join(f"\n{r.method.title()} {r.value:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]" for r in found.itertuples())
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #8dddd0f2
 def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
     "Filled points for ID settings, hollow ones for OOD."
     for (model, domain), part in means.groupby(["model", "domain"], sort=False):
@@ -260,7 +260,7 @@ def _size_ticks(ax: Axes, known: Sequence[float]) -> None:
     ax.minorticks_off()
     ax.margins(x=0.2)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #807d7aa0
 def _size_points(ax: Axes, means: pd.DataFrame, column: str, metric: str, looks: Mapping) -> None:
     """One axis of the figure: every model at its number, or as a dotted line where it has none."""
     ax.set_xscale("log")

@@ -50,7 +50,7 @@ def weights_origin(model: str, weights: str) -> str:
     """`weights` of a model of the registry, "own" for a model of one's own and for stored maps."""
     return weights if model in MODELS else "own"
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #0f57cecf
 def with_baselines(model: str, weights: str, baselines: Collection[str] = (), **options: Any) -> dict[str, Any]:
     """The explainers of one run, by their names in tables: the model first, then its baselines.
 
@@ -72,7 +72,7 @@ def with_baselines(model: str, weights: str, baselines: Collection[str] = (), **
         found[f"{model}, untrained"] = load_model(model, weights="random", **(given | same))
     return found
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #e095cdd9
 def in_words(name: str) -> str:
     """An explainer of a run in a sentence: 'blip-base (mini weights)', 'the centre guess'."""
     model, _, rest = name.partition(", ")
@@ -110,7 +110,7 @@ class Gathered:
         """Whether a run was on drawn scenes; also where there is no run."""
         return any(one["results"]["is_miniworld"] for one in self.reports.values()) or not self.reports
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #78da80c8
 def gather_table1(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = ()) -> Gathered:
     """The runs that `table1_runs` asks for, as `find_table1_runs` finds them; arguments and errors are its."""
     rows = splits.find_table1_runs(wanted, run_ids)
@@ -127,7 +127,7 @@ def by_split(self: Gathered) -> dict[tuple[str, str], dict[str, pd.DataFrame]]:
         found.setdefault((row.dataset, row.split), {})[row.model] = self.records[row.run_id]
     return found
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #134da75d
 @patch
 def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
     """The rows of `split_histograms`: by split, with its domain, then by model the records, or why there are none."""
@@ -137,7 +137,7 @@ def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
         found.setdefault(f"{row.dataset} {row.split}, {row.domain}", {})[row.model] = one
     return found
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #b8d03bea
 @patch
 def of_domains(self: Gathered) -> dict[str, dict[str, pd.DataFrame] | str]:
     """The columns of `histogram_grid` for Figure 3: by model, the records of all splits of a domain together."""
@@ -173,14 +173,14 @@ def domain_spread(self: Gathered) -> pd.DataFrame:
     return spread_table({("all", "all", model, domain): frame for model, found in self.of_domains().items()
                          if not isinstance(found, str) for domain, frame in found.items()})
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #05bc45b4
 @patch
 def split_spread(self: Gathered) -> pd.DataFrame:
     """`spread_table` of every run."""
     return spread_table({(row.dataset, row.split, row.model, row.domain): self.records[row.run_id]
                          for row in self.ran.itertuples()})
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #987e5ed6
 @patch
 def correlations(self: Gathered, summaries: Mapping[str, pd.DataFrame], seed: int = 0) -> pd.DataFrame:
     """IO ratio and PG hit, within every run over its examples, then over the settings of each summary, by its name."""
@@ -202,7 +202,7 @@ def pooled(self: Gathered, model: str) -> pd.DataFrame:
     frame = pd.concat(parts, ignore_index=True)
     return frame.assign(id=frame["split"] + " " + frame["id"], group=frame["split"] + " " + frame["group"].astype(str))
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #daf6ab24
 @patch
 def difference(self: Gathered, model: str, other: str, **options) -> pd.DataFrame:
     """`compare` of two models' PG hit and IO ratio over all splits together: model minus other; no rows where one of
@@ -225,7 +225,7 @@ def _data(self: Gathered, row: Any):
     given = self.reports[row.run_id]["parameters"]
     return load_dataset(given["dataset"], split=given["split"], boxes=given["boxes"], on_error="record")
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #150f1c4f
 @patch
 def rescored(self: Gathered, model: str = "clip-gscorecam", protocol: str = "gscorecam", label: str = "",
              **options) -> pd.DataFrame:
@@ -296,7 +296,7 @@ def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
             heats[row.model] = heat, scores.loc[id]
     return found
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #dba3f216
 def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = "role") -> list[tuple]:
     """Chosen examples as items of `case_figure`, headed by a column of `cases`, a role with the value by which its
     rule chose; maps: from `Gathered.case_maps`."""
@@ -312,7 +312,7 @@ def first_case(cases: pd.DataFrame, maps: Mapping[tuple, tuple], role: str = "gr
     kept = [row.role == role and (row.dataset, row.split, row.id) in maps for row in cases.itertuples()]
     return cases[kept].head(1)
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #a5b24ec9
 def case_table(cases: pd.DataFrame, maps: Mapping[tuple, tuple]) -> pd.DataFrame:
     """The records of chosen examples, a line a model and a column a score: phrase, model, the nine scores."""
     found = [maps[row.dataset, row.split, row.id] for row in cases.itertuples()]

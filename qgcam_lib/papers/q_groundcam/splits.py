@@ -122,7 +122,7 @@ def _row(given: Mapping[str, object], folder: Path | None, record: Mapping[str, 
     return {"dataset": one.dataset, "split": one.name, "model": Q_GROUNDCAM.model(given["model"]), "domain": one.domain,
             "run_id": record.get("run_id", ""), "folder": folder, "why": why}
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #d90fa635
 def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = (), *,
                      outputs: str | Path | None = None) -> pd.DataFrame:
     """What became of each wanted run: dataset, split, model (as printed), domain, run_id, folder, why (not run).
@@ -175,7 +175,7 @@ def run_records(folder: str | Path) -> pd.DataFrame:
     check_outputs(folder, ("records",))
     return RecordStore(Path(folder) / "records" / "model").read()
 
-
+# %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #fcd4fa4a
 def table1_summary(runs: pd.DataFrame, records: Mapping[str, pd.DataFrame], **options) -> pd.DataFrame:
     """`score_summary` of every run: its columns behind dataset, split, model, domain, run_id; one row a score.
 

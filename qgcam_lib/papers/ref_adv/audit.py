@@ -74,7 +74,7 @@ def _objects(lists: Sequence[Sequence[Box]]) -> list[Box]:
             found.append(box)
     return found
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4f765cf5
 def candidate_sets(expressions: Sequence[Expression]) -> dict[str, list[Expression]]:
     """The same expressions with the candidates of each of CANDIDATES."""
     lists, targets = defaultdict(list), defaultdict(list)
@@ -95,14 +95,14 @@ def _rows(expressions: Sequence[Expression], values: Sequence[float]) -> pd.Data
 def _random(expressions: Sequence[Expression]) -> pd.DataFrame:
     return _rows(expressions, [one.random_choice() for one in expressions])
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #c3168ab5
 def _between(frame: pd.DataFrame, a: str, b: str, **options: Any) -> dict[str, Any]:
     "The means of two splits, their difference a - b with its interval, n and n_groups."
     row = compare_splits(frame, a, b, equal=None, **options).iloc[0]
     return {a: row["value_a"], b: row["value_b"], **row[["difference", "ci_low", "ci_high"]],
             "n": row["n_a"] + row["n_b"], "n_groups": row["n_groups"]}
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #3b63ce0c
 def candidate_table(sets: Mapping[str, Sequence[Expression]], derived: Sequence[str] = (), **options: Any
                     ) -> pd.DataFrame:
     """What there is to choose from, a line a set and split: candidates, split, expressions, no_box, one_box,
@@ -130,7 +130,7 @@ def _equal(sets: Mapping[str, Sequence[Expression]]) -> list[Expression]:
     both = set.intersection(*({one.image for one in sets["all"] if one.split == split} for split in ("easy", "adv")))
     return [one for one in sets["all"] if one.image in both]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #fa183d27
 def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = False, **options: Any) -> pd.DataFrame:
     """What random choice loses from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
     n_groups.
@@ -164,7 +164,7 @@ def data_differences(data: RefAdv, **options: Any) -> pd.DataFrame:
                 rows.append(("adv", f"{what} less {split}", row["ci_low"], row["ci_high"]))
     return pd.DataFrame(rows, columns=["model", "of", "low", "high"]).set_index("model")
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #a7bc2e2f
 def table7(data: RefAdv) -> pd.DataFrame:
     """Table 7 beside the adversarial expressions of a run: statistic, printed, here."""
     printed = published("ref_adv_table7")
@@ -172,7 +172,7 @@ def table7(data: RefAdv) -> pd.DataFrame:
     return pd.DataFrame({"statistic": printed["printed"], "printed": printed["adv"],
                          "here": printed["statistic"].map(ours)})
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #b86af1cf
 def table8(data: RefAdv) -> pd.DataFrame:
     """Table 8 beside the targets of a run, in percent: supercategory, then each split as printed and here; a kind that
     only one of the two has is empty in the other. Empty without categories."""
@@ -212,7 +212,7 @@ def share_table() -> pd.DataFrame:
     return found.assign(fits=[int(one.sum()) - 1 for one in meets], test_at_stated=at.to_numpy(),
                         off=(table["test"] - at).to_numpy())
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4060efcf
 def pairs_apart(shares: pd.DataFrame) -> tuple[int, int]:
     """How many pairs of rows of `share_table` cannot come from one split, and of how many."""
     pairs = list(combinations(shares.itertuples(), 2))
@@ -232,7 +232,7 @@ def label_table(data: RefAdv) -> pd.DataFrame:
     found.insert(0, "expressions", cells.size())
     return found.reset_index()
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #e5cfc09c
 def rules(data: RefAdv) -> pd.DataFrame:
     """A row an expression that both rules decide, as in `rule_differences`, with bag: how often a listener that hears a
     bag of words is right. Empty where stage 1 or the raw file is not known."""
@@ -250,7 +250,7 @@ def rules_beside(found: pd.DataFrame) -> pd.DataFrame:
     bags = found.groupby(["by_text", "by_people", "reason"], as_index=False)["bag"].mean()
     return rule_table(found).merge(bags)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #ec14fa76
 def bags_by_rule(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """What a bag of words gets right on Easy and Hard of either rule: rule, split, value, ci_low, ci_high, n,
     n_groups."""
@@ -286,7 +286,7 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["id", "group", "original", "noun_adj", "mark", "content", "kept"])
     return frame.astype({"mark": bool, "content": bool, "kept": bool})
 
-
+# %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #1276a4a8
 def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """How many shipped strings lack a last word that is a noun or an adjective: ends in a mark, strings, asked (last
     word of that kind), lost, value (share of asked), ci_low, ci_high, n_groups."""

@@ -32,7 +32,7 @@ def by_split(printed: str = "", splits: Iterable[str] = SPLITS) -> PaperTable:
     return PaperTable(printed, tuple(Column(split, SPLITS[split], {"metric": "correct", "split": split}, True, 100, 2)
                                      for split in splits))
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #98ed7c56
 def by_words(printed: str = "", row: str = "model", digits: int = 1) -> PaperTable:
     """The table of accuracies with words in order, shuffled, and nouns and adjectives alone, in percent.
 
@@ -68,7 +68,7 @@ def _pairs(models: Iterable[str]) -> list[tuple[str, str]]:
     pairs = [(a, b) for a in ("groundnet", "vilbert") for b in plain if a in there and a != b]
     return pairs + [(name, "vilbert") for name in REMEDIES if {name, "vilbert"} <= {*there}]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #9202d8e0
 def _printed_differences(t: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     "The differences of the printed tables, each as (low, high) of one value."
     points, words, vilbert = t["accuracy"], t["words"], t["words of vilbert"]
@@ -87,7 +87,7 @@ def _printed_differences(t: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     rows += [("adv", f"persons less {split}", person["adv"] - person[split]) for split in ("easy", "hard")]
     return _differences((m, of, round(value, 2), round(value, 2)) for m, of, value in rows)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #3c91d325
 def printed_tables() -> dict[str, pd.DataFrame]:
     """Tables 2 and 3 as one ("accuracy"), 5 ("words"), 6, 8, 9 and 10, in percent, and their differences in points, in
     the form that `CLAIMS` look at."""
@@ -116,7 +116,7 @@ def _cost_rows(model: str, frame: pd.DataFrame, **options: Any) -> list[tuple]:
                  for split in ("hard", "adv") if {split, "easy"} <= set(lost["split"])]
     return rows
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #104ef139
 def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """The differences of a run that `CLAIMS` look at, in points with their 95 % intervals: of, low, high, by model.
 
@@ -160,7 +160,7 @@ def _above(t: _Tables, model: str, of: str, least: float = 0) -> bool | None:
     low, high = _found(t, model, of)
     return True if low > least else False if high <= least else None
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #58152bfb
 def _below(t: _Tables, model: str, of: str, most: float = 0) -> bool | None:
     "Whether a difference is below a value; None where its interval includes that value."
     low, high = _found(t, model, of)
@@ -189,7 +189,7 @@ def _versus(t: _Tables, model: str, test: Any, splits: Iterable[str]) -> list[bo
     return [test(t, model, _LESS.format(model, other, split)) for split in splits for other in _there(t)
             if other != model]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #5f8c4cc5
 def _within(t: _Tables, model: str, of: str, limit: float) -> bool | None:
     "Whether a difference is smaller than a limit, whatever its sign; None where its interval does not say."
     low, high = _found(t, model, of)
@@ -199,7 +199,7 @@ def _within(t: _Tables, model: str, of: str, limit: float) -> bool | None:
 def _not(case: bool | None) -> bool | None:
     return None if case is None else not case
 
-
+# %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #dc03129d
 _TEN = ("dev", "test", "adv")  # columns of Table 10
 _CUTS = (lambda value: round(value, 2), lambda value: int(100 * value + 1e-9) / 100)
 

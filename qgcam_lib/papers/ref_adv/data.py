@@ -42,7 +42,7 @@ class RefAdv:
         """The expressions of the test split: easy and hard."""
         return [one for one in self.expressions if one.split != "adv"]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #df322e3d
 def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple[str, ...]:
     """("hard",) where most hard expressions have the candidates of the adversarial ones made from them, which the
     authors' program does not give them."""
@@ -53,7 +53,7 @@ def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple
              and (key := (one.annotation, one.text.strip().lower())) in lists]
     return ("hard",) if 2 * sum(boxes in of for boxes, of in known) > len(known) else ()
 
-
+# %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #0d69a26e
 def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
     "Labelled and raw expressions of some files."
     found = {True: [], False: []}
@@ -75,7 +75,7 @@ def _truth(folder: Path, expressions: Sequence[Expression]) -> tuple[dict[str, l
                 choices[id], bags[id] = [places[number] for number in one["choices"]], one["share"]
     return choices, bags
 
-
+# %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #367e593a
 def open_ref_adv(path: str | Path = "") -> RefAdv:
     """Ref-Adv from a folder with published files (or parts of them), from one file, or "" or "miniworld-ref-adv".
 
@@ -101,7 +101,7 @@ def card(self: RefAdv) -> pd.DataFrame:
     return found.rename(columns={"images": "pictures", "mean_words": "mean words", "most_words": "longest",
                                  "boxes": "mean boxes"})
 
-
+# %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #c051d526
 @patch
 def note(self: RefAdv) -> str:
     """What the data are, as a Markdown paragraph."""

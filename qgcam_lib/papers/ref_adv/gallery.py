@@ -79,7 +79,7 @@ def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str,
              for k, (place, names) in enumerate(ranked)]
     ax.set_xlabel("\n".join(lines), fontsize="small", loc="left")
 
-
+# %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #5e9bb3a1
 def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mapping[str, pd.DataFrame], *,
                 title: str = "") -> Figure:
     """A hard expression beside the adversarial one made from it, with the choices of the models, as in the paper's
@@ -109,7 +109,7 @@ def length_figure(data: RefAdv) -> Figure:
     figure.set_size_inches(5.6, 3.4)
     return figure
 
-
+# %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #afeec184
 def relation_figure(data: RefAdv, top: int = 8) -> Figure:
     """How often relations are named, among all mentions of a split (Figure 7)."""
     found = relation_frequency(data.expressions, top)

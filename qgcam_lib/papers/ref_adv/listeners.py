@@ -60,7 +60,7 @@ def _named(listener: Listener, text: str) -> tuple[set[int], ...]:
     bag, beginning = set(listener.bag(text)), set(listener.beginning(text))
     return bag, beginning, bag & beginning
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #d6584a23
 def _chance(listener: Listener, things: Iterable[int], one: Expression) -> tuple[float, int]:
     "How often a lot among things is right, and among how many boxes; among all where no thing has a box."
     boxes = [listener.scene.thing(number).box for number in sorted(things)]
@@ -68,7 +68,7 @@ def _chance(listener: Listener, things: Iterable[int], one: Expression) -> tuple
     places = sorted(places) or range(len(one.candidates))
     return float(np.mean(one.right()[[*places]])), len(places)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #bfddecc4
 def ask_listeners(data: RefAdv, expressions: Sequence[Expression]) -> dict[str, pd.DataFrame]:
     """What LISTENERS get, {listener: rows as of `runs.ask_rankers`, words as written}; {} where no scene is known.
 
@@ -189,7 +189,7 @@ def meaning_table(said: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[st
                       "reworded": asked["reworded"].mean(), **shares})
     return pd.DataFrame(lines, columns=["how", "split", "expressions", "no_words", "reworded", *OUTCOMES])
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #5756d5a9
 def _by_split(scene: Scene, said: Iterable[dict]) -> Iterator[tuple[str, dict]]:
     "What is said of a scene, each with its split."
     for one in said:
@@ -216,7 +216,7 @@ class OrderStudy:
     choices: pd.DataFrame
     about: dict
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #9b4020b8
 def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
     """The study by its name in data/studies, or its folder. FileFault where it is not there."""
     folder = study_folder(study)
@@ -237,7 +237,7 @@ def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.Data
     return {arm: study.expressions.merge(cost[cost["arm"] == arm].drop(columns="arm"), on="id", validate="one_to_one")
             for arm in ARMS if (cost["arm"] == arm).any()}
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #0135c0a0
 def run_costs(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """The costs of each model of a run, of rows of `runs.ask_rankers`; models without shuffled rows are left out."""
     found = {}
@@ -263,7 +263,7 @@ def order_effects(costs: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataF
     return pd.DataFrame(rows, columns=["model", "split", "cost", "cost_easy", "difference", "ci_low", "ci_high", "n",
                                        "n_groups", "hypothesis"])
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #35ac65ab
 def order_seeds(study: OrderStudy, **options: Any) -> pd.DataFrame:
     """The effects of each training: arm, split, and a column a seed, in points; the spread that the interval lacks."""
     seeds = sorted(study.choices["seed"].unique())
@@ -272,7 +272,7 @@ def order_seeds(study: OrderStudy, **options: Any) -> pd.DataFrame:
     return table.pivot(index=["model", "split"], columns="seed", values="difference").reindex(
         pd.MultiIndex.from_product([ARMS, ["hard", "adv"]], names=["arm", "split"])).reset_index()
 
-
+# %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #d370492d
 def order_kinds(study: OrderStudy, **options: Any) -> pd.DataFrame:
     """The effects among pairs whose two targets are of one type, and of two: rows of `order_effects` with same_type."""
     easy, parts = study.expressions["split"] == "easy", []

@@ -68,7 +68,7 @@ def _parted(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     parts = frame["id"].str.split(":", n=1, expand=True)
     return frame.assign(id=parts[1], words=parts[0], model=model)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #6d99eac6
 def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: Path, folder: Path, *,
                 weights: str = "mini", device: str = "cpu", seed: int = 0, tagger: str = "auto",
                 on_error: str = "record") -> tuple[dict[str, pd.DataFrame], dict[str, dict]]:
@@ -92,7 +92,7 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
         cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in said})}
     return frames, cards
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #69162115
 def warned(cards: Mapping[str, dict]) -> list[str]:
     """What models warned of while they were asked, of unknown words say, a sentence each. cards: of `ask_rankers`."""
     return [f"{model}: {text}" for model, card in cards.items() for text in card["warned"]]
@@ -120,7 +120,7 @@ def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.
     chance = first.assign(model="random choice", value=first["random"], ci_low=np.nan, ci_high=np.nan)
     return pd.concat([*parts, chance], ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #7c79c800
 def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_comparable: str) -> pd.DataFrame:
     """One of Tables 2, 3, 5, 6 beside a run, a row a number with its verdict or the reason why there is none.
 
@@ -144,7 +144,7 @@ def _judged(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=columns)
     return frame.assign(hypothesis=[direction(row, SAYS) for row in rows])
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #5840ca82
 def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """What each model loses from one split to another with words as written, among expressions with the same number of
     candidates: model, a, b, value_a, value_b, difference (a - b), ci_low, ci_high, random_a, random_b, n_a, n_b,
@@ -157,7 +157,7 @@ def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFr
     return _judged(rows, ["model", "a", "b", "value_a", "value_b", "difference", "ci_low", "ci_high", "random_a",
                           "random_b", "n_a", "n_b", "n_left_out", "n_groups"])
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #4ac8b39a
 def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """What each model loses by a perturbation, paired by expression, words in order less perturbed: model, words,
     split, difference, ci_low, ci_high, p_value, n, n_groups, hypothesis. Models without perturbed rows are left out."""
@@ -176,7 +176,7 @@ def supports(row: Mapping[str, Any] | pd.Series, printed: float) -> str:
         return ""
     return direction(row if printed > 0 else {"ci_low": -row["ci_high"], "ci_high": -row["ci_low"]}, SAYS)
 
-
+# %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #6eb3f38c
 def remedy_gains(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """What each remedy gains over plain ViLBERT with words as written, paired by expression: model, split, a, b
     (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups, printed (the paper's gain, in the same

@@ -59,7 +59,7 @@ class StoredStudy:
         """The arms of `finetune.referring.study` that were not run."""
         return [name for name in ARMS if name not in self.about]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #9e4409e8
 def read_study(study: str | Path = "ref_adv") -> StoredStudy:
     """The arms of a study by its name in data/studies, or its folder. FileFault where it lacks the plain arm."""
     folder = study_folder(study)
@@ -72,7 +72,7 @@ def read_study(study: str | Path = "ref_adv") -> StoredStudy:
                    if (folder / name / f"{kind}.parquet").is_file()} for kind in ("choices", "answers")}
     return StoredStudy(folder, about, **kept, logs={name: pd.read_csv(folder / name / "log.csv") for name in names})
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #351668f1
 _QUESTIONS = {"rel": "GQA-Rel", "all": "GQA", "other": "GQA without relations"}
 
 
@@ -85,7 +85,7 @@ def arm_label(name: str) -> str:
     return {"alone": "plain ViLBERT", "questions": f"{asked} alone", "after": f"TL, {asked} first",
             "together": f"MTL with {asked}, ratio {arm.ratio:g}"}[arm.way]
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #497e1088
 def arms_table(study: StoredStudy) -> pd.DataFrame:
     """A line an arm: arm, training (in words), steps, expressions, asked (questions), best on dev (percent), at step,
     minutes."""
@@ -146,7 +146,7 @@ def _family(name: str) -> int:
     "Where a family of arms stands: Sum-H, Max-H, multi-task, transfer."
     return next(k for k, start in enumerate(("sum", "max", "mtl", "tl", "")) if name.startswith(start))
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #efa3631e
 def gains(study: StoredStudy, arms: Mapping[str, str], **options: Any) -> pd.DataFrame:
     """Each arm less plain, paired by expression: arm, training (in words), split, difference, ci_low, ci_high (points),
     p_value, n, n_groups, paper (points), hypothesis ("supported", "against", "open"; "" where the paper has no such
@@ -210,7 +210,7 @@ def as_table10(summary: pd.DataFrame, arms: Mapping[str, str]) -> pd.DataFrame:
     rows = rows.assign(training=rows["model"].map(names))
     return rows.sort_values("training", key=lambda column: column.map(list(names.values()).index), kind="stable")
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #ffa5953b
 def beside(summary: pd.DataFrame, table: PaperTable, not_comparable: str) -> pd.DataFrame:
     """Table 9 or 10 beside a study, a row a number with its verdict or the reason why there is none."""
     lines = table.printed()[[*table.rows]]
@@ -236,7 +236,7 @@ def study_claims(study: StoredStudy, arms: Mapping[str, str], found: pd.DataFram
     tables = {"differences": pd.concat([own, more] if rows else [own]).set_index("model")}
     return check_claims(TRAINING_CLAIMS, tables, assign_roles(ROLES, [*names]))
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #0114bb96
 def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Figure:
     """Accuracy on dev over the share of the steps done, a line an arm."""
     curves = {arm_label(name): study.logs[name].dropna(subset="dev").assign(
@@ -245,7 +245,7 @@ def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Fi
     return curves_figure(curves, x="done", y="dev", xlabel="share of the steps", ylabel="accuracy on dev, %",
                          title=title, limits=(0, 100))
 
-
+# %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #3dd65080
 def zoo_cards() -> pd.DataFrame:
     """What the cards of the zoo's ViLBERTs say: model, steps, best on dev, and accuracy on easy, hard and adv with its
     interval as text; a name whose mini is not in the zoo has no line.

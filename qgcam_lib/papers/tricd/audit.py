@@ -67,7 +67,7 @@ class Audited:
         return pd.concat([evaluator.defect_effects(self.data, found, **options).assign(model=name)
                           for name, found in self.models.items()], ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #13fa7f20
 def audited_predictions(annotations: str = "", predictions: str = "", *, n_groups: int = 120, seed: int = 0) -> Audited:
     """Annotations from a file in TRICD's form, or drawn groups that take turns about as in the test set; the drawn
     detectors, and `predictions` from a file as "given"."""
@@ -100,14 +100,14 @@ def effects_in_points(effects: pd.DataFrame) -> pd.DataFrame:
     table = whole.pivot(index=["defect", "score"], columns="model", values="difference")
     return table[list(dict.fromkeys(effects["model"]))].rename_axis(columns=None).reset_index()
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #58ca501f
 def orders(effects: pd.DataFrame) -> pd.DataFrame:
     """AP of every detector and subset after group recall (theirs) and before (ours), and the difference, in percent."""
     rows = effects[effects["defect"] == "order"]
     shown = rows[["model"]].assign(subset=rows["subset"].replace(SUBSET_NAMES))
     return pd.concat([shown, 100 * rows[["theirs", "ours", "difference"]]], axis=1).reset_index(drop=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #b5988168
 def order_effects(data: Tricd, models: _Models, *, n_bootstrap: int = 500, seed: int = 0) -> list[str]:
     """AP after group recall minus before, a sentence a detector with a 95 % interval, the largest effect first; groups
     are resampled, the same for both."""
@@ -122,7 +122,7 @@ def order_effects(data: Tricd, models: _Models, *, n_bootstrap: int = 500, seed:
               f"{high:+.1f}], {len(data)} pairs of {len(data.group_names)} groups"] = row["gap"]
     return sorted(texts, key=texts.get, reverse=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #c879c768
 def places(order: pd.DataFrame) -> pd.DataFrame:
     """`orders` of all pairs with each detector's place by AP before and after: place, place_after."""
     rows = order[order["subset"] == "all"].drop(columns="subset")
@@ -136,7 +136,7 @@ def second_calls(data: Tricd, models: _Models) -> pd.DataFrame:
     return pd.DataFrame([(name, evaluator.second_call(data, found) or "no error") for name, found in models.items()],
                         columns=["model", "second call"])
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #972c5dc4
 def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
     """How often the check of the format objects to each detector, by reason, and its AP in percent by ours.
 
@@ -165,7 +165,7 @@ def tie_steps(data: Tricd, models: _Models, *, n_orders: int = 25, seed: int = 0
         parts.append(effect.assign(step=str(digits) if digits else "none"))
     return pd.concat(parts, ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #969228f2
 def flat_ties_text(ties: pd.DataFrame, data: Tricd, models: _Models) -> str:
     """What one score for all boxes gets in group recall, under each rule for equal scores, in percent."""
     flat = ties[(ties["step"] == "none") & (ties["metric"] == "group_recall@1")].set_index("rule")["value"] * 100
@@ -177,7 +177,7 @@ def flat_ties_text(ties: pd.DataFrame, data: Tricd, models: _Models) -> str:
             f"first {flat['false first']:.1f} %. The first is its recall@1 with no false image in play, "
             f"{100 * plain['recall@1', 'all']:.1f} %.")
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #82d143d8
 def crowded_cuts(data: Tricd, seed: int = 0) -> pd.DataFrame:
     """AP in percent of a detector with about 120 boxes a phrase, by how many of the best boxes are kept: best boxes, of
     each pair, of each phrase, no limit."""
@@ -187,7 +187,7 @@ def crowded_cuts(data: Tricd, seed: int = 0) -> pd.DataFrame:
     whole = 100 * evaluator.ap_with_cut(data, crowded, per="none")
     return pd.DataFrame([*rows, ("no limit", whole, whole)], columns=["best boxes", "of each pair", "of each phrase"])
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #dcfbf885
 def spreads(data: Tricd, models: _Models, *, n: int = 500, seed: int = 0) -> pd.DataFrame:
     """`subset_spread` of every detector, with a column `model`; subsets by their names."""
     every = pd.concat([evaluator.subset_spread(match_predictions(data, found), n=n, seed=seed).assign(model=name)
@@ -204,7 +204,7 @@ def other_answers(data: Tricd, questions: str = "") -> tuple[pd.DataFrame, dict[
     ids = asked["image_id"].tolist()
     return asked, {"by a rule": {i: int(int(i) % 3 != 0) for i in ids}, "always yes": dict.fromkeys(ids, 1)}
 
-
+# %% ../../../nbs/lib/papers/tricd/06_audit.ipynb #a9c32553
 def question_tables(asked: pd.DataFrame, answers: Mapping[str, dict],
                     seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What the published script comes to (part, then a column a set of answers), and ours in percent (model, score,

@@ -59,7 +59,7 @@ class TricdSplit:
         """The data set and split, for titles and captions: "miniworld, test"."""
         return f"{'miniworld' if self.files.is_miniworld else self.files.folder.name}, {self.files.split}"
 
-
+# %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #c8a3bae6
 def open_split(data: str = "", split: str = "test", limit: int = 0, seed: int = 0) -> TricdSplit:
     """A split of TRICD; data and split as in `tricd_files`, limit groups (0: all) drawn with seed."""
     return TricdSplit(tricd_files(data, split), limit, seed)
@@ -77,7 +77,7 @@ def notes(self: TricdSplit, models: Sequence[str], weights: str) -> list[str]:
     return cautions(TRICD, **_facts(self, models, weights), n=len(self.part.group_names),
                     n_split=len(self.data.group_names), n_file=len(self.data), n_published=self.files.expected)
 
-
+# %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #b072c5da
 @patch
 def not_comparable(self: TricdSplit, models: Sequence[str], weights: str, unit: str = "pairs") -> str:
     """Why such a run cannot be held against the paper's tables, or ''."""
@@ -95,7 +95,7 @@ def card(self: TricdSplit) -> pd.DataFrame:
             "truth boxes": f"{len(part.truth)} of {len(data.truth)}"}
     return pd.DataFrame(rows.items(), columns=["data", "value"])
 
-
+# %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #b537b863
 @patch
 def statistics(self: TricdSplit) -> tuple[pd.DataFrame, str]:
     """Counts of the whole split beside the paper's Table 1 (of val: Table 7), and where that is printed."""
@@ -176,7 +176,7 @@ def beside(self: TricdSplit, summary: pd.DataFrame, plan: pd.DataFrame, not_comp
         table=f"Table {number}, {_METRICS[number]}") for number in numbers]
     return pd.concat(tables, ignore_index=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #6f85e7d3
 def beside_view(beside: pd.DataFrame) -> pd.DataFrame:
     """`TricdSplit.beside` for a page: a line a table and model, each subset's "paper" and "ours" in percent."""
     lines = pd.MultiIndex.from_frame(beside[["table", "model"]].drop_duplicates())
@@ -253,7 +253,7 @@ def _kept(folder: Path, record: Mapping[str, Any], data: Tricd) -> dict[str, Pre
                               f"found another file or none. Run {NOTEBOOK} again")
     return {name: read_predictions(folder / place, data) for name, place in record["results"]["predictions"].items()}
 
-
+# %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #e1f7a752
 def _same_part(chosen: Sequence[tuple[Path, dict]], files: TricdFiles) -> dict[str, Any]:
     "limit and seed of the runs; ParameterError where they differ, or where the annotations have changed since."
     parts = {tuple(record["parameters"][name] for name in ("limit", "seed")) for _, record in chosen}

@@ -78,7 +78,7 @@ def _caption_lines(pair: TricdPair, width: int = 52) -> list[list[tuple[str, str
         length += len(word) + 1
     return lines
 
-
+# %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #796784a2
 def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 52) -> None:
     """Write a pair's caption above an axis, each phrase in its colour, in lines of about `width` letters."""
     rows = [HPacker(children=[TextArea(w, textprops={"color": c or "0.25", "fontsize": 10, "parse_math": False,
@@ -104,7 +104,7 @@ def _place(box: np.ndarray, taken: list[np.ndarray], label: tuple[float, float],
     taken.append(next((place for place, good in zip(places, free) if good), places[0]))
     return taken[-1]
 
-
+# %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #839f4bc7
 def _draw_phrases(ax: Axes, picture: Image.Image, phrases: Sequence[tuple], boxes: int = 1) -> None:
     """Show a picture with the truth of phrases dashed and their best boxes with scores inside the upper edge.
 
@@ -138,7 +138,7 @@ def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[st
     _draw_phrases(ax, picture, [(phrase, {"edge": "white", "edgecolor": colour, "linewidth": 1.8}, [(k, colour, found)])
                                 for k, (phrase, colour) in enumerate(zip(pair.phrases, colours))], boxes)
 
-
+# %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #8c95b65c
 def draw_models(ax: Axes, pair: TricdPair, text: str, picture: Image.Image, found: Mapping[str, Mapping]) -> None:
     """Draw a pair's picture with the truth of the phrase `text` dashed in white and every model's best box of it.
 
@@ -278,7 +278,7 @@ def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], lost: str)
         lines.append(wrapped(f"{mark} {name}: {'' if text is None else str(text)[:28]}", 39, 2))
     return lines
 
-
+# %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #4cfdcfc5
 def question_panel(chosen: pd.DataFrame, picture: Picture, answers: Mapping[str, Mapping[int, Any]], *,
                    title: str = "") -> Figure:
     """A picture a question, with the question, the truth and every model's answer; ✓ right, ✗ wrong, ? not readable.

@@ -46,7 +46,7 @@ def answer_rows(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     table = pd.concat(rows or [pd.DataFrame(columns=columns)], ignore_index=True)
     return table.assign(answer=table["answer"].astype("string"), error=table["error"].fillna("").astype(str))
 
-
+# %% ../../../nbs/lib/papers/tricd/05_questions.ipynb #a1a4a4b2
 def answer_cases(said: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
     """The records of chosen questions, a line an answer: question, right, subset, model, answer.
 
@@ -65,7 +65,7 @@ def parsing_counts(answers: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
     table = read.groupby(["model", "rule"], sort=False).size().unstack(fill_value=0)
     return table.rename_axis(columns=None).loc[list(answers)].reset_index()
 
-
+# %% ../../../nbs/lib/papers/tricd/05_questions.ipynb #ab491f3a
 def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
     """How many questions each model had, could not be read on, and left out: model, subset, n, n_unparsable, n_missing.
 

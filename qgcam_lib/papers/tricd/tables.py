@@ -80,7 +80,7 @@ def discrimination(summary: pd.DataFrame) -> pd.DataFrame:
                                    sd_90=100 * rows["sd_90"], bootstrap_sd=100 * rows["bootstrap_sd"])
     return frame.assign(ratio=rows["sd_90"] / rows["bootstrap_sd"].replace(0, np.nan)).reset_index(drop=True)
 
-
+# %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #d37735fb
 def printed_gaps(published: pd.DataFrame, *, sd: float = 0.5, factor: float = 3.0, column: str = "all") -> pd.DataFrame:
     """The gaps between neighbours of a printed column under the paper's rule and with its deviation corrected:
     better, worse, gap, above_sd (gap > sd), above_corrected (gap > factor * sd).
@@ -163,7 +163,7 @@ def printed_tables() -> dict[str, pd.DataFrame]:
     """Tables 3 to 6 of the paper as the claims look at them: {metric: models x subsets}, in percent."""
     return metric_tables(pd.concat([printed_summary(TRICD.tables[number]) for number in (3, 4, 5, 6)]), "subset")
 
-
+# %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #be87272d
 def count_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, dict[str, str]]:
     """`check_claims` of tables, in which only models with a role count, and the role each of them has."""
     roles = assign_roles(ROLES, {name for table in tables.values() for name in table.index})
@@ -191,7 +191,7 @@ def _grounding(table: pd.DataFrame) -> pd.DataFrame:
     "The lines of grounding models."
     return table[table.index.isin(_GROUNDING)]
 
-
+# %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #47b4a279
 def _grounding_ahead(t: _Tables) -> list[bool]:
     "Whether a grounding model has the higher AP on Winoground than a detector, a case a pair of them."
     column = t["AP"]["winoground"].dropna()
@@ -223,7 +223,7 @@ def _below_gqa(t: _Tables, r: _Roles) -> list[bool]:
     gap = (t["macro_f1"]["gqa_exists"] - t["macro_f1"]["all"]).round()
     return [gap[r["fiber"]] == 8, gap[r["ofa"]] == 15]
 
-
+# %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #ef501e4a
 def _drops(t: _Tables) -> pd.Series:
     "How far group recall@1 lies below recall@1, for every model that has both."
     return (t["recall@1"]["all"] - t["group_recall@1"]["all"]).dropna()

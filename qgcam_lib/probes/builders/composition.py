@@ -47,7 +47,7 @@ def _read_captions(texts: Sequence[str], tagger: Tagger, known: frozenset[str], 
             found.add((adjective, lexicon.singular(noun, plural_only) if plural else noun))
     return found, frozenset(said)
 
-
+# %% ../../../nbs/lib/probes/builders/02_composition.ipynb #19e32b05
 def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
     """Which pictures are said to show which attribute of which thing (supplement, section 7.2).
 
@@ -87,7 +87,7 @@ def _draw(dice: random.Random, candidates: Sequence[Mention], fits: Callable[[Me
     left = [one for one in candidates if fits(one)]
     return left[dice.randrange(len(left))] if left else None
 
-
+# %% ../../../nbs/lib/probes/builders/02_composition.ipynb #efbfae95
 def _draw_pairs(firsts: Sequence[Mention], candidates: Callable[[Mention], Sequence[Mention]],
                 fits: Callable[[Mention, Mention], bool], seed: int) -> list[tuple[Mention, Mention]]:
     """A partner for each mention; a pair that is drawn from both sides is kept once."""

@@ -57,7 +57,7 @@ class ContextOptions:
             raise ValueError(f"fillers: expected some of {', '.join(known)} (scene needs folders of scenes), got "
                              f"{list(self.fillers)}")
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #a8ba17f0
 @dataclass(frozen=True)
 class _Plan:
     """What decides the pixels of an edited picture, and where it goes. scenes: files; original: COCO's folder."""
@@ -96,7 +96,7 @@ class _Job:
     objects: tuple[CocoObject, ...]
     single: Mapping[str, int] = field(default_factory=dict)
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #550858c6
 def union_mask(segmentations: Iterable[Any], size: tuple[int, int]) -> np.ndarray:
     """The union of COCO segmentations, boolean [H, W]. Errors: ValueError as in `mask_of`."""
     mask = np.zeros(size, dtype=bool)
@@ -104,7 +104,7 @@ def union_mask(segmentations: Iterable[Any], size: tuple[int, int]) -> np.ndarra
         mask |= mask_of(one, size)
     return mask
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #45d27ba5
 def picture_names(image: str, filler: str, original: str, single: str = "") -> dict[str, str]:
     """reference, patch and edited picture of a group below its folder; what is edited is PNG.
 
@@ -160,7 +160,7 @@ def class_prompts(classes: Sequence[str]) -> dict[str, str]:
     """class -> "A photo of a dog.", for every class asked."""
     return {name: photo_prompt(name) for name in classes}
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #97fd15a4
 class _Build:
     """What both sets share: pictures with objects, edited files, the steps, and what was lost on the way."""
 
@@ -195,7 +195,7 @@ def limited(self: _Build, found: list) -> list:
     n = len(found) if self.options.limit is None else min(len(found), self.options.limit)
     return [found[k] for k in sorted(random.Random(f"limit {self.options.seed}").sample(range(len(found)), n))]
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #236f10c2
 @patch
 def make(self: _Build, jobs: list[_Job], processes: int, progress: bool) -> list[_Job]:
     """The jobs whose pictures are all there, in order; `processes` are made at a time."""
@@ -212,7 +212,7 @@ def make(self: _Build, jobs: list[_Job], processes: int, progress: bool) -> list
     self.steps.add("pictures", len(done), len(done), f"limit={self.options.limit}")
     return done
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #e606d061
 @patch
 def groups_of(self: _Build, id: str, job: _Job, kind: str, single: str = "", **classes: Any) -> list[ContextGroup]:
     """The groups of a picture, one a filler. single: the class that is left, of set R; classes: present, asked, not."""
@@ -220,7 +220,7 @@ def groups_of(self: _Build, id: str, job: _Job, kind: str, single: str = "", **c
     return [ContextGroup(f"{id}/{filler}", name, filler, kind, picture_names(name, filler, self.plan.original, single),
                          **classes) for filler in self.plan.fillers]
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #3487dfbf
 @patch
 def finished(self: _Build, groups: list[ContextGroup], form: str, pictures: int) -> Built:
     """The groups with their steps."""
@@ -299,7 +299,7 @@ def _with_targets(targets: Iterable[tuple[_Job, int]]) -> list[_Job]:
         found[job.image.id] = replace(job, single={**job.single, job.objects[k].category: k})
     return list(found.values())
 
-
+# %% ../../../nbs/lib/probes/builders/04_context.ipynb #47bdd9c2
 def _object_groups(build: _Build, job: _Job) -> list[ContextGroup]:
     shown, groups = {one.category for one in build.coco.instances.of(job.image.id)}, []
     for name in job.single:

@@ -42,7 +42,7 @@ def find_scenes(folders: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
         found += sorted(inside, key=lambda path: path.relative_to(folder).as_posix())
     return tuple(found)
 
-
+# %% ../../../nbs/lib/probes/builders/03_edits.ipynb #fa6cded6
 def fit_scene(scene: Image.Image, size: tuple[int, int]) -> np.ndarray:
     """A scene scaled to cover another size, the rest cut off evenly: uint8 [H, W, 3]. size: (height, width)."""
     return np.asarray(ImageOps.fit(scene, size[::-1], Image.Resampling.BICUBIC).convert("RGB"))
@@ -108,7 +108,7 @@ def draw_patch(objects: np.ndarray, patch: tuple[int, int],
     y, x = divmod(int(places[dice.integers(len(places))]), objects.shape[1] - patch[1] + 1)
     return x, y, x + patch[1], y + patch[0]
 
-
+# %% ../../../nbs/lib/probes/builders/03_edits.ipynb #744d81a5
 def put_patch(picture: np.ndarray, place: tuple[int, int, int, int], filler: np.ndarray) -> np.ndarray:
     """The picture with the filler's pixels inside the place; the filler keeps its own position."""
     x0, y0, x1, y1 = place

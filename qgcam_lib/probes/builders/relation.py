@@ -57,7 +57,7 @@ def usable_images(genome: VisualGenome, options: RelationOptions, steps: Steps) 
         steps.add("pictures not spared", len(listed), len(listed), f"spared={options.spared}")
     return listed
 
-
+# %% ../../../nbs/lib/probes/builders/06_relation.ipynb #09f0f6ad
 def spared_images(images: np.ndarray, share: float, seed: int) -> np.ndarray:
     """[n] bool: is a picture among those that the share spares? Depends on its number and the seed and nothing else."""
     return np.array([np.random.default_rng([seed, 1, int(k) % 2**32]).random() < share for k in images], bool)
@@ -180,7 +180,7 @@ def _group(self: _Maker, place: int, row: int, alone: Callable[[int], np.ndarray
             return 4, self._record(place, (s, p, other), p2, s2, *images)
     return 3, None
 
-
+# %% ../../../nbs/lib/probes/builders/06_relation.ipynb #eb70f8d9
 @patch
 def _record(self: _Maker, place: int, triplet: tuple[int, int, int], p2: int, s2: int, positive: np.ndarray,
             negative: np.ndarray) -> RelationGroup:
@@ -231,7 +231,7 @@ def _count_groups(groups: Groups, steps: Steps) -> None:
     steps.add("objects in the groups", len(objects))
     steps.add("groups with fewer pictures than asked for", 0, option="too_few=leave out")
 
-
+# %% ../../../nbs/lib/probes/builders/06_relation.ipynb #d47ce06a
 def _notes(genome: VisualGenome) -> tuple[str, ...]:
     notes = ["pictures were looked for" if genome.folders else
              "pictures were not looked for: all that are listed were used"]

@@ -61,7 +61,7 @@ class Taken:
     prompts: frozenset[str] = frozenset()
     captions: frozenset[str] = frozenset()
 
-
+# %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #37a7b119
 def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: CocoCaptions | None = None,
              genome: VisualGenome | None = None) -> Taken:
     """What groups of Probe-R and Probe-C show and ask, and what `captions` say of the pictures that they show. genome:
@@ -83,7 +83,7 @@ def _attribute_places(words: Sequence[str], kinds: Sequence[str], known: frozens
     no = ("other", "unknown", "plural noun")
     return [k for k, word in enumerate(words) if word.lower() in found and kinds[k] not in no]
 
-
+# %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #93474d94
 def with_words(text: str, words: Sequence[str], new: Mapping[int, str]) -> str:
     """The text with some of its words replaced. words: those of `words_of(text)`; new: place -> the new word. A capital
     at the beginning stays, and a or an before a new word is made to fit it."""
@@ -143,7 +143,7 @@ def _chosen(found: _Found, options: RelCompOptions, kind: int) -> _Found:
     drawn = np.random.default_rng([options.seed, 4, kind]).choice(len(found), options.limit, replace=False)
     return [found[k] for k in sorted(drawn.tolist())]
 
-
+# %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #ded41195
 def composition_groups(captions: CocoCaptions, taken: Taken, options: RelCompOptions, steps: Steps,
                        tagger: Tagger, progress: bool = False) -> _Found:
     """The groups from COCO's captions."""
@@ -199,7 +199,7 @@ def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions
               option="same_prompts=keep")
     return _chosen(found, options, 1)
 
-
+# %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #0dc691bb
 def _predicate_texts(told: Triplets, together: CoOccurrence, triplet: tuple[int, int, int], sentences: Sequence[str],
                      rng: np.random.Generator) -> tuple[str, str, str] | None:
     """(caption, positive, negative) of a relation, or None."""
@@ -220,7 +220,7 @@ _PAPER = {"train groups, composition": "78,155", "train groups, predicate": "71,
 def _is_test(key: tuple[int, int], options: RelCompOptions) -> bool:
     return bool(np.random.default_rng([options.seed, 3, key[0], key[1] % 2**32]).random() < options.test)
 
-
+# %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #e854d0a8
 def build_relcomp(captions: CocoCaptions | None = None, genome: VisualGenome | None = None,
                   probes: Sequence[RelationGroup | SwapPair] = (), options: RelCompOptions | None = None, *,
                   progress: bool = False) -> dict[str, Built]:

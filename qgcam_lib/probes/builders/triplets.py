@@ -33,7 +33,7 @@ def strip_name(text: str) -> str:
         words = words[:-1]
     return " ".join(words)
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #f413ad2d
 def strip_predicate(text: str) -> str:
     """A predicate without forms of to be at its beginning, and as `strip_name`. "is" alone becomes ""."""
     words = strip_name(text).split()
@@ -41,7 +41,7 @@ def strip_predicate(text: str) -> str:
         words = words[1:]
     return " ".join(words)
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #e1cb95bd
 def kept_names(aliases: Mapping[str, str], strip=strip_name) -> dict[str, str]:
     """alias -> the name to keep, both stripped. The first line that has a name decides, as in `read_aliases`; a kept
     name that another line maps further is followed to its end."""
@@ -74,7 +74,7 @@ def one_edit_apart(a: str, b: str) -> bool:
     same = a[k:] == b[k + 1:] if len(a) < len(b) else a[k + 1:] == b[k + 1:]
     return same or (len(a) == len(b) and a[k:k + 2] == b[k:k + 2][::-1] and a[k + 2:] == b[k + 2:])
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #65da7b8d
 def misspelt(counts: Mapping[str, int], rare: int = 2, often: int = 100, letters: int = 6) -> dict[str, str]:
     """misspelt name -> the name that is meant: of at least `letters` letters, seen `rare` times at most, one edit from
     exactly one name seen `often` times. A final s makes a plural, not an error."""
@@ -116,7 +116,7 @@ def _numbered(clean: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     places, names = pd.factorize(np.array([word or None for word in clean], object))
     return places.astype(np.int32), list(names)
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #3a43fffd
 def clean_triplets(told: Triplets, object_aliases: Mapping[str, str],
                    predicate_aliases: Mapping[str, str]) -> Triplets:
     """The relations with clean names, those of which nothing is left not among them. Not yet filtered by counts.
@@ -152,7 +152,7 @@ def frequent(told: Triplets, min_names: int, min_predicates: int) -> np.ndarray:
     often = (names[told.subject] >= min_names) & (names[told.object] >= min_names)
     return whole & often & (predicates[told.predicate] >= min_predicates)
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #68f1be0d
 def distinct(told: Triplets) -> Triplets:
     """Each triplet once in a picture, by picture, in a fixed order."""
     rows = np.unique(np.stack([told.image, told.subject, told.predicate, told.object]), axis=1)
@@ -206,7 +206,7 @@ class CoOccurrence:
         """The known subjects, ascending, never seen with the predicate and never with the object."""
         return _left(self.known_subjects, self.subjects_of_predicate[predicate], self.subjects_of_object[object])
 
-
+# %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #4eaff1a3
 def _left(known: np.ndarray, *seen: np.ndarray) -> np.ndarray:
     """The known numbers, ascending, that are in none of the others."""
     return known[~np.isin(known, np.concatenate(seen))]

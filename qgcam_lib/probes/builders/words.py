@@ -51,7 +51,7 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
         found.setdefault(other, set()).add(one)
     return {word: tuple(sorted(words)) for word, words in sorted(found.items())}
 
-
+# %% ../../../nbs/lib/probes/builders/01_words.ipynb #5f13bbf7
 @lru_cache(maxsize=1)
 def attribute_words() -> AttributeWords:
     """The words of data/words/attributes.toml."""
@@ -106,7 +106,7 @@ def singular(noun: str, plural_only: frozenset[str] = frozenset()) -> str:
     """The singular of a plural noun; words of `plural_only`, and those that inflect does not know, stay."""
     return noun if noun in plural_only else _inflect().singular_noun(noun) or noun
 
-
+# %% ../../../nbs/lib/probes/builders/01_words.ipynb #7269a72a
 @lru_cache(maxsize=65536)
 def photo_prompt(thing: str, article: str = "right") -> str:
     """"A photo of a small dog.": the prompt of a thing. article: "right" writes a or an, "a" always a, "" none."""
@@ -131,7 +131,7 @@ class Steps:
         frame = pd.DataFrame(self.rows, columns=["step", "left", "images", "option", "paper"])
         return frame.astype({"left": "int64", "images": "Int64"})
 
-
+# %% ../../../nbs/lib/probes/builders/01_words.ipynb #f4e769a9
 @dataclass(frozen=True)
 class Built:
     """What a builder made. groups: the records; steps: how many each filter left (`Steps.table`); options: what was
