@@ -110,7 +110,7 @@ def box_iou(a: ArrayLike, b: ArrayLike) -> np.ndarray:
 
 # %% ../nbs/lib/02_boxes.ipynb #3d369772
 def union_box(boxes: ArrayLike) -> np.ndarray:
-    """The smallest box that holds all of `boxes` ([k, 4], k >= 1) -> [4] float64. MDETR's merged phrase box."""
+    """The smallest box that contains all of `boxes` ([k, 4], k >= 1) -> [4] float64. MDETR's merged phrase box."""
     b = as_boxes(boxes)
     if len(b) == 0:
         raise ValueError("union_box: expected at least one box, got none; skip phrases without boxes")

@@ -98,7 +98,7 @@ def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
 
 # %% ../nbs/lib/05_checks.ipynb #fb30a852
 def box_findings(boxes: Any, sizes: Any, pictures: Any = None, *, most: float = 0.1) -> list[str]:
-    """What is suspicious about boxes and the sizes of their pictures, seen all at once.
+    """Warnings about boxes that do not fit the sizes of their images, over all boxes.
 
     boxes: [K, 4] as given (x0, y0, x1, y1, not yet clipped; inverted ones too). sizes: [K, 2], (height, width) of the
     picture of each. pictures: [K], what tells the pictures apart; None where each box has its own. most: the share of
@@ -125,7 +125,7 @@ def z_by_groups(values: np.ndarray, groups: np.ndarray) -> float:
 def choice_findings(right: Any, chance: Any, groups: Any = None,
                     undone: Mapping[str, Callable[[], Any]] | None = None, what: str = "choices are right"
                     ) -> list[str]:
-    """What is suspicious about choices: that they are clearly worse than chance, or better with a mistake undone.
+    """Warnings about choices that are clearly worse than chance, or better after undoing a mistake.
 
     right: [N], 1 or 0 a choice (a share for ties), NaN left out. chance: what guessing gets, one number or [N]. groups:
     [N], what is right or wrong together; None where each choice stands alone. undone: what was done to the input ->
@@ -210,8 +210,8 @@ def _turned(points: np.ndarray, turn: tuple[int, int, int]) -> np.ndarray:
 
 # %% ../nbs/lib/05_checks.ipynb #2c4d3667
 def peak_findings(peaks: np.ndarray, boxes: Sequence[np.ndarray], sizes: np.ndarray, groups: Any = None) -> list[str]:
-    """What is suspicious about where the peaks of maps fall: worse than those of other maps, far better with a mistake
-    undone; and that a part of the maps is constant.
+    """Warnings about the maxima of maps: worse than those of other maps, or much better after undoing a mistake; and
+    about constant maps.
 
     peaks: of `peaks_of`, [n, 4]. boxes: [k, 4] a map. sizes: [n, 2], (height, width) of the pictures. groups: [n].
     """
@@ -249,8 +249,8 @@ ACROSS = "pictures of a prompt"
 
 @dataclass(frozen=True)
 class ScoreKind:
-    """What kind of number scores are. name: of SCORE_KINDS. over: what they add up to 1 over (ACROSS, for one), "" for
-    nothing. guessed: nobody said so."""
+    """The kind of scores. name: one of SCORE_KINDS. over: what they add up to 1 over (ACROSS, for one), "" for nothing.
+    guessed: nobody said so."""
 
     name: str = "logit"
     over: str = ""
@@ -258,7 +258,7 @@ class ScoreKind:
 
     @property
     def has_confidence(self) -> bool:
-        """Is the softmax of `logits` a confidence?"""
+        """Whether the softmax of `logits` is a confidence."""
         known = self.name == "probability" and (self.over or not self.guessed)
         return self.over != ACROSS and bool(known or self.name in ("logit", "log-probability"))
 
@@ -282,7 +282,7 @@ def _over(values: np.ndarray, sums: Callable[[np.ndarray], Mapping[str, Any]] | 
 # %% ../nbs/lib/05_checks.ipynb #d757b4e2
 def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | None = None, given: str | None = None
                ) -> ScoreKind:
-    """What kind of number scores are: as given, else guessed.
+    """The kind of scores: the given one, else inferred.
 
     scores: numbers of any shape, NaN left out. sums: a function from such numbers to {what is added up: the sums}.
     given: of SCORE_KINDS. Errors: ValueError for another word, and for scores outside the range of the kind given.
@@ -304,14 +304,14 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
 
 # %% ../nbs/lib/05_checks.ipynb #3e01b4c3
 def kind_of_card(card: Any) -> ScoreKind:
-    """What the card of a model says its scores are, logits where it says nothing."""
+    """The kind of scores on a model's card, logits if it has none."""
     text = str(card.get("score", "")) if isinstance(card, Mapping) else ""
     return ScoreKind(next((name for name in ("log-probability", "probability") if name in text),
                           "cosine" if text == "cosine" else "logit"))
 
 # %% ../nbs/lib/05_checks.ipynb #5c0e0007
 def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) -> list[str]:
-    """What is suspicious about the kind of scores. compared: scores that were softmaxed over one of these are no longer
+    """Warnings about the kind of scores. compared: scores that were softmaxed over one of these are no longer
     comparable."""
     scores = np.asarray(scores, np.float64)
     scores = scores[~np.isnan(scores)]
@@ -331,7 +331,7 @@ def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) ->
 
 # %% ../nbs/lib/05_checks.ipynb #988769d2
 def score_findings(scores: Any, tied: Any = ()) -> list[str]:
-    """What is suspicious about scores as such: all are equal, one is filled in, equal ones decide a fifth of choices.
+    """Warnings about scores: all are equal, one is filled in, or ties decide a fifth of the choices.
 
     scores: numbers of any shape, NaN left out. tied: bool [N], was a choice decided by equal scores?
     """

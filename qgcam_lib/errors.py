@@ -46,7 +46,7 @@ class ParameterError(QgcamError, ValueError):
 
 
 class StoreError(QgcamError, RuntimeError):
-    """A store cannot be used as it is: a torn, foreign or doubled part, or other settings. The text names the file."""
+    """A store cannot be used: a damaged, foreign or duplicate part, or other settings. The text names the file."""
 
 # %% ../nbs/lib/01_errors.ipynb #efaf21e2
 EXTRAS = {
@@ -62,11 +62,11 @@ EXTRAS = {
 
 
 class MissingExtra(QgcamError, ModuleNotFoundError):
-    """An optional package is not installed; the text says which, what for, and the command that installs it."""
+    """An optional package is not installed; the text names it, its use, and the command that installs it."""
 
 # %% ../nbs/lib/01_errors.ipynb #086868ef
 def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None:
-    """What to install after a failed import; None where no extra brings it. what: what needs it, as a noun."""
+    """The installation command after a failed import; None if no extra has the package. what: its use, as a noun."""
     name = (error.name or getattr(error.__cause__, "name", None) or "").split(".")[0]
     if name == "lavis":
         return MissingExtra(f'LAVIS is not installed; {what} needs it: in the clone, pip install ".[models]", '
@@ -93,7 +93,7 @@ class FileFault(QgcamError, ValueError):
 
 
 class FormatError(FileFault):
-    """A file is not in the format it should be in; the text says what was expected and what was found."""
+    """A file has the wrong format; the text has the expected and the found one."""
 
 # %% ../nbs/lib/01_errors.ipynb #893fe7ce
 class ExampleError(FileFault):
@@ -113,19 +113,19 @@ class ExampleError(FileFault):
 
 # %% ../nbs/lib/01_errors.ipynb #f0b3db13
 class SourceError(QgcamError, ValueError):
-    """Something cannot be fetched or unpacked; the text says what, why and what to do."""
+    """A source cannot be fetched or unpacked; the text has the reason and the fix."""
 
     exit_code = 1
 
 
 class OutOfMemory(QgcamError, MemoryError):
-    """Scores could not be computed in this memory; the text says what to make smaller."""
+    """Not enough memory for the scores; the text says what to reduce."""
 
     exit_code = 1
 
 
 class DiskError(QgcamError, OSError):
-    """A file cannot be written: a full disk, or a folder that is closed. The text says where, and what to do."""
+    """A file cannot be written: a full disk or a read-only folder. The text has the place and the fix."""
 
     exit_code = 1
 
@@ -157,7 +157,7 @@ def enough_memory(text: str) -> Iterator[None]:
 
 # %% ../nbs/lib/01_errors.ipynb #5a59c002
 class SuspiciousInput(UserWarning):
-    """The input can be right and looks like a known mistake; the text says which. Silence it with
+    """The input resembles a known mistake, which the text names, but may be valid. Silence it with
     `warnings.simplefilter("ignore", SuspiciousInput)`."""
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ NORMALISATIONS, RESAMPLERS, EDGES = (
 # %% ../nbs/lib/03_maps.ipynb #143c6d2e
 @dataclass(frozen=True)
 class MapProtocol:
-    """How a raw map becomes the map that is scored. Frozen, comparable, and JSON-ready with `as_dict`.
+    """The steps from a raw map to the scored map. Frozen, comparable, and JSON-ready with `as_dict`.
 
     name: under which results are recorded. before: normalisation of the raw map. LAVIS's display path takes min-max
     first; a map without any mass stays all zero there and here. AMC takes none, gScoreCAM min-max. The paper thresholds
@@ -268,8 +268,8 @@ def as_map_array(maps: Any) -> np.ndarray:
 
 # %% ../nbs/lib/03_maps.ipynb #de9c71f1
 def resample(a: np.ndarray, size: tuple[int, int], protocol: MapProtocol) -> np.ndarray:
-    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. The own size returns the map as
-    it is."""
+    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. The map's own size returns it
+    unchanged."""
     if a.shape == tuple(size):
         return a.astype(np.float32, copy=False)
     wy, wx = (

@@ -23,7 +23,7 @@ SETTINGS_FILE = "settings.ini"
 
 
 def find_root() -> Path:
-    """The project's root: the nearest folder upwards that holds both `settings.ini` and `qgcam_lib/`.
+    """The project's root: the nearest parent folder with both `settings.ini` and `qgcam_lib/`.
 
     Searched from the package's own place, then from the current folder; the current folder itself when neither lies
     inside a project (a package installed from a wheel).

@@ -422,6 +422,19 @@ DAMAGE = {  # file of image 12, what is in it then, examples that are lost
 }
 
 
+def test_the_data_card_counts_each_image_once_in_any_order(root, monkeypatch):
+    reads = []
+    read = Flickr30kEntities._read
+    monkeypatch.setattr(Flickr30kEntities, "_read", lambda self, id: reads.append(id) or read(self, id))
+    forward, backward = (Flickr30kEntities(root, on_error="record") for _ in range(2))
+    card = forward.describe()
+    for id in reversed(backward.images()):
+        backward.read_image(id)
+    assert backward.describe() == card
+    assert list(backward.describe()["types"]) == list(card["types"])
+    assert sorted(reads) == sorted(2 * forward.images())
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_broken_file_is_named_and_the_rest_goes_on(root, kind):
     name, content, lost = DAMAGE[kind]

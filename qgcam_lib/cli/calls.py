@@ -30,7 +30,7 @@ def _one_line(message: Any) -> str:
 
 
 def with_flags(text: Any, options: Sequence[Any]) -> str:
-    """A message on one line in which NAME='VALUE' is written as it is typed, --name VALUE. options: of the command."""
+    """A message on one line with NAME='VALUE' written as on the command line, --name VALUE. options: of the command."""
     flags = {one.name: one.opts[-1] for one in options if one.opts[-1].startswith("--")}
     names = rf"""\b({"|".join(flags) or "(?!)"})=(?:True\b|(['"]?)([\w.-]+)\2)"""
     return re.sub(names, lambda found: " ".join(filter(None, (flags[found[1]], found[3]))), _one_line(text))

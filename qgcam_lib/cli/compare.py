@@ -104,7 +104,7 @@ _EVALUATE = "evaluate.json"
 
 
 def read_side(folder: str | Path) -> dict[str, Any]:
-    """The record of a run, or what `qgcam evaluate` says of its folder in the form of one: one data set per task."""
+    """The record of a run, or of a folder of `qgcam evaluate` in the same form: one data set per task."""
     path = Path(folder) / _EVALUATE
     if not path.is_file():
         return read_run(Path(folder))
@@ -130,7 +130,7 @@ def _evaluated(folder: Path) -> dict[str, ModelRows]:
 
 # %% ../../nbs/lib/cli/07_compare.ipynb #07d47270
 def example_rows(folder: str | Path) -> dict[str, ModelRows]:
-    """What a finished run, or a folder of `qgcam evaluate`, keeps of each example: {table: {model: rows}}; `_Found`
+    """The stored rows per example of a finished run or a folder of `qgcam evaluate`: {table: {model: rows}}; `_Found`
     instead of rows for detectors.
 
     Errors: ParameterError for a run that keeps none; RunError where files are not as the run recorded them.
@@ -153,7 +153,7 @@ _BESIDE = ("published", "words", "captions")  # inputs that no score of an examp
 
 
 def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What two runs differ in besides their models, one line each; a, b: their records."""
+    """The differences of two runs except their models, one line each; a, b: their records."""
     found = []
     if Path(a["notebook"]).stem != Path(b["notebook"]).stem:
         found.append(f"notebook: {Path(a['notebook']).stem} and {Path(b['notebook']).stem}")

@@ -104,7 +104,7 @@ ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_oka
 
 
 def given_parameters(pairs: list[str] | None, file: Path | None) -> dict[str, Any]:
-    """The parameters that a command line gives, as texts; those of a file as they are there."""
+    """The parameters of a command line as texts; those of a file with their types."""
     for pair in pairs or []:
         if "=" not in pair:
             raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
@@ -185,7 +185,7 @@ def echo_tables(folder: Path) -> None:
 
 # %% ../../nbs/lib/cli/08_results.ipynb #61c6dd0d
 def not_scored(folder: Path) -> str:
-    """How many examples of a run have no score, as the end of a sentence; "" for none."""
+    """The number of examples without a score, as the end of a sentence; "" for none."""
     import pandas as pd
 
     from qgcam_lib.runs import read_run
@@ -223,7 +223,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="path of a notebook, or th
 def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
               "id or folder of a run, or a notebook: its newest run"))] = None,
           outputs: Outputs = None, as_json: Json = False) -> None:
-    """Print the score tables of the newest finished run, its id, and where the report lies.
+    """Print the score tables of the newest finished run, its id, and the path of the report.
 
     A run whose tables are not as it recorded them is refused.
     """

@@ -93,7 +93,7 @@ def _number(value: float) -> str:
 
 # %% ../../nbs/lib/cli/03_scoring.ipynb #e6d3bbbc
 def readable(summary: Any, level: float = 0.95) -> Any:
-    """A summary as it is printed: its interval as one text, what is undefined empty."""
+    """A summary for printing: the interval as one text, undefined values empty."""
     ends = zip(summary["ci_low"], summary["ci_high"])
     interval = ["" if low != low else f"{_number(low)} to {_number(high)}" for low, high in ends]
     shown = summary.drop(columns=[name for name in _LEFT_OUT if name in summary])

@@ -14,8 +14,8 @@ from typing import Any
 
 # %% ../../nbs/lib/data/14_batches.ipynb #26d172dc
 def as_results(found: Any, n: int, verb: str, each: str = "one for each that was asked") -> list[Any]:
-    """What a model gave, as a list of n. verb: the method; each: what a result is for. Errors: ValueError that says so
-    where it gave another number of results, or none that can be counted."""
+    """The results of a model as a list of n. verb: the method; each: what a result is for. Errors: ValueError that says
+    so where it gave another number of results, or none that can be counted."""
     try:
         results = list(found)
     except TypeError as error:

@@ -91,7 +91,7 @@ def check_options(options: dict[str, str], choices: dict[str, tuple[str, ...]] =
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #fee3ebf0
 def check_layout(folder: Path, names: Sequence[str], remedy: str) -> None:
-    """ExampleError where a file or folder of these names is not in the folder; it says what is."""
+    """ExampleError if a file or folder of these names is missing; it lists the existing ones."""
     if missing := [name for name in names if not (folder / name).exists()]:
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) if folder.is_dir() else "no such folder"
         raise ExampleError(f"expected {', '.join(missing)}, found {inside or 'nothing'}", file=folder, remedy=remedy)
@@ -224,7 +224,7 @@ def _all(self: ByImage) -> _Totals:
 # %% ../../nbs/lib/data/02_by_image.ipynb #f661e588
 @patch(as_prop=True)
 def problems(self: ByImage) -> list[Problem]:
-    """What the annotation files of this split lost, whatever on_error is; pictures are not opened."""
+    """The problems of the annotation files of this split, independent of on_error; images are not opened."""
     by_image = self._all.problems
     return [problem for image_id in self._ids for problem in by_image.get(image_id, ())]
 
@@ -256,8 +256,8 @@ def checksum(path: Path) -> str:
 # %% ../../nbs/lib/data/02_by_image.ipynb #83e8be37
 @patch
 def fingerprint(self: ByImage) -> str:
-    """sha256 over the options, the split, the annotation files, and the pictures' names and lengths. Where the folder
-    lies does not matter."""
+    """sha256 over the options, the split, the annotation files, and the images' names and lengths. It does not depend
+    on the folder's path."""
     options = sorted((name, value) for name, value in self.options.items() if name != "on_error")
     files = [(path.name, checksum(path)) for path in self._files()]
     parts = [repr((self.layout, self.split, options, files))]

@@ -39,12 +39,12 @@ class Problem:
 
     @classmethod
     def of(cls, error: ExampleError, id: str = "") -> "Problem":
-        """The problem that an error stands for; `id` replaces an example id that the error does not know."""
+        """The problem of an error; `id` replaces an example id that the error does not know."""
         return cls(Path(error.file).name, error.problem, "error", error.example or id)
 
 # %% ../../nbs/lib/data/01_records.ipynb #aec68d89
 def problem_of(error: Exception) -> str:
-    """What an error says is wrong, without the place that an ExampleError names."""
+    """The text of an error without the place that an ExampleError names."""
     return error.problem if isinstance(error, ExampleError) else str(error)
 
 # %% ../../nbs/lib/data/01_records.ipynb #1c6c62f1
@@ -196,7 +196,7 @@ def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
 # %% ../../nbs/lib/data/01_records.ipynb #f1e707f3
 @runtime_checkable
 class Dataset(Protocol):
-    """What every loader of grounding examples offers.
+    """The interface of all loaders of grounding examples.
 
     Examples of one picture follow each other. `problems` lists what was left out and why, with on_error="record".
     """
@@ -229,7 +229,7 @@ def check_distinct(ids: Iterable[str]) -> None:
 
 # %% ../../nbs/lib/data/01_records.ipynb #68791efd
 def image_problems(path: Path, size: tuple[int, int] | None = None, root: Path | None = None) -> list[Problem]:
-    """What is wrong with one picture file; the list is empty for a good one. Paths are given relative to `root`."""
+    """The problems of one image file; empty if there are none. Paths are given relative to `root`."""
     name = path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(path)
     try:
         open_image(path, size)

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #1201becd
 class AttentionWatch:
-    """What a watched layer let pass. attention: probabilities [P, heads, rows, columns], None before a pass."""
+    """The attention recorded from a watched layer. attention: probabilities [P, heads, rows, columns], None before a
+    pass."""
 
     attention: torch.Tensor | None = None
 

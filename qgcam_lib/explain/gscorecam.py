@@ -108,7 +108,7 @@ def _embed(visual, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/explain/02_gscorecam.ipynb #2f10e53b
 @dataclass(frozen=True)
 class Shared:
-    """How much work the phrases of one picture shared.
+    """The amount of work that the phrases of one image shared.
 
     phrases, channels: their number and the channels taken by each; union: different channels taken; embedded: masked
     pictures that went through the encoder. One phrase at a time it would be phrases * channels.

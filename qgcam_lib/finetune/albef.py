@@ -36,9 +36,8 @@ MINI = BlipConfig(
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c569d637
 @dataclass(frozen=True)
 class ItmRecipe(CaptionRecipe):
-    """How a matcher is trained: the fields of `CaptionRecipe`, and contrast_weight: of the contrast in sentence
-    steps.
-    """
+    """The recipe of a matcher: the fields of `CaptionRecipe`, and contrast_weight: of the contrast in sentence
+    steps."""
 
     sentences: float = 0.2
     contrast_weight: float = 0.25
@@ -96,7 +95,7 @@ def mini_model(config: BlipConfig, tokenizer, seed: int = 0):
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #3f968943
 def word_layer(channels: int, data: TrainingSet, seed: int) -> torch.nn.Linear:
-    """The layer that says which of the data's words a patch shows, before training; a word is rare in a patch."""
+    """The layer that predicts the words of a patch, before training; its bias makes words rare."""
     with drawn_from(seed):
         layer = torch.nn.Linear(channels, len(data.words))
     torch.nn.init.constant_(layer.bias, -7.0)
@@ -104,7 +103,7 @@ def word_layer(channels: int, data: TrainingSet, seed: int) -> torch.nn.Linear:
 
 
 def said_words_loss(layer: torch.nn.Linear, cells: torch.Tensor, has: torch.Tensor) -> torch.Tensor:
-    """How badly the words of the pictures are told from their cells: cross-entropy summed over words, mean of pictures.
+    """The loss of predicting the words of images from their cells: cross-entropy summed over words, mean over images.
 
     layer: from `word_layer`; cells: [B, M, C], patches without the class token; has: float [B, words].
     """
@@ -153,7 +152,7 @@ class ItmTraining(Training):
 
     @cached_property
     def table(self) -> TokenTable:
-        """What makes token ids of the texts of a batch."""
+        """Convert the texts of a batch to token ids."""
         return TokenTable(self.model.tokenizer, self.config.max_txt_len)
 
     def draw(self, step: int) -> ItmBatch:
@@ -202,7 +201,7 @@ ALBEF_MINI = AlbefConfig(
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c9a31d2d
 @dataclass(frozen=True)
 class AlbefRecipe(ItmRecipe):
-    """How a mini ALBEF is trained: the fields of `ItmRecipe`, and two of masked words.
+    """The recipe of the mini ALBEF: the fields of `ItmRecipe`, and two of masked words.
 
     mlm_weight: of their loss beside the matching loss; masked: share of a text's words that are hidden, at least one.
     """

@@ -119,7 +119,7 @@ def phrase_masks(data: TrainingSet, batch: ItmBatch) -> torch.Tensor:
 # %% ../../nbs/lib/finetune/06_amc.ipynb #e9d8a1c6
 @dataclass(frozen=True)
 class AmcRecipe(AlbefRecipe):
-    """How AMC fine-tunes: the fields of `AlbefRecipe`, and those of the loss.
+    """The recipe of AMC: the fields of `AlbefRecipe`, and those of the loss.
 
     block: text layer whose maps are trained; amc_weight: of the whole loss beside matching; mean_weight, max_weight,
     mean_margin, max_margin: as published.

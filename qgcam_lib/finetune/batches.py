@@ -29,7 +29,7 @@ from ..storage.files import sha256_of, whole_file
 # %% ../../nbs/lib/finetune/03_batches.ipynb #8b84621b
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained.
+    """The recipe of a training.
 
     steps; batch: pictures a step; learning_rate, weight_decay: of the optimizer; warmup: steps; cooldown: share of the
     steps; clip: largest norm of the gradient, 0 for any; seed; images: of the split, at most; log_every: steps
@@ -81,12 +81,12 @@ class Boxes:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #69812515
 def flip_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Boxes [n, 4], corners as fractions of the picture, as they lie in its mirror image."""
+    """Boxes [n, 4] of the mirror image, corners as fractions of the image."""
     return np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], 1)
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #b177a78a
 def file_stamps(files: Sequence[Path]) -> str:
-    """Where files lie, how long they are and when they changed: a part of the name of what is computed from them."""
+    """Paths, lengths and modification times of files: a part of the name of what is computed from them."""
     return repr([(str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files])
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #2b06a5e9
@@ -197,7 +197,7 @@ def as_input(pixels: np.ndarray) -> torch.Tensor:
 # %% ../../nbs/lib/finetune/03_batches.ipynb #86a312f1
 @dataclass(frozen=True)
 class CaptionRecipe(Recipe):
-    """How a model is trained on captions: the fields of `Recipe`, and those of its captions and of a loss.
+    """The recipe of a training on captions: the fields of `Recipe`, and those of its captions and of a loss.
 
     texts: captions a picture, half of them true; sentences: share of steps with whole sentences, at most 4 a picture;
     borrowed: share of false captions from another picture; relations: share of the other captions that state a
@@ -291,7 +291,7 @@ class Pairs:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #7a9f61a1
 def all_pairs(data: TrainingSet, batch: CaptionBatch) -> Pairs:
-    """What is known of every picture and every text of a batch."""
+    """The known labels of every pair of an image and a text of a batch."""
     captions = {caption.words: caption for own in batch.captions for caption in own}
     place = {words: number for number, words in enumerate(captions)}
     places = torch.tensor([[place[caption.words] for caption in own] for own in batch.captions])

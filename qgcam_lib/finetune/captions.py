@@ -77,7 +77,7 @@ class ImageCaption:
 # %% ../../nbs/lib/finetune/02_captions.ipynb #2d36f55d
 @patch
 def falsified(self: ImageCaption, start: int, stop: int, new: Sequence[str]) -> ImageCaption:
-    """The caption, now false, with other words at `start` to `stop`, which is a phrase or lies between phrases."""
+    """The caption, made false by other words at `start` to `stop`, which is a phrase or between phrases."""
     shift = len(new) - (stop - start)
     phrases = tuple((a + shift * (a >= stop), b + shift * (b >= stop), "") for a, b, _ in self.phrases)
     return ImageCaption(self.words[:start] + tuple(new) + self.words[stop:], phrases, False)
@@ -96,7 +96,7 @@ def phrase_caption(mention: Mention) -> ImageCaption:
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #72e1d85c
 def sentence_captions(text: ImageText) -> list[ImageCaption]:
-    """The sentences of a picture in which a phrase says something visible."""
+    """The sentences of an image with a phrase about something visible."""
     found = []
     for number, words in enumerate(text.sentences):
         own = sorted((m.start, m.stop, m.entity) for m in text.mentions if m.sentence == number)
@@ -168,7 +168,7 @@ def entities(self: CaptionMaker, row: int) -> np.ndarray:
 
 @patch
 def said_of(self: CaptionMaker, entities: np.ndarray, phrases: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """bool [entities, phrases]: could the phrase be said of the entity, as far as its picture's sentences tell?"""
+    """bool [entities, phrases]: whether the phrase could be true of the entity, according to the image's sentences."""
     heads, asked = np.full(len(phrases), -1), np.zeros((len(self.word_columns), len(phrases)), np.float32)
     for column, words in enumerate(phrases):
         head, attributes = reading.head_and_attributes(words)

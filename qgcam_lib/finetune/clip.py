@@ -42,7 +42,7 @@ MINI_CLIP = clip_sizes({
 # %% ../../nbs/lib/finetune/07_clip.ipynb #a771bc20
 @dataclass(frozen=True)
 class ClipRecipe(CaptionRecipe):
-    """How a CLIP is trained: the fields of `CaptionRecipe`."""
+    """The recipe of CLIP: the fields of `CaptionRecipe`."""
 
     steps: int = 4000
     batch: int = 64
@@ -114,7 +114,7 @@ class ClipTraining(Training):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         explained = f"gScoreCAM of layer 4, {self.choices[0]['n_channels']} of {channels(self.config.model)} channels"
         return {"class": "open_clip CLIP (ModifiedResNet)", "task": "image-text contrast",
                 "supervision": "pictures and sentences; no boxes", "block": "layer4", "tokens": "none",

@@ -27,7 +27,7 @@ from ..models.dense.network import DenseConfig, DenseDetector, DenseGrounding, b
 # %% ../../nbs/lib/finetune/08_detector.ipynb #a5a5483e
 def assign(boxes: torch.Tensor, owner: torch.Tensor, n_phrases: int, grid: tuple[int, int], share: float = 0.5
            ) -> torch.Tensor:
-    """Which box each cell has to find for each phrase: int64 [Q, C], index into boxes, -1 for none.
+    """The box assigned to each cell for each phrase: int64 [Q, C], index into boxes, -1 for none.
 
     boxes: [K, 4] xyxy as fractions of the picture; owner: int64 [K], phrase of each; share: of its sides, the middle
     part in which a cell's centre must lie. The cell that holds the box's centre is always taken, so that no box goes
@@ -61,7 +61,7 @@ def giou(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 # %% ../../nbs/lib/finetune/08_detector.ipynb #7760fcaf
 @dataclass(frozen=True)
 class DetectorRecipe(Recipe):
-    """How a detector is trained: the fields of `Recipe`, and those of its captions and losses.
+    """The recipe of a detector: the fields of `Recipe`, and those of its captions and losses.
 
     texts: captions a picture; false: share of the captions that are false of their picture, 0 is training without
     negatives, as MDETR's; short: share of the captions that are a phrase alone; share: see `assign`. Weights of the
@@ -107,7 +107,8 @@ class DetectorBatch:
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #14ec48aa
 def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
-    """How badly cells are named: binary cross-entropy summed over cells and words, for each cell that has a name.
+    """The loss of predicting the words of cells: binary cross-entropy summed over cells and words, for each cell that
+    has a name.
 
     logits, names: [B, C, words]. It teaches the convolutions nouns and attributes, which published detectors bring from
     an image classifier.
@@ -249,7 +250,7 @@ class DetectorTraining(Training):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         false = self.recipe.false
         how = f"{false:.0%} of the captions false of their picture" if false else "only true captions"
         detector = self.as_model()

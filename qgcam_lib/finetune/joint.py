@@ -40,9 +40,8 @@ def match_loss(match: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/finetune/11_joint.ipynb #cc2315ab
 @dataclass(frozen=True)
 class Seen:
-    """What a pass gives. match: logits [B, 2] of each picture's true and false text; patches: [B, M, C], states of the
-    picture alone; alike: [B, U] scaled cosines with all texts, None where there are no two towers.
-    """
+    """The output of a forward pass. match: logits [B, 2] of each picture's true and false text; patches: [B, M, C],
+    states of the picture alone; alike: [B, U] scaled cosines with all texts, None where there are no two towers."""
 
     match: torch.Tensor
     patches: torch.Tensor
@@ -51,9 +50,8 @@ class Seen:
 # %% ../../nbs/lib/finetune/11_joint.ipynb #076f4c0a
 @dataclass(frozen=True)
 class JointRecipe(MatcherRecipe):
-    """How joint attention is trained: the fields of `MatcherRecipe`, and contrast_weight: of the contrastive loss, for
-    a model that has two towers too.
-    """
+    """The recipe of joint attention: the fields of `MatcherRecipe`, and contrast_weight: of the contrastive loss, for a
+    model that has two towers too."""
 
     contrast_weight: float = 0.25
 
@@ -86,7 +84,7 @@ class JointTraining(MatcherTraining):
 
     @cached_property
     def table(self) -> TokenTable:
-        """What makes token ids of the texts of a batch."""
+        """Convert the texts of a batch to token ids."""
         return TokenTable(self.model.tokenizer, LONGEST)
 
     def tokens(self, texts: Sequence[tuple[str, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +112,7 @@ class JointTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         return {"class": f"transformers {self.model_class}", "role": "matcher", "task": "image-text matching",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 

@@ -120,11 +120,11 @@ class Training:
         return self.recipe.rate(self.step)
 
     def after_step(self) -> None:
-        """What is done after every step: nothing. A training that looks at other data has its own."""
+        """Called after every step; does nothing. A training that evaluates other data overrides it."""
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done. A training that stops early has its own, which its `rows` decide."""
+        """Whether all steps are done. A training with early stopping overrides it, based on its `rows`."""
         return self.step >= self.recipe.steps
 
     def add_row(self, **values: float) -> None:

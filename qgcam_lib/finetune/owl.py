@@ -45,7 +45,7 @@ MINI_OWL = owl_sizes({
 # %% ../../nbs/lib/finetune/09_owl.ipynb #339327fc
 @dataclass(frozen=True)
 class OwlRecipe(CaptionRecipe):
-    """How an OWL-ViT is trained: the fields of `CaptionRecipe`, and those of its boxes.
+    """The recipe of OWL-ViT: the fields of `CaptionRecipe`, and those of its boxes.
 
     many: patches that each thing takes in the first steps; alone: share of the steps, the last ones, in which it takes
     only one; box_weight,
@@ -219,7 +219,7 @@ class OwlTraining(Training):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         return {"class": "transformers OwlViTForObjectDetection", "role": "detector",
                 "task": "open-vocabulary detection, each phrase read alone",
                 "supervision": "pictures, phrases and their boxes; false phrases; the image tower starts from "

@@ -34,7 +34,7 @@ _SINGULAR = {"men": "man", "women": "woman", "people": "person", "children": "ch
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #5142e70f
 def singular(word: str) -> str:
-    """The singular of an English noun as captions use it: "benches" gives "bench". Words that end in ss or us stay."""
+    """The singular of an English noun in captions: "benches" gives "bench". Words that end in ss or us stay."""
     if word in _SINGULAR:
         return _SINGULAR[word]
     if word.endswith(("ches", "xes", "sses")):
@@ -60,9 +60,7 @@ def mirrored(words: Sequence[str]) -> tuple[str, ...]:
 # %% ../../nbs/lib/finetune/01_texts.ipynb #28e88d4c
 @dataclass(frozen=True)
 class Mention:
-    """A phrase of a sentence: its words, the entity it is about, and where it stands (`sentence`, words `start` to
-    `stop`).
-    """
+    """A phrase of a sentence: its words, its entity, and its position (`sentence`, words `start` to `stop`)."""
 
     words: tuple[str, ...]
     entity: str
@@ -73,7 +71,7 @@ class Mention:
 # %% ../../nbs/lib/finetune/01_texts.ipynb #c30a2f64
 @dataclass(frozen=True)
 class ImageText:
-    """What is said about one picture: sentences as words, and the phrases in them that are about something visible."""
+    """The texts of one image: sentences as words, and their phrases about something visible."""
 
     id: str
     sentences: tuple[tuple[str, ...], ...]
@@ -136,7 +134,7 @@ _TOGETHER = ({"on", "riding"}, {"in", "inside"}, {"in", "wearing"}, {"on", "in"}
 
 
 def excludes(said: str, other: str) -> bool:
-    """Whether a relation of two things that is true makes the other one false."""
+    """Whether a true relation of two objects excludes the other one."""
     both = {said, other}
     return both in _OPPOSITES or (said != other and both <= {*TOUCHING} and both not in _TOGETHER)
 
@@ -147,7 +145,7 @@ def readings(name: str) -> set[str]:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #b6761272
 def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str], np.ndarray]:
-    """Nouns (singular) and attributes that are said of at least `minimum` pictures, sorted; and who has them.
+    """Nouns (singular) and attributes of at least `minimum` images, sorted; and the images that have them.
 
     The second result is bool [N, words].
     """

@@ -25,7 +25,7 @@ from ..models.dual.matcher import DualMatcher
 # %% ../../nbs/lib/finetune/10_towers.ipynb #3d7bc688
 @dataclass(frozen=True)
 class MatcherRecipe(CaptionRecipe):
-    """How a matcher for the probes is trained: the fields of `CaptionRecipe`, and those of its losses.
+    """The recipe of a matcher for the probes: the fields of `CaptionRecipe`, and those of its losses.
 
     looking: the first steps, which see pictures and no texts; text_warmup: steps in which the rate rises once more when
     the texts come, 0 for none; half: whether the network computes in bfloat16, weights and losses stay in float32.
@@ -59,7 +59,7 @@ class MatcherTraining(Training):
     """
 
     def computing(self) -> torch.autocast:
-        """The context in which the network computes: in bfloat16 where the recipe says so."""
+        """The context in which the network computes: bfloat16 if the recipe requires it."""
         return torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, self.recipe.half)
 
     def draw(self, step: int) -> tuple:
@@ -93,7 +93,7 @@ PROMPT_WORDS = ("a photo of", "a picture of", "an image of")
 
 @dataclass(frozen=True)
 class TowersRecipe(MatcherRecipe):
-    """How two towers are trained: the fields of `MatcherRecipe`, and loss: "softmax" (CLIP) or "sigmoid" (SigLIP)."""
+    """The recipe of dual encoders: the fields of `MatcherRecipe`, and loss: "softmax" (CLIP) or "sigmoid" (SigLIP)."""
 
     loss: str = "softmax"
 
@@ -160,7 +160,7 @@ class TowersTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         loss = {"softmax": "CLIP's softmax loss", "sigmoid": "SigLIP's sigmoid loss"}[self.recipe.loss]
         return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher",
                 "task": f"image-text contrast ({loss})",

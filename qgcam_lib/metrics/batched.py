@@ -85,7 +85,8 @@ def _scaled(x: Any, how: str) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #02c347d3
 def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """How many cells of each map are negative, int64 [N], and whether such a map is finite, bool [N]."""
+    """The number of negative cells of each map, int64 [N], and whether a map with negative cells is finite, bool
+    [N]."""
     if not len(maps) or isinstance(maps[0], np.ndarray):
         counts = np.array([0 if a.min() >= 0 else np.count_nonzero(a < 0) for a in maps], dtype=np.int64)
         return counts, np.array([not c or bool(np.isfinite(a).all()) for a, c in zip(maps, counts)], dtype=bool)

@@ -57,7 +57,7 @@ def tie_rule(rule: str, share: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #66c954f0
 def distance_map(boxes: ArrayLike, size: tuple[int, int], *, symmetric: bool = False) -> np.ndarray:
-    """How many pixels each pixel lies outside the nearest box; 0 inside. float64 [height, width].
+    """The distance of each pixel from the nearest box in pixels; 0 inside. float64 [height, width].
 
     boxes: [k, 4] xyxy on the grid of `size`. Source: Q-GroundCAM section 2, D = max(y0 - i, i - y1, x0 - j, j - x1),
     here cut at zero (equal to the paper's product with 1 - M) and, for several boxes, the smallest over the boxes
@@ -75,7 +75,8 @@ def distance_map(boxes: ArrayLike, size: tuple[int, int], *, symmetric: bool = F
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #333a32e0
 def local_maxima(a: np.ndarray) -> np.ndarray:
-    """Where a map [H, W] is not lower than any of its eight neighbours: bool [H, W]. The border has fewer of them."""
+    """The cells of a map [H, W] that are not lower than any of their eight neighbours: bool [H, W]. The border has
+    fewer of them."""
     wide = np.pad(a, 1, mode="edge")
     rows = np.maximum(np.maximum(wide[:-2], wide[1:-1]), wide[2:])
     return a >= np.maximum(np.maximum(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])

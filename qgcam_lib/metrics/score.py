@@ -173,7 +173,7 @@ class _Work:
 
     @property
     def keeps_type(self) -> bool:
-        "Does the protocol leave a map as it is, so that float64 may stay float64?"
+        """Whether the protocol does not change a map, so that float64 may stay float64."""
         return self.protocol.grid == "native" and self.protocol.before == self.protocol.after == "none"
 
     def boxes_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -183,7 +183,7 @@ def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)
 def protocol(self: GroundingScores) -> MapProtocol | None:
-    """The protocol of the scores; None as long as it is the default and nothing has come in."""
+    """The protocol of the scores; None if it is the default and there was no update."""
     if self.options["protocol"] is not None or not self.sized.any():
         return self.options["protocol"]
     return default_protocol(bool(self.sized[0] > 0))
@@ -218,7 +218,7 @@ def plot(self: RecordMetric, val: Any = None, ax: Any = None) -> Any:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #d2a865b9
 @patch
 def drawn(self: RecordMetric, name: str) -> bool:
-    """Is this a score that a plot shows, and no count?"""
+    """Whether this is a score that a plot shows, and not a count."""
     return name in METRICS and name != "pg_ties" and not name.endswith("_rel")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #53c065fb

@@ -33,7 +33,7 @@ class _Seen:
 
 # %% ../../nbs/lib/models/04_blip2.ipynb #fa9c6f6a
 class Blip2Explainer(AttentionExplainer):
-    """BLIP-2's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
+    """BLIP-2's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
     model: transformers' Blip2ForImageTextRetrieval; block: 0-based, a layer with cross-attention; tokens: "queries"
     (mean over all queries) or the number of one query; explain: "gradcam" or "attention"; head: what `score` gives,

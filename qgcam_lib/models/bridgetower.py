@@ -17,7 +17,7 @@ from .registry import ModelEntry, find_model, published_sizes
 
 # %% ../../nbs/lib/models/03_bridgetower.ipynb #77ac332a
 class BridgeTowerExplainer(AttentionExplainer):
-    """BridgeTower's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
+    """BridgeTower's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
     model: transformers' BridgeTowerForImageAndTextRetrieval; block: 0-based layer of the cross-modal encoder;
     max_tokens: 50, as in the original's training. The score is the probability of a match, or see `ITM_SCORES`. What

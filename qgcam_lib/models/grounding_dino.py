@@ -77,7 +77,7 @@ def dino_size(width: int, height: int, *, shorter: int = 800, longer: int = 1333
 
 # %% ../../nbs/lib/models/06_grounding_dino.ipynb #02ec035a
 class GroundingDinoDetector(BoxDetector):
-    """Grounding DINO as Detector; what is not said here is as in `BoxDetector`.
+    """Grounding DINO as Detector; see `BoxDetector` for the rest.
 
     model: transformers' GroundingDinoForObjectDetection; tokenizer: a fast BERT tokenizer with BERT's numbers for
     special tokens and full stops (see `bert_places`); shorter, longer: sides of the picture as the model sees it. A

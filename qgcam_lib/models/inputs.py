@@ -151,7 +151,7 @@ class AnswererSource(AnswererName):
 
 # %% ../../nbs/lib/models/11_inputs.ipynb #b358c338
 class WeightsSource(NamedInput):
-    """Which weights the models of a run have: mini, official, random, or the path of a checkpoint."""
+    """The weights of a run's models: mini, official, random, or the path of a checkpoint."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -165,7 +165,7 @@ class WeightsSource(NamedInput):
 
 # %% ../../nbs/lib/models/11_inputs.ipynb #d45ca9b0
 class AlbefEntry(NamedInput):
-    """A folder of the zoo that holds an ALBEF, by its name; the parameter `zoo` is the zoo's folder, "" data/zoo."""
+    """A folder of the zoo with an ALBEF model, by its name; the parameter `zoo` is the zoo's folder, "" data/zoo."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -178,7 +178,7 @@ class AlbefEntry(NamedInput):
 
 # %% ../../nbs/lib/models/11_inputs.ipynb #b358c341
 class DeviceName(NamedInput):
-    """Where models compute: cpu, cuda, cuda:N, mps or xpu; "" for the setting `device`. It must be there."""
+    """The device of models: cpu, cuda, cuda:N, mps or xpu; "" for the setting `device`. It must exist."""
 
     @classmethod
     def check(cls, text: str) -> str:

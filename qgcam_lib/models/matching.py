@@ -25,7 +25,7 @@ _OPENING = re.compile(r"\s*(?:(?:is|are|was|were)\s+there\b|(?:is|are|was|were|d
 
 
 def question_to_caption(question: str) -> str:
-    """What a yes/no question asks for, as a caption; a text without an opening verb comes back as it is.
+    """The caption of a yes/no question; a text without an opening verb is returned unchanged.
 
     ValueError where nothing is left.
     """

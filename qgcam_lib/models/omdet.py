@@ -39,7 +39,7 @@ def without_duplicates(found: Detections, threshold: float, width: int, height: 
 
 # %% ../../nbs/lib/models/07_omdet.ipynb #7c48a7bd
 class OmDetDetector(BoxDetector):
-    """OmDet-Turbo as Detector; what is not said here is as in `BoxDetector`.
+    """OmDet-Turbo as Detector; see `BoxDetector` for the rest.
 
     model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, see `TextTokenizer`.
     The caption is the task, the phrases are the classes; of two boxes of a phrase that overlap by more than half, the

@@ -103,12 +103,12 @@ def padded_square(image: Image.Image, size: int) -> torch.Tensor:
 
 # %% ../../nbs/lib/models/05_owl.ipynb #3929876d
 def box_scale(width: int, height: int, pads: bool) -> tuple[int, int]:
-    """Pixels of the picture that one whole side of the model's square stands for, across and down."""
+    """The size in image pixels of the model's square, across and down."""
     return (max(width, height),) * 2 if pads else (width, height)
 
 # %% ../../nbs/lib/models/05_owl.ipynb #af178536
 class OwlDetector(BoxDetector):
-    """OWL-ViT or OWLv2 as Detector; what is not said here is as in `BoxDetector`.
+    """OWL-ViT or OWLv2 as Detector; see `BoxDetector` for the rest.
 
     owl: from `build_owl`. It is asked for each phrase's own words. The score of a box and a phrase is the sigmoid of
     their logit, as in transformers' post-processing, which keeps the best phrase of each box only; here all pairs are

@@ -29,7 +29,7 @@ from ..storage.plugins import Open
 # %% ../../nbs/lib/models/02_registry.ipynb #5de164dc
 @dataclass(frozen=True)
 class ModelEntry:
-    """What is known of a model before it is loaded.
+    """The description of a model before it is loaded.
 
     name: what users type; explainer: how its maps are made; grid: rows and columns of the published size, as text
     where they follow the image; block, tokens: the defaults of its maps, block being a layer's number or name;
@@ -76,12 +76,12 @@ WEIGHTS = ("mini", "official", "random")
 
 
 def zoo_folder() -> Path:
-    """Where the project keeps its small models."""
+    """The folder of the project's mini models."""
     return ROOT / "data" / "zoo"
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:
-    """The registry's entry of a name; an entry is returned as it is. A ValueError suggests the nearest names."""
+    """The registry's entry of a name; an entry is returned unchanged. A ValueError suggests the nearest names."""
     if isinstance(name, ModelEntry):
         return name
     if name in MODELS:
@@ -222,7 +222,7 @@ class _Baseline:
             "grid": list(self.grid), "input_size": None, "parameters": 0, "licence": "Apache-2.0", **options}
 
     def maps(self, image: "Image.Image | str", phrases: Sequence[str]) -> "torch.Tensor":
-        """Maps [P, h, w] float32, >= 0, one a phrase."""
+        """Maps [P, h, w] float32, >= 0, one per phrase."""
         import torch
 
         image = image if hasattr(image, "tobytes") else open_image(image)
@@ -230,7 +230,7 @@ class _Baseline:
         return torch.from_numpy(np.array(maps, np.float32).reshape(len(maps), *self.grid))
 
     def maps_batch(self, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> "list[torch.Tensor]":
-        """One [P, h, w] an image."""
+        """One [P, h, w] per image."""
         return [self.maps(image, phrases) for image, phrases in zip(images, phrases_per_image)]
 
 # %% ../../nbs/lib/models/02_registry.ipynb #f55ea69e

@@ -57,7 +57,7 @@ class FunctionExplainer:
     card: dict[str, Any]
 
     def maps(self, image: "Image.Image | str | Path", phrases: Sequence[str]) -> np.ndarray:
-        """What the function says of each phrase, float32 [P, h, w]. Raises ValueError where it is not one 2-D map."""
+        """The function's map for each phrase, float32 [P, h, w]. Raises ValueError if it is not one 2-D map."""
         found = []
         for phrase in phrases:
             told = self.function(image, phrase)
@@ -84,7 +84,7 @@ def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: 
 
 # %% ../../nbs/lib/models/01_roles.ipynb #af55899c
 def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
-    """An Explainer from one, which is returned as it is, or from a function (image, text) -> map.
+    """An Explainer from an Explainer, returned unchanged, or from a function (image, text) -> map.
 
     name: of a function's card, by default its own; card: more lines of it. Raises TypeError for anything else, which
     says what is lacking. `maps_batch`, or `maps_of(examples)`, in the place of `maps` will do.
@@ -101,7 +101,7 @@ class FunctionMatcher:
     card: dict[str, Any]
 
     def score(self, images: Sequence, texts: Sequence[str]) -> np.ndarray:
-        """What the function returns, float64 [I, T]. Raises ValueError where it is not one number."""
+        """The function's scores, float64 [I, T]. Raises ValueError if a score is not one number."""
         found = np.empty((len(images), len(texts)))
         for place in np.ndindex(*found.shape):
             given = self.function(images[place[0]], texts[place[1]])
@@ -114,7 +114,7 @@ class FunctionMatcher:
 
 # %% ../../nbs/lib/models/01_roles.ipynb #f6e3075e
 def as_matcher(model: Any, name: str = "", **card: Any) -> Matcher:
-    """A Matcher from one, which is returned as it is, or from a function (image, text) -> score; see `as_explainer`."""
+    """A Matcher from a Matcher, returned unchanged, or from a function (image, text) -> score; see `as_explainer`."""
     what = "a Matcher (a `card`, and `score(images, texts)` -> [I, T]) or a function (image, text) -> score"
     return _in_role(model, what, ("score", "score_batch"), FunctionMatcher, name, card)
 
@@ -137,7 +137,7 @@ def phrase_texts(caption: str, phrases: Sequence[Spans]) -> list[str]:
 # %% ../../nbs/lib/models/01_roles.ipynb #13d0bb4f
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """What a detector found in one image: N boxes, each for one phrase.
+    """The predictions of a detector for one image: N boxes, each for one phrase.
 
     scores: float64 [N], finite, higher is surer, comparable over phrases and images; boxes: float64 [N, 4], half-open
     xyxy in pixels of the image as given; phrases: int64 [N], index into the phrases asked for. Any order; none is fine.
@@ -238,7 +238,7 @@ class FunctionRanker:
     card: dict[str, Any]
 
     def rank(self, image: "Image.Image | str | Path", boxes: np.ndarray, expression: str) -> np.ndarray:
-        """What the function says, as float64 [N]. Raises ValueError where it is not one number a box."""
+        """The function's scores, float64 [N]. Raises ValueError if there is not one number per box."""
         scores = np.asarray(self.function(image, boxes, expression), np.float64)
         if scores.shape != (len(boxes),):
             raise ValueError(f"{self.card['name']}: expected {len(boxes)} scores, one a box, got an array of shape "
@@ -247,7 +247,7 @@ class FunctionRanker:
 
 # %% ../../nbs/lib/models/01_roles.ipynb #413a32ca
 def as_ranker(model: Any, name: str = "", **card: Any) -> RegionRanker:
-    """A RegionRanker from one, which is returned as it is, or from a function rank(image, boxes, expression).
+    """A RegionRanker from a RegionRanker, returned unchanged, or from a function rank(image, boxes, expression).
 
     name: of a function's card, by default its own; card: more lines of it. Raises TypeError for anything else.
     """

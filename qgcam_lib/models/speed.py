@@ -46,7 +46,7 @@ def _used_up(device: torch.device) -> float:
 # %% ../../nbs/lib/models/12_speed.ipynb #25711f68
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
               rounds: int = 5, most_seconds: float = 20.0, flops: float | None = None) -> dict[str, Any]:
-    """What a call costs, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
+    """The cost of a call, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
     share of the limit (`least_seconds` over the median).
 
     work: the call, done once before it is timed; flops: its operations, None to count them in that call; count: what

@@ -25,8 +25,7 @@ _LARGE = 60_000  # bytes; a PNG above has photographs or heat maps in it
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """A PNG or JPEG with the text that stands for it where it cannot be seen, and a caption below; shows itself in a
-    notebook."""
+    """A PNG or JPEG with a text alternative and a caption; it displays itself in a notebook."""
 
     data: bytes
     alt: str

@@ -169,7 +169,7 @@ def _price_rows(matches: Matches, part: Part) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #5ff5657a
 def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
-    """AP of all pairs and of the true pairs alone, and how many boxes stand on false captions.
+    """AP of all pairs and of the true pairs alone, and the number of boxes on false captions.
 
     n_bootstrap, options (n_subsets, level, seed, subsets, by): as in `evaluate`, whose columns are returned. Metrics:
     AP; AP_true_pairs, when only true captions are asked; price = AP_true_pairs - AP (0..1, never negative);
@@ -302,7 +302,7 @@ def _wins(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 
 # %% ../../nbs/lib/phrase_detection/08_analysis.ipynb #e2d36091
 def calibration(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
-    """Do scores compare within a phrase, and across phrases?
+    """Whether scores are comparable within a phrase and across phrases.
 
     n_bootstrap, options: as in `evaluate`, whose columns are returned. Metrics (definitions: see this page):
     auc_within, auc_across (0..1, chance .5) and calibration_gap, their difference, over true phrases with a truth box

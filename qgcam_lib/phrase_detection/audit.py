@@ -63,7 +63,7 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
 
 # %% ../../nbs/lib/phrase_detection/13_audit.ipynb #e9255389
 def second_call(data: Tricd, predictions: _Predictions) -> str:
-    """What a second group recall on the same predictions ends with: "" or the error as text."""
+    """The result of a second group recall on the same predictions: "" or the error as text."""
     once = after_group_recall(data, predictions)
     try:
         after_group_recall(data, once)
@@ -73,7 +73,7 @@ def second_call(data: Tricd, predictions: _Predictions) -> str:
 
 # %% ../../nbs/lib/phrase_detection/13_audit.ipynb #1229c514
 def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
-    """What the evaluator's check of the format objects to: problem, n, of. It accepts predictions where all n are 0."""
+    """The objections of the evaluator's format check: problem, n, of. It accepts predictions where all n are 0."""
     packed = pack(data, predictions)
     silent = np.bincount(packed.phrase, minlength=len(data.phrases)) == 0
     true = data.positive[data.phrase_pairs]
@@ -182,7 +182,7 @@ def subset_spread(matches: Matches, *, n: int = 400, seed: int = 0) -> pd.DataFr
 
 # %% ../../nbs/lib/phrase_detection/13_audit.ipynb #64951c4d
 def subset_f1_as_shipped(questions: pd.DataFrame, answers: Mapping[int, int]) -> dict[str, str]:
-    """What the authors' script for TRICD-VQA comes to: part -> the value, or the error it stops with, as text.
+    """The result of the authors' script for TRICD-VQA: part -> the value, or the error it stops with, as text.
 
     questions: from `load_tricd_vqa`; answers: image id -> 0 or 1. Parts: "check" (of the format), "all", then the two
     subsets of COCO. Needs scikit-learn.

@@ -96,7 +96,7 @@ def _gap(part: Part, better: np.ndarray, worse: np.ndarray) -> tuple[float, floa
 # %% ../../nbs/lib/phrase_detection/15_compare.ipynb #544cb278
 def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_BOOTSTRAP, n_subsets: int = 100,
                        seed: int = 0) -> pd.DataFrame:
-    """Which models the set tells apart, by AP of the whole set: one row a pair of models, in points.
+    """The differences between models in AP over the whole set: one row per pair of models, in points.
 
     matches: model -> `match_predictions` on the same annotations. Columns: better, worse, gap, sd_90 (the larger
     deviation of the two over parts of 90 %), by_paper (gap > sd_90, section 5.3), ci_low, ci_high (95 %, of the

@@ -99,7 +99,7 @@ def merged_boxes(truth: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #2d1a45fc
 @compiled()
 def match(boxes, phrase, truth, starts, thresholds):
-    """Which boxes are true positives at which thresholds.
+    """The boxes that are true positives, at each threshold.
 
     boxes [N, 4], phrase [N]: in an order in which the boxes of one phrase have descending scores. truth, starts: as in
     `best_overlap`. thresholds: float64 [T]. Returns bool [T, N].
@@ -192,7 +192,7 @@ def first_hits(order, phrase, hit, n_phrases):
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #92d98e45
 def count_places(boxes: np.ndarray, pair: np.ndarray, sizes: np.ndarray) -> tuple[int, int, int]:
-    """How many boxes have no area, lie outside their picture, or stick out of it by more than a pixel.
+    """The numbers of boxes without area, outside their image, or sticking out of it by more than a pixel.
 
     boxes [N, 4] xyxy; pair int64 [N]; sizes float64 [P, 2], (height, width) of each pair's picture.
     """
@@ -204,5 +204,6 @@ def count_places(boxes: np.ndarray, pair: np.ndarray, sizes: np.ndarray) -> tupl
 
 
 def count_ties(score: np.ndarray, key: np.ndarray) -> int:
-    """How many boxes have the score of another box of their ranking. score float64 [N]; key int64 [N], the ranking."""
+    """The number of boxes with the score of another box of their ranking. score float64 [N]; key int64 [N], the
+    ranking."""
     return int(pd.DataFrame({"key": key, "score": score}).duplicated(keep=False).sum())

@@ -71,7 +71,7 @@ class Part:
 
     @property
     def effective(self) -> float:
-        "How many groups with equally many pairs the groups of the part are worth."
+        """The effective number of groups of the part."""
         return float(effective_groups(np.bincount(self.codes[self.inside], minlength=self.n_groups)[:, None])[0])
 
     def means(self, values: np.ndarray, pairs: np.ndarray) -> Estimate:

@@ -44,7 +44,7 @@ class Predictions(dict[int, dict[str, np.ndarray]]):
 
     @property
     def n_boxes(self) -> int:
-        "How many boxes there are in all."
+        """The total number of boxes."""
         return sum(len(entry["scores"]) for entry in self.values())
 
 # %% ../../nbs/lib/phrase_detection/07_prediction_files.ipynb #1052a327

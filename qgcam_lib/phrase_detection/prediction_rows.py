@@ -55,7 +55,7 @@ class Rows:
     faults: dict[int, ExampleError]
 
     def name_image(self, place: int) -> str:
-        "How an error names an image: by its first row, or by its id where it has no row."
+        """The name of an image in an error: by its first row, or by its id where it has no row."""
         rows = np.flatnonzero(self.image == place)
         return self.name(int(rows[0])) if len(rows) else f"image {self.images[place]}"
 

@@ -265,7 +265,7 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #3d697d99
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
-    """What is suspicious about predictions as a whole; see `checks`. ValueError for boxes that are all shares."""
+    """Warnings about predictions as a whole; see `checks`. ValueError for boxes that are all shares."""
     chosen = np.zeros(len(data), bool)
     chosen[some_records(len(data), min(400, 10_000 * len(data) // max(1, len(packed.pair))))] = True
     at = np.flatnonzero(chosen[packed.pair])

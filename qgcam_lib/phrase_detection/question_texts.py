@@ -147,7 +147,7 @@ def _read_answer(answer: Any) -> tuple[bool | None, str]:
 
 # %% ../../nbs/lib/phrase_detection/10_question_texts.ipynb #21c633f4
 def parse_answer(text: Any) -> bool | None:
-    """What a free answer to a yes/no question says: True, False, or None when it cannot be read.
+    """The meaning of a free answer to a yes/no question: True, False, or None if it cannot be parsed.
 
     text: a text; also a truth value, 0 or 1 (as in TRICD's prediction files), or None (no answer). The rules are the
     table above in its notebook; the first that fits decides, and all look at the beginning of the answer.

@@ -136,7 +136,7 @@ class PhraseDetection(RecordMetric):
         return dict(zip(names, table.value.tolist())) | {"n_pairs": len(data)}
 
     def drawn(self, name: str) -> bool:
-        """Is this a score that a plot shows, and no count?"""
+        """Whether this is a score that a plot shows, and not a count."""
         return name != "n_pairs"
 
 # %% ../../nbs/lib/phrase_detection/16_torchmetric.ipynb #570a02c0

@@ -48,7 +48,7 @@ def form_of(groups: Sequence[Any]) -> type:
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #18a94be9
 def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
-    """All prompts that these groups hold against each picture: {picture: distinct prompts}, in order of appearance."""
+    """All prompts that these groups compare with each image: {picture: distinct prompts}, in order of appearance."""
     found: dict[str, dict[str, None]] = {}
 
     def ask(pictures: Iterable[str], *prompts: str) -> None:

@@ -56,7 +56,7 @@ Frames = Mapping[str, pd.DataFrame]
 
 def effect_table(theirs: Frames, ours: Frames, metrics: Sequence[str], by: Sequence[str] | str = (),
                  **options: Any) -> pd.DataFrame:
-    """What a change of the evaluation does to each model: a row a model, cell of `by` and metric.
+    """The effect of a change of the evaluation on each model: one row per model, cell of `by` and metric.
 
     theirs, ours: {model: rows of `score_groups`}; models of both count. options: n_bootstrap, seed. Returns
     model, *by, metric, theirs, ours, effect (theirs minus ours), ci_low, ci_high, n, n_groups; see `compare_probe`.
@@ -106,7 +106,7 @@ def lenient(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #8c7233ec
 def left_behind(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
-    """What to ask for `stale`: on each picture of a group's first subject, its true prompt and that with another
+    """The queries for `stale`: on each image of a group's first subject, its true prompt and the one with another
     subject."""
     return [RelCompGroup(group.id, picture, group.positive_prompt, group.positive_prompt, group.subject_prompt,
                          "predicate") for group in groups for picture in group.positive_images]
@@ -222,8 +222,8 @@ def most_confidence(text: float) -> float:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #710bc77a
 def probe_c_candidates(printed: Sequence[float]) -> pd.DataFrame:
-    """Which score and split a printed column of Probe-C can be, if scores with objects swapped are twice those with
-    compositions swapped.
+    """The scores and splits that a printed column of Probe-C can be, if scores with objects swapped are twice those
+    with compositions swapped.
 
     printed: the column, in percent. Returns split (composition, object, both: their mean), score, possible, why.
     """

@@ -163,7 +163,7 @@ def pair_tables(frame: pd.DataFrame, missing: str = "raise") -> np.ndarray:
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #8c671fe8
 def score_pair_table(frame: pd.DataFrame, kind: ScoreKind | None = None, missing: str = "raise") -> pd.DataFrame:
-    """Winoground's scores of a table with its columns: one row a pair.
+    """Winoground's scores of a table with its columns: one row per pair.
 
     kind: what kind of number a score is, None: logits. missing: see `pair_tables`.
     Returns id, group, the table's other columns, then text_score, image_score, group_score, confidence, n_ties as in

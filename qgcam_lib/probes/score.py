@@ -91,7 +91,7 @@ def pair_scores(S: Any) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/01_score.ipynb #599c8e41
 def pair_ties(S: Any) -> np.ndarray:
-    """How many of a pair's four comparisons are between equal scores: int64 [N], 0 to 4. S: as in `pair_scores`."""
+    """The number of ties in a pair's four comparisons: int64 [N], 0 to 4. S: as in `pair_scores`."""
     S = _as_tables(S)
     right, others = S[:, [0, 1], [0, 1]], S[:, [0, 1], [1, 0]]  # both of a pair's other scores meet both right ones
     return (right[:, :, None] == others[:, None, :]).sum((1, 2))
@@ -172,7 +172,7 @@ def chance_average_precision(present: Any, *, asked: Any = None) -> np.ndarray:
 
 # %% ../../nbs/lib/probes/01_score.ipynb #27c15fe7
 def class_confidences(scores: Any, *, asked: Any = None) -> np.ndarray:
-    """Softmax over the classes asked, float64 [N, C]; 0 for a class that was not. Arguments as above."""
+    """Softmax over the queried classes, float64 [N, C]; 0 for other classes. Arguments as above."""
     scores, *_ = _as_classes(scores, np.zeros(np.shape(scores), bool), asked)
     top = scores.max(1, initial=-np.inf, keepdims=True)
     shares = np.exp(scores - np.where(np.isfinite(top), top, 0))
@@ -188,7 +188,7 @@ def present_confidence(scores: Any, present: Any, *, asked: Any = None) -> np.nd
 
 # %% ../../nbs/lib/probes/01_score.ipynb #3b61afcd
 def first_is_present(scores: Any, present: Any, *, asked: Any = None) -> np.ndarray:
-    """Is the best present class better than every absent one: float64 [N] of 0 and 1, NaN where none is present.
+    """Whether the best present class scores above every absent one: float64 [N] of 0 and 1, NaN where none is present.
 
     A tie with an absent class is 0. With one class present this is the accuracy of the choice.
     """

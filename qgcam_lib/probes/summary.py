@@ -21,7 +21,7 @@ from ..statistics.summary import TASKS
 # %% ../../nbs/lib/probes/04_summary.ipynb #c1cf72a4
 @dataclass(frozen=True)
 class RowLayout:
-    """How a frame of scores is summarised. key: columns that name a row; by: what the table is split by, unless said;
+    """How to summarise a frame of scores. key: columns that name a row; by: what the table is split by, unless said;
     group: the unit of resampling; metrics: its score columns."""
 
     key: tuple[str, ...]
@@ -31,7 +31,7 @@ class RowLayout:
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #e787e70b
 def layout_of(frame: pd.DataFrame) -> RowLayout:
-    """What kind of frame this is. Errors: ValueError for one that was not made by these scores."""
+    """The kind of a frame. Errors: ValueError for one that was not made by these scores."""
     metrics = tuple(name for name in PROBE_SCORES if name in frame)
     if {"id", "group"} <= set(frame) and metrics:
         if "comparison" in frame:

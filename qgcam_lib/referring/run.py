@@ -133,7 +133,7 @@ def ask_expressions(model: Any, expressions: Sequence[Expression], images: str |
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f030b
 def choices_of(expressions: Sequence[Expression], asked: pd.DataFrame, *, threshold: float = 0.5, strict: bool = False
                ) -> pd.DataFrame:
-    """What `ask_expressions` found as rows of `score_choices`, with text and error; see `refer`.
+    """The answers of `ask_expressions` as rows of `score_choices`, with text and error; see `refer`.
 
     expressions: those that were given to `ask_expressions`, which says in `asked.attrs` how many of them it drew.
     """

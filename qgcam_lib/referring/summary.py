@@ -151,7 +151,7 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0706
 def truncation(expressions: Sequence[Expression], length: int = 20) -> pd.DataFrame:
-    """How many expressions of each split are longer than a model reads.
+    """The number of expressions of each split that are longer than a model's limit.
 
     length: tokens that it reads, [CLS] among them. Tokens are words and marks, a lower bound for word pieces.
     Returns split, expressions, cut (how many lose something), share, tokens (mean), longest, by split.
@@ -166,8 +166,8 @@ def truncation(expressions: Sequence[Expression], length: int = 20) -> pd.DataFr
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0709
 def threshold_effect(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """What > instead of >= can move: split, expressions, at_threshold (expressions with a candidate exactly there),
-    near_duplicates (with another candidate that is right too), one row a split."""
+    """The possible effect of > instead of >=: split, expressions, at_threshold (expressions with a candidate exactly
+    there), near_duplicates (with another candidate that is right too), one row a split."""
     overlaps = [box_iou(one.candidates, one.box)[:, 0] if one.candidates else np.zeros(0) for one in expressions]
     frame = pd.DataFrame({"split": [one.split for one in expressions],
                           "at_threshold": [bool((row == 0.5).any()) for row in overlaps],

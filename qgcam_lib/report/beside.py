@@ -111,7 +111,7 @@ def beside_paper(paper: Paper, number: int, summary: pd.DataFrame, plan: pd.Data
 
 # %% ../../nbs/lib/report/03_beside.ipynb #44739372
 def failures(found: Mapping[str, Any]) -> pd.DataFrame:
-    """What each model failed on: model, id, image, error, as texts. found: model -> what has problems in `attrs`."""
+    """The failures of each model: model, id, image, error, as texts. found: model -> what has problems in `attrs`."""
     rows = [{"model": name} | dict(problem) for name, one in found.items()
             for problem in getattr(one, "attrs", {}).get("problems", ())]
     return pd.DataFrame(rows, columns=["model", "id", "image", "error"]).astype("string")
@@ -170,7 +170,7 @@ def verdict_lines(*comparisons: pd.DataFrame, row: str = "model") -> pd.DataFram
 # %% ../../nbs/lib/report/03_beside.ipynb #2b2114f7
 @dataclass(frozen=True)
 class Unit:
-    """How a score is written. scale: from our unit to the written one; digits: decimals; symbol, of_change: what
+    """The notation of a score. scale: from our unit to the written one; digits: decimals; symbol, of_change: what
     follows a value, and a difference of two."""
 
     scale: float = 1
@@ -230,7 +230,7 @@ _WEIGHTS = {"mini": "Weights: minis that were trained here on drawn scenes, not 
 
 def differences(*notes: str, is_miniworld: bool = False, weights: str = "official", n: int | None = None,
                 n_paper: int | None = None, unit: str = "examples") -> list[str]:
-    """What of a run is not the paper's, a sentence each: data, weights, the notes, n.
+    """The differences of a run from the paper, one sentence each: data, weights, the notes, n.
 
     notes: further ones, plain or as `cautions` gives them (Markdown). n, n_paper: how many, counted in `unit`; None
     where nothing is to be said, as where the paper has no such row.
@@ -242,7 +242,7 @@ def differences(*notes: str, is_miniworld: bool = False, weights: str = "officia
 
 # %% ../../nbs/lib/report/03_beside.ipynb #08156aa4
 def models_beside(paper: Paper, models: Sequence[str], table: int) -> str:
-    """Which of the models of one of the paper's tables ran, and under which name of ours. `references` are none."""
+    """The models of a table of the paper that ran, and their names in this library. `references` are none."""
     theirs = [name for name in paper.tables[table].printed()["model"] if name not in paper.references]
     same = [f"{paper.model(name)} (as {name})" for name in models if paper.model(name) in theirs]
     return f"Of the {len(theirs)} models in the paper's Table {table}, this run has {', '.join(same) or 'none'}."

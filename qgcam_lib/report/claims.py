@@ -46,7 +46,7 @@ _WEIGHTS = {
 # %% ../../nbs/lib/report/04_claims.ipynb #d385838a
 def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split: int, n_file: int | None = None,
              n_published: int | None = None) -> list[str]:
-    """What a reader must know before the scores of a run, as Markdown paragraphs; never empty.
+    """The introduction to the scores of a run, as Markdown paragraphs; never empty.
 
     is_miniworld, weights: as in `why_not_comparable`; n, n_split: scored and in the split, in the paper's unit; n_file,
     n_published: pairs or examples in the data's file and in the published split, where both are known.
@@ -86,7 +86,7 @@ def why_not_runnable(source: str, weights: str = "mini") -> str:
 
 # %% ../../nbs/lib/report/04_claims.ipynb #4a64cca1
 def source_name(source: str) -> str:
-    """How a source is called in tables: the model's name, or the file's stem for predictions:PATH and maps:PATH."""
+    """The name of a source in tables: the model's name, or the file's stem for predictions:PATH and maps:PATH."""
     path = file_source(source, "predictions") or file_source(source, "maps")
     return source if path is None else path.stem
 
@@ -109,11 +109,11 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
 # %% ../../nbs/lib/report/04_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and what we count of it. text: our reading, in words that say what a case is; said: how
-    often it should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where
-    something is left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model},
-    gives the cases: true, false, or None for one whose interval includes zero; none where nothing can be compared.
-    said: "most ..." wants more than half of the cases, "some ..." one, anything else ("all models", "1 of 1") all."""
+    """A sentence of a paper and its test. text: our reading, in words that say what a case is; said: how often it
+    should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where something is
+    left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model}, gives the
+    cases: true, false, or None for one whose interval includes zero; none where nothing can be compared. said: "most
+    ..." wants more than half of the cases, "some ..." one, anything else ("all models", "1 of 1") all."""
 
     text: str
     said: str
@@ -134,7 +134,7 @@ def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any]
 
 
 def assign_roles(candidates: Mapping[str, Sequence[str]], models: Collection[str]) -> dict[str, str]:
-    """Which model stands for which role: the first of its candidates that is among `models`; a role may have none."""
+    """The model of each role: the first of its candidates that is among `models`; a role may have none."""
     found = {role: [name for name in names if name in models] for role, names in candidates.items()}
     return {role: names[0] for role, names in found.items() if names}
 
@@ -152,15 +152,16 @@ def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str,
 
 # %% ../../nbs/lib/report/04_claims.ipynb #ec930d95
 def verdict(said: str, true: int, undecided: int, of: int) -> str:
-    """What counted cases say of a sentence: "holds", "does not hold", or "open" where too few cases are true, but the
-    undecided ones, whose intervals include zero, could make it. said: see `Claim`."""
+    """The verdict on a sentence from its counted cases: "holds", "does not hold", or "open" where too few cases are
+    true, but the undecided ones, whose intervals include zero, could make it. said: see `Claim`."""
     needed = {"most": of // 2 + 1, "some": 1}.get(said.split()[0] if said else "", of)
     return "holds" if true >= needed else "open" if true + undecided >= needed else "does not hold"
 
 # %% ../../nbs/lib/report/04_claims.ipynb #48335874
 def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
                  roles: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """How often each claim holds in tables: quote, claim (what was counted), where, said, holds, undecided, of, result.
+    """The number of cases in which each claim holds in tables: quote, claim (what was counted), where, said, holds,
+    undecided, of, result.
 
     tables: {metric: frame} as the claims expect them; roles: from `assign_roles`. result: that of `verdict`, or "not
     testable here: ..." where a role, a table or a part of it is missing (holds and of are 0).

@@ -207,7 +207,7 @@ def draw_histogram(ax: Axes, values: pd.Series, k: int, name: str) -> None:
 # %% ../../nbs/lib/report/06_figures.ipynb #9c74354f
 def histogram_grid(columns: Mapping[str, Mapping[str, pd.DataFrame] | str], metrics: Sequence[str], *,
                    names: Mapping[str, str] | None = None, sets: Sequence[str] = (), title: str = "") -> Figure:
-    """Histograms of scores, a row a score and a column a heading; a column can hold several sets of records.
+    """Histograms of scores, one row per score and one column per heading; a column can hold several sets of records.
 
     columns: by heading, {name of a set: records}, or a text that says why there are none. metrics: score columns in
     0..1; names: their labels; sets: the names of the sets in the order of their looks, as they come by default.
@@ -244,8 +244,8 @@ _WAYS = np.array([(1, 1), (-1, -1), (-1, 1), (1, -1), (1, 0), (-1, 0), (0, 1), (
 
 
 def label_points(ax: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str], size: float = 7) -> None:
-    """Write a text at each point of a curve so that none covers another text or point. Call it last, when limits and
-    layout stand: where a label fits is measured on the canvas."""
+    """Write a text at each point of a curve so that none covers another text or point. Call it last, after limits and
+    layout are set, because positions are measured on the canvas."""
     ax.figure.draw_without_rendering()
     points = ax.transData.transform(np.column_stack([x, y])) * 72 / ax.figure.dpi
     low, high = ax.bbox.extents.reshape(2, 2) * 72 / ax.figure.dpi

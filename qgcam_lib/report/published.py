@@ -64,14 +64,14 @@ def cite(frame: pd.DataFrame) -> str:
 
 # %% ../../nbs/lib/report/01_published.ipynb #b6af24d8
 def read_sources(paper: str) -> pd.DataFrame:
-    """Where the findings of a paper's audit are written, as `<paper>_sources.toml` says: a row each, texts."""
+    """The sources of the findings of a paper's audit, from `<paper>_sources.toml`: one row each, texts."""
     text = (published_folder() / f"{paper}_sources.toml").read_text(encoding="utf-8")
     return pd.DataFrame(tomllib.loads(text)["source"])
 
 # %% ../../nbs/lib/report/01_published.ipynb #cb710f0c
 @dataclass(frozen=True)
 class Column:
-    """One column of a printed table, and which rows of a summary stand in it.
+    """One column of a printed table, and the rows of a summary that belong to it.
 
     name: in `data/published`; label: the heading; where: column of a summary -> value, such as {"metric": "AP"};
     higher_is_better: which end is best; scale: from our unit to the printed one, 100 for percent; digits: decimals as
@@ -106,7 +106,7 @@ class PaperTable:
         return published(self.name)
 
     def names(self, frame: pd.DataFrame) -> pd.Index:
-        """What names the lines of a frame: an Index, or a MultiIndex where it takes several columns."""
+        """The row names of a frame: an Index, or a MultiIndex for several columns."""
         several = len(self.rows) > 1
         return pd.MultiIndex.from_frame(frame[[*self.rows]]) if several else pd.Index(frame[self.rows[0]])
 
@@ -121,7 +121,7 @@ class PaperTable:
 # %% ../../nbs/lib/report/01_published.ipynb #e7134cef
 @dataclass(frozen=True)
 class Paper:
-    """What the report knows of a paper.
+    """The description of a paper for the report.
 
     key: short name; tables: by number, as the paper counts them; same: our model's name -> the paper's, where they are
     the same network and the names differ; no_run: the paper's model -> why it cannot be run here; references: rows that
@@ -137,7 +137,7 @@ class Paper:
     references: tuple[str, ...] = ()
 
     def model(self, name: str) -> str:
-        """The paper's name of a model of ours; the same name where it has no other."""
+        """The paper's name of one of our models; the same name if there is no other."""
         return self.same.get(name, name)
 
     def why_no_run(self, plan: pd.DataFrame) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Paper:
 
 # %% ../../nbs/lib/report/01_published.ipynb #b6f3707a
 def printed_summary(table: PaperTable, printed: pd.DataFrame | None = None) -> pd.DataFrame:
-    """A printed table in the form of a summary: the row names, what `where` says, value, ci_low, ci_high (NaN), n.
+    """A printed table in the form of a summary: the row names, the columns of `where`, value, ci_low, ci_high (NaN), n.
 
     printed: rows of `table.printed()`, all by default. Values are in our unit: percentages and counts become shares.
     n is there where the paper gives it; a cell that the paper leaves empty is NaN.

@@ -121,13 +121,13 @@ def shared_legend(figure: Figure, axes: Any, more: Sequence[Artist] = ()) -> Non
 
 # %% ../../nbs/lib/report/05_style.ipynb #42a24466
 def bare(ax: Axes) -> None:
-    """Take ticks and frame from an axis that shows a picture."""
+    """Remove ticks and frame from an axis that shows an image."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 
 def write_inside(ax: Axes, text: str, most: int, width: int = 22, size: str = "x-small") -> None:
-    """Write in the middle of an empty axis why it is empty, in at most so many lines."""
+    """Write the reason in the middle of an empty axis, in at most this number of lines."""
     ax.text(0.5, 0.5, wrapped(text, width, most), fontsize=size, ha="center", va="center", transform=ax.transAxes)
 
 
@@ -143,7 +143,7 @@ def open_picture(image: str | Path | Image.Image) -> Image.Image:
 
 # %% ../../nbs/lib/report/05_style.ipynb #16767a9c
 def picture_or_field(image: str | Path | Image.Image, size: tuple[int, int] = (96, 128)) -> tuple[Image.Image, str]:
-    """The picture and ""; without its file a grey field of `size` (height, width) and words that say so."""
+    """The image and ""; if its file is missing, a grey field of `size` (height, width) and a text that says so."""
     if isinstance(image, Image.Image) or Path(image).is_file():
         return open_picture(image), ""
     return Image.new("RGB", size[::-1], (225, 225, 225)), "(no such picture here)"

@@ -46,7 +46,7 @@ _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
 # %% ../../nbs/lib/report/02_tables.ipynb #6df885b5
 @dataclass(frozen=True, repr=False)
 class MarkedTable:
-    """A table ready to read: `frame` holds the cells as text, `marks` says 'best', 'second' or '' for each of them."""
+    """A formatted table: `frame` has the cells as text, `marks` says 'best', 'second' or '' for each of them."""
 
     frame: pd.DataFrame
     marks: pd.DataFrame
@@ -59,7 +59,7 @@ class MarkedTable:
         return self.to_markdown()
 
     def flat(self) -> pd.DataFrame:
-        """The cells as they stand, the index as columns, for a file: '0.12 [0.11–0.13]'."""
+        """The cells as text with the index as columns, for a file: '0.12 [0.11–0.13]'."""
         return self.frame.map(lambda s: re.sub(r"\n(.*)", r" [\1]", s)).reset_index()
 
     def plain(self) -> pd.DataFrame:

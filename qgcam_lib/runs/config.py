@@ -42,9 +42,9 @@ def _engine(splits: Collection[str], notebooks: Collection[str]) -> dict[str, Pa
 # %% ../../nbs/lib/runs/12_config.ipynb #d0e70007
 @dataclass(frozen=True)
 class EngineConfig:
-    """What the engine was told, checked. data: absolute path, or "" for the miniworld; models, splits: None for all;
-    only: a notebook's name or ""; given: parameters for every notebook that has them; threads: of a run; shards: of
-    every run that asks a model about pictures."""
+    """The checked configuration of the engine. data: absolute path, or "" for the miniworld; models, splits: None for
+    all; only: a notebook's name or ""; given: parameters for every notebook that has them; threads: of a run; shards:
+    of every run that asks a model about pictures."""
 
     data: str = ""
     models: list[str] | None = None
@@ -115,7 +115,7 @@ _LOOKS = ("dryrun", "unlock", "lint", "list_rules", "list_target_rules", "summar
 
 
 def computes(arguments: Sequence[str]) -> bool:
-    """Does `snakemake` with these arguments compute anything?"""
+    """Whether `snakemake` with these arguments computes anything."""
     from snakemake.cli import parse_args
 
     with contextlib.redirect_stderr(io.StringIO()):  # it has said which profile it uses

@@ -130,7 +130,7 @@ def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, captio
 # %% ../../nbs/lib/runs/05_current.ipynb #22cd664b
 @patch
 def colophon(self: Run) -> Colophon:
-    """What made this run, to show at the notebook's end; also brings "machine" in run.json up to date.
+    """The code, packages and machine of this run, to show at the notebook's end; also updates "machine" in run.json.
 
     An interactive run ends here: its records are entered among the outputs, it is marked with the time under
     "finished", and its folder is free for another kernel.

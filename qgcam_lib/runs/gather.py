@@ -52,7 +52,7 @@ def link(label: str, address: str) -> str:
 
 
 def wide(table: Any) -> str:
-    """A table in a frame of its own, in which it scrolls; table: what `page.table.show` gives, or its HTML."""
+    """A table in a scrolling frame; table: the result of `page.table.show`, or its HTML."""
     return f'<div class="wide" tabindex="0">{table if isinstance(table, str) else table._repr_html_()}</div>'
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #tablepage2
@@ -120,7 +120,7 @@ def shown_tables(path: str | Path) -> dict[str, str]:
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #df4fa72d
 def run_line(record: dict) -> str:
-    """One line that says which run a result came from: id, notebook, code, start, and the parameters."""
+    """One line that identifies the run of a result: id, notebook, code, start, and the parameters."""
     given = ", ".join(f"{name}={value}" for name, value in record["parameters"].items() if value not in ("", None))
     began = record.get("started", "unknown")
     return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code_of(record)}; started {began}."
@@ -179,7 +179,8 @@ def run_page(record: dict) -> str:
 
 # %% ../../nbs/lib/runs/07_gather.ipynb #writepages
 def write_pages(folder: str | Path) -> dict[str, str]:
-    """Write the pages of the run in `folder`: run.html, notebook.html, and one a table; returns their captions by path.
+    """Write the pages of the run in `folder`: run.html, notebook.html, and one per table; returns their captions by
+    path.
 
     Raises RunError for a run that is not finished, or whose tables or notebook are not as recorded.
     """

@@ -48,7 +48,7 @@ def _texts(value: Any) -> Iterator[str]:
 # %% ../../nbs/lib/runs/02_inputs.ipynb #7e03e654
 def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: str | Path = ROOT, *,
                 options: Settings | None = None, here: bool = True) -> list[Input]:
-    """What a run with these parameters reads; nothing is generated or fetched.
+    """The inputs of a run with these parameters; nothing is generated or fetched.
 
     known: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder that
     it runs in; options: the settings, None loads them; here: see `RunContext`. Raises

@@ -156,7 +156,7 @@ class Parameter:
 
     @property
     def source(self) -> "type[NamedInput]":
-        """The class that says what a run reads, alone, in a list or in a union; `AnyText` where there is none."""
+        """The class that lists a run's inputs, alone, in a list or in a union; `AnyText` if there is none."""
         kinds = [self.kind, *typing.get_args(self.kind)]
         return next((one for one in kinds if isinstance(one, type) and issubclass(one, NamedInput)), AnyText)
 
@@ -200,7 +200,7 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #1632da07
 def read_notebook(notebook: str | Path | Any) -> Any:
-    """The notebook as nbformat's node (format 4); a node is returned as it is.
+    """The notebook as nbformat's node (format 4); a node is returned unchanged.
 
     Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook, or no valid one.
     """

@@ -104,7 +104,7 @@ def machine() -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_provenance.ipynb #909f5543
 def new_record(notebook: Path, parameters: dict[str, Any], seed: int) -> dict[str, Any]:
-    """What the record of a run has from its start: notebook, parameters, code, packages, machine, and the time."""
+    """The initial record of a run: notebook, parameters, code, packages, machine, and the time."""
     return {"notebook": notebook.relative_to(ROOT).as_posix() if ROOT in notebook.parents else notebook.name,
             "parameters": parameters, "seed": seed, "git": git_state(), "versions": versions(),
             "platform": platform.platform(), "machine": machine(),

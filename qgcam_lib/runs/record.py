@@ -109,7 +109,8 @@ def register_output(folder: Path, path: Path, kind: str, caption: str = "") -> N
 
 # %% ../../nbs/lib/runs/04_record.ipynb #0b6a160f
 def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str]:
-    """How the files of the run in `folder` differ from its record, a line a file; empty when they do not.
+    """The differences between the files of the run in `folder` and its record, one line per file; empty if there are
+    none.
 
     kinds: look at outputs of these kinds only ("table", "figure", "records", "notebook"); none: at all.
     """
@@ -152,7 +153,7 @@ def lock_path(folder: str | Path) -> Path:
 
 # %% ../../nbs/lib/runs/04_record.ipynb #6c557c72
 def is_held(folder: str | Path) -> bool:
-    """Is the run in `folder` being computed now, by this machine or, as far as one can know, by another one?"""
+    """Whether the run in `folder` is being computed now, by this machine or, as far as known, by another one."""
     import fcntl
 
     try:

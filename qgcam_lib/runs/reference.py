@@ -36,7 +36,7 @@ _STATED = ("paper", "tolerance", "chance", "random", "n_groups_effective")  # wh
 
 
 def allowed(value: float, half_width: float = math.nan) -> float:
-    """How far `value` may move; half_width: of its interval, NaN for none."""
+    """The tolerance of `value`; half_width: of its interval, NaN for none."""
     return max(RELATIVE * abs(value) if math.isnan(half_width) else INTERVAL_SHARE * half_width, SMALLEST)
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #677973d3
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def is_verdict(self) -> bool:
-        """Do words, truth values, rows or columns differ, and not only numbers?"""
+        """Whether words, truth values, rows or columns differ, and not only numbers."""
         numbers = [re.sub(r"[-+.\d]+", "0", one) if isinstance(one, str) else isinstance(one, int | float) and
                    not isinstance(one, bool) for one in (self.before, self.after)]
         return numbers[0] != numbers[1] or not numbers[0]
@@ -171,7 +171,7 @@ def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Ma
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #bf119b8c
 def table_differences(table: str, before: pd.DataFrame, after: pd.DataFrame) -> list[Difference]:
-    """Where a table differs from the reference by more than the rule allows, in the order of the reference's rows."""
+    """The differences of a table from the reference beyond the tolerance, in the order of the reference's rows."""
     before, after = _typed(before), _typed(after)
     found = _lost_and_new(table, "column", before, after)
     names = _row_names(before)
@@ -203,7 +203,7 @@ def _described(frame: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #bb4048b8
 def kept_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as it is kept: without seconds; of one with more than `KEPT_ROWS` rows, its columns described."""
+    """A table as stored: without seconds; for one with more than `KEPT_ROWS` rows, its columns described."""
     frame = frame[[name for name in frame if "seconds" not in str(name)]]
     return _described(frame) if len(frame) > KEPT_ROWS else frame
 
@@ -237,7 +237,7 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #97e74f56
 def processor_of(record: Mapping[str, Any]) -> str:
-    """The processor that computed a run: what its record says of the machine, without system and number of cores."""
+    """The processor of a run: the machine in its record, without system and number of cores."""
     about = {name: one for name, one in (record.get("machine") or {}).items() if name not in ("platform", "cores")}
     return ", ".join(str(one) for one in about.values() if one)
 
@@ -264,7 +264,7 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #2171de0f
 def read_reference(folder: str | Path) -> dict[str, Any]:
-    """What reference.json in a folder says; an empty dict where there is none. FormatError for a damaged one."""
+    """The content of reference.json in a folder; an empty dict if there is none. FormatError for a damaged one."""
     try:
         return read_json(Path(folder) / REFERENCE_FILE)
     except FileNotFoundError:
@@ -280,7 +280,8 @@ def _result_differences(before: Any, after: Any) -> list[Difference]:
 
 # %% ../../nbs/lib/runs/09_reference.ipynb #28feddab
 def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
-    """Where the tables and results of the finished run in `folder` differ from the reference; empty when they do not.
+    """The differences of the tables and results of the finished run in `folder` from the reference; empty if there are
+    none.
 
     RunError for a run that is not finished or whose tables are not as recorded, and where there is no reference.
     """
@@ -306,7 +307,7 @@ MEANT = ("If the change is meant, commit it and store the pages and their refere
 
 
 def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -> tuple[bool, list[str]]:
-    """Does the run in `folder` hold its reference, and what a reader should know, a line each.
+    """Whether the run in `folder` agrees with its reference, and notes, one line each.
 
     On another processor than the reference's, numbers that differ give one line and hold, unless `strict`; a verdict
     that differs never holds. Errors: as of `compare`.

@@ -32,7 +32,7 @@ class Contents:
     figures: Sequence[str] = ()
 
     def place(self, notebook: str) -> tuple[int, str]:
-        """Where a notebook stands; one that no paper names comes last, by its name."""
+        """The position of a notebook; one that belongs to no paper is last, by its name."""
         return ([*self.papers, notebook].index(notebook), notebook)
 
     def paper(self, notebook: str) -> str:
@@ -41,7 +41,7 @@ class Contents:
 
 # %% ../../nbs/lib/runs/11_report.ipynb #e1bd5c39
 def read_contents(path: str | Path = ROOT / "nbs" / "papers" / "contents.toml") -> Contents:
-    """The contents of the papers; without the file there are none, and runs stand by their notebook's name."""
+    """The contents of the papers; without the file there are none, and runs are sorted by their notebook's name."""
     if not Path(path).is_file():
         return Contents()
     content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -69,11 +69,11 @@ class GatheredRun:
 
     @property
     def name(self) -> str:
-        """What tells it from the other runs of its notebook."""
+        """The text that distinguishes it from the other runs of its notebook."""
         return self.folder.parent.name
 
     def has(self, path: str) -> bool:
-        """Is there such a file, and is it an output of the run?"""
+        """Whether the file exists and is an output of the run."""
         return (self.folder / path).is_file() and any(one["path"] == path for one in self.record["outputs"])
 
     def box(self, part: str) -> str:
@@ -83,7 +83,7 @@ class GatheredRun:
         return str(next(iter(found), "") if isinstance(found, list) else found)
 
     def picture(self) -> str:
-        """The figure that stands for the run: that of its first screen, else its first one; empty without figures."""
+        """The figure of the run: that of its first screen, else its first one; empty without figures."""
         paths = [one["path"] for one in self.record["outputs"]]
         figures = [path for path in paths if path.endswith(".png") and self.has(path)]
         return next((path for path in figures if Path(path).stem == "first_screen"), next(iter(figures), ""))
@@ -94,7 +94,7 @@ class GatheredRun:
 
 # %% ../../nbs/lib/runs/11_report.ipynb #b9e0b9a3
 def count_claims(run: GatheredRun) -> dict[str, int] | None:
-    """How many sentences of the paper hold on this run, by what became of them; None where it counts none."""
+    """The number of the paper's sentences on this run, by verdict; None if it tests none."""
     import pandas as pd
 
     if not run.has("tables/claims.csv"):

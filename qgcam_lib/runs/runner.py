@@ -160,7 +160,7 @@ def _asking(notebook: str | Path | Any) -> int | None:
 
 
 def asks(notebook: str | Path | Any) -> bool:
-    """Has a notebook a cell tagged `asks`, so that its asking can be shared out?"""
+    """Whether a notebook has a cell tagged `asks`, so that it can be split into shards."""
     return _asking(notebook) is not None
 
 # %% ../../nbs/lib/runs/06_runner.ipynb #7ae87ff8
@@ -255,7 +255,7 @@ def _set_aside(folder: Path) -> Path:
 # %% ../../nbs/lib/runs/06_runner.ipynb #4431eec0
 @dataclass(frozen=True)
 class RunResult:
-    """What `run_notebook` returns. status: "ok" (computed now) or "skipped" (finished before); seconds it computed."""
+    """The result of `run_notebook`. status: "ok" (computed now) or "skipped" (finished before); seconds it computed."""
 
     run_id: str
     folder: Path

@@ -124,8 +124,8 @@ def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None
 # %% ../../nbs/lib/runs/13_shards.ipynb #ef5a442f
 def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, shards: int = 1, shard: str = "",
               **options: Any) -> RunResult:
-    """What `qgcam run` does. shards: compute the run in so many. shard: "k/n" computes only this one of n, "gather/n"
-    the run from n finished shards; "" the run. options, result and errors as `run_notebook`; ValueError for both."""
+    """The command `qgcam run`. shards: number of shards. shard: "k/n" computes only this one of n, "gather/n" the run
+    from n finished shards; "" the run. options, result and errors as `run_notebook`; ValueError for both."""
     if shard and shards > 1:
         raise ValueError(f"shard, shards: expected one of them, got {shard!r} and {shards}")
     what, _, n = shard.partition("/")
@@ -151,7 +151,7 @@ def _sizes(folder: Path) -> dict[str, dict[str, float]]:
 # %% ../../nbs/lib/runs/13_shards.ipynb #7e947768
 def calibrate(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, seconds: float = 20.0,
               progress: bool = False) -> dict[str, Any]:
-    """What a run costs: fixed (seconds that every shard pays), pictures, asking (seconds of all pictures), bytes of the
+    """The cost of a run: fixed (seconds of every shard), pictures, asking (seconds of all pictures), bytes of the
     stores, memory_mb (peak, None: unknown).
 
     seconds: of asking that are measured. Arguments and errors as `run_notebook`, and RunError for a notebook without a
@@ -186,7 +186,7 @@ def _plan_file(plan: RunPlan) -> Path:
 
 
 def read_plan(plan: RunPlan) -> dict[str, Any]:
-    """What `forecast` has measured for a run, see `calibrate`; {} if it was not called for it."""
+    """The measurements of `forecast` for a run, see `calibrate`; {} if there are none."""
     return read_json(_plan_file(plan)) if _plan_file(plan).is_file() else {}
 
 # %% ../../nbs/lib/runs/13_shards.ipynb #cf1bf301

@@ -56,7 +56,8 @@ def _faults(output: Any) -> Iterator[str]:
 
 # %% ../../nbs/lib/runs/10_stored.ipynb #e2772fc6
 def unfit_outputs(notebook: Any) -> list[str]:
-    """What a notebook (a path or read) stores and should not, a line each: 'cell 3 (first line of it): a warning'."""
+    """Stored content that a notebook (a path or node) should not have, one line each: 'cell 3 (first line of it): a
+    warning'."""
     found = []
     for number, cell in enumerate(read_notebook(notebook).cells):
         for output in cell.get("outputs", []):

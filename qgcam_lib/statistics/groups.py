@@ -60,7 +60,7 @@ def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None
 
 # %% ../../nbs/lib/statistics/01_groups.ipynb #1d8e6186
 def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    "How often each group is drawn, in chunks float64 [some, n_groups] that add up to n_bootstrap rows."
+    """The number of times each group is drawn, in chunks float64 [some, n_groups] that add up to n_bootstrap rows."""
     chunk = max(1, 2**22 // max(n_groups, 1))
     for k in range(0, n_bootstrap, chunk):
         size = min(chunk, n_bootstrap - k)
@@ -69,7 +69,7 @@ def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator)
 
 # %% ../../nbs/lib/statistics/01_groups.ipynb #418874a5
 def group_weights(n_groups: int, n_bootstrap: int, n_subsets: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each group counts: all once, then bootstrap draws, then parts of 90 % without replacement.
+    """The weights of each group: all once, then bootstrap replicates, then subsets of 90 % without replacement.
 
     Returns float64 [1 + n_bootstrap + n_subsets, n_groups].
     """

@@ -37,7 +37,7 @@ def _t_mass(start: np.ndarray, stop: np.ndarray, df: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/02_intervals.ipynb #86aabde1
 def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
-    "The t that holds the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."
+    """The t that contains the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."""
     given, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
     df = np.minimum(given, 1e5)
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5

@@ -20,7 +20,7 @@ from ..errors import ParameterError, SuspiciousInput
 # %% ../../nbs/lib/statistics/03_row_checks.ipynb #5995b6b8
 @dataclass(frozen=True)
 class Metric:
-    """What one score column means. `higher_is_better` is None for a count that has no better side.
+    """The meaning of one score column. `higher_is_better` is None for a count that has no better side.
 
     chance: mean of a scorer that guesses; None where it is not one number (a map's score depends on the box).
     """
@@ -103,7 +103,7 @@ _RANGES = {
 
 
 def range_of(name: str, contracts: Mapping[str, Any]) -> tuple[float, float] | None:
-    "The lowest and highest value of a score, by its contract or as the tasks above state it; None where nobody says."
+    """The lowest and highest value of a score, by its contract or the list of the tasks' scores; None if unknown."""
     if name in contracts:
         return contracts[name].range
     return next((ends for names, ends in _RANGES.items() if re.fullmatch(names, name.partition("@")[0])), None)
@@ -182,7 +182,7 @@ def _same_value(a: Any, b: Any) -> bool:
 
 # %% ../../nbs/lib/statistics/03_row_checks.ipynb #1940c908
 def without_rules(frame: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """The frame without what says how it was scored and from what, to compare two rules or two data sets on purpose.
+    """The frame without its scoring rules and data, to compare two rules or two data sets on purpose.
 
     keep: columns that stay, though they describe an example."""
     bare = frame.drop(columns=[name for name in ("protocol", *_EXAMPLE) if name in frame and name not in keep])

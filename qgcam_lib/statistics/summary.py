@@ -90,7 +90,7 @@ def estimate_means(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Esti
 
 # %% ../../nbs/lib/statistics/04_summary.ipynb #bf072504
 def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, float]]:
-    "Lowest and highest possible value of each column of `values` [n, m], infinite where nobody says."
+    """Lowest and highest possible value of each column of `values` [n, m], infinite if unknown."""
     ranges = []
     for name, column in zip(names, values.T):
         share = ((column == 0) | (column == 1) | np.isnan(column)).all()

@@ -105,7 +105,7 @@ def _fields(kind: type) -> TypeAdapter:
 
 
 def check_fields(record: Any) -> None:
-    """Check the fields of a dataclass with an `id` against their types; lists become tuples where the type says so.
+    """Check the fields of a dataclass with an `id` against their types; lists become tuples if the type requires it.
 
     Errors: ExampleError with the id.
     """
@@ -118,7 +118,7 @@ def check_fields(record: Any) -> None:
 
 # %% ../../nbs/lib/storage/06_fields.ipynb #b4b064d4
 def json_of(path: str | Path, each: Callable[[dict], Any] | None = None) -> Any:
-    """What a JSON file holds, NaN included. each: as in `read_json`. Errors: ExampleError that names the file."""
+    """The content of a JSON file, NaN included. each: as in `read_json`. Errors: ExampleError that names the file."""
     try:
         return read_json(path, nan=True, each=each)
     except FileNotFoundError as error:

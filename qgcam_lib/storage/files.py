@@ -156,7 +156,7 @@ def collection_paused() -> Iterator[None]:
 # %% ../../nbs/lib/storage/01_files.ipynb #cf4c735d
 def parse_json(text: str | bytes, where: str | Path = "", *, nan: bool = False,
                each: Callable[[dict], Any] | None = None) -> Any:
-    """What a JSON text says.
+    """The content of a JSON text.
 
     where: the file or option it comes from, for the error. nan: take NaN and Infinity as Python writes them. each:
     takes every object, innermost first, and gives what stands for it.
@@ -187,5 +187,5 @@ def regular_bytes(path: str | Path) -> bytes:
 
 
 def read_json(path: str | Path, *, nan: bool = False, each: Callable[[dict], Any] | None = None) -> Any:
-    """What a JSON file says. Options and errors as in `parse_json` and `check_file`."""
+    """The content of a JSON file. Options and errors as in `parse_json` and `check_file`."""
     return parse_json(regular_bytes(path), path, nan=nan, each=each)

@@ -70,7 +70,7 @@ def _cached_sha256(path: str | Path, known: dict[str, str]) -> tuple[int, str]:
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #b9256e91
 def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | None = None,
                       progress: str = "") -> str:
-    """SHA-256 that stands for files under the names that they have in `files`, as 64 hexadecimal digits.
+    """SHA-256 of files under their names in `files`, as 64 hexadecimal digits.
 
     Names, sizes and bytes count; a file that is not there counts as missing. cache: SQLite file in which checksums are
     kept; None keeps none. progress: the words of a bar while 1000 files or more are read (after a second), "" for none.
@@ -90,7 +90,7 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #0e14b141
 def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: bool = False) -> str:
-    """SHA-256 that stands for a file or for a folder with everything in it, as 64 hexadecimal digits.
+    """SHA-256 of a file, or of a folder with everything in it, as 64 hexadecimal digits.
 
     path: a file (its bytes count, not its name) or a folder (relative paths, sizes and bytes of all files below count;
     links are followed to files, not to folders). cache: SQLite file in which checksums are kept; None keeps none.
@@ -109,7 +109,7 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #d0022009
 def parts_of(model: Any) -> Iterator[tuple[str, Any, bool]]:
-    """A model and the objects that it holds: dotted name, object, and is it an attribute of a user's own object?"""
+    """A model and the objects in it: dotted name, object, and whether it is an attribute of a custom object."""
     torch, todo, seen = sys.modules.get("torch"), [("", model, False)], set()
     while todo:
         name, thing, is_own = todo.pop()
@@ -129,7 +129,7 @@ def parts_of(model: Any) -> Iterator[tuple[str, Any, bool]]:
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #d0022007
 def weights_fingerprint(model: Any) -> str:
-    """SHA-256 over names, types, shapes and bytes of the weights that a model holds in memory; "" where it has none.
+    """SHA-256 over names, types, shapes and bytes of a model's weights in memory; "" if it has none.
 
     They are the state dicts of the torch modules in it, and arrays and tensors that are attributes of objects of a
     user's own classes.
@@ -230,7 +230,7 @@ class Input:
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #42abcd02
 @dataclass(frozen=True)
 class RunContext:
-    """What an input may depend on: all parameters of the run, the folder that its kernel runs in, and the settings.
+    """The context of an input: all parameters of the run, the folder that its kernel runs in, and the settings.
 
     here: does the run compute on this machine? Not where a cluster's login node plans it.
     """
@@ -260,12 +260,12 @@ class NamedInput(str):
 
     @classmethod
     def check(cls, text: str) -> str:
-        """The text, if it can be a value of the parameter. Raises ParameterError that says what can."""
+        """The text, if it is a valid value of the parameter. Raises ParameterError with the valid ones."""
         return text
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        """What a run reads because of these texts: the parameter's value, or the items of its list.
+        """The inputs of a run from these texts: the parameter's value, or the items of its list.
 
         Raises FileNotFoundError, FileFault or ValueError where something is not there.
         """

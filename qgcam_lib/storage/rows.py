@@ -183,7 +183,7 @@ class MapStore(Store, Mapping):
 
     @classmethod
     def is_store(cls, path: str | Path) -> bool:
-        """Does a map store lie in this folder? Opening a store would make one."""
+        """Whether this folder has a map store. Opening a store would create one."""
         return (Path(path) / cls.marker).is_file()
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from .explorer import Explorer, data_uri, heat_colours, page_part, still_picture
 # %% ../../nbs/lib/teach/05_answers.ipynb #a5000005
 @dataclass(frozen=True)
 class Answer:
-    """What Python says of a state, by label. pictures: uint8 [H, W, 3]; maps: [h, w], finite, >= 0, kept to four
+    """Python's answer for a state, by label. pictures: uint8 [H, W, 3]; maps: [h, w], finite, >= 0, kept to four
     digits; numbers: NaN where undefined, kept to six digits."""
 
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Answer:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, dict]:
-        "The answer as a page holds it; None for an undefined number."
+        """The answer in the form of a page; None for an undefined number."""
         return {"pictures": {name: data_uri(np.asarray(one), optimize=True) for name, one in self.pictures.items()},
                 "maps": {name: [[float(f"{v:.4g}") for v in row] for row in np.asarray(one).tolist()]
                          for name, one in self.maps.items()},
@@ -81,7 +81,7 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
                     stored: Sequence[Mapping] | None = None, start: Mapping[str, Any] | None = None, title: str = "",
                     span: tuple[float, float] | None = None, along: str = "", series: Sequence[str] = (),
                     fixed: Mapping[str, np.ndarray] | None = None) -> Explorer:
-    """An interactive page: move controls, and see what `answer` says of their state.
+    """An interactive page: move controls and see the `answer` for their state.
 
     controls: by name, which is an identifier, the values: numbers (a slider), texts (a choice), or one text (a field);
     answer: takes the values by name, gives an `Answer`, always with the same labels; stored: states that the page

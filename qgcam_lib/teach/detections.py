@@ -22,7 +22,7 @@ EXPLORED = ("AP", "AP50", "precision", "recall", "false_alarms")
 
 
 def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: Mapping) -> dict[str, float | None]:
-    """What the library says of a state of the explorer, by name of EXPLORED; None where undefined.
+    """The library's values for a state of the explorer, by name of EXPLORED; None if undefined.
 
     data: of `load_tricd`; predictions: entries by pair, as in `evaluate`; state: threshold, iou (of .50, .55, ...,
     .95), asked (by id of the false pairs, as texts), shift of scores on false captions. precision, recall: of the boxes

@@ -37,8 +37,8 @@ _PAGE_JS = '\nfor (const root of document.querySelectorAll("SELECTOR:not([data-l
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e100000c
 @dataclass(frozen=True, repr=False)
 class Explorer:
-    """A self-contained piece of HTML: shows itself in a notebook; `str()` gives it for a page of your own; `widget()`
-    gives one that hands its state back.
+    """A self-contained piece of HTML: displays itself in a notebook; `str()` returns the HTML; `widget()` returns a
+    widget that passes its state to Python.
 
     body: HTML of the start; what needs a script has class "live" and is hidden, what a script replaces has "still";
     style: CSS beside the shared one, ROOT stands for the explorer; script: JavaScript that defines
@@ -138,7 +138,7 @@ def _widget(explorer: Explorer) -> Any:
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e1000010
 def data_uri(picture: np.ndarray, kind: str = "PNG", **options: Any) -> str:
-    "A picture, uint8 [H, W, 3], as an address that holds it. kind, options: of Pillow's `Image.save`."
+    """A picture, uint8 [H, W, 3], as a data URI. kind, options: of Pillow's `Image.save`."""
     buffer = BytesIO()
     Image.fromarray(picture).save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64,{b64encode(buffer.getvalue()).decode()}"
@@ -152,7 +152,7 @@ def heat_colours(heat: np.ndarray) -> np.ndarray:
 
 
 def still_picture(address: str, alt: str) -> str:
-    "A picture that stands where a script will draw."
+    """A still picture for viewers without scripts."""
     return f'<img class="still" alt="{escape(alt, quote=True)}" src="{address}" style="max-width:100%">'
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #d50beadd

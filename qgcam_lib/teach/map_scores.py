@@ -22,7 +22,7 @@ EXPLORER_SCORES = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_so
 
 
 def scores_of(state: Mapping) -> dict[str, float | None]:
-    """What `score_maps` says of a state of the explorer, by name; None where undefined.
+    """The values of `score_maps` for a state of the explorer, by name; None if undefined.
 
     state: map [h][w], box (x0, y0, x1, y1), threshold of the binary scores, tau, delta. Errors: ValueError for a box
     that is not of whole cells inside the map, and for what `score_maps` refuses.

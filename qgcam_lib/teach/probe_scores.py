@@ -176,7 +176,7 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #f66a40c1
 def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
-    """What `pair_scores` and `pair_ties` say of a state of the explorer: text, image, group, confidence, ties.
+    """The values of `pair_scores` and `pair_ties` for a state of the explorer: text, image, group, confidence, ties.
 
     tables: of each model the scores [states, prompts]; state: states and prompts (two numbers each), model, digits
     ("" or so many that the scores are rounded to, halves up).

@@ -27,7 +27,7 @@ from .explorer import Explorer, data_uri, page_part, score_tables, still_picture
 # %% ../../nbs/lib/teach/04_word_order.ipynb #cfffc860
 @dataclass(frozen=True)
 class SaidScene:
-    """A picture, what is said of it, and every text that the words of that can make.
+    """An image, its expressions, and every text that their words can form.
 
     picture: uint8 [H, W, 3]; listener: knows the scene; names: of the candidates; expressions: records with the same
     candidates, in the order of `listener.candidates`; texts: all orders of the words of each expression, also with
@@ -85,7 +85,8 @@ def _alike(chosen: Iterable[int], candidates: Sequence[int]) -> np.ndarray:
 
 
 def listener_scores(listener: Listener, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """How likely two listeners choose each box: {"words in order": [texts, candidates], "bag of words": the same}.
+    """The probability that two listeners choose each box: {"words in order": [texts, candidates], "bag of words": the
+    same}.
 
     Rows sum to 1. A box that cannot be meant has 0; a text of which nothing may be true has the same for all.
     """

@@ -160,8 +160,8 @@ def describe(self: Flickr30kEntities) -> dict:
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #8d6691d9
 @patch
 def fingerprint(self: Flickr30kEntities) -> str:
-    """sha256 over the options, the list, the sentence and annotation files, and the pictures' names and lengths. Where
-    the folder lies does not matter."""
+    """sha256 over the options, the list, the sentence and annotation files, and the images' names and lengths. It does
+    not depend on the folder's path."""
     options = {**READING, "boxes": self.options["boxes"]}
     parts = [repr((sorted(options.items()), checksum(self.root / "UNRELATED_CAPTIONS")))]
     for image_id in self.images():

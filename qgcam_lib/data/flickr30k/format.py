@@ -158,7 +158,7 @@ def read_sentences(path: Path) -> list[str]:
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #8854a59a
 def read_split(path: Path) -> list[str]:
-    """The image ids of a split list, one a line. ExampleError for an id listed twice or leaving the folder."""
+    """The image ids of a split list, one per line. ExampleError for an id listed twice or leaving the folder."""
     ids = [line.strip() for line in read_sentences(path)]
     for name in ids:
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", name):

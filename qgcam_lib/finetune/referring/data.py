@@ -32,7 +32,7 @@ from ...storage.fingerprints import own_code, weights_fingerprint
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b50005
 def soft_targets(candidates: ArrayLike, target: ArrayLike) -> np.ndarray:
-    """How right each candidate is: its IoU with the target, 0 where that is below 0.5. float32 [N] in 0..1.
+    """The target value of each candidate: its IoU with the target, 0 if that is below 0.5. float32 [N] in 0..1.
 
     candidates: [N, 4] half-open xyxy in pixels; target: [4].
     """
@@ -96,7 +96,7 @@ class TextBatch:
     usable: torch.Tensor | None = None
 
     def inputs(self, device: torch.device | str) -> tuple:
-        """What a network takes, on a device: regions, ids, mask, of."""
+        """The inputs of a network on a device: regions, ids, mask, of."""
         return tuple(each.to(device) for each in (self.regions, self.ids, self.mask, self.of))
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #120d2d3f

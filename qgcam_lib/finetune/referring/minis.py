@@ -74,7 +74,7 @@ def questions_folder(root: str | Path, images: int, *, progress: bool = True) ->
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c70009
 @dataclass(frozen=True)
 class StoredRanker:
-    """What a folder of the zoo says of a ranker. network: its config; feature_size; encoder: its name; weights."""
+    """The ranker's entries in a folder of the zoo. network: its config; feature_size; encoder: its name; weights."""
 
     network: Any
     feature_size: int
@@ -96,7 +96,7 @@ class MiniTraining(RankerTraining):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         hinges = {} if self.recipe.loss == "plain" else {"negatives": (
             f"at most {self.recipe.negatives or 'all'} an expression, of {self.recipe.together or 'all'} pictures of a "
             "batch; the paper draws 64 of a batch of 512")}
@@ -135,7 +135,7 @@ class MiniTasks(MultiTaskTraining, MiniTraining):
 
     @property
     def about(self) -> dict:
-        """What the card says of the class."""
+        """The class's entries of the card."""
         told = super().about
         return {**told, "supervision": f"{told['supervision']}; in turn questions on relations, GQA-Rel of the same "
                 "pictures, with their short answers", "answers": list(self.asked.classes),
@@ -206,7 +206,7 @@ def judged_expressions(folder: str | Path) -> Expressions:
 
 
 def by_name(models: Mapping[str, Any], score: Callable[[Any], pd.DataFrame], columns: str) -> pd.DataFrame:
-    """What `score` gives of models by name, as one table with the column model."""
+    """The results of `score` for models by name, as one table with the column model."""
     tables = [score(model).assign(model=name) for name, model in models.items()]
     return pd.concat(tables, ignore_index=True)[columns.split()]
 

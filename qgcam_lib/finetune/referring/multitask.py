@@ -87,7 +87,7 @@ class QuestionTraining(RankerTraining):
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c6000c
 @dataclass(frozen=True)
 class MultiTaskRecipe(RankerRecipe):
-    """How two tasks are trained together: `RankerRecipe`, and these.
+    """The recipe of two tasks: `RankerRecipe`, and these.
 
     questions: steps with questions for each step with expressions, 0 for none; question_rate: highest learning rate of
     a step with questions, `learning_rate` being that of the others; batch: texts of either task in a step.

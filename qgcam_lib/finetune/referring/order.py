@@ -62,7 +62,8 @@ def order_expressions(folder: str | Path) -> tuple[list[Expression], pd.DataFram
 # %% ../../../nbs/lib/finetune/referring/06_order.ipynb #7bab37a6
 def order_choices(training: minis.MiniTraining, expressions: Sequence[Expression], images: Path, cache: Path, seed: int
                   ) -> pd.DataFrame:
-    """What a ranker chooses: words ("original", "shuffled"), id, correct, random, n_candidates. seed: of the order."""
+    """The choices of a ranker: words ("original", "shuffled"), id, correct, random, n_candidates. seed: of the
+    order."""
     frames = []
     texts = {"original": expressions, "shuffled": perturb_expressions(expressions, "shuffle", seed=seed)}
     for words, asked in texts.items():

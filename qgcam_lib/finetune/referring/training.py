@@ -62,7 +62,7 @@ Fit = Literal["regions", "choice"]
 
 @dataclass(frozen=True)
 class RankerRecipe(Recipe):
-    """How a ranker of regions is trained: the fields of `Recipe` that are used, and these.
+    """The recipe of a ranker of regions: the fields of `Recipe` that are used, and these.
 
     loss: "plain", or with hinges "sum" (Sum-H) or "max" (Max-H); fit: the plain loss, "regions" for `region_loss`
     (scores are logits) or "choice" for `choice_loss` (a softmax over the candidates) with its scale; batch: expressions
@@ -124,7 +124,7 @@ class RankerTraining(Training):
         return self.per_epoch
 
     def rows_of(self, step: int) -> list[np.ndarray]:
-        """The rows in `data` of a step, one array a picture."""
+        """The rows in `data` of a step, one array per image."""
         epoch, place = divmod(step, self.per_epoch)
         counts = np.bincount(self.data.of)
         order = self.recipe.random(epoch).permutation(len(counts))
@@ -142,7 +142,7 @@ class RankerTraining(Training):
         return self._reordered(batch, step) if self.recipe.shuffled else batch
 
     def scores(self, batch: TextBatch) -> torch.Tensor:
-        """What the network gives for a batch: [E, N]."""
+        """The scores of the network for a batch: [E, N]."""
         return self.model(*batch.inputs(self.device))
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #23555ac9
@@ -208,7 +208,7 @@ def losses(self: RankerTraining, batch: TextBatch) -> dict[str, torch.Tensor]:
 @patch
 @torch.inference_mode()
 def rank_all(self: RankerTraining, data: RegionTexts) -> np.ndarray:
-    """The scores of the network as it is: float32 [E, N], minus infinity for padding; 256 texts at once."""
+    """The scores of the network: float32 [E, N], minus infinity for padding; 256 texts at once."""
     self.model.eval()
     table = np.full((len(data), data.width), -np.inf, np.float32)
     order = np.argsort(data.lengths, kind="stable")
@@ -253,7 +253,7 @@ def after_step(self: RankerTraining) -> None:
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #602b66f3
 @patch(as_prop=True)
 def finished(self: RankerTraining) -> bool:
-    """Whether all steps are done, or the development set was best `patience` looks ago."""
+    """Whether all steps are done, or the development set has not improved for `patience` evaluations."""
     waited = len(self.looks) - 1 - int(np.argmax(self.looks)) if self.looks else 0
     return self.step >= self.recipe.steps or 0 < self.recipe.patience <= waited
 

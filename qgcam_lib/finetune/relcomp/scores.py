@@ -63,7 +63,7 @@ RELCOMP_SCORES = {
 
 def relcomp_scores(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path], *,
                    limit: int | None = None, seed: int = 0, **run_options: Any) -> pd.DataFrame:
-    """Ask a Matcher about RelComp groups, one row a group.
+    """Score RelComp groups with a Matcher, one row per group.
 
     images, limit, seed, run_options: as in `probes.ask.ask_prompts`. Returns id, group (the picture), rival (the second
     picture, "" for none), kind, text_score, image_score, group_score, rival_agrees, confidence (see `RELCOMP_SCORES`,
@@ -138,7 +138,7 @@ def class_prompts(classes: pd.DataFrame) -> list[str]:
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #0ee1c04c
 def zero_shot(model: Any, folder: str | Path, *, limit: int | None = None, progress: bool = True) -> pd.DataFrame:
-    """Which class a Matcher gives to each picture of a folder of classes, one row a picture.
+    """The class that a Matcher predicts for each image of a folder of classes, one row per image.
 
     folder: see `read_classes`; limit: the first pictures of each class (None or 0: all). Returns id (class/file), group
     (the same: every picture stands alone), class, found (the best class), place (of the right class, 1 is the best,

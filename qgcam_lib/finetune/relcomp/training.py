@@ -65,7 +65,7 @@ class RelCompData:
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #c7848671
 def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[str | Path]) -> RelCompData:
-    """Groups with their pictures, which lie in one folder or several.
+    """Groups with their images, in one folder or several.
 
     Raises ParameterError for no groups or other records, ExampleError naming the group whose picture is missing.
     """
@@ -111,7 +111,7 @@ def _kept(encoders: Encoders, inputs: Sequence, make: Callable[[Sequence], torch
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #2beb08da
 @dataclass(frozen=True)
 class RelCompRecipe(Recipe):
-    """How a dual encoder is fine-tuned on RelComp: the fields of `Recipe` that are used, and these.
+    """The recipe of fine-tuning a dual encoder on RelComp: the fields of `Recipe` that are used, and these.
 
     stream: which half learns, "V", "T" or "VT"; epochs; steps: 0 for as many as the epochs have; learning_rate: of the
     first step, minimum_rate: of the end of the cosine; momentum. Not used: cooldown, images.

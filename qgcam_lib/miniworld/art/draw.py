@@ -199,7 +199,7 @@ class Pen:
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #feeebe3d
 @patch
 def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callable, paint: Paint) -> None:
-    "Paints a shape that lies within a rectangle. distance: of X [1, w] and Y [h, 1] in pixels, its signed distance."
+    """Paint a shape within a rectangle. distance: of X [1, w] and Y [h, 1] in pixels, its signed distance."""
     c = self.canvas
     a, b = sorted((self.x + self.sx * x0, self.x + self.sx * x1))
     left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))

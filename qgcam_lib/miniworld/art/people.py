@@ -154,5 +154,5 @@ def _build(noun: str, pose: str) -> tuple[float, float, float]:
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #d6146d83
 def hand_of(noun: str) -> tuple[float, float]:
-    "Where the raised hand of a standing person is, in the person's units."
+    """The position of a standing person's raised hand, in the person's units."""
     return 0.36, _build(noun, "")[2] - 0.01

@@ -75,7 +75,7 @@ _MOST_IOU = 0.5
 
 
 def type_of(t: Thing) -> str:
-    "What counts as one type: 'person' for people, else the noun."
+    """The type of an object: 'person' for people, else the noun."""
     return "person" if t.category == "people" else t.noun
 
 # %% ../../../nbs/lib/miniworld/scenes/08_doubles.ipynb #73dc96c1

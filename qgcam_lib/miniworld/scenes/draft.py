@@ -24,7 +24,7 @@ class Draft:
         self.relations: list[Relation] = []
 
     def pick_noun(self, nouns) -> str:
-        "A noun, weighted by what usually stands before this background when the scene is natural."
+        """A noun, weighted by the usual objects of this background if the scene is natural."""
         return self.dice.pick(nouns, [place_weight(n, self.background, self.natural) for n in nouns])
 
     def pick_colour(self, noun: str) -> str:
@@ -38,7 +38,7 @@ _FAR, _NEARER = 0.80, 0.28  # how large things look at the horizon, and how much
 
 @patch
 def perspective(self: Draft, y: float) -> float:
-    "How large things at foot line `y` look: 0.8 at the horizon, 1.08 at the lower edge."
+    """The relative size of objects at foot line `y`: 0.8 at the horizon, 1.08 at the lower edge."""
     nearness = (y - self.horizon) / (1.0 - self.horizon)
     return _FAR + _NEARER * min(1.0, max(0.0, nearness))
 
@@ -123,7 +123,7 @@ def dress(self: Draft, person: Thing) -> None:
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #09cd24a8
 @patch
 def wear(self: Draft, person: Thing, noun: str, colour: str, pattern: str = "plain", material: str = "") -> None:
-    "Puts a garment, or hair, on a person: a thing of its own that stands where the person stands."
+    """Put a garment, or hair, on a person: a separate object at the person's position."""
     category = "bodyparts" if noun == "hair" else "clothing"
     where = {name: getattr(person, name) for name in ("x", "y", "height", "flip", "depth")}
     garment = Thing(len(self.things), noun, category, colour, "", pattern, material, person.id, **where)

@@ -27,7 +27,7 @@ _CARRIED = 0.85  # how large things look that somebody or something carries
 
 
 def lone_thing(draft: Draft, x: float, y: float) -> None:
-    "Any thing that stands on the ground."
+    """Any object on the ground."""
     draft.add(draft.pick_noun(_GROUND), x, y)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #2e63ca39

@@ -42,7 +42,7 @@ class Thing:
 
     @property
     def facts(self) -> dict[str, str]:
-        "The attributes that can be said of the thing, in the order in which English says them."
+        """The attributes of the object, in English order."""
         pattern = "" if self.pattern == "plain" else self.pattern
         known = {"size": self.size, "pattern": pattern, "colour": self.colour, "material": self.material}
         return {attribute: value for attribute, value in known.items() if value}
@@ -59,7 +59,7 @@ class Relation:
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #a6c5117e
 @dataclass(frozen=True)
 class Scene:
-    """A whole scene: where, what, and how the things stand to each other.
+    """A scene: its place, its objects and their relations.
 
     size: side of the picture in pixels; horizon: height of the ground line from the top, in pixels;
     natural: drawn with the training biases (True) or with all combinations equally likely (False).
@@ -119,7 +119,7 @@ _SMALLER, _LARGER = 0.85, 1.18  # heights that clearly differ
 
 
 def can_be_named(scene: Scene, t: Thing) -> bool:
-    "Whether a thing is seen, and large enough to be looked at."
+    """Whether an object is visible and large enough."""
     return t.box is not None and min(t.box[2] - t.box[0], t.box[3] - t.box[1]) >= _LEAST_SIDE * scene.size / 96.0
 
 
@@ -138,7 +138,7 @@ _BRIGHT = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "white"
 
 @dataclass(frozen=True)
 class Kind:
-    "What is known of a noun: category, usual height, half width, colours, whether it carries patterns, materials."
+    """The properties of a noun: category, usual height, half width, colours, whether it carries patterns, materials."""
 
     noun: str
     category: str

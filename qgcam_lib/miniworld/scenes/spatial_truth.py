@@ -23,7 +23,7 @@ _TIES = ("on", "riding", "wearing", "inside", "under", "holding")
 
 
 def related(picture: Rendering, a: int, predicates: tuple, b: int) -> bool:
-    "Whether the scene graph says one of these predicates of things `a` and `b`."
+    """Whether the scene graph has one of these predicates for objects `a` and `b`."""
     return any(r.subject == a and r.object == b and r.predicate in predicates for r in picture.scene.relations)
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #25b02105
@@ -49,7 +49,7 @@ def _over(a: Thing, b: Thing) -> bool:
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #40c1cb96
 def is_true(picture: Rendering, a: int, predicate: str, b: int) -> bool:
-    """Whether `a` certainly stands in the predicate to `b` (ids of visible things).
+    """Whether the predicate certainly holds for `a` and `b` (ids of visible objects).
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.
     """
@@ -113,7 +113,8 @@ _OPPOSITE |= {v: k for k, v in _OPPOSITE.items()}
 
 
 def is_false(picture: Rendering, a: int, predicate: str, b: int) -> bool:
-    """Whether `a` certainly does not stand in the predicate to `b` (ids of visible things); never true with `is_true`.
+    """Whether the predicate certainly does not hold for `a` and `b` (ids of visible objects); never true with
+    `is_true`.
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.
     """

@@ -70,7 +70,7 @@ def _segmentation(mask: np.ndarray, polygons: list, form: str) -> list | dict:
 
 # %% ../../../nbs/lib/miniworld/writers/06_coco.ipynb #c6b13fbd
 def coco_instances(picture: Rendering) -> list[dict]:
-    "The annotations of a picture's top-level things; each mask holds the visible pixels, in one of the three forms."
+    """The annotations of an image's top-level objects; each mask has the visible pixels, in one of the three forms."""
     seen, found = [t for t in picture.scene.top_level() if t.box is not None], instances(picture)
     for t, one in zip(seen, found, strict=True):
         form = Dice(picture.scene.seed, 71, one["id"]).pick(*_FORMS)

@@ -32,7 +32,7 @@ _NUMBER = {c["name"]: c["id"] for c in CATEGORIES}
 
 
 def category_name(noun: str) -> str:
-    "What a noun of the miniworld is called among the categories."
+    """The category name of a noun of the miniworld."""
     return "person" if noun in PEOPLE else _TABLES["called"].get(noun, noun)
 
 

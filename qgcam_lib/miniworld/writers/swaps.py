@@ -34,7 +34,7 @@ def swap(index: int, *, seed: int = SEED) -> Group:
 
 
 def swap_kind(group: Group) -> str:
-    "What was swapped: 'relation' or 'attribute'."
+    """The kind of swap: 'relation' or 'attribute'."""
     return "attribute" if group.recipe in _ATTRIBUTE_RECIPES else "relation"
 
 # %% ../../../nbs/lib/miniworld/writers/09_swaps.ipynb #b111cf93

@@ -54,7 +54,7 @@ def annotated_objects(picture: Rendering) -> dict[int, Thing]:
 
 # %% ../../../nbs/lib/miniworld/writers/07_visual_genome.ipynb #191d1c56
 def annotated_relations(picture: Rendering) -> list[tuple[int, str, int]]:
-    "What is told of the annotated things, as (number, predicate of `PREDICATE_ALIASES`, number)."
+    """The relations of the annotated objects, as (number, predicate of `PREDICATE_ALIASES`, number)."""
     scene, numbers = picture.scene, {t.id: number for number, t in annotated_objects(picture).items()}
     dice, told = Dice(scene.seed, 73, scene.index), []
     for r in scene.relations:

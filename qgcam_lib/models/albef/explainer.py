@@ -118,7 +118,7 @@ CLEANINGS = {"albef": clean_caption, "blip": lambda phrase, max_words: clean_phr
 
 
 class AlbefExplainer(BlipExplainer):
-    """ALBEF's matcher as Explainer and Matcher; what is not said here is as in `BlipExplainer`.
+    """ALBEF's matcher as Explainer and Matcher; see `BlipExplainer` for the rest.
 
     model: from `build_albef` (without `pretraining`); block: 0-based, a fusing layer; tokens: "amc" (mean over all
     tokens), "lavis" (all but `[CLS]` and `[SEP]`) or a token's position; cleaning: "albef" or "blip", how phrases are
@@ -165,7 +165,7 @@ CHECKPOINTS = {  # of AMC: the file, the words kept of a phrase, and the sizes
 
 
 def official_amc(entry: ModelEntry, checkpoint: str = "best-flickr") -> Path:
-    """The published AMC checkpoint in torch's cache; a FileNotFoundError that says how to get it where it is not."""
+    """The published AMC checkpoint in torch's cache; FileNotFoundError with instructions if it is missing."""
     target = Path(torch.hub.get_dir()) / "checkpoints" / CHECKPOINTS[checkpoint][0]
     if not target.is_file():
         raise FileNotFoundError(f"weights: {target.name} of {entry.name} is not on this machine, and a shared drive "

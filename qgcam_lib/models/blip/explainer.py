@@ -48,9 +48,8 @@ def image_states(encoder, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #2bdd88a3
 @dataclass(frozen=True)
 class ImageState:
-    """What the heads need of one image. seen: keys and values a layer of the text encoder (see `image_keys_values`);
-    vector: [D], the image's unit vector in the space of the contrastive head.
-    """
+    """The inputs of the heads for one image. seen: keys and values per layer of the text encoder (see
+    `image_keys_values`); vector: [D], the image's unit vector in the space of the contrastive head."""
 
     seen: list
     vector: torch.Tensor

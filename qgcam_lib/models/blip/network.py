@@ -47,7 +47,7 @@ class BlipConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches, which is the size of a map."""
+        """Rows and columns of patches, the size of a map."""
         return (self.image_size // self.patch_size,) * 2
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #797211ff

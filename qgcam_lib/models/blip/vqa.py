@@ -86,7 +86,7 @@ class LavisAnswerer(Adapter):
 @patch
 @torch.no_grad()
 def answer_batch(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> list[str]:
-    """One answer a question; equal to `answer` for each. A picture that stands there twice is encoded once."""
+    """One answer per question, equal to `answer` for each. A repeated image is encoded once."""
     same_length(images, questions=questions)
     if not len(images):
         return []
@@ -106,7 +106,7 @@ def answer_scores(self: LavisAnswerer, image: Picture, question: str,
 
 @patch
 def yes_score(self: LavisAnswerer, image: Picture, question: str) -> float:
-    """How much likelier "yes" is than "no", 0..1: the softmax of their ranking scores."""
+    """The probability of "yes" against "no", 0..1: the softmax of their ranking scores."""
     return float(self.answer_scores(image, question, ["yes", "no"]).softmax(0)[0])
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #02f57c1f

@@ -80,7 +80,7 @@ def _check(visual, block: int) -> None:
 # %% ../../../nbs/lib/models/clip/03_vit.ipynb #b228dfef
 @dataclass(frozen=True)
 class ClassReading:
-    """What the class token of one image reads in one block, and how it counts for P phrases.
+    """The values that the class token of one image attends to in one block, and their weights for P phrases.
 
     attention: [heads, N]; queries: [heads, d], the class token's; keys, values: [heads, N, d]; gradient: [P, heads, d],
     of each phrase's cosine by the class token's attention output, before `out_proj`; cosines: [P]. N counts the class
@@ -163,7 +163,8 @@ class ClipVitGradCam(ClipExplainer):
         return self._maps(reading).unflatten(1, self.clip.grid), self.scale * reading.cosines.float()
 
     def read(self, pixels: torch.Tensor, texts: torch.Tensor) -> ClassReading:
-        """What the class token reads in prepared pixels [3, S, S], and how it counts for text vectors [P, D]."""
+        """The values that the class token attends to for prepared pixels [3, S, S], and their weights for text vectors
+        [P, D]."""
         states = vit_states(self.model.visual, pixels[None], self.block)[0]
         return read_class_token(self.model.visual, states, texts, self.block)
 

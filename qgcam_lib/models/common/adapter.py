@@ -20,7 +20,7 @@ from ..registry import chosen
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #ce4a43cf
 class Adapter:
-    """A network ready for use, with a card that says what it is. Its public methods compute in its precision.
+    """A network ready for use, with a card that describes it. Its public methods compute in its precision.
 
     card: what is known of the weights; facts: more lines of it; precision: one of PRECISIONS, "" for the one of
     `load_model` or the setting, None for the same, which the card says only where it is not float32; layout: of

@@ -25,7 +25,7 @@ from ..registry import ModelEntry, find_model
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #469590ef
 @dataclass(frozen=True)
 class EncodedImage:
-    """What a family's forward pass needs of one picture, and the rows and columns of its patches."""
+    """The inputs of a family's forward pass for one image, and the rows and columns of its patches."""
 
     states: Any
     grid: tuple[int, int]
@@ -71,7 +71,7 @@ class AttentionExplainer(PhraseExplainer):
 
     @torch.no_grad()
     def encode(self, image: Picture) -> EncodedImage:
-        """What depends on the picture alone; every method takes it in place of the picture."""
+        """The part that depends only on the image; every method accepts it instead of the image."""
         if isinstance(image, EncodedImage):
             return image
         pixels = self.prepare(as_picture(image))[None].to(self.device, self.model.dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #3c1b7a03
 def read_torch(path: str | Path, *, harmless: Sequence[Any] = (), mmap: bool = False) -> Any:
-    """What a torch or safetensors file holds: tensors, numbers, texts and containers of them, on the CPU.
+    """The content of a torch or safetensors file: tensors, numbers, texts and containers of them, on the CPU.
 
     harmless: classes that may stand beside them; mmap: read a large file page by page, as it is needed. Nothing in the
     file is executed. Raises FileNotFoundError, or FormatError (a ValueError) where it is damaged or asks for more.

@@ -121,7 +121,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def squash(image: Picture, size: tuple[int, int], resample: int = Image.Resampling.BICUBIC) -> Image.Image:
-    """A picture as RGB with size = (columns, rows); one that is so already is returned as it is."""
+    """An image as RGB with size = (columns, rows); returned unchanged if it has that form."""
     picture = as_picture(image)
     ready = (picture.mode, picture.size) == ("RGB", tuple(size))
     return picture if ready else picture.convert("RGB").resize(size, resample)
@@ -165,7 +165,7 @@ def cut_middle(image: Image.Image | str | Path, size: int, *, enlarge: float = 1
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #d0c30002
 def cut_box(picture: Image.Image, box: Sequence[float], margin: float = 0.0) -> Image.Image:
-    """What lies in a box, with its surroundings, cut at the picture's border; at least one pixel.
+    """The pixels of a box with its surroundings, cut at the image border; at least one pixel.
 
     box: half-open xyxy in pixels; every pixel that it touches is kept. margin: share of the box's sides that is added
     to them, half of it on each side.

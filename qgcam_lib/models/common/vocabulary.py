@@ -35,7 +35,7 @@ def cleaned(phrase: str, clean: Callable[[str], str] = str, most: int | None = N
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #0738aa05
 def plain_phrase(phrase: str) -> str:
-    """A phrase with single spaces, else as it is written; errors as in `cleaned`."""
+    """A phrase with single spaces, otherwise unchanged; errors as in `cleaned`."""
     return cleaned(phrase)
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #5e94ef20
@@ -85,7 +85,7 @@ def _is_piece(token: str) -> bool:
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #cc1c657d
 def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
-    """Write tokens as a `vocab.txt`, one a line, and return its path; the file is whole or absent, never half."""
+    """Write tokens as a `vocab.txt`, one per line, atomically, and return its path."""
     return write_whole(path, "\n".join(tokens) + "\n")
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #172e5173

@@ -92,10 +92,10 @@ def _conv(inside: int, outside: int, size: int, stride: int = 1) -> nn.Sequentia
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #88e055f7
 @dataclass(frozen=True)
 class Grounded:
-    """What the net says of Q phrases at each of C cells, row by row. logits [Q, C]: is the phrase here; boxes
-    [Q, C, 4]: xyxy as fractions of the picture's sides, not cut at its edges; quality [Q, C]: logit of the box's
-    overlap with the truth; words: None, with the softmax head the log-probabilities [N, C, T + 1] of the captions'
-    tokens and, last, of "no object". There the sigmoid of a phrase's logit is the highest probability of its tokens."""
+    """The network's output for Q phrases at each of C cells, row by row. logits [Q, C]: is the phrase here; boxes [Q,
+    C, 4]: xyxy as fractions of the picture's sides, not cut at its edges; quality [Q, C]: logit of the box's overlap
+    with the truth; words: None, with the softmax head the log-probabilities [N, C, T + 1] of the captions' tokens and,
+    last, of "no object". There the sigmoid of a phrase's logit is the highest probability of its tokens."""
 
     logits: torch.Tensor
     boxes: torch.Tensor
@@ -141,7 +141,7 @@ class DenseGrounding(nn.Module):
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #65979baf
 @patch
 def cells(self: DenseGrounding, pixels: torch.Tensor) -> torch.Tensor:
-    """What the convolutions see at each cell, before any word is read: [B, C, W]."""
+    """The features of the convolutions at each cell, without text: [B, C, W]."""
     return self.stem(pixels).flatten(2).mT
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7b92bc8e

@@ -38,7 +38,7 @@ FITS = ("published", "squash")
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of dual encoders reads pictures and texts.
+    """The preprocessing of images and texts of one family of dual encoders.
 
     image: (model, pixels [B, 3, S, S]) -> [B, D]; text: (model, ids [B, T], mask [B, T]) -> [B, D], mask True where a
     token is not padding; scale, bias: model -> what a cosine is multiplied with, and what is added; size: model -> S;
@@ -230,7 +230,7 @@ HEADS = ("itc", "itm")
 
 
 class FlavaMatcher(DualMatcher):
-    """FLAVA as Matcher; what is not said here is as in `DualMatcher`.
+    """FLAVA as Matcher; see `DualMatcher` for the rest.
 
     model: transformers' FlavaForPreTraining, whose codebook (needed for its pretraining alone) is taken off; head:
     "itc", the contrastive score, or "itm", the matching head's, where score is one of ITM_SCORES ("logit" by default).
@@ -305,7 +305,7 @@ class OtterModel(nn.Module):
         return (states * real).sum(1) / real.sum(1)
 
     def scale(self) -> torch.Tensor:
-        """What a cosine is multiplied with."""
+        """The factor of the cosine."""
         return self.contrastive_loss.loss.T.exp().clamp(1, 100)
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a30007

@@ -147,9 +147,9 @@ class ImagePatches:
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #708153ca
 @dataclass(frozen=True)
 class MdetrOutput:
-    """What the queries answer. logits: [B, Q, positions], softmax over the last axis, whose last entry is "no object";
-    boxes: [B, Q, 4] in [0, 1], centre x, centre y, width, height as shares of the picture; query_vectors
-    [B, Q, align_width] and token_vectors [B, T, align_width], unit vectors that training aligned."""
+    """The output of the queries. logits: [B, Q, positions], softmax over the last axis, whose last entry is "no
+    object"; boxes: [B, Q, 4] in [0, 1], centre x, centre y, width, height as shares of the picture; query_vectors [B,
+    Q, align_width] and token_vectors [B, T, align_width], unit vectors that training aligned."""
 
     logits: torch.Tensor
     boxes: torch.Tensor

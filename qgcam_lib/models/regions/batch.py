@@ -44,7 +44,8 @@ def candidate_boxes(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #d0c20009
 def box_geometry(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
-    """Where boxes lie: x0 / W, y0 / H, x1 / W, y1 / H and the share of the picture's area, float32 [N, 5] in 0..1.
+    """The positions of boxes: x0 / W, y0 / H, x1 / W, y1 / H and the share of the picture's area, float32 [N, 5] in
+    0..1.
 
     boxes [N, 4]: half-open xyxy in pixels; size: (width, height), as PIL gives it. Boxes are cut to the picture first.
     Errors: those of `candidate_boxes`. Source: ViLBERT (Lu et al. 2019), section 3.1.
@@ -209,7 +210,7 @@ def read_words(lstm: nn.LSTM, vectors: torch.Tensor, mask: torch.Tensor) -> tupl
 
 
 def attend(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Weights that sum to 1 over what mask allows, 0 elsewhere. logits, mask: [..., W], at least one True a row."""
+    """Weights that sum to 1 over the masked positions, 0 elsewhere. logits, mask: [..., W], at least one True a row."""
     return logits.masked_fill(~mask, -torch.inf).softmax(-1)
 
 

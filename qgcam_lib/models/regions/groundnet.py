@@ -107,7 +107,7 @@ class GroundNet(nn.Module):
 
     @property
     def card(self) -> dict[str, Any]:
-        """What is known of the architecture, and who parsed how many expressions."""
+        """The architecture, and the number of expressions that each parser parsed."""
         return {"architecture": "GroundNet (Cirik et al. 2018)", "keys": "named as in the public PyTorch code, not "
                 "confirmed on a published checkpoint", "departs": "features of any encoder; another parser",
                 **self.parse.card}

@@ -64,7 +64,7 @@ def nearest(geometry: torch.Tensor, allowed: torch.Tensor, most: int) -> tuple[t
 
 # %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #e3c30009
 def seen_from(geometry: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Where neighbours lie as seen from each region, [P, N, K, 5].
+    """The positions of neighbours relative to each region, [P, N, K, 5].
 
     The neighbour's corners less the region's centre, in units of the region's sides, and the ratio of areas. geometry:
     [P, N, 5]; places: [P, N, K]. Source: `compute_dif_lfeats` of MAttNet's public code.
@@ -97,7 +97,7 @@ class NormalizeScale(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/04_mattnet.ipynb #d1a4cd9c
 def on_rows(layers: nn.Sequential, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What layers make of the vectors [..., D] that mask [...] allows, [..., J]; 0 elsewhere."""
+    """The output of layers for the vectors [..., D] at masked positions [...], [..., J]; 0 elsewhere."""
     if not mask.any():
         return vectors.new_zeros(*mask.shape, next(layers.parameters()).shape[0])
     rows = layers(vectors[mask])

@@ -28,7 +28,7 @@ class Node:
 
 
 def intersect(parts: Sequence[Node]) -> Node:
-    """What all parts are true of; one part alone stands for itself."""
+    """The intersection of all parts; a single part is returned unchanged."""
     return parts[0] if len(parts) == 1 else Node("intersect", (), tuple(parts))
 
 

@@ -27,7 +27,7 @@ from ..registry import load_model
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #d0c40006
 class CropEncoder:
-    """What an image encoder says of crops, as RegionEncoder.
+    """An image encoder applied to crops, as RegionEncoder.
 
     model: anything with `encode_images(images) -> [I, D]` float32 and a card, such as CLIP or a ResNet; margin: share
     of a box's sides that is added to them, half of it on each side (`cut_box`).
@@ -219,7 +219,7 @@ class Connection(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000e
 class RegionEmbedding(nn.Module):
-    """What regions look like and where they lie, as states of the image stream."""
+    """Appearance and position of regions, as states of the image stream."""
 
     def __init__(self, feature_size: int, config: ViLBERTConfig):
         super().__init__()

@@ -38,7 +38,7 @@ def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #0cdd8762
 class ViltExplainer(AttentionExplainer):
-    """ViLT's matcher as Explainer and Matcher; what is not said here is as in `AttentionExplainer`.
+    """ViLT's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
     model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better: its
     head has one output, so there is no probability. Maps have the picture's own grid, see `vilt_size`.
@@ -137,7 +137,8 @@ class ViltAnswerer(Adapter):
         return self.labels[int(self.logits(image, question).argmax())]
 
     def yes_score(self, image: Picture, question: str) -> float:
-        """How much "yes" outweighs "no", 0..1: the softmax of their logits. ValueError where the model has neither."""
+        """The probability of "yes" against "no", 0..1: the softmax of their logits. ValueError if the model has
+        neither."""
         logits = self.logits(image, question)
         return float(torch.stack([logits[self.labels.index(word)] for word in ("yes", "no")]).softmax(0)[0])
 

@@ -27,7 +27,7 @@ BY = ("mass", "mean", "max", "root")
 
 
 def map_scores_of_boxes(maps: ArrayLike, boxes: ArrayLike, by: str = "mass") -> np.ndarray:
-    """What P maps have in each of N boxes, float64 [P, N].
+    """The scores of P maps in each of N boxes, float64 [P, N].
 
     maps [P, H, W]: finite, >= 0; boxes [N, 4]: xyxy on the maps' grid. by: "mass" the share of the map's sum, 0 for a
     map without any; "mean" and "max" of the pixels; "root" the mass over the root of the box's share of the grid

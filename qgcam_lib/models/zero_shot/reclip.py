@@ -101,7 +101,7 @@ RELATIONS = ("left", "right", "above", "below", "bigger", "smaller", "inside")
 
 
 def relation_matrix(name: str, boxes: ArrayLike) -> np.ndarray:
-    """How far box i stands in a relation to box j, float64 [N, N] in 0..1, zero on the diagonal.
+    """The degree to which a relation holds for boxes i and j, float64 [N, N] in 0..1, zero on the diagonal.
 
     name: one of RELATIONS: `left` to `below` compare centres, `bigger` and `smaller` areas, and `inside` is the share
     of box i that lies in box j. boxes [N, 4]: xyxy, y downwards. Source: ReCLIP (Subramanian et al. 2022), section 4.2.
@@ -145,7 +145,7 @@ class Place:
 
     @property
     def is_spatial(self) -> bool:
-        """Whether anything is said of where it is, or how large."""
+        """Whether the expression states a position or a size."""
         return bool(self.extremes or self.relations)
 
     def texts(self) -> Iterator[str]:
@@ -157,9 +157,7 @@ class Place:
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #f929103c
 def parse_places(expression: str) -> Place:
-    """A referring expression taken apart by the words that say where. Any text is read; one without such words comes
-    back as its own words in lower case.
-    """
+    """A referring expression split at its spatial words. A text without such words is returned in lower case."""
     words = " ".join(re.sub(r"[^\w'-]+", " ", expression.lower()).split())
     found = _RELATIONS.search(words + " ")
     relations: tuple[tuple[str, Place], ...] = ()
@@ -174,7 +172,7 @@ def parse_places(expression: str) -> Place:
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d1000d
 def place_weights(place: Place, boxes: ArrayLike, known: Mapping[str, np.ndarray]) -> np.ndarray:
-    """How well each box fits what is said, float64 [N], summing to 1.
+    """The fit of each box to the expression, float64 [N], summing to 1.
 
     known: for each of `place.texts()` a distribution [N] over the boxes. With p the distribution of the text, q that of
     the other thing and R the relation, a relation gives p_i sum_j R_ij q_j and an extreme p_i sum_j R_ij p_j, each

@@ -59,7 +59,7 @@ def evaluate_published(relation: ProbeData, pairs: ProbeData, context: ProbeData
 
 # %% ../../../nbs/lib/papers/probes/08_audit.ipynb #10efc481
 def left_behind_data(relation: ProbeData) -> ProbeData:
-    """What to ask for `probes.audit.stale`, on the pictures that the groups of Probe-R of this run have."""
+    """The additional queries for `probes.audit.stale`, on the images of the run's groups of Probe-R."""
     return replace(relation, groups=left_behind(relation.part), limit=0, beyond=0)
 
 # %% ../../../nbs/lib/papers/probes/08_audit.ipynb #b8a6f599

@@ -89,7 +89,7 @@ def joined(parts: Sequence[ProbeData]) -> ProbeData:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #472d05c2
 @patch
 def card(self: ProbeData) -> pd.DataFrame:
-    """What the data hold and what this run takes of it: data, value."""
+    """The content of the data and the part of this run: data, value."""
     pictures = {name for group in self.part for name in shown(group)}
     rows = {"data set": self.name, "groups": f"{len(self.part)} of {len(self.groups) + self.beyond}",
             "pictures that a model sees": str(len(pictures)),
@@ -100,7 +100,7 @@ def card(self: ProbeData) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #24b9fc0e
 @patch
 def cautions_of(self: ProbeData, weights: str) -> list[str]:
-    """What a reader must know before the scores: see `report.claims.cautions`."""
+    """The cautions before the scores: see `report.claims.cautions`."""
     return cautions(PROBES, is_miniworld=self.is_miniworld, weights=weights, n=len(self.part),
                     n_split=len(self.groups) + self.beyond)
 

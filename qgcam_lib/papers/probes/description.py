@@ -113,7 +113,7 @@ NOT_AVAILABLE = "the paper's number is not available"
 
 
 def availability() -> pd.DataFrame:
-    """What of the paper's tables a source states, a line a table: table, lines, numbers, where."""
+    """The availability of the paper's tables in sources, one row per table: table, lines, numbers, where."""
     rows = []
     for name in sorted((one for one in list_published() if one.startswith("probes_table")), key=lambda n: int(n[12:])):
         frame = published(name)

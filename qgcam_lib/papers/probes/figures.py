@@ -55,7 +55,7 @@ def feature_map(vectors: Mapping[str, np.ndarray], *, seed: int = 0) -> pd.DataF
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #cd7a6302
 def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -> Figure:
-    """Figures 3, right, and 9: the feature space of each model, an axis a model.
+    """Figures 3, right, and 9: the feature space of each model, one axis per model.
 
     maps: model -> rows of `feature_map`, or a text that says why there is none.
     """

@@ -60,7 +60,7 @@ _RELCOMP = {"relcomp_text": "text_score", "relcomp_image": "image_score", "relco
 
 def questions(test: ProbeData, relation: ProbeData | None, pairs: ProbeData | None, classes: str | Path, *,
               class_limit: int = 0) -> Callable[[Remembering], dict[str, pd.DataFrame]]:
-    """What `alpha_sweep` asks every model: frames with the columns id, group and those of SWEPT.
+    """The evaluations of `alpha_sweep` for every model: frames with the columns id, group and those of SWEPT.
 
     test, relation, pairs: the parts that a run takes, None or without groups to leave a probe out; classes: folder of
     the zero-shot set; class_limit: pictures a class (0: all).
@@ -197,7 +197,7 @@ def alpha_reasons(kept: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFra
 
 # %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #408e5c8d
 def by_seed(swept: Mapping[str, Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
-    """What each training gives by itself: stream, seed, gain (RelComp's text score at alpha 1 less before), change (of
+    """The results of each training: stream, seed, gain (RelComp's text score at alpha 1 less before), change (of
     zero-shot accuracy), alpha (the one that its own shares choose), gain_there and change_there (at this alpha)."""
     rows = []
     for stream, frames in swept.items():
@@ -258,8 +258,8 @@ def patched_changes(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Map
 
 # %% ../../../nbs/lib/papers/probes/09_finetune.ipynb #b2881f3d
 def learning_changes(trainings: pd.DataFrame) -> pd.DataFrame:
-    """How the share right of a stream's batches changes from the first to the last third of the steps, in points:
-    stream, difference, ci_low, ci_high. trainings: of `trainings_table`."""
+    """The change of the share of right groups in a stream's batches from the first to the last third of the steps, in
+    points: stream, difference, ci_low, ci_high. trainings: of `trainings_table`."""
     change = 100 * (trainings["right, last third"] - trainings["right, first third"])
     rows = change.groupby(trainings["stream"], sort=False).agg(difference="mean", error="sem", n="count").reset_index()
     half = _half_width(rows["n"], rows.pop("error"))

@@ -77,7 +77,8 @@ def choose_turns(records: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #702a3a3b
 def turn_title(row: Any) -> str:
-    """How many models are right before and after: "5 of 8 models right on the reference, 0 on the edited picture"."""
+    """The number of models that are right before and after: "5 of 8 models right on the reference, 0 on the edited
+    picture"."""
     return (f"{row.right_reference} of {row.models} models right on the reference, "
             f"{row.right_edited} on the edited picture")
 
@@ -93,8 +94,8 @@ def _mark(is_right: bool) -> str:
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ff13dd3f
 def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the anchor picture of a group: a line a model, confidence in the true prompt beside each of
-    the two false ones, as texts. scores: model -> image, prompt, score."""
+    """The scores of each model for the anchor image of a group: one row per model, confidence in the true prompt beside
+    each of the two false ones, as texts. scores: model -> image, prompt, score."""
     rows, false = {}, (group.predicate_prompt, group.subject_prompt)
     for model, frame in scores.items():
         right = _of(frame, group.image, group.positive_prompt)
@@ -105,8 +106,8 @@ def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> 
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #276b90cd
 def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the four combinations of a pair (I1, P2: picture 1, prompt 2), and its text, image and group
-    score, as texts."""
+    """The scores of each model for the four combinations of a pair (I1, P2: picture 1, prompt 2), and its text, image
+    and group score, as texts."""
     rows, places = {}, [(i, j) for i in range(2) for j in range(2)]
     for model, frame in scores.items():
         table = np.array([_of(frame, pair.images[i], pair.prompts[j]) for i, j in places])

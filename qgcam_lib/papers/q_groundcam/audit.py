@@ -52,7 +52,7 @@ def label_choices(found: pd.DataFrame) -> pd.Series:
 
 
 def is_better(found: pd.DataFrame) -> pd.Series:
-    """Does each row's difference make its score better? False where it makes it worse or leaves it."""
+    """Whether each row's difference improves its score; False if it worsens it or does not change it."""
     sign = found["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
     return found["difference"] * sign > 0
 

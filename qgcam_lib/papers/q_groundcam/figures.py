@@ -150,7 +150,7 @@ def score_lines(scores: Mapping | pd.Series) -> str:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #da15d5b2
 def top_line(heat: np.ndarray, example) -> str:
-    """How many pixels share the map's highest value, and how many of them lie in a box."""
+    """The number of pixels with the map's highest value, and how many of them are in a box."""
     inside, outside = (int(pixels.sum()) for pixels in top_pixels(heat, example.boxes, example.size))
     return f"highest: {inside} of {inside + outside} pixel{'s' * (inside + outside > 1)} in a box"
 

@@ -38,7 +38,7 @@ _FOR_MODELS = ("device", "seed")  # which a notebook always gives, and which sto
 
 
 def explainer_name(model: str, weights: str) -> str:
-    """How a model is called in the tables of a run: 'blip-base, mini weights', 'heat.npz, stored maps'."""
+    """The name of a model in the tables of a run: 'blip-base, mini weights', 'heat.npz, stored maps'."""
     if path := file_source(model, "maps"):
         return f"{path.name}, stored maps"
     if model not in MODELS:
@@ -150,8 +150,8 @@ def of_domains(self: Gathered) -> dict[str, dict[str, pd.DataFrame] | str]:
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #743ec0c1
 def spread_table(frames: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
-    """How peaked the distributions of IoU soft and IO ratio are: dataset, split, model, domain, metric, n, median, iqr,
-    sd, peak (largest share of one of 25 equal bins of 0..1, in percent).
+    """The peakedness of the distributions of IoU soft and IO ratio: dataset, split, model, domain, metric, n, median,
+    iqr, sd, peak (largest share of one of 25 equal bins of 0..1, in percent).
 
     frames: records by (dataset, split, model, domain).
     """

@@ -125,7 +125,7 @@ def _row(given: Mapping[str, object], folder: Path | None, record: Mapping[str, 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #d90fa635
 def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = (), *,
                      outputs: str | Path | None = None) -> pd.DataFrame:
-    """What became of each wanted run: dataset, split, model (as printed), domain, run_id, folder, why (not run).
+    """The status of each wanted run: dataset, split, model (as printed), domain, run_id, folder, why (not run).
 
     wanted: from `table1_runs`; a parameter it does not name may have any value. run_ids: only these runs are looked at;
     none: all finished ones, the newest wins. outputs: folder of the results, None for the one from the settings.

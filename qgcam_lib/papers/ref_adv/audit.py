@@ -132,7 +132,7 @@ def _equal(sets: Mapping[str, Sequence[Expression]]) -> list[Expression]:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #fa183d27
 def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = False, **options: Any) -> pd.DataFrame:
-    """What random choice loses from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
+    """The drop of a random choice from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
     n_groups.
 
     Lines: as released; all boxes, on the pictures that have both splits; with `mixed`, those spoken of for Easy and all
@@ -305,7 +305,7 @@ _FALL = "largest drop from Easy to Adv, Table 2"
 
 def effects(falls: pd.DataFrame, shares: pd.DataFrame, found: pd.DataFrame, bags: pd.DataFrame,
             thresholds: pd.DataFrame, cut: pd.DataFrame, strings: pd.DataFrame) -> pd.DataFrame:
-    """What each finding is worth, a line a measure: finding, measure, points, ci_low, ci_high, n, bears on, printed
+    """The effect of each finding, one row per measure: finding, measure, points, ci_low, ci_high, n, bears on, printed
     (points, of what it bears on).
 
     falls: of `random_falls`; shares: `share_table`; found: `rules`; bags: `bags_by_rule`; thresholds: of

@@ -146,7 +146,7 @@ def _judged(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #5840ca82
 def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """What each model loses from one split to another with words as written, among expressions with the same number of
+    """The drop of each model from one split to another with words as written, among expressions with the same number of
     candidates: model, a, b, value_a, value_b, difference (a - b), ci_low, ci_high, random_a, random_b, n_a, n_b,
     n_left_out, n_groups, hypothesis. options: n_bootstrap, seed."""
     rows = []
@@ -159,7 +159,7 @@ def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFr
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #4ac8b39a
 def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """What each model loses by a perturbation, paired by expression, words in order less perturbed: model, words,
+    """The drop of each model by a perturbation, paired by expression, words in order minus perturbed: model, words,
     split, difference, ci_low, ci_high, p_value, n, n_groups, hypothesis. Models without perturbed rows are left out."""
     rows = []
     for model, frame in frames.items():
@@ -178,10 +178,10 @@ def supports(row: Mapping[str, Any] | pd.Series, printed: float) -> str:
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #6eb3f38c
 def remedy_gains(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """What each remedy gains over plain ViLBERT with words as written, paired by expression: model, split, a, b
-    (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups, printed (the paper's gain, in the same
-    unit), hypothesis ("no direction" where the printed gain is zero). Empty without ViLBERT or a remedy. options:
-    n_bootstrap, seed, n_permutations."""
+    """The gain of each remedy over plain ViLBERT with words as written, paired by expression: model, split, a, b
+    (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups, printed (the paper's gain, in the same unit),
+    hypothesis ("no direction" where the printed gain is zero). Empty without ViLBERT or a remedy. options: n_bootstrap,
+    seed, n_permutations."""
     rows, table = [], REF_ADV.tables[3].printed().set_index("model")
     for model in (name for name in REMEDIES if {name, "vilbert"} <= {*frames}):
         one, other = (with_test(frame[frame["words"] == "original"]) for frame in (frames[model], frames["vilbert"]))

@@ -131,7 +131,8 @@ def all_alarms(matches: Mapping[str, Matches]) -> pd.DataFrame:
 
 
 def false_wins(alarms: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP, seed: int = 0) -> pd.DataFrame:
-    """How often the false picture has the higher score, by model and subset: the columns of `summarize` behind them.
+    """The rate at which the false image has the higher score, by model and subset: the columns of `summarize` behind
+    them.
 
     alarms: of `all_alarms`; the share is of the phrases of false captions.
     """

@@ -79,7 +79,7 @@ def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/05_questions.ipynb #1c593fda
 def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
               seed: int = 0) -> pd.DataFrame:
-    """How often each model says yes: model, subset and the columns of `summarize`; metrics yes_if_true, yes_if_false.
+    """The rate of yes of each model: model, subset and the columns of `summarize`; metrics yes_if_true, yes_if_false.
 
     answers: model -> {image_id: answer}; asked: the questions (image_id, answer, subset, group). What cannot be read as
     yes is none.

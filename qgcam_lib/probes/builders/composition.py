@@ -49,7 +49,7 @@ def _read_captions(texts: Sequence[str], tagger: Tagger, known: frozenset[str], 
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #19e32b05
 def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
-    """Which pictures are said to show which attribute of which thing (supplement, section 7.2).
+    """The images whose captions mention an attribute of an object (supplement, section 7.2).
 
     captions: see `read_captions`. tagger: see `load_tagger`. Errors: ValueError and SourceError as there.
     """

@@ -40,7 +40,7 @@ _MIN_BACKGROUND, _MIN_AREA, _MAX_AREA = 0.5, 0.01, 0.5
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What Probe-B is built with; the thresholds of the filters are our reading of the paper.
+    """The options of building Probe-B; the thresholds of the filters are our reading of the paper.
 
     scenes: folders of pictures for the filler "scene"; fillers: which; limit: so many pictures (set MR) or targets
     (set R), drawn; None: all. Errors: ValueError for an unknown filler, "scene" without scenes.
@@ -69,7 +69,7 @@ class _Plan:
     original: str
 
     def stamp(self) -> dict:
-        """What is written beside the pictures: the seed, and a checksum of the scenes' names and sizes."""
+        """The note beside the images: the seed, and a checksum of the scenes' names and sizes."""
         listed = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.scenes)
         return {"seed": self.seed, "scenes": sha256_of(listed) if self.scenes else ""}
 
@@ -191,7 +191,7 @@ class _Build:
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #f3d561ec
 @patch
 def limited(self: _Build, found: list) -> list:
-    """As many as the limit says, drawn."""
+    """A random sample of the size of the limit."""
     n = len(found) if self.options.limit is None else min(len(found), self.options.limit)
     return [found[k] for k in sorted(random.Random(f"limit {self.options.seed}").sample(range(len(found)), n))]
 
@@ -215,7 +215,8 @@ def make(self: _Build, jobs: list[_Job], processes: int, progress: bool) -> list
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #e606d061
 @patch
 def groups_of(self: _Build, id: str, job: _Job, kind: str, single: str = "", **classes: Any) -> list[ContextGroup]:
-    """The groups of a picture, one a filler. single: the class that is left, of set R; classes: present, asked, not."""
+    """The groups of an image, one per filler. single: the class that is left, of set R; classes: present, asked,
+    not."""
     name = job.image.file_name
     return [ContextGroup(f"{id}/{filler}", name, filler, kind, picture_names(name, filler, self.plan.original, single),
                          **classes) for filler in self.plan.fillers]

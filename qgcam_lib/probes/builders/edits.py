@@ -89,7 +89,8 @@ def patch_size(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def patch_places(objects: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
-    """Where a patch covers no object: boolean [H - h + 1, W - w + 1], True at the upper left corners of such places."""
+    """The positions at which a patch covers no object: boolean [H - h + 1, W - w + 1], True at the upper left corners
+    of such places."""
     h, w = patch
     sums = np.zeros((objects.shape[0] + 1, objects.shape[1] + 1), dtype=np.int64)
     np.cumsum(np.cumsum(objects, axis=0), axis=1, out=sums[1:, 1:])

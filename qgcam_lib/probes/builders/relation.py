@@ -23,7 +23,8 @@ from .words import Built, Steps, photo_prompt
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #934894d1
 @dataclass(frozen=True)
 class RelationOptions:
-    """How Probe-R is built; the defaults are our reading of the paper. Errors: ValueError for a value out of range.
+    """The options of building Probe-R; the defaults are our reading of the paper. Errors: ValueError for a value out of
+    range.
 
     n_images: pictures of each subject alone; a relation with fewer is left out. min_names, min_predicates: a name or
     predicate in fewer relations is not used (ours: the paper gives no number). spared: a share of the pictures, drawn,
@@ -64,7 +65,7 @@ def spared_images(images: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #60bd6faf
 class Whereabouts:
-    """Which names are in which pictures, by numbers. images: [m] the pictures; names: list of names.
+    """The names in each image, by numbers. images: [m] the pictures; names: list of names.
 
     in_image: Lists picture -> names; of_name: Lists name -> pictures, both by place in the lists.
     """

@@ -33,7 +33,7 @@ from qgcam_lib.probes.builders.words import (
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #22097590
 @dataclass(frozen=True)
 class RelCompOptions:
-    """How RelComp is built; the defaults are our reading of section 8.2.
+    """The options of building RelComp; the defaults are our reading of section 8.2.
 
     relation: names and pictures as in Probe-R. tagger: see `load_tagger`. test: share of the pictures that are the test
     set (the paper's groups: 9.6 %). limit: groups of each kind, drawn; None: all.
@@ -64,8 +64,8 @@ class Taken:
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #37a7b119
 def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: CocoCaptions | None = None,
              genome: VisualGenome | None = None) -> Taken:
-    """What groups of Probe-R and Probe-C show and ask, and what `captions` say of the pictures that they show. genome:
-    says which of its pictures are COCO's."""
+    """The images and texts of groups of Probe-R and Probe-C, and the `captions` of these images. genome: has the COCO
+    numbers of its images."""
     files = {name for one in probes for name in shown(one)}
     coco = {number for name in files if (number := coco_number(name)) is not None}
     images = genome.images.values() if genome else ()

@@ -65,7 +65,7 @@ def _cuts(word: str) -> set[str]:
 
 
 def one_edit_apart(a: str, b: str) -> bool:
-    """Does one letter added, left out or replaced, or two neighbours exchanged, make one word of the other?"""
+    """Whether two words differ by one added, missing or replaced letter, or two exchanged neighbours."""
     if len(a) > len(b):
         a, b = b, a
     if a == b or len(b) - len(a) > 1:
@@ -94,7 +94,8 @@ _ABOUT_LOOKS = frozenset("color colour colored coloured shade shaped very".split
 
 
 def is_interaction(predicate: str) -> bool:
-    """Is a stripped predicate more than an attribute? False for "" and for words of the attribute table alone."""
+    """Whether a stripped predicate is more than an attribute. False for "" and for words of the attribute table
+    alone."""
     known = {word for words in attribute_words().categories.values() for word in words} | _ABOUT_LOOKS
     return not all(word in known for word in predicate.split())
 
@@ -182,7 +183,7 @@ class Lists:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #fe0d9142
 class CoOccurrence:
-    """What occurs together in clean relations, each name in its own role.
+    """The names that occur together in clean relations, by role.
 
     told: all relations with a predicate. drawn: relations whose predicates and subjects may be drawn, with the same
     lists of names; None: those of told. Four tables of numbers: with_subject and with_object (predicates of a name),

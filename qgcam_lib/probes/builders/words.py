@@ -116,13 +116,13 @@ def photo_prompt(thing: str, article: str = "right") -> str:
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #401bd433
 @dataclass
 class Steps:
-    """A row a step of a builder, in order. paper: step -> what the paper's Table 2 says of it, as text."""
+    """One row per step of a builder, in order. paper: step -> its entry in the paper's Table 2, as text."""
 
     paper: Mapping[str, str] = field(default_factory=dict)
     rows: list[dict] = field(default_factory=list)
 
     def add(self, step: str, left: int, images: int | None = None, option: str = "") -> None:
-        """What is left after a step: things of the kind that it names, and distinct pictures. option: what decided."""
+        """The counts after a step: items of the kind that it names, and distinct images. option: what decided."""
         self.rows.append({"step": step, "left": left, "images": images, "option": option,
                           "paper": self.paper.get(step, "")})
 
@@ -134,7 +134,7 @@ class Steps:
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #f4e769a9
 @dataclass(frozen=True)
 class Built:
-    """What a builder made. groups: the records; steps: how many each filter left (`Steps.table`); options: what was
+    """The output of a builder. groups: the records; steps: how many each filter left (`Steps.table`); options: what was
     asked for; notes: what a reader has to know, such as which tagger ran."""
 
     groups: Groups
