@@ -197,5 +197,5 @@ def test_what_other_libraries_hold_is_read_too(example):
     for form in (*({np.int64(id): entry} for entry in forms), sized):
         packed = pack(data, form)
         assert packed.boxes.tolist() == [[0, 0, 5, 5]] and packed.named.tolist() == [0]
-    with pytest.raises(ExampleError, match=f"row 2.*pair {id} stands twice"):
+    with pytest.raises(ExampleError, match=f"row 2.*pair {id} occurs twice"):
         pack(data, pd.concat([sized.assign(image_id=id).astype({"image_id": object}), sized], ignore_index=True))
