@@ -16,7 +16,7 @@ from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.metrics.torchmetric import GroundingScores
 from qgcam_lib.miniworld.writers.tricd import ensure_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.torchmetric import PhraseDetection, targets_of
 from qgcam_lib.statistics import METRICS
 
@@ -128,7 +128,7 @@ def test_merge_reset_clone_pickle_and_state_dict():
     (lambda p, t: p[0].update(boxes=p[0]["boxes"].flip(1)), "pair|image"),
     (lambda p, t: p[0].update(boxes=p[0]["boxes"][1:]), "image 0.*2 boxes"),
     (lambda p, t: t[0].update(boxes=t[0]["boxes"].flip(1)), "target: expected boxes x0, y0, x1, y1.* element 0"),
-    (lambda p, t: t[0].update(labels=t[0]["labels"] + 999), "target: expected different phrases.* element 0"),
+    (lambda p, t: t[0].update(labels=t[0]["labels"] + 999), "target: expected distinct phrases.* element 0"),
     (lambda p, t: t[0].update(subset="coco"), "target: expected a subset of"),
     (lambda p, t: t.pop(), "two lists of equal length"),
 ])  # fmt: skip

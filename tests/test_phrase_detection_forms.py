@@ -14,8 +14,8 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import descending, find_phrases
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.predictions import pack
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 CORNERS = ["x0", "y0", "x1", "y1"]
 
@@ -197,5 +197,5 @@ def test_what_other_libraries_hold_is_read_too(example):
     for form in (*({np.int64(id): entry} for entry in forms), sized):
         packed = pack(data, form)
         assert packed.boxes.tolist() == [[0, 0, 5, 5]] and packed.named.tolist() == [0]
-    with pytest.raises(ExampleError, match=f"row 2.*pair {id} stands twice"):
+    with pytest.raises(ExampleError, match=f"row 2.*pair {id} occurs twice"):
         pack(data, pd.concat([sized.assign(image_id=id).astype({"image_id": object}), sized], ignore_index=True))
