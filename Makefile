@@ -39,7 +39,7 @@ OTHER := $(CLEANLY) ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBW
 
 # The scores' machine code, made before anyone waits for it (and before a notebook stores the line that says so).
 COMPILE = $(BIN)/python -c "import numpy; from qgcam_lib.metrics import score_maps; \
-  from qgcam_lib.phrase_detection import evaluate; from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd; \
+  from qgcam_lib.phrase_detection import evaluate; from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd; \
   [score_maps(numpy.ones((1, 2, 2), kind), [[0, 0, 1, 1]]) for kind in 'fd']; \
   data = synthetic_tricd(3); evaluate(data, synthetic_predictions(data), n_bootstrap=10)"
 

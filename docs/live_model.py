@@ -23,8 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from qgcam_lib.data.catalog import load_dataset
 from qgcam_lib.data.records import open_image
+from qgcam_lib.explain.cam import layer4, masked_pixels, pool
 from qgcam_lib.explain.gradcam import split_heads
-from qgcam_lib.explain.gscorecam import layer4, masked_pixels, pool
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.models.common.device import MEAN, STD, prepare_image
 from qgcam_lib.models.common.vocabulary import SIGNS

@@ -4,22 +4,11 @@ import json
 import sys
 
 from qgcam_lib.miniworld import checksum
-from qgcam_lib.miniworld.scenes import crowd, doubles
+from qgcam_lib.miniworld.scenes import crowd
 from qgcam_lib.miniworld.scenes.render import SEED
 from qgcam_lib.miniworld.words.expressions import MANNERS
 from qgcam_lib.miniworld.words.listener import Listener
-from qgcam_lib.miniworld.writers import (
-    coco,
-    fillers,
-    gqa,
-    mininet,
-    refcocog,
-    refer,
-    spatialsense,
-    swaps,
-    tricd,
-    visual_genome,
-)
+from qgcam_lib.miniworld.writers import gqa, mininet, refcocog, refer, spatialsense, swaps, tricd
 from qgcam_lib.miniworld.writers.files import pixels
 from qgcam_lib.storage.files import sha256_of
 
@@ -29,18 +18,18 @@ def text(*content):
 
 
 def of_coco(count):
-    for split in coco.SPLITS:
-        pictures = [coco.coco_picture(k, split) for k in range(count)]
-        yield from [*pixels(pictures), text(coco.coco_files(pictures, split))]
+    for split in tricd.COCO_SPLITS:
+        pictures = [tricd.coco_picture(k, split) for k in range(count)]
+        yield from [*pixels(pictures), text(tricd.coco_files(pictures, split))]
 
 
 def of_visual_genome(count):
-    pictures = [visual_genome.genome_picture(k) for k in range(count)]
-    return [*pixels(pictures), *visual_genome.genome_files(pictures).values()]
+    pictures = [spatialsense.genome_picture(k) for k in range(count)]
+    return [*pixels(pictures), *spatialsense.genome_files(pictures).values()]
 
 
 def of_fillers(count):
-    return pixels(fillers.filler(k, folder) for folder in fillers.FILLERS for k in range(count))
+    return pixels(mininet.filler(k, folder) for folder in mininet.FILLERS for k in range(count))
 
 
 def of_mininet(count):
@@ -61,13 +50,13 @@ def of_refer(count):
 
 
 def of_refcocog(count):
-    for picture in (doubles.make_doubles(k, split, seed=SEED) for split in doubles.SPLITS for k in range(count)):
+    for picture in (crowd.make_doubles(k, split, seed=SEED) for split in crowd.DOUBLES_SPLITS for k in range(count)):
         truth = refcocog._truth(picture.scene, refcocog.told(picture.scene))
         yield from [*pixels([picture]), text(refer.instances(picture), truth)]
 
 
 def of_gqa(count):
-    for picture in (doubles.make_doubles(k, split, seed=SEED) for split in doubles.SPLITS for k in range(count)):
+    for picture in (crowd.make_doubles(k, split, seed=SEED) for split in crowd.DOUBLES_SPLITS for k in range(count)):
         scene = picture.scene
         yield from [*pixels([picture]), text(gqa.scene_graph(Listener(scene)), gqa.questions(scene))]
 
@@ -86,8 +75,8 @@ def of_tricd(count):
 
 
 SUMS = {  # name: (what the library says, how many pictures, what is summed)
-    "coco": (coco.COCO_CHECKSUM, 16, of_coco), "visual_genome": (visual_genome.GENOME_CHECKSUM, 32, of_visual_genome),
-    "fillers": (fillers.FILLERS_CHECKSUM, 16, of_fillers), "mininet": (mininet.MININET_CHECKSUM, 5, of_mininet),
+    "coco": (tricd.COCO_CHECKSUM, 16, of_coco), "visual_genome": (spatialsense.GENOME_CHECKSUM, 32, of_visual_genome),
+    "fillers": (mininet.FILLERS_CHECKSUM, 16, of_fillers), "mininet": (mininet.MININET_CHECKSUM, 5, of_mininet),
     "swaps": (swaps.SWAPS_CHECKSUM, 20, of_swaps), "refer": (refer.CHECKSUM, 8, of_refer),
     "refcocog": (refcocog.REFCOCOG_CHECKSUM, 6, of_refcocog), "gqa": (gqa.GQA_CHECKSUM, 6, of_gqa),
     "spatialsense": (spatialsense.SPATIALSENSE_CHECKSUM, 16, of_spatialsense),

@@ -133,7 +133,7 @@ def test_the_published_sizes_and_addresses_are_those_of_lavis():
         from lavis.models.blip_models.blip_vqa import BlipVQA
         from omegaconf import OmegaConf
 
-    from qgcam_lib.models.albef.vqa import ALBEF_VQA_CONFIGS
+    from qgcam_lib.models.albef.explainer import ALBEF_VQA_CONFIGS
 
     for name, model, ours in (
         ("blip-vqa", BlipVQA, VQA_CONFIGS["blip-vqa"]),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qgcam_lib.finetune.batches import CaptionRecipe, all_pairs, draw_captions
 from qgcam_lib.finetune.captions import RELATIONS, CaptionMaker, ImageCaption, phrase_caption, sentence_captions
+from qgcam_lib.finetune.clip import MatcherRecipe
 from qgcam_lib.finetune.texts import ImageText, Mention, denied, excludes, head_and_attributes, singular
-from qgcam_lib.finetune.towers import MatcherRecipe
 
 
 def text_of(*sentences):

@@ -27,7 +27,7 @@ from qgcam_lib.data.probes.groups import RelationGroup
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import SuspiciousInput
 from qgcam_lib.probes.own_scores import PAIR_COLUMNS, score_files
-from qgcam_lib.referring.own_scores import score_file
+from qgcam_lib.referring.run import score_file
 
 REAL = Path(__file__).parents[2] / "shared" / "realdata"
 

@@ -12,7 +12,7 @@ from readme import blocks
 from qgcam_lib.cli.main import main
 from qgcam_lib.data.tricd.pairs import tricd_content
 from qgcam_lib.miniworld import ensure_coco
-from qgcam_lib.phrase_detection.synthetic import synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_tricd
 from qgcam_lib.runs.record import register_output, write_run
 from qgcam_lib.storage.rows import RecordStore
 

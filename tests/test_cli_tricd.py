@@ -11,8 +11,7 @@ import pytest
 from qgcam_lib.cli.main import main
 from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd, tricd_content
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_detection.prediction_files import write_predictions
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd, write_predictions
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,10 +8,10 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgcam_lib.cli.calls import table_text
 from qgcam_lib.cli.main import main
-from qgcam_lib.cli.tables import table_text
 from qgcam_lib.data.tricd.pairs import tricd_content
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 
 WORDS = st.text("abcdefgh ijklm,", max_size=90)
 NUMBERS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-10**9, 10**9))

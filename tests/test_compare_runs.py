@@ -11,10 +11,9 @@ from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content
 from qgcam_lib.errors import ParameterError, RunError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.compare import compare_matches
-from qgcam_lib.phrase_detection.prediction_files import write_predictions
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd, write_predictions
 from qgcam_lib.phrase_detection.run import take_groups
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 from qgcam_lib.runs.record import register_output, update_run, write_run
 from qgcam_lib.statistics import compare
 from qgcam_lib.storage.files import file_sha256

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.prediction_files import coarse_scores, synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import coarse_scores, synthetic_predictions, synthetic_tricd
 
 
 def case(seed=0, digits=1, groups=8):

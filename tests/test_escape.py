@@ -15,15 +15,13 @@ import pytest
 from hostile import NASTY
 
 from qgcam_lib.errors import visible
-from qgcam_lib.page.cards import Card
 from qgcam_lib.page.picture import ResultBox, page_picture
-from qgcam_lib.page.table import Notes, show
+from qgcam_lib.page.table import Card, Notes, show
 from qgcam_lib.report.style import use_style
 from qgcam_lib.report.tables import MarkedTable
 from qgcam_lib.runs.current import Run
 from qgcam_lib.runs.gather import html_page, link, run_page, table_page
-from qgcam_lib.runs.provenance import Colophon
-from qgcam_lib.runs.record import update_run, write_run
+from qgcam_lib.runs.record import Colophon, update_run, write_run
 from qgcam_lib.runs.start import run_list
 from qgcam_lib.settings import ROOT
 
@@ -33,10 +31,10 @@ OWNERS = ("qgcam_lib/page/", "nbs/lib/page/")
 STYLE = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb",  # LaTeX, escaped as LaTeX
          "qgcam_lib/teach/explorer.py", "nbs/lib/teach/01_explorer.ipynb")  # a field of this name
 REPRS = (*OWNERS, "qgcam_lib/report/tables.py", "nbs/lib/report/02_tables.ipynb", "qgcam_lib/teach/explorer.py",
-         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/provenance.py", "nbs/lib/runs/03_provenance.ipynb",
-         "qgcam_lib/runs/start.py", "nbs/lib/runs/14_start.ipynb")
-MARKUP = ("nbs/lib/runs/07_gather.ipynb", "nbs/lib/runs/11_report.ipynb", "qgcam_lib/runs/start.py",
-          "nbs/lib/runs/14_start.ipynb")  # show pages that the room itself made
+         "nbs/lib/teach/01_explorer.ipynb", "qgcam_lib/runs/record.py", "nbs/lib/runs/03_record.ipynb",
+         "qgcam_lib/runs/start.py", "nbs/lib/runs/13_start.ipynb")
+MARKUP = ("nbs/lib/runs/06_gather.ipynb", "nbs/lib/runs/10_report.ipynb", "qgcam_lib/runs/start.py",
+          "nbs/lib/runs/13_start.ipynb")  # show pages that the room itself made
 
 
 def sources():

@@ -44,8 +44,8 @@ from qgcam_lib.papers.q_groundcam.splits import SHARES, TABLE1, with_domain
 from qgcam_lib.papers.tricd.figures import box_map, boxes_per_phrase, calibration_figure, spread_figure
 from qgcam_lib.papers.tricd.gallery import alarm_gallery, choose_alarms, choose_questions, question_panel
 from qgcam_lib.phrase_detection.analysis import false_alarms
+from qgcam_lib.phrase_detection.prediction_files import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.figures import (
     beside_figure,
     curves_figure,

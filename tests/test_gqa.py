@@ -8,7 +8,7 @@ import pytest
 from qgcam_lib.data.gqa import Classes, Gqa, Operation, Question, gqa_rel, scene_graphs
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.miniworld import ensure_gqa, ensure_refcocog
-from qgcam_lib.miniworld.scenes.doubles import make_doubles
+from qgcam_lib.miniworld.scenes.crowd import make_doubles
 from qgcam_lib.miniworld.scenes.scene import ANIMALS, KINDS, PEOPLE
 from qgcam_lib.miniworld.words.listener import Listener
 from qgcam_lib.miniworld.writers.gqa import questions

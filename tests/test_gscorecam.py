@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qgcam_lib.explain import gscorecam as module
-from qgcam_lib.explain.gscorecam import gscorecam, gscorecam_literal, layer4, masked_pixels
+from qgcam_lib.explain import cam as module
+from qgcam_lib.explain.cam import gscorecam, gscorecam_literal, layer4, masked_pixels
 from qgcam_lib.models.clip.network import build_clip, word_vocabulary
 
 WORDS = word_vocabulary(["a red ball"])

@@ -20,9 +20,8 @@ from qgcam_lib.data.probes.files import ProbeFiles, read_groups
 from qgcam_lib.data.probes.groups import picture_file, shown
 from qgcam_lib.data.records import image_problems, open_image
 from qgcam_lib.data.refer import Refer
-from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
-from qgcam_lib.data.referring.people import shipped_choices
-from qgcam_lib.data.referring.refcocog import join, refcocog
+from qgcam_lib.data.referring.files import hard_originals, join, read_ref_adv, refcocog
+from qgcam_lib.data.referring.splits import shipped_choices
 from qgcam_lib.data.spatialsense import SpatialSense
 from qgcam_lib.data.tricd.files import tricd_files
 from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content

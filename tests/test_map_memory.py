@@ -50,7 +50,7 @@ def score():
 data = []
 def tricd():
     from qgcam_lib.phrase_detection import evaluate
-    from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+    from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
     data[:] = data or [made := synthetic_tricd(150), synthetic_predictions(made, clutter=60)]
     return evaluate(*data, n_bootstrap=200)
 

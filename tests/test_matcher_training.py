@@ -12,9 +12,8 @@ from PIL import Image
 from qgcam_lib.finetune.albef import albef_losses, draw_batch, hide_words, mini_albef, run_layers
 from qgcam_lib.finetune.albef import contrast as albef_contrast
 from qgcam_lib.finetune.batches import TokenTable, as_input, draw_pictures
-from qgcam_lib.finetune.clip import channels, contrast, image_cells, token_ids
+from qgcam_lib.finetune.clip import channels, contrast, image_cells, image_tokens, sigmoid_loss, token_ids
 from qgcam_lib.finetune.joint import match_loss
-from qgcam_lib.finetune.towers import image_tokens, sigmoid_loss
 from qgcam_lib.models.albef.explainer import build_albef, inference_state
 from qgcam_lib.models.clip.network import build_clip, encode_texts, word_vocabulary
 from qgcam_lib.models.common.checkpoints import load_state

@@ -16,7 +16,7 @@ from qgcam_lib.data.tricd.pairs import load_tricd
 from qgcam_lib.metrics.torchmetric import GroundingScores
 from qgcam_lib.miniworld.writers.tricd import ensure_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.torchmetric import PhraseDetection, targets_of
 from qgcam_lib.statistics import METRICS
 

@@ -13,7 +13,7 @@ from qgcam_lib.miniworld import CHECKSUM, read_card
 from qgcam_lib.miniworld.scenes import crowd
 from qgcam_lib.miniworld.scenes.spatial_truth import is_true
 from qgcam_lib.miniworld.words.expressions import expressions
-from qgcam_lib.miniworld.writers import fillers, refer, tricd
+from qgcam_lib.miniworld.writers import mininet, refer, tricd
 from qgcam_lib.miniworld.writers.mininet import mininet_picture
 
 LAYOUTS = {  # name: (few, more), as options
@@ -133,7 +133,7 @@ def test_another_layout_or_version_is_refused(tmp_path):
 @pytest.mark.parametrize(("word", "call"), [
     ("split", lambda: miniworld.make_scene(0, "dev")), ("index", lambda: miniworld.make_scene(-1)),
     ("size", lambda: miniworld.make_scene(0, size=8)), ("split", lambda: crowd.make_crowd(0, "test", seed=1)),
-    ("index", lambda: crowd.make_crowd(-1, "val", seed=1)), ("folder", lambda: fillers.filler(0, "street")),
+    ("index", lambda: crowd.make_crowd(-1, "val", seed=1)), ("folder", lambda: mininet.filler(0, "street")),
     ("name", lambda: mininet_picture("zebra", 0)),
     ("index", lambda: mininet_picture("dog", 1000)),
     ("index", lambda: tricd.group(-1, "val")), ("splits", lambda: miniworld.ensure("w", "dev")),

@@ -22,12 +22,11 @@ from qgcam_lib.miniworld import ensure, ensure_coco, ensure_visual_genome, make_
 from qgcam_lib.miniworld.scenes.sampler import draft_scene
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS
 from qgcam_lib.miniworld.words.claims import certainly_false, certainly_true, linked
-from qgcam_lib.miniworld.writers.coco import coco_picture, packed, run_lengths
-from qgcam_lib.miniworld.writers.fillers import FILLERS, filler
 from qgcam_lib.miniworld.writers.flickr30k import annotated, image_id, sentences_text
-from qgcam_lib.miniworld.writers.mininet import CLASSES, mininet_picture
+from qgcam_lib.miniworld.writers.mininet import CLASSES, FILLERS, filler, mininet_picture
+from qgcam_lib.miniworld.writers.spatialsense import PREDICATE_ALIASES, genome_picture
 from qgcam_lib.miniworld.writers.swaps import prompt_of, swap
-from qgcam_lib.miniworld.writers.visual_genome import PREDICATE_ALIASES, genome_picture
+from qgcam_lib.miniworld.writers.tricd import coco_picture, packed, run_lengths
 
 # ---------------------------------------------------------------- the unbiased twin
 
@@ -237,7 +236,7 @@ def test_a_name_makes_its_folder_and_says_what_opens_it(tmp_path, monkeypatch):
     for name, maker in makers.items():
         make = getattr(miniworld, maker)
         few = {"n_train": 1, "n_val": 1} if name == "coco" else {"n": 1}
-        monkeypatch.setattr(f"qgcam_lib.miniworld.writers.{name}.{maker}",
+        monkeypatch.setattr(f"{make.__module__}.{maker}",
                             lambda root, anew, progress, make=make, few=few: make(root, **few))
         with pytest.raises(ExampleError, match="no grounding examples") as error:
             catalog.load_dataset(f"miniworld-{name}")

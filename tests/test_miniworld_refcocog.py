@@ -13,7 +13,8 @@ from qgcam_lib.boxes import box_iou, xywh_to_xyxy
 from qgcam_lib.data.refer import Refer
 from qgcam_lib.miniworld import ensure_refcocog
 from qgcam_lib.miniworld.art.draw import Dice
-from qgcam_lib.miniworld.scenes.doubles import SPLITS, is_usable, make_doubles
+from qgcam_lib.miniworld.scenes.crowd import DOUBLES_SPLITS as SPLITS
+from qgcam_lib.miniworld.scenes.crowd import is_usable, make_doubles
 from qgcam_lib.miniworld.scenes.scene import can_be_named
 from qgcam_lib.miniworld.words.grammar import (
     ADJECTIVES,

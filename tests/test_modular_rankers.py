@@ -15,8 +15,7 @@ from torch.nn.functional import normalize
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer
 from qgcam_lib.models.regions.batch import FeatureRanker, RegionBatch, stack_regions
-from qgcam_lib.models.regions.cmn import CmnConfig, build_cmn
-from qgcam_lib.models.regions.groundnet import GroundNetConfig, build_groundnet, words_of_tokens
+from qgcam_lib.models.regions.groundnet import CmnConfig, GroundNetConfig, build_cmn, build_groundnet, words_of_tokens
 from qgcam_lib.models.regions.mattnet import MAttNetConfig, build_mattnet
 from qgcam_lib.models.regions.parse import Node, Parsed, TreeParser
 from qgcam_lib.referring.run import ask_expressions

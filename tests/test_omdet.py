@@ -7,7 +7,7 @@ from small_models import SHAPES, SWIN, noise
 from transformers import DetrImageProcessor
 from transformers.models.omdet_turbo.processing_omdet_turbo import OmDetTurboProcessor
 
-from qgcam_lib.models.omdet import load_omdet, without_duplicates
+from qgcam_lib.models.grounding_dino import load_omdet, without_duplicates
 from qgcam_lib.models.registry import ModelEntry
 from qgcam_lib.models.roles import Detections, Detector, phrase_texts
 

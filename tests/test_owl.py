@@ -8,8 +8,8 @@ from PIL import Image, ImageDraw
 from small_models import SHAPES, noise
 from transformers import Owlv2ImageProcessor, OwlViTImageProcessor
 
+from qgcam_lib.models.common.adapter import BoxDetector, best_pairs, to_corners
 from qgcam_lib.models.common.checkpoints import save_model
-from qgcam_lib.models.common.detector import BoxDetector, best_pairs, to_corners
 from qgcam_lib.models.owl import OwlDetector, box_scale, build_owl, load_owl, padded_square
 from qgcam_lib.models.registry import ModelEntry
 from qgcam_lib.models.roles import Detections, Detector, phrase_texts

@@ -12,8 +12,7 @@ from qgcam_lib.data.records import GroundingExample, box_share
 from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.errors import ExampleError, FileFault, ParameterError, StoreError
 from qgcam_lib.grounding import ground
-from qgcam_lib.grounding.explainers import load_explainer
-from qgcam_lib.grounding.own_maps import score_files
+from qgcam_lib.grounding.own_maps import load_explainer, score_files
 from qgcam_lib.grounding.run import example_map
 from qgcam_lib.maps import prepare_maps
 from qgcam_lib.metrics import SCORE_COLUMNS, score_maps

@@ -21,8 +21,8 @@ from qgcam_lib.phrase_detection.analysis import (
 )
 from qgcam_lib.phrase_detection.matching import RECALL_POINTS, THRESHOLDS
 from qgcam_lib.phrase_detection.parts import parts
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions
 
 AP = {"metrics": ("AP",)}
 

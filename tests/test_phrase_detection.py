@@ -17,10 +17,10 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd, load_tricd, tricd_content
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import THRESHOLDS, best_of_each
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
 from qgcam_lib.phrase_detection.selfcheck import pseudo_image_ap
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
-from qgcam_lib.statistics.groups import group_weights
+from qgcam_lib.statistics.intervals import group_weights
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

@@ -14,8 +14,8 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
 from qgcam_lib.errors import ExampleError
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.matching import descending, find_phrases
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.predictions import pack
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 CORNERS = ["x0", "y0", "x1", "y1"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd
 from qgcam_lib.phrase_detection import evaluate
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 
 REPO = Path(os.environ.get("TRICD_CHECKOUT") or "no-checkout")
 CODE = REPO / "grounding" / "evaluation"

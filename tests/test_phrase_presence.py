@@ -14,8 +14,8 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, Tricd
 from qgcam_lib.phrase_detection import parts as phrase_parts
 from qgcam_lib.phrase_detection.analysis import NAMES, best_threshold, presence, presence_curve
 from qgcam_lib.phrase_detection.matching import THRESHOLDS
+from qgcam_lib.phrase_detection.prediction_files import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 
 
 def case(seed, behaviour="uneven", n_groups=8):

@@ -8,7 +8,7 @@ from PIL import Image
 from qgcam_lib import miniworld
 from qgcam_lib.data.coco.folder import Coco
 from qgcam_lib.miniworld.scenes.scene import BACKGROUNDS, place_weight
-from qgcam_lib.miniworld.writers.fillers import filler_places
+from qgcam_lib.miniworld.writers.mininet import filler_places
 from qgcam_lib.papers.probes.congruence import (
     CONTRASTS,
     congruence_contrast,

@@ -12,18 +12,19 @@ from sklearn.metrics import f1_score
 from small_models import picture
 
 from qgcam_lib.models import load_model
-from qgcam_lib.models.matching import (
+from qgcam_lib.models.prompted import (
     BASELINES,
+    PROMPT,
     BaselineAnswerer,
     MatchingAnswerer,
     choose_threshold,
+    fill_prompt,
     question_to_caption,
 )
-from qgcam_lib.models.prompted import PROMPT, fill_prompt
 from qgcam_lib.models.roles import Answerer
-from qgcam_lib.phrase_detection.question_run import answer_questions, answers_for, answers_of
 from qgcam_lib.phrase_detection.question_texts import caption_to_question, parse_answer
 from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
+from qgcam_lib.phrase_detection.run import answer_questions, answers_for, answers_of
 
 TRICD = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_tricd = pytest.mark.skipif(not TRICD.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 
 from qgcam_lib.errors import ExampleError, FileFault, StoreError
-from qgcam_lib.phrase_detection.question_run import (
+from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
+from qgcam_lib.phrase_detection.run import (
     answer_questions,
     answers_for,
     answers_of,
     read_answers,
     take_question_groups,
 )
-from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
 from qgcam_lib.storage.rows import RecordStore
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +128,7 @@ sys.path.insert(0, "tests")
 from test_question_runs import Hashing
 from qgcam_lib.data import picture_loop
 from qgcam_lib.phrase_detection.questions import load_tricd_vqa
-from qgcam_lib.phrase_detection.question_run import answer_questions
+from qgcam_lib.phrase_detection.run import answer_questions
 quick = Hashing.answer
 def slow(*asked):
     time.sleep(0.2)

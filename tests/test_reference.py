@@ -9,8 +9,7 @@ import pytest
 from qgcam_lib.cli import main as cli
 from qgcam_lib.errors import RunError
 from qgcam_lib.runs import reference as references
-from qgcam_lib.runs.provenance import git_state, uncommitted
-from qgcam_lib.runs.record import register_output, update_run, write_run
+from qgcam_lib.runs.record import git_state, register_output, uncommitted, update_run, write_run
 from qgcam_lib.runs.reference import KEPT_ROWS, compare, report, table_differences, write_reference
 
 SUMMARY = pd.DataFrame({"model": ["blip", "blip", "centre"], "metric": ["io_ratio", "pg_hit", "pg_hit"],

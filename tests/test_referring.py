@@ -20,16 +20,15 @@ from qgcam_lib.data.referring.expressions import Expression
 from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
 from qgcam_lib.data.taggers import load_tagger
 from qgcam_lib.errors import ExampleError, FormatError, StoreError
-from qgcam_lib.miniworld.scenes.doubles import make_doubles
+from qgcam_lib.miniworld.scenes.crowd import make_doubles
 from qgcam_lib.miniworld.scenes.render import SEED
 from qgcam_lib.miniworld.words.listener import OUTCOMES, Listener, judge
 from qgcam_lib.miniworld.writers.refcocog import told
 from qgcam_lib.papers.ref_adv.listeners import meaning_table
 from qgcam_lib.referring import ContrastiveHinge, perturb, refer
 from qgcam_lib.referring.hinge import draw_negatives
-from qgcam_lib.referring.own_scores import expression_boxes, score_file
 from qgcam_lib.referring.perturb import HOW, expression_words, head_swapped, noun_places, perturb_expressions, shuffled
-from qgcam_lib.referring.run import ask_expressions, take_expressions
+from qgcam_lib.referring.run import ask_expressions, expression_boxes, score_file, take_expressions
 from qgcam_lib.referring.score import CHOICE_SCORES, score_choices
 from qgcam_lib.referring.summary import (
     compare_choices,

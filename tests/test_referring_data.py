@@ -15,29 +15,26 @@ from hypothesis import strategies as st
 
 from qgcam_lib.data.catalog import load_dataset, recognise, verify_dataset
 from qgcam_lib.data.referring.expressions import Expression, Expressions, candidate_counts, of_split, with_candidates
-from qgcam_lib.data.referring.files import hard_originals, read_ref_adv
-from qgcam_lib.data.referring.people import (
-    adversarial_targets,
-    agreement,
-    judge,
-    shipped_choices,
-    validated,
-    votes_right,
-)
-from qgcam_lib.data.referring.refcocog import category_kinds, join, refcocog
+from qgcam_lib.data.referring.files import category_kinds, hard_originals, join, read_ref_adv, refcocog
 from qgcam_lib.data.referring.splits import (
     REASONS,
     RELATIONS_FILE,
+    adversarial_targets,
+    agreement,
     category_shares,
+    judge,
     length_distribution,
     relation_frequency,
     relation_words,
     relations_in,
     rule_differences,
     rule_table,
+    shipped_choices,
     split_by_people,
     split_by_text,
     split_counts,
+    validated,
+    votes_right,
     words_of,
 )
 from qgcam_lib.errors import ExampleError

@@ -18,7 +18,7 @@ from sklearn.metrics import log_loss
 
 from qgcam_lib.data.gqa import Classes, Question
 from qgcam_lib.data.referring.expressions import Expression
-from qgcam_lib.data.referring.refcocog import refcocog
+from qgcam_lib.data.referring.files import refcocog
 from qgcam_lib.errors import ExampleError, FileFault, ParameterError
 from qgcam_lib.finetune.loop import train, train_step
 from qgcam_lib.finetune.minis import MINIS, make_mini, round_weights

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from qgcam_lib.data.referring.refcocog import refcocog
+from qgcam_lib.data.referring.files import refcocog
 from qgcam_lib.errors import FileFault
 from qgcam_lib.finetune.referring import study as module
 from qgcam_lib.finetune.referring.minis import expressions_folder

@@ -258,7 +258,7 @@ class Bag(torch.nn.Module):
 
 
 def other_rankers():
-    from qgcam_lib.models.regions.cmn import build_cmn
+    from qgcam_lib.models.regions.groundnet import build_cmn
     from qgcam_lib.models.regions.mattnet import build_mattnet
 
     return {"bag": Bag(), "cmn": build_cmn(vocabulary_size=30, feature_size=5),

@@ -34,8 +34,14 @@ from qgcam_lib.finetune.relcomp.losses import (
     relcomp_losses,
     tower_parameters,
 )
-from qgcam_lib.finetune.relcomp.scores import RELCOMP_SCORES, class_prompts, read_classes, relcomp_scores, zero_shot
-from qgcam_lib.finetune.relcomp.sweep import alpha_sweep
+from qgcam_lib.finetune.relcomp.scores import (
+    RELCOMP_SCORES,
+    alpha_sweep,
+    class_prompts,
+    read_classes,
+    relcomp_scores,
+    zero_shot,
+)
 from qgcam_lib.finetune.relcomp.training import RelCompRecipe, finetune_relcomp, start_relcomp
 from qgcam_lib.models.clip.network import TextTokenizer, build_clip, word_vocabulary
 from qgcam_lib.models.dual.matcher import DualMatcher

@@ -15,7 +15,7 @@ from qgcam_lib.data.referring.files import read_ref_adv
 from qgcam_lib.errors import SuspiciousInput
 from qgcam_lib.metrics import score_maps
 from qgcam_lib.probes.own_scores import PAIR_COLUMNS, score_files
-from qgcam_lib.referring.own_scores import expression_boxes, score_file
+from qgcam_lib.referring.run import expression_boxes, score_file
 from qgcam_lib.statistics import compare
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "realdata"

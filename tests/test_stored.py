@@ -123,20 +123,20 @@ def test_a_run_that_no_commit_names_is_not_stored(finished, git):
 
 
 def test_an_uncommitted_tree_is_refused_before_anything_runs(monkeypatch, capsys):
-    from qgcam_lib.runs import provenance
+    from qgcam_lib.runs import record
 
-    monkeypatch.setattr(provenance, "uncommitted", lambda: ["qgcam_lib/maps.py"])
+    monkeypatch.setattr(record, "uncommitted", lambda: ["qgcam_lib/maps.py"])
     assert cli.main(["papers", "--check"]) == cli.main(["papers", "q_groundcam"]) == 1
 
 
 @pytest.fixture
 def papers(finished, monkeypatch):
     """`qgcam papers` for the notebook, in a committed tree; returns its exit code."""
-    from qgcam_lib.runs import provenance, stored
+    from qgcam_lib.runs import record, stored
 
     path, folder, references = finished
-    monkeypatch.setattr(provenance, "uncommitted", lambda: [])
-    monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "e" * 40, "dirty": False})
+    monkeypatch.setattr(record, "uncommitted", lambda: [])
+    monkeypatch.setattr(record, "git_state", lambda: {"commit": "e" * 40, "dirty": False})
     monkeypatch.setattr(stored, "store_run", lambda run, notebook: store_run(run, notebook, references))
     monkeypatch.setattr(results, "notebook_path", lambda name: path)
     return lambda *runs: cli.main(["papers", *runs, "--outputs", str(folder.parents[1])])

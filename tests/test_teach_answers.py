@@ -10,7 +10,7 @@ import pytest
 from qgcam_lib.miniworld.writers import tricd
 from qgcam_lib.phrase_detection import evaluate, load_tricd
 from qgcam_lib.teach.answers import Answer, explore_answers
-from qgcam_lib.teach.detections import explore_detections, scores_of_detections
+from qgcam_lib.teach.map_scores import explore_detections, scores_of_detections
 
 
 def answer(size, kind, word):

@@ -10,8 +10,8 @@ from qgcam_lib.data.tricd.pairs import SUBSETS, load_tricd, tricd_content
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection import selfcheck as tricd_check
 from qgcam_lib.phrase_detection.audit import after_group_recall
+from qgcam_lib.phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.selfcheck import check_tricd, known_case, pseudo_image_ap
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="no real TRICD files (../shared/realdata/tricd)")

@@ -24,9 +24,14 @@ from qgcam_lib.phrase_detection.audit import (
     subset_spread,
     tie_effect,
 )
+from qgcam_lib.phrase_detection.prediction_files import (
+    break_ties,
+    coarse_scores,
+    synthetic_predictions,
+    synthetic_tricd,
+)
 from qgcam_lib.phrase_detection.questions import load_tricd_vqa
 from qgcam_lib.phrase_detection.score import match_predictions
-from qgcam_lib.phrase_detection.synthetic import break_ties, coarse_scores, synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.published import read_sources
 
 REAL = Path(__file__).parents[1] / ".." / "shared" / "realdata" / "tricd"

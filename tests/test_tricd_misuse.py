@@ -13,8 +13,8 @@ from qgcam_lib.cli.main import main
 from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content
 from qgcam_lib.errors import SuspiciousInput
 from qgcam_lib.phrase_detection import evaluate
+from qgcam_lib.phrase_detection.prediction_files import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 from qgcam_lib.phrase_detection.predictions import pack
-from qgcam_lib.phrase_detection.synthetic import BEHAVIOURS, synthetic_predictions, synthetic_tricd
 
 REAL = Path(__file__).parents[2] / "shared" / "realdata" / "tricd"
 HEADLINES = ["AP50", "recall@1", "group_recall@1"]

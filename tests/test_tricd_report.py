@@ -29,9 +29,13 @@ from qgcam_lib.papers.tricd.tables import (
 from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.analysis import false_alarms
 from qgcam_lib.phrase_detection.compare import paired_differences
-from qgcam_lib.phrase_detection.prediction_files import read_predictions, write_predictions
+from qgcam_lib.phrase_detection.prediction_files import (
+    read_predictions,
+    synthetic_predictions,
+    synthetic_tricd,
+    write_predictions,
+)
 from qgcam_lib.phrase_detection.score import match_predictions, summarize_matches
-from qgcam_lib.phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
 from qgcam_lib.report.beside import paper_vs_ours
 from qgcam_lib.report.claims import assign_roles, check_claims, metric_tables, plan_sources
 from qgcam_lib.report.published import published

@@ -8,7 +8,15 @@ from pathlib import Path
 from qgcam_lib.finetune.albef import ALBEF_MINI, MINI, AlbefRecipe, ItmRecipe, mini_albef, start_albef, start_itm
 from qgcam_lib.finetune.amc import AmcRecipe, start_amc
 from qgcam_lib.finetune.batches import Sizes, load_training_set
-from qgcam_lib.finetune.clip import MINI_CLIP, ClipRecipe, clip_sizes, start_clip
+from qgcam_lib.finetune.clip import (
+    MINI_CLIP,
+    MINI_TOWERS,
+    ClipRecipe,
+    TowersRecipe,
+    clip_sizes,
+    start_clip,
+    start_towers,
+)
 from qgcam_lib.finetune.detector import DetectorRecipe, start_detector
 from qgcam_lib.finetune.joint import (
     MINI_BRIDGETOWER,
@@ -22,7 +30,6 @@ from qgcam_lib.finetune.joint import (
 )
 from qgcam_lib.finetune.loop import ModelKind
 from qgcam_lib.finetune.owl import MINI_OWL, OwlRecipe, start_owl
-from qgcam_lib.finetune.towers import MINI_TOWERS, TowersRecipe, start_towers
 from qgcam_lib.miniworld import ensure
 from qgcam_lib.models.common.checkpoints import save_model
 from qgcam_lib.models.common.vocabulary import build_vocabulary, make_tokenizer

@@ -26,7 +26,7 @@ from .tricd.files import tricd_files, tricd_splits
 from .visual_genome.folder import VisualGenome
 from ..errors import ExampleError
 from ..settings import ROOT, settings
-from ..storage.plugins import Open
+from ..storage.closure import Open
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def gqa_rel(root: str | Path, split: str = "train", *, balanced: bool = False, *
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #3de52969
 class Classes:
-    """Short answers as numbered classes, most frequent first, equals by name. counts: answer -> questions.
+    """Short answers as numbered classes, most frequent first, ties in alphabetical order. counts: answer -> questions.
 
     Errors: ExampleError when there is no answer at all.
     """

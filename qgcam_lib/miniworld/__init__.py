@@ -9,12 +9,11 @@ from .. import lazy_face
 ROOMS = {
     "scenes.render": ("SEED", "Rendering", "make_picture", "make_scene", "render"),
     "scenes.scene": ("Relation", "Scene", "Thing"), "words.language": ("describe",), "words.words": ("vocabulary",),
-    "writers.coco": ("ensure_coco",), "writers.files": ("read_card",), "writers.fillers": ("ensure_fillers",),
+    "writers.files": ("read_card",),
     "writers.flickr30k": ("CHECKSUM", "checksum", "ensure", "make_flickr30k"), "writers.gqa": ("ensure_gqa",),
-    "writers.mininet": ("ensure_mininet",), "writers.refcocog": ("ensure_refcocog",),
-    "writers.refer": ("ensure_refer",), "writers.spatialsense": ("ensure_spatialsense",),
-    "writers.swaps": ("ensure_swaps",), "writers.tricd": ("ensure_tricd",),
-    "writers.visual_genome": ("ensure_visual_genome",),
+    "writers.mininet": ("ensure_fillers", "ensure_mininet"), "writers.refcocog": ("ensure_refcocog",),
+    "writers.refer": ("ensure_refer",), "writers.spatialsense": ("ensure_spatialsense", "ensure_visual_genome"),
+    "writers.swaps": ("ensure_swaps",), "writers.tricd": ("ensure_coco", "ensure_tricd"),
 }
 __all__ = sorted(name for names in ROOMS.values() for name in names)
 __getattr__, __dir__ = lazy_face(__name__, ROOMS)

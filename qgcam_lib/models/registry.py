@@ -24,7 +24,7 @@ import pandas as pd
 from ..data.records import open_image
 from ..errors import ParameterError, missing_extra
 from ..settings import ROOT, project_file, settings
-from ..storage.plugins import Open
+from ..storage.closure import Open
 
 # %% ../../nbs/lib/models/02_registry.ipynb #5de164dc
 @dataclass(frozen=True)

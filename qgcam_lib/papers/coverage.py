@@ -19,10 +19,16 @@ import pandas as pd
 from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
 from ..phrase_detection.parts import Part, parts
+from ..phrase_detection.prediction_files import synthetic_predictions, synthetic_tricd
 from ..phrase_detection.score import Matches, match_predictions, overlap_aps
-from ..phrase_detection.synthetic import synthetic_predictions, synthetic_tricd
-from ..statistics.groups import bootstrap_weights, mean_replicates
-from ..statistics.intervals import cluster_interval, cluster_p, of_means, of_pairs
+from qgcam_lib.statistics.intervals import (
+    bootstrap_weights,
+    cluster_interval,
+    cluster_p,
+    mean_replicates,
+    of_means,
+    of_pairs,
+)
 from ..statistics.summary import sign_flip_p
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #01cdcb85

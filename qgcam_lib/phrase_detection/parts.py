@@ -15,8 +15,15 @@ import pandas as pd
 from ..data.tricd.pairs import SUBSETS, Tricd
 from .matching import MAX_BOXES
 from ..statistics import N_BOOTSTRAP
-from ..statistics.groups import check_resampling, group_sums, group_weights
-from ..statistics.intervals import Estimate, check_interval, effective_groups, of_replicates
+from qgcam_lib.statistics.intervals import (
+    Estimate,
+    check_interval,
+    check_resampling,
+    effective_groups,
+    group_sums,
+    group_weights,
+    of_replicates,
+)
 from ..statistics.summary import estimate_means, summary_rows
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #6d6e68bb

@@ -22,8 +22,7 @@ from . import matching
 from .parts import Part, parts
 from .predictions import Packed, pack, prediction_findings
 from ..statistics import N_BOOTSTRAP, Metric
-from ..statistics.groups import ratio
-from ..statistics.intervals import join_estimates
+from ..statistics.intervals import join_estimates, ratio
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #78bb53b1
 TIES = ("first", "pessimistic")

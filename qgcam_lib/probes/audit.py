@@ -28,7 +28,7 @@ from qgcam_lib.probes.score import (
 )
 from .summary import compare_probe
 from ..settings import project_file
-from ..statistics.groups import ratio
+from ..statistics.intervals import ratio
 from ..statistics.row_checks import without_rules
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #4f57277b

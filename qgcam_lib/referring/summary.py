@@ -16,8 +16,15 @@ from ..boxes import box_iou
 from ..data.referring.expressions import Expression
 from ..data.taggers import words_of
 from ..statistics import N_BOOTSTRAP, compare, intervals, summarize
-from ..statistics.groups import check_resampling, group_codes, mean_replicates
-from ..statistics.intervals import cluster_interval, effective_groups, few_groups, of_replicates
+from qgcam_lib.statistics.intervals import (
+    check_resampling,
+    cluster_interval,
+    effective_groups,
+    few_groups,
+    group_codes,
+    mean_replicates,
+    of_replicates,
+)
 from ..statistics.row_checks import without_rules
 from ..statistics.summary import TASKS
 

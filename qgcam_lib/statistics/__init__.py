@@ -2,7 +2,7 @@
 
 from .row_checks import MAP_SCORES, METRICS, Metric, contract_table
 from .summary import correlate
-from .groups import N_BOOTSTRAP
+from .intervals import N_BOOTSTRAP
 from .summary import compare, summarize
 
 __all__ = ["MAP_SCORES", "METRICS", "N_BOOTSTRAP", "Metric", "compare", "contract_table", "correlate", "summarize"]

@@ -17,9 +17,8 @@ from qgcam_lib.data.probes.files import read_groups
 from qgcam_lib.data.probes.rows import read_prompt_classes
 from qgcam_lib.data.records import image_problems, open_image
 from qgcam_lib.data.refer import Refer
-from qgcam_lib.data.referring.files import read_ref_adv
-from qgcam_lib.data.referring.people import judge, shipped_choices
-from qgcam_lib.data.referring.refcocog import refcocog
+from qgcam_lib.data.referring.files import read_ref_adv, refcocog
+from qgcam_lib.data.referring.splits import judge, shipped_choices
 from qgcam_lib.data.safe_pickle import read_plain_pickle
 from qgcam_lib.data.spatialsense import SpatialSense
 from qgcam_lib.data.tricd.pairs import load_tricd, tricd_content

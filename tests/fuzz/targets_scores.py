@@ -21,7 +21,7 @@ from qgcam_lib.phrase_detection import evaluate
 from qgcam_lib.phrase_detection.prediction_files import read_predictions
 from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa
 from qgcam_lib.probes.own_scores import score_files as score_probe
-from qgcam_lib.referring.own_scores import score_file as score_referring
+from qgcam_lib.referring.run import score_file as score_referring
 from qgcam_lib.statistics import compare, summarize
 
 BOX = [24, 57, 18, 22]

@@ -166,8 +166,8 @@ def stored_evaluation() -> dict:
 
 @cache
 def questions():
-    from qgcam_lib.phrase_detection.question_run import take_question_groups
     from qgcam_lib.phrase_detection.questions import load_tricd_vqa
+    from qgcam_lib.phrase_detection.run import take_question_groups
 
     _, files = pairs()
     return take_question_groups(load_tricd_vqa(files.questions, files.grounding), GROUPS, 0)
@@ -175,7 +175,7 @@ def questions():
 
 def answers() -> str:
     """The answer to every question, y for yes and n for no."""
-    from qgcam_lib.phrase_detection.question_run import answers_for
+    from qgcam_lib.phrase_detection.run import answers_for
 
     found = answers_for(ANSWERER, questions(), pairs()[1].images, weights="mini", progress=False)
     return "".join(found["answer"].str[0])

@@ -19,8 +19,7 @@ import torch
 
 from ...data.gqa import gqa_rel
 from ...data.referring.expressions import Expressions
-from ...data.referring.files import LABELLED_FILE, read_ref_adv
-from ...data.referring.refcocog import join, refcocog
+from ...data.referring.files import LABELLED_FILE, join, read_ref_adv, refcocog
 from ..loop import first_alone, train
 from .data import QuestionData, graph_boxes, load_questions, load_ranker_data
 from .multitask import MultiTaskRecipe, MultiTaskTraining, TwoTasks, start_tasks
@@ -28,7 +27,7 @@ from .training import RankerRecipe, RankerTraining, start_ranker
 from ...miniworld.writers.gqa import ensure_gqa
 from ...miniworld.writers.refcocog import REFCOCOG_CHECKSUM, ensure_refcocog, split_counts
 from ...models.common.vocabulary import build_vocabulary, make_tokenizer
-from ...models.regions import cmn, groundnet, mattnet, vilbert
+from ...models.regions import groundnet, mattnet, vilbert
 from ...models.regions.batch import FeatureRanker
 from ...models.regions.loading import KINDS, ranker_config
 from ...models.regions.vilbert import load_encoder
@@ -42,7 +41,7 @@ TINY = replace(vilbert.MINI, hidden=64, layers=3, inner=128, region_hidden=64, r
                joint_hidden=64, connections=((0, 1), (1, 2)))
 ORDER = replace(RECIPE, steps=3000, learning_rate=2e-3, patience=0)
 NETWORKS = {"vilbert": vilbert.MINI, "vilbert-bag": replace(TINY, ordered=False), "vilbert-shuffled": TINY,
-            "cmn": cmn.MINI, "mattnet": mattnet.MINI, "groundnet": groundnet.MINI}
+            "cmn": groundnet.CMN_MINI, "mattnet": mattnet.MINI, "groundnet": groundnet.MINI}
 RECIPES = {"vilbert": RECIPE, "cmn": replace(RECIPE, fit="choice"),
            "mattnet": replace(RECIPE, fit="choice", scale=10.0), "groundnet": replace(RECIPE, fit="choice"),
            "vilbert-sum-h": replace(RECIPE, loss="sum", negatives=16, together=2, hinges_after=1500),

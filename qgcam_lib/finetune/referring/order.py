@@ -20,7 +20,7 @@ from ...data.catalog import study_folder
 from ...data.referring.expressions import Expression
 from . import minis
 from .data import load_ranker_data
-from ...miniworld.scenes.doubles import type_of
+from ...miniworld.scenes.crowd import type_of
 from ...miniworld.words.listener import Listener, bag_share
 from ...miniworld.writers.refcocog import REFCOCOG_CHECKSUM, ensure_refcocog, scene_of
 from ...referring.perturb import perturb_expressions

@@ -23,7 +23,7 @@ import torch
 from ...data.catalog import study_folder
 from ...data.gqa import Classes, Gqa
 from ...data.referring.expressions import Expression
-from ...data.referring.refcocog import refcocog
+from ...data.referring.files import refcocog
 from ...errors import FileFault, ParameterError
 from ..loop import train
 from . import minis, multitask

@@ -14,9 +14,17 @@ from itertools import permutations
 import numpy as np
 from fastcore.meta import delegates
 
-from ..art.backgrounds import paint_background
 from ..art.draw import Canvas, Dice, Paint, Pen, make_paint
-from ..art.people import FIGURES, HAIRS, SKINS, Garment, PersonLook, draw_figure, draw_person
+from qgcam_lib.miniworld.art.people import (
+    FIGURES,
+    HAIRS,
+    SKINS,
+    Garment,
+    PersonLook,
+    draw_figure,
+    draw_person,
+    paint_background,
+)
 from .sampler import draft_scene
 from .scene import KINDS, PLACES, Relation, Scene, Thing, shared
 

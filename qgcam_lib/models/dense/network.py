@@ -19,9 +19,8 @@ from fastcore.basics import patch
 from torch import nn
 from torchvision.ops import nms
 
-from ..common.adapter import Adapter, one_of, same_length
+from ..common.adapter import Adapter, check_max_boxes, one_of, same_length
 from ..common.checkpoints import Config, load_state, read_config, read_state
-from ..common.detector import check_max_boxes
 from ..common.device import as_picture, drawn_from, prepare_image
 from ..common.sources import find_weights
 from ..common.vocabulary import SIGNS, build_vocabulary, make_tokenizer

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..common.adapter import Adapter, same_length
+from ..common.adapter import Adapter, same_length, to_corners
 from ..common.checkpoints import load_state, published_names, read_state
-from ..common.detector import to_corners
 from ..common.device import Picture, as_picture, drawn_from, imagenet_pixels
 from ..common.sources import find_weights, hub_file
 from ..common.vocabulary import CAPTION_WORDS

@@ -4,32 +4,39 @@
 
 # %% auto #0
 __all__ = ['ProbeData', 'joined', 'groups_view', 'category_counts', 'class_counts', 'open_relation', 'open_pairs', 'open_swaps',
-           'open_context', 'probe_runs']
+           'open_context', 'probe_runs', 'noted', 'unknown_words', 'ask_all', 'counts', 'training_table', 'score_all',
+           'text_alone']
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #0b78d6fa
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
 from ...data.by_image import MINIWORLD_MARKER
-from ...data.catalog import dataset_folder
+from ...data.catalog import captions_file, dataset_folder
 from ...data.coco.folder import Coco
 from ...data.probes.files import read_groups
 from ...data.probes.groups import FILLERS, ContextGroup, RelationGroup, SwapPair, picture_file, shown
 from ...data.visual_genome.folder import VisualGenome
 from ...errors import ParameterError
+from ...models.registry import load_model
 from .description import NOT_AVAILABLE, PROBES, PUBLISHED_MODELS
-from ...probes.ask import take_groups
+from ...probes.ask import ask_prompts, take_groups
 from ...probes.builders.composition import find_mentions, swap_compositions, swap_objects
 from ...probes.builders.context import ContextOptions, build_background, build_objects
 from ...probes.builders.relation import RelationOptions, build_relation
 from ...probes.builders.words import attribute_words
+from ...probes.own_scores import Blind, NGrams, blind_scores, training_captions
+from ...probes.run import score_classes, score_groups
 from ...report.claims import cautions, why_not_comparable
 from ...report.published import published
 
@@ -247,3 +254,78 @@ def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, 
              "probe_composition": (coco, {"dataset": [str(coco)], "swaps": []}),
              "probe_background": (coco, {"dataset": str(coco)} | places)}
     return {name: {folder.name: given | text | models} for name, (folder, given) in found.items() if folder.is_dir()}
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #95c87d3e
+@contextmanager
+def noted(notes: list[str]) -> Iterator[None]:
+    """Collect in `notes` what is warned of while the block runs, each text once, instead of printing it.
+
+    Dropped: FutureWarning and DeprecationWarning.
+    """
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        yield
+    own = [str(one.message) for one in heard if not issubclass(one.category, (FutureWarning, DeprecationWarning))]
+    notes += [text for text in dict.fromkeys(own) if text not in notes]
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #e64ebc9f
+def unknown_words(notes: Iterable[str], most: int = 8) -> str:
+    """A sentence on the words that a model warned of as [UNK]: the first few and how many more. notes: of `noted`."""
+    parts = [note.partition("[UNK]: [")[2].rstrip("]") for note in notes if "[UNK]: [" in note]
+    words = sorted({word.strip(" '") for part in parts for word in part.split(",")})
+    more = f" and {len(words) - most} more" * (len(words) > most)
+    return f"Words that a model never saw, all one to it: {', '.join(words[:most]) or 'none'}{more}."
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #6f440266
+def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights: str = "mini",
+            device: str | None = None, on_error: str = "record", **options: Any) -> tuple[dict, dict]:
+    """Every model's scores of every prompt: {model: image, prompt, score}, and the models' cards. What a model
+    warned of stands in `attrs` of its scores under "notes".
+
+    plan: of `plan_models`; those with a reason are left out. folder: where finished pictures are kept, one folder a
+    model. options go to `load_model` (seed). All models give logits: a softmax over probabilities is no confidence.
+    """
+    scores, cards = {}, {}
+    for model in plan.loc[plan["why"] == "", "model"]:
+        notes: list[str] = []
+        with noted(notes):
+            matcher = load_model(model, weights, device=device, score="logit", **options)
+            scores[model] = ask_prompts(matcher, data.part, data.folders, store=Path(folder) / model,
+                                        on_error=on_error, progress=False, name=data.name)
+        scores[model].attrs["notes"], cards[model] = notes, matcher.card
+    return scores, cards
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #04206435
+def counts(scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """What was asked: model, pictures, prompts (distinct), scores, failed (pictures), seconds of asking, notes (what
+    the model warned of)."""
+    rows = [(model, frame["image"].nunique(), frame["prompt"].nunique(), len(frame),
+             len(frame.attrs.get("problems", ())), frame.attrs.get("seconds", np.nan),
+             "; ".join(frame.attrs.get("notes", ()))) for model, frame in scores.items()]
+    return pd.DataFrame(rows, columns=["model", "pictures", "prompts", "scores", "failed", "seconds", "notes"])
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #3aea5f23
+def training_table(cards: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """How models were trained, as far as their cards say: model, parameters, scenes, steps, batch, prompts (the share
+    of prompts of things among the texts)."""
+    rows = []
+    for model, card in cards.items():
+        recipe, data = card.get("recipe") or {}, card.get("data") or {}
+        rows.append({"model": model, "parameters": card.get("parameters"), "scenes": data.get("training_images"),
+                     "steps": recipe.get("steps"), "batch": recipe.get("batch"), "prompts": recipe.get("prompts")})
+    whole = ["parameters", "scenes", "steps", "batch"]
+    table = pd.DataFrame(rows, columns=["model", *whole, "prompts"])
+    return table.astype(dict.fromkeys(whole, "Int64") | {"prompts": float})
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #23cd938f
+def score_all(scores: Mapping[str, pd.DataFrame], groups: Sequence[Any], *, by_class: bool = False,
+              **options: Any) -> dict[str, pd.DataFrame]:
+    """`score_groups` of every model, or `score_classes`; a picture that failed leaves undefined rows."""
+    score = score_classes if by_class else score_groups
+    return {model: score(groups, frame, missing="undefined", **options) for model, frame in scores.items()}
+
+# %% ../../../nbs/lib/papers/probes/05_data.ipynb #62f2545f
+def text_alone(groups: Sequence[Any], captions: str = "miniworld-coco") -> pd.DataFrame:
+    """The scores of text alone: image, prompt, score, for `score_all`. captions: what the text model is counted from, a
+    file of captions, or a name or folder of COCO, whose training captions are taken."""
+    return blind_scores(groups, Blind(NGrams(training_captions(captions_file(captions)))))

@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from ...data.catalog import load_dataset
 from ...data.records import Dataset
 from ...grounding.audit import MapSet, score_choice
-from ...grounding.explainers import load_explainer
+from ...grounding.own_maps import load_explainer
 from ...grounding.run import example_map, score_store
 from ...models import load_model
 from ...models.common.checkpoints import FILES

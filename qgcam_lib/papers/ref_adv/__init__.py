@@ -5,7 +5,7 @@ from ... import lazy_face
 # The modules of this folder, then those of the library, whose public names a notebook may use.
 ROOMS = (
     "audit", "claims", "data", "gallery", "listeners", "runs", "training",
-    "qgcam_lib.finetune.referring.study", "qgcam_lib.page.cards", "qgcam_lib.page.table",
+    "qgcam_lib.finetune.referring.study", "qgcam_lib.page.table", "qgcam_lib.page.table",
     "qgcam_lib.referring.summary", "qgcam_lib.report.beside", "qgcam_lib.report.claims", "qgcam_lib.report.figures",
     "qgcam_lib.report.published", "qgcam_lib.report.style", "qgcam_lib.report.tables", "qgcam_lib.runs.current",
     "qgcam_lib.runs.show", "qgcam_lib.settings",

@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 
 from ...boxes import box_iou
 from ...data.referring.expressions import Box, Expression, candidate_counts, with_candidates
-from ...data.referring.people import validated
-from ...data.referring.refcocog import SAME_OBJECT, category_kinds
+from ...data.referring.files import SAME_OBJECT, category_kinds
 from qgcam_lib.data.referring.splits import (
     category_shares,
     relations_in,
@@ -29,6 +28,7 @@ from qgcam_lib.data.referring.splits import (
     split_by_people,
     split_by_text,
     split_counts,
+    validated,
 )
 from ...data.referring.splits import words_of as words_in
 from ...data.taggers import words_of

@@ -16,8 +16,7 @@ from fastcore.basics import patch
 
 from ...data.catalog import expression_files
 from ...data.referring.expressions import Expression, Expressions, candidate_counts
-from ...data.referring.files import LABELLED_FILE, hard_originals, read_ref_adv
-from ...data.referring.refcocog import join
+from ...data.referring.files import LABELLED_FILE, hard_originals, join, read_ref_adv
 from ...data.referring.splits import split_counts
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #607b5926

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from ...boxes import box_iou
 from ...data.catalog import study_folder
 from ...data.referring.expressions import Expression
-from ...data.referring.refcocog import SAME_OBJECT
+from ...data.referring.files import SAME_OBJECT
 from ...errors import FileFault
 from ...miniworld.scenes.scene import Scene
 from ...miniworld.words.listener import OUTCOMES, Listener, judge

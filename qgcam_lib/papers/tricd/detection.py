@@ -27,9 +27,8 @@ from ...phrase_detection.analysis import false_alarms, precision_recall
 from ...phrase_detection.compare import match_all
 from ...phrase_detection.matching import THRESHOLDS
 from ...phrase_detection.prediction_files import Predictions, read_predictions, write_predictions
-from ...phrase_detection.question_run import take_question_groups
 from ...phrase_detection.questions import load_tricd_vqa
-from ...phrase_detection.run import take_groups
+from ...phrase_detection.run import take_groups, take_question_groups
 from ...phrase_detection.score import Matches
 from ...report.beside import beside_paper
 from ...report.claims import cautions, why_not_comparable
