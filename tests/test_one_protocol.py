@@ -94,7 +94,7 @@ def test_without_image_sizes_boxes_lie_on_the_maps_grid():
     pd.testing.assert_frame_equal(frame, score_maps(MAPS, small, protocol="native"))
     wrong = lambda: metric.update(MAPS, BOXES, image_sizes=SIZE), lambda: (metric(MAPS, BOXES, SIZE), metric.compute())
     for one in wrong:
-        with pytest.raises(ValueError, match="image_sizes: expected in every update or in none"):
+        with pytest.raises(ValueError, match="Pass image_sizes in every update or in none"):
             one()
 
 

@@ -236,7 +236,7 @@ def test_a_run_id_knows_the_code_of_a_factory_and_what_it_imports(tmp_path, monk
     (tmp_path / "beside_to_plan.py").write_text("WIDTH = 4\n")
     assert plan_run(NOTEBOOK, given).run_id != plan.run_id
     assert "mine_to_plan" not in sys.modules, "planning runs nothing of the user's"
-    with pytest.raises(ParameterError, match="`model`.*no module 'mine_to_pla'"):
+    with pytest.raises(ParameterError, match="`model`.*names module 'mine_to_pla'"):
         plan_run(NOTEBOOK, given | {"model": "mine_to_pla:make"})
 
 
