@@ -308,7 +308,7 @@ def test_published_files_are_read_by_their_own_names(tmp_path):
 @pytest.mark.parametrize("name", ["siglip-b16", "otter-rn50"])
 def test_published_weights_that_are_not_here_say_how_they_are_had(name, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    remedy = "by hand" if name == "otter-rn50" else MODELS[name].checkpoint.removeprefix("https://huggingface.co/")
+    remedy = "manually" if name == "otter-rn50" else MODELS[name].checkpoint.removeprefix("https://huggingface.co/")
     with pytest.raises(FileNotFoundError, match=remedy):
         load_model(name, "official")
 
