@@ -1,4 +1,4 @@
-"""Sessions in JupyterLab as `make lab` opens it: the start page, a run from its form, and an explorer with its kernel."""
+"""JupyterLab as `make lab` opens it: the start page, a run from its form, an explorer with its kernel."""
 
 import json
 import os
