@@ -94,9 +94,9 @@ def printed_tables() -> dict[str, pd.DataFrame]:
     tables = {number: published(f"ref_adv_table{number}") for number in (2, 3, 5, 6, 8, 9, 10)}
     lines = {number: frame.set_index(frame.columns[0]).drop(columns="printed", errors="ignore")
              for number, frame in tables.items()}
-    found = {"accuracy": pd.concat([lines[2], lines[3].drop(index="vilbert")]), "words": lines[5],
+    by_name = {"accuracy": pd.concat([lines[2], lines[3].drop(index="vilbert")]), "words": lines[5],
              "words of vilbert": lines[6], "categories": lines[8], "gqa": lines[9], "transfer": lines[10]}
-    return found | {"differences": _printed_differences(found)}
+    return by_name | {"differences": _printed_differences(by_name)}
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #b79bd71d
 def _span(row: Mapping[str, Any] | pd.Series) -> tuple[float, float]:
@@ -123,16 +123,16 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
     frames: choices by model, rows of `score_choices` with words (of WORDS); without that column they are as written.
     Models that are neither in Table 2 nor 3 are left out. options: n_bootstrap, seed.
     """
-    kept = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
+    usable = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
             if name in (*MODELS, *REMEDIES)}
-    written = {name: with_test(frame[frame["words"] == "original"]) for name, frame in kept.items()}
+    written = {name: with_test(frame[frame["words"] == "original"]) for name, frame in usable.items()}
     rows = []
-    for model, frame in kept.items():
+    for model, frame in usable.items():
         plain = frame[frame["words"] == "original"]
         rows += [(model, f"{a} less {b}", *_span(compare_splits(plain, a, b, **options).iloc[0])) for a, b in FALLS
                  if {a, b} <= set(plain["split"])]
         rows += _cost_rows(model, frame, **options)
-    for a, b in _pairs(kept):
+    for a, b in _pairs(usable):
         records = compare_choices(written[a], written[b], n_permutations=99, **options).to_dict("records")
         rows += [(a, _LESS.format(a, b, row["split"]), *_span(row)) for row in records]
     return _differences(rows)
