@@ -46,8 +46,8 @@ def gscorecam_literal(visual, pixels: torch.Tensor, text: torch.Tensor, *, scale
     scores = torch.zeros(len(features), device=features.device)
     with torch.no_grad():
         for part in taken.split(batch):
-            seen = F.normalize(visual(masked_pixels(pixels, features[part])), dim=-1)
-            scores[part] = (scale * seen @ text).float().nan_to_num(0.0)
+            embeddings = F.normalize(visual(masked_pixels(pixels, features[part])), dim=-1)
+            scores[part] = (scale * embeddings @ text).float().nan_to_num(0.0)
     return (scores.softmax(0)[:, None, None] * features).sum(0).relu()
 
 # %% ../../nbs/lib/explain/02_cam.ipynb #babe518b
@@ -150,8 +150,8 @@ def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float
     features = first.float()
     taken = importance.topk(min(n_channels, len(features)), dim=1).indices
     union, place = taken.unique(return_inverse=True)
-    seen = masked_embeddings(visual, pixels, features[union], chunk)
-    scores = (scale * texts.float() @ seen.T).float().nan_to_num(0.0).gather(1, place)
+    embeddings = masked_embeddings(visual, pixels, features[union], chunk)
+    scores = (scale * texts.float() @ embeddings.T).float().nan_to_num(0.0).gather(1, place)
     weights = torch.zeros_like(importance).scatter_(1, taken, scores).softmax(1)
     maps = torch.einsum("pc,chw->phw", weights, features).relu().float()
     silent = int((features[union].amax(dim=(1, 2)) == 0).sum())
@@ -176,19 +176,19 @@ class Cam:
         if self.module.training:
             raise ValueError("module: expected evaluation mode, where maps are not random. Call module.eval().")
         x = self.prepare(Image.open(image).convert("RGB") if isinstance(image, str | Path) else image)
-        seen: list[torch.Tensor] = []
+        activations: list[torch.Tensor] = []
 
         def keep(module: Any, inputs: Any, output: Any) -> Any:
             first, *rest = output if isinstance(output, tuple) else (output,)
-            seen.append(first.detach().requires_grad_())
-            return (seen[-1].clone(), *rest) if rest or isinstance(output, tuple) else seen[-1].clone()
+            activations.append(first.detach().requires_grad_())
+            return (activations[-1].clone(), *rest) if rest or isinstance(output, tuple) else activations[-1].clone()
 
         with self.layer.register_forward_hook(keep), torch.enable_grad():
             outputs = self.module(x[None] if x.ndim == 3 else x)
-        if len(seen) != 1:
-            raise ValueError(f"layer: expected a layer that a forward pass uses once, got {len(seen)} times")
-        found = [self._map(seen[0], self.score(outputs, phrase)) for phrase in phrases]
-        return torch.stack(found) if found else torch.zeros(0, 1, 1)
+        if len(activations) != 1:
+            raise ValueError(f"layer: expected a layer that a forward pass uses once, got {len(activations)} times")
+        heat_maps = [self._map(activations[0], self.score(outputs, phrase)) for phrase in phrases]
+        return torch.stack(heat_maps) if heat_maps else torch.zeros(0, 1, 1)
 
     def _map(self, activation: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
         (gradient,) = torch.autograd.grad(score.squeeze(), activation, retain_graph=True)
@@ -210,7 +210,7 @@ def cam_for(module: torch.nn.Module, layer: torch.nn.Module | str, *, prepare: C
     the card, by default the network's class. Errors: AttributeError for a layer that is not there.
     Source: Selvaraju et al. 2017, equations 1 and 2; raw, without their upsampling, which a map protocol does.
     """
-    known = {part: path for path, part in module.named_modules()}
+    paths = {part: path for path, part in module.named_modules()}
     part = module.get_submodule(layer) if isinstance(layer, str) else layer
-    card = {"name": name or type(module).__name__, "explainer": "GradCAM", "layer": known.get(part, str(layer))}
+    card = {"name": name or type(module).__name__, "explainer": "GradCAM", "layer": paths.get(part, str(layer))}
     return Cam(module, part, prepare, score, reshape or (lambda x: x), card)

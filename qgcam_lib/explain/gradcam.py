@@ -31,8 +31,8 @@ class AttentionWatch:
         scores: [P], from the watched pass, one an example, no example depending on another. Raises ValueError where
         the pass ran without gradients.
         """
-        (found,) = torch.autograd.grad(scores.sum(), self.attention)
-        return found
+        (derivatives,) = torch.autograd.grad(scores.sum(), self.attention)
+        return derivatives
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #076b61b4
 @contextmanager
@@ -208,12 +208,12 @@ def _layer(layer, x: torch.Tensor, tokens: Tokens, pair, first_only: bool = Fals
     return layer.output(layer.intermediate(x), x)
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #4a698fae
-def _layers(encoder, x: torch.Tensor, tokens: Tokens, seen: list, start: int,
+def _layers(encoder, x: torch.Tensor, tokens: Tokens, keys_values: list, start: int,
             stop: int | None = None) -> torch.Tensor:
     """Layers start..stop-1; when the last layer is among them, the result is the first tokens' states alone, [P, C]."""
     layers = encoder.encoder.layer
     for i in range(start, len(layers) if stop is None else stop):
-        x = _layer(layers[i], x, tokens, seen[i], first_only=i == len(layers) - 1)
+        x = _layer(layers[i], x, tokens, keys_values[i], first_only=i == len(layers) - 1)
     return x
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #0fffa37d

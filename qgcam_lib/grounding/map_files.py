@@ -232,17 +232,17 @@ def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
     group = entry.pop("group", image)
     labels = {key: value for key, value in entry.items() if isinstance(value, str | int | float | bool)}
     record = BoxRecord(np.zeros((0, 4)), None, None if group is None else str(group), labels)
-    given = record.unusable
+    box_numbers = record.unusable
     try:
         record.size = _whole_size(size)
         raw = as_numbers(boxes, "boxes")
         if raw.shape[-1:] != (4,) or raw.ndim > 2:
             raise ValueError(f"boxes: expected one or more lists of four numbers, got {str(boxes)[:80]}")
-        given = TO_XYXY[order](raw.reshape(-1, 4))
-        record.boxes = as_boxes(given)
+        box_numbers = TO_XYXY[order](raw.reshape(-1, 4))
+        record.boxes = as_boxes(box_numbers)
     except ValueError as error:
-        again = f", say the order of its numbers (box_format, here {order})" if len(given) else ""
-        record.error, record.unusable = f"{error}. Repair it{again}", given
+        again = f", say the order of its numbers (box_format, here {order})" if len(box_numbers) else ""
+        record.error, record.unusable = f"{error}. Repair it{again}", box_numbers
     return record
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #17aa83a0

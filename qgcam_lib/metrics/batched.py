@@ -90,9 +90,9 @@ def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
     if not len(maps) or isinstance(maps[0], np.ndarray):
         counts = np.array([0 if a.min() >= 0 else np.count_nonzero(a < 0) for a in maps], dtype=np.int64)
         return counts, np.array([not c or bool(np.isfinite(a).all()) for a, c in zip(maps, counts)], dtype=bool)
-    found = [needed("torch", "maps that are tensors").stack([(a < 0).sum((-2, -1)), a.isfinite().all(-1).all(-1)])
+    tables = [needed("torch", "maps that are tensors").stack([(a < 0).sum((-2, -1)), a.isfinite().all(-1).all(-1)])
              for a in (maps if isinstance(maps, list) else [maps])]
-    counts, finite = np.concatenate([a.reshape(2, -1) for a in to_host(found, range(len(found)))], axis=1)
+    counts, finite = np.concatenate([a.reshape(2, -1) for a in to_host(tables, range(len(tables)))], axis=1)
     return counts, finite > 0
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #6c7d3310
@@ -206,13 +206,13 @@ def batch_parts(maps: Any, boxes: np.ndarray, starts: np.ndarray, size: tuple[in
     if protocol.blur or not len(maps):
         return np.zeros((len(maps), 12)), np.ones(len(maps), bool)
     step = max(1, (2**26 if maps.device.type == "cpu" else 2**30) // (60 * size[0] * size[1]))
-    counts, ranges, found = np.diff(starts), pixel_ranges(boxes, size), []
+    counts, ranges, chunks = np.diff(starts), pixel_ranges(boxes, size), []
     for k in range(0, len(maps), step):
         count = counts[k:k + step]
         each = np.arange(count.max())
         rows = starts[k:k + len(count), None] + np.where(each < count[:, None], each, 0)
         boxes_here, ranges_here = (torch.tensor(part[rows]).to(maps.device, non_blocking=True)
                                    for part in (np.asarray(boxes, np.float64), ranges))
-        found.append(_sums(maps[k:k + step], boxes_here, ranges_here, size, protocol, options))
-    table = torch.cat(found).cpu().numpy()
+        chunks.append(_sums(maps[k:k + step], boxes_here, ranges_here, size, protocol, options))
+    table = torch.cat(chunks).cpu().numpy()
     return table[:, :-1], table[:, -1] > 0

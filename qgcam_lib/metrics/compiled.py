@@ -52,12 +52,12 @@ def compiled(**options):
 
 # %% ../../nbs/lib/metrics/07_compiled.ipynb #c0a1b2d9
 class _Notice(event.Listener):
-    said = set()
+    announced = set()
 
     def on_start(self, event):
         made = event.data["dispatcher"]
-        if made in _lost and (made.__module__ not in self.said or made.overloads):
-            self.said.add(made.__module__)
+        if made in _lost and (made.__module__ not in self.announced or made.overloads):
+            self.announced.add(made.__module__)
             often = ("in every process, because no cache folder can be written: set NUMBA_CACHE_DIR to one that can"
                      if _lost[made] else "once an installation")
             print(f"Compiling the scores ({often}; up to half a minute) ...", file=sys.stderr, flush=True)

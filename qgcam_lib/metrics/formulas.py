@@ -92,12 +92,12 @@ def find_peaks(a: ArrayLike, tau: float = 0.7, delta: float = 50.0) -> np.ndarra
     a = np.asarray(a)
     rows, cols = np.nonzero(local_maxima(a) & (a > a.dtype.type(tau)))
     order = np.argsort(-a[rows, cols], kind="stable")
-    left, kept = np.stack([rows, cols], 1)[order], []
+    left, peaks = np.stack([rows, cols], 1)[order], []
     while len(left):
-        kept.append(left[0])
+        peaks.append(left[0])
         left = left[((left - left[0]) ** 2).sum(1) > delta**2]
-    kept = np.array(kept, dtype=np.int64).reshape(-1, 2)
-    return np.column_stack([kept, a[kept[:, 0], kept[:, 1]]]).astype(np.float64)
+    peaks = np.array(peaks, dtype=np.int64).reshape(-1, 2)
+    return np.column_stack([peaks, a[peaks[:, 0], peaks[:, 1]]]).astype(np.float64)
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #8150d429
 def overlap(a: np.ndarray, m: np.ndarray) -> tuple[float, float]:

@@ -145,16 +145,16 @@ def _distances(boxes, across, i, far, d):
 @njit
 def _is_mixed(at, n, width, ranges, delta):
     "After suppression, do the tied pixels at[:n] lie partly inside and partly outside? Overwrites the front of `at`."
-    kept, n_in, n_out = 0, 0, 0
+    n_kept, n_in, n_out = 0, 0, 0
     for k in range(n):
         i, j, free = at[k] // width, at[k] % width, True
-        for m in range(kept - 1, -1, -1):
+        for m in range(n_kept - 1, -1, -1):
             di, dj = i - at[m] // width, j - at[m] % width
             if di > delta or di * di + dj * dj <= delta * delta:
                 free = di > delta
                 break
         if free:
-            at[kept], kept = at[k], kept + 1
+            at[n_kept], n_kept = at[k], n_kept + 1
             n_in, n_out = (n_in + 1, n_out) if _inside(ranges, i, j) else (n_in, n_out + 1)
             if n_in and n_out:
                 return True

@@ -68,11 +68,11 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
     "int64 [N, 2] image sizes (height, width); the maps' own sizes when None."
     if image_sizes is None:
         return map_sizes
-    given = as_numbers(image_sizes, "image_sizes")
-    if given.shape not in ((2,), map_sizes.shape):
+    array = as_numbers(image_sizes, "image_sizes")
+    if array.shape not in ((2,), map_sizes.shape):
         raise ValueError(f"image_sizes: expected one (height, width) or {len(map_sizes)} of them, one per map, got "
-                         f"shape {given.shape}")
-    sizes = np.broadcast_to(given, map_sizes.shape)
+                         f"shape {array.shape}")
+    sizes = np.broadcast_to(array, map_sizes.shape)
     wrong = ~((sizes >= 1) & (sizes == np.floor(sizes))).all(1) | (sizes.prod(1, dtype=np.float64) > MAX_PIXELS)
     if wrong.any():
         n = int(np.flatnonzero(wrong)[0])
@@ -116,10 +116,10 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, size
                             (outside, "a box that meets the image (it lies wholly outside: are sizes height, width?)")):
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
-            seen = "".join(f". {text}" for text in box_findings(boxes, sizes[example], example)) if sized else (
+            hint = "".join(f". {text}" for text in box_findings(boxes, sizes[example], example)) if sized else (
                 "; no image_sizes were given, so boxes are read on the map's own grid")
             raise ValueError(f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} of "
-                             f"(height, width) {tuple(sizes[example[k]].tolist())}{seen}")
+                             f"(height, width) {tuple(sizes[example[k]].tolist())}{hint}")
     if out := int((cut != boxes).any(1).sum()):
         warnings.warn(f"{out} of {len(boxes)} boxes stick out of their images and were clipped", UserWarning,
                       stacklevel=3)
@@ -209,17 +209,17 @@ def _torch_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.nda
 def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Callable) -> dict[str, np.ndarray]:
     "Scores of maps of one shape on one grid. parts_of: one of the two above."
     sums = dict(zip(PARTS, parts_of(work, rows, size).T))
-    found = _scores_from_parts(sums, np.hypot(*size), work.options)
-    refuse_impossible(found, sums["mask"], rows, work.protocol.name)
-    return found
+    scores = _scores_from_parts(sums, np.hypot(*size), work.options)
+    refuse_impossible(scores, sums["mask"], rows, work.protocol.name)
+    return scores
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #5a5d0006
-def _findings(given: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Any, cut: np.ndarray,
+def _findings(all_boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Any, cut: np.ndarray,
               groups: np.ndarray | None) -> list[str]:
     "What is suspicious about all boxes of a call, and about where the peaks of some of its maps fall."
     some, starts = some_records(len(maps)), np.searchsorted(example, np.arange(len(maps) + 1))
     boxes = [cut[starts[n]:starts[n + 1]] for n in some]
-    return box_findings(given, sizes[example], example) + peak_findings(
+    return box_findings(all_boxes, sizes[example], example) + peak_findings(
         peaks_of(to_host(maps, some)), boxes, sizes[some], None if groups is None else groups[some])
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
@@ -229,12 +229,12 @@ def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, o
     map_sizes = map_shapes(arrays)[:, :2]
     sizes = _as_sizes(image_sizes, map_sizes)
     flat, example = _as_flat_boxes(boxes, len(arrays), 0 if isinstance(arrays, list) else arrays.shape[-1])
-    given, flat = flat, _check_boxes(flat, example, sizes, image_sizes is not None)
-    found = _findings(given, example, sizes, arrays, flat, groups)
+    uncut, flat = flat, _check_boxes(flat, example, sizes, image_sizes is not None)
+    findings = _findings(uncut, example, sizes, arrays, flat, groups)
     grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
     flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
     starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
-    return _Work(arrays, flat, starts, p, options), grids, found
+    return _Work(arrays, flat, starts, p, options), grids, findings
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #0531d3aa
 def _groups(work: _Work, grids: np.ndarray) -> Iterator[np.ndarray]:
@@ -295,13 +295,13 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     with _numba_threads(threads), enough_memory("maps: not enough memory to score them: give fewer maps, smaller "
                                                 "image_sizes, a protocol with a smaller grid, or fewer threads"):
         arrays, n_negative = _without_negatives(as_map_list(maps, by_torch), negatives, p)
-        names = {what[:-1]: as_names(given, len(arrays), what)
-                 for what, given in (("ids", ids), ("groups", groups)) if given is not None}
+        names = {what[:-1]: as_names(labels, len(arrays), what)
+                 for what, labels in (("ids", ids), ("groups", groups)) if labels is not None}
         if ids is not None and (twice := pd.Series(names["id"]).duplicated().to_numpy()).any():
             raise ValueError(f"ids: expected each once, got {names['id'][twice][0]!r} again; what several maps share, "
                              "such as their image, goes into groups")
-        work, grids, found = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"))
-        warn_of(found)
+        work, grids, findings = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"))
+        warn_of(findings)
         columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}
         for rows in _groups(work, grids):
             size = tuple(int(v) for v in grids[rows[0]])
@@ -313,5 +313,5 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     frame.columns.name = f"protocol {p.name}"
     changed = {"rule": negatives, "n_maps": int((n_negative > 0).sum()), "n_cells": int(n_negative.sum())}
     frame.attrs = {"settings": {"protocol": p.as_dict(), **asdict(options)}, "negatives": changed,
-                   "warnings": found}
+                   "warnings": findings}
     return frame

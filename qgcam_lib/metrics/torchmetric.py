@@ -92,13 +92,13 @@ _UNDEFINED = tuple(metric.name for metric in MAP_SCORES if metric.undefined_when
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Exact mean of each defined score, NaN when there is none, with counts of the undefined, and n."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in SCORE_COLUMNS:
         defined = [row[name] for row in rows if not math.isnan(row[name])]
-        found[name] = math.fsum(defined) / len(defined) if defined else math.nan
+        means[name] = math.fsum(defined) / len(defined) if defined else math.nan
         if name in _UNDEFINED:
-            found[f"{name}_n_undefined"] = len(rows) - len(defined)
-    return found | {"n": len(rows)}
+            means[f"{name}_n_undefined"] = len(rows) - len(defined)
+    return means | {"n": len(rows)}
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #89c26837
 class GroundingScores(RecordMetric):
@@ -142,9 +142,9 @@ class GroundingScores(RecordMetric):
                 warnings.simplefilter("ignore", SuspiciousInput)
             frame = score_maps(maps, boxes, image_sizes=image_sizes, backend=self.backend, **self.options)
         rows = frame.astype(np.float64).to_dict("records")
-        for name, given in (("group", groups), ("id", ids)):
-            if given is not None:
-                texts = as_names(given, len(rows), f"{name}s")
+        for name, labels in (("group", groups), ("id", ids)):
+            if labels is not None:
+                texts = as_names(labels, len(rows), f"{name}s")
                 rows = [{name: str(text), **row} for text, row in zip(texts, rows)]
         sized = self.sized + len(frame) * torch.tensor([image_sizes is not None, image_sizes is None]).to(self.device)
         self._check_sizes(sized)

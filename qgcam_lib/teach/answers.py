@@ -97,23 +97,23 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
     begin = {name: (dict(every[0]) | dict(start or {})).get(name) for name in controls}
     if bad := [name for name in begin if not name.isidentifier() or name in listed and begin[name] not in listed[name]]:
         raise ValueError(f"controls: expected identifiers with their start among the values, got {bad} with {begin}")
-    asked: dict[str, Answer] = {}
+    cache: dict[str, Answer] = {}
 
     def ask(state: Mapping) -> Answer:
         key = json.dumps(state)
-        if key not in asked:
-            asked[key] = answer(**state)
-        return asked[key]
+        if key not in cache:
+            cache[key] = answer(**state)
+        return cache[key]
 
     first = ask(begin)
     shown = first.as_json()
-    labels = {kind: list(found) for kind, found in shown.items()}
+    labels = {kind: list(entries) for kind, entries in shown.items()}
 
     def library(state: Mapping) -> dict:
-        found = ask({name: state[name] for name in begin}).as_json()
-        if {kind: list(one) for kind, one in found.items()} != labels:
+        entries = ask({name: state[name] for name in begin}).as_json()
+        if {kind: list(one) for kind, one in entries.items()} != labels:
             raise ValueError(f"answer: expected the labels {labels} for every state")
-        return found
+        return entries
 
     curve = {"curve": {"along": along, "axis": list(span or (0, 1)), "series": list(series)}} if along else {}
     facts = {"controls": listed, **labels, **curve, **({"range": list(span)} if span else {})}

@@ -58,8 +58,8 @@ class Explorer:
     @cached_property
     def known(self) -> str:
         "All that the script gets, as JSON that is safe inside a script element."
-        known = [[state, self.library(state)] for state in (self.start, *self.others)]
-        return json.dumps({**self.facts, "start": self.start, "known": known}, allow_nan=False).replace("<", "\\u003c")
+        values = [[state, self.library(state)] for state in (self.start, *self.others)]
+        return json.dumps({**self.facts, "start": self.start, "known": values}, allow_nan=False).replace("<", "\\u003c")
 
     @cached_property
     def name(self) -> str:

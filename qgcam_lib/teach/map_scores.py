@@ -82,13 +82,13 @@ def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
     return below, beside + _slider("delta", "δ, distance beyond which peaks are two", start["delta"], far, 0.1)
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #122548a9
-def _body(title: str, picture: str, facts: Mapping, start: Mapping, known: Mapping) -> str:
+def _body(title: str, picture: str, facts: Mapping, start: Mapping, library_values: Mapping) -> str:
     "The explorer's HTML at its start."
     box = ", ".join(f"{name} {v}" for name, v in zip(("x0", "y0", "x1", "y1"), start["box"]))
     still = still_picture(picture, f"map of {len(start['map'])} rows and {len(start['map'][0])} columns; box: {box}")
     below, beside = _controls(facts, start)
     lines = ""
-    for name, value in known.items():
+    for name, value in library_values.items():
         shown, way = "undefined" if value is None else f"{value:.3f}", "↑" if METRICS[name].higher_is_better else "↓"
         lines += f'<tr><th>{name} {way}</th><td data-python="{name}">{shown}</td><td data-here="{name}"></td></tr>'
     return (f'<div class="map"><b>{escape(title)}</b><br>{still}<div class="live" hidden>{below}</div></div>'
@@ -114,7 +114,7 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
                          "Shrink it first.")
     corners = np.asarray(box, dtype=float).reshape(-1)
     start = {"map": heat.astype(float).tolist(), "box": corners.tolist(), "threshold": 0.5, "tau": tau, "delta": delta}
-    known = scores_of(start)
+    library_values = scores_of(start)
     start["box"] = corners.astype(int).tolist()
     facts = {"cell": max(10, min(56, 330 // max(heat.shape))), "high": max(float(heat.max()), 1e-9)}
     picture = data_uri(_still(heat, corners, facts["cell"]), optimize=True)
@@ -125,7 +125,7 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
                              "another explorer for another grid")  # fmt: skip
         return scores_of(state)
 
-    return Explorer(_body(title, picture, facts, start, known), _CSS, _SCRIPT, facts, start, library)
+    return Explorer(_body(title, picture, facts, start, library_values), _CSS, _SCRIPT, facts, start, library)
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #a6000005
 EXPLORED = ("AP", "AP50", "precision", "recall", "false_alarms")
@@ -139,16 +139,17 @@ def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: M
     at or above the threshold, at that overlap; false_alarms: how many of those are on false captions.
     """
     positive = {pair.id: pair.positive for pair in data.pairs}
-    given = {id: {**entry, "scores": [s + (0 if positive[id] else state["shift"]) for s in entry["scores"]]}
+    shifted = {id: {**entry, "scores": [s + (0 if positive[id] else state["shift"]) for s in entry["scores"]]}
              for id, entry in predictions.items() if positive[id] or state["asked"][str(id)]}
-    found = evaluate(data, given, recall_at=(1,), subsets=("all",), metrics=("AP",)).set_index("metric")["value"]
-    matches = match_predictions(data, given)
+    averages = evaluate(data, shifted, recall_at=(1,), subsets=("all",), metrics=("AP",)).set_index("metric")["value"]
+    matches = match_predictions(data, shifted)
     curve = precision_recall(matches, (state["iou"],))
-    kept = curve[curve["score"] >= state["threshold"]]
+    above_threshold = curve[curve["score"] >= state["threshold"]]
     alarms = (matches.score >= state["threshold"]) & ~data.positive[matches.pair]
-    values = {"AP": found["AP"], "AP50": found["AP50"],
-              "precision": kept["precision"].iloc[-1] if len(kept) else np.nan,
-              "recall": kept["recall"].iloc[-1] if len(kept) else 0.0, "false_alarms": alarms.sum()}
+    values = {"AP": averages["AP"], "AP50": averages["AP50"],
+              "precision": above_threshold["precision"].iloc[-1] if len(above_threshold) else np.nan,
+              "recall": above_threshold["recall"].iloc[-1] if len(above_threshold) else 0.0,
+              "false_alarms": alarms.sum()}
     return {name: None if np.isnan(values[name]) else float(values[name]) for name in EXPLORED}
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #a6000007
@@ -215,10 +216,10 @@ def explore_detections(data: Any, predictions: Mapping[int, Mapping], pictures: 
     def library(state: Mapping) -> dict:
         return scores_of_detections(data, predictions, state)
 
-    known = library(start)
+    library_values = library(start)
     lines = "".join(f'<tr><th>{_ROWS[name]}</th><td data-python="{name}">'
                     f'{_text(value)}</td><td data-here="{name}"></td></tr>'
-                    for name, value in known.items())
+                    for name, value in library_values.items())
     levels = "".join(f'<option value="{k}">{level:.2f}</option>' for k, level in enumerate(facts["levels"]))
     body = (f'{_pairs(data, facts)}<div class="side"><b>{escape(title)}</b><div class="live" hidden>'
             + _pr_slider("threshold", "threshold", 0, 1)

@@ -52,11 +52,11 @@ def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Render
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #91a1cb04
 def _captions() -> list[Caption]:
     "'A cow to the left of a red ball', the other way round, and 'there is a cow', for all animals and colours."
-    found = []
+    captions = []
     for animal, colour in product(_CHOICES["animal"], _CHOICES["ball"]):
         pair = Noun(animal), Noun("ball", (("colour", colour),))
-        found += [Caption(nouns, ((0, "left of", 1),), (0, "to the left of", 1)) for nouns in (pair, pair[::-1])]
-    return found + [Caption((Noun(animal),), parts=("there is", 0)) for animal in _CHOICES["animal"]]
+        captions += [Caption(nouns, ((0, "left of", 1),), (0, "to the left of", 1)) for nouns in (pair, pair[::-1])]
+    return captions + [Caption((Noun(animal),), parts=("there is", 0)) for animal in _CHOICES["animal"]]
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #8895f885
 def edited_scenes() -> EditedScenes:
@@ -113,7 +113,7 @@ def _editor(k: int, choices: Mapping[str, Sequence[str]], state: int, picture: s
             f'height="192">{rows}</div>')
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #caafeca8
-def _tables(S: np.ndarray, truth: np.ndarray, known: Mapping) -> str:
+def _tables(S: np.ndarray, truth: np.ndarray, library_values: Mapping) -> str:
     "The 2 x 2 table, the comparisons and the result."
     cells = "".join(f"<tr><th>picture {i + 1}</th>" + "".join(
         f'<td data-cell="{i}{j}">{_number(S[i, j])}</td><td><small data-truth="{i}{j}">'
@@ -124,7 +124,8 @@ def _tables(S: np.ndarray, truth: np.ndarray, known: Mapping) -> str:
         sign, word = {-1: ("&lt;", "wrong"), 0: ("=", "a tie: wrong"), 1: ("&gt;", "right")}[way]
         lines += (f'<tr><th>{q}</th><td data-sign="{q}">{_number(S[right])} {sign} {_number(S[rival])}</td>'
                   f'<td data-right="{q}">{word}</td></tr>')
-    results = "".join(f'<tr><th>{r}</th><td data-python="{r}">{_text(known[r])}</td><td data-here="{r}"></td></tr>'
+    results = "".join(f'<tr><th>{r}</th><td data-python="{r}">{_text(library_values[r])}</td>'
+                      f'<td data-here="{r}"></td></tr>'
                       for r in _RESULTS)
     fair = _FAIR[int(truth[0, 0] and truth[1, 1] and not truth[0, 1] and not truth[1, 0])]
     return (f'<table><thead><tr><td></td><th colspan="2">prompt 1</th><th colspan="2">prompt 2</th></tr></thead>'
@@ -168,9 +169,9 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
         return scores_of_pair(tables, state)
 
     body = "".join(_editor(k, scenes.choices, s, pictures[s]) for k, s in enumerate(begin[0]))
-    asked = np.ix_(*begin)
+    selection = np.ix_(*begin)
     body += (f"<div><b>{escape(title)}</b><br>{_controls(scenes, first, list(tables))}"
-             f'{_tables(tables[first["model"]][asked], scenes.truth[asked], library(first))}</div>')
+             f'{_tables(tables[first["model"]][selection], scenes.truth[selection], library(first))}</div>')
     return Explorer(body, _CSS, _SCRIPT, facts, first, library,
                     [{**first, "model": name} for name in list(tables)[1:]])
 

@@ -121,36 +121,36 @@ def _text(what: str, value: bool | int | float) -> str:
 _SCALE = 2  # of the picture where no script draws
 
 
-def _still(said: SaidScene) -> np.ndarray:
+def _still(scene: SaidScene) -> np.ndarray:
     "The picture with its numbered boxes, for viewers without a script."
-    picture = Image.fromarray(said.picture.repeat(_SCALE, 0).repeat(_SCALE, 1))
+    picture = Image.fromarray(scene.picture.repeat(_SCALE, 0).repeat(_SCALE, 1))
     draw = ImageDraw.Draw(picture)
-    for k, box in enumerate(said.expressions[0].candidates, 1):
+    for k, box in enumerate(scene.expressions[0].candidates, 1):
         x0, y0, x1, y1 = (_SCALE * v for v in box)
         draw.rectangle((x0, y0, x1 - 1, y1 - 1), outline="white", width=2)
         draw.text((x0 + 2, y0 - 14), str(k), fill="white", stroke_width=2, stroke_fill="black", font_size=13)
     return np.asarray(picture)
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9d23b0aa
-def _drawing(said: SaidScene) -> str:
+def _drawing(scene: SaidScene) -> str:
     "The picture with its numbered boxes."
-    height, width = said.picture.shape[:2]
+    height, width = scene.picture.shape[:2]
     boxes = "".join(f'<rect x="{x0}" y="{y0}" width="{x1 - x0}" height="{y1 - y0}"/><text x="{x0 + 1}" y="{y0 - 2}">'
-                    f"{k}</text>" for k, (x0, y0, x1, y1) in enumerate(said.expressions[0].candidates, 1))
-    listed = "boxes: " + ", ".join(f"{k} {name}" for k, name in enumerate(said.names, 1))
-    return (f'<div class="picture">{still_picture(data_uri(_still(said)), listed)}'
+                    f"{k}</text>" for k, (x0, y0, x1, y1) in enumerate(scene.expressions[0].candidates, 1))
+    listed = "boxes: " + ", ".join(f"{k} {name}" for k, name in enumerate(scene.names, 1))
+    return (f'<div class="picture">{still_picture(data_uri(_still(scene)), listed)}'
             f'<svg class="live" hidden viewBox="0 0 {width} {height}" role="img" aria-label="{escape(listed)}">'
             f'<image width="{width}" height="{height}" style="image-rendering:pixelated" '
-            f'href="{data_uri(said.picture)}"/>{boxes}</svg></div>')
+            f'href="{data_uri(scene.picture)}"/>{boxes}</svg></div>')
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #e3000001
-def _controls(said: SaidScene, title: str) -> str:
+def _controls(scene: SaidScene, title: str) -> str:
     "The choice of an expression, the words, and what can be done to them."
     options = "".join(f'<option value="{k}">{escape(f"{one.split}: " if one.split else "")}{escape(one.text)}</option>'
-                      for k, one in enumerate(said.expressions))
+                      for k, one in enumerate(scene.expressions))
     buttons = "".join(f'<button type="button" data-how="{how}">{text}</button>' for how, text in _HOW.items())
-    first = said.expressions[0]
-    outcome = _OUTCOMES[said.outcomes[0][said.texts.index(first.text)]]
+    first = scene.expressions[0]
+    outcome = _OUTCOMES[scene.outcomes[0][scene.texts.index(first.text)]]
     return (f'<b>{escape(title)}</b><br><div class="live" hidden><label>expression <select class="said">{options}'
             '</select></label><div class="words" role="group" aria-label="words"></div>'
             '<button type="button" class="earlier">◀ earlier</button>'
@@ -164,10 +164,10 @@ def _controls(said: SaidScene, title: str) -> str:
             '<p class="still">Open the page where scripts run to move the words.</p>')
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9a13e87a
-def _tables(said: SaidScene, tables: Mapping[str, np.ndarray], known: Mapping) -> str:
+def _tables(scene: SaidScene, tables: Mapping[str, np.ndarray], library_values: Mapping) -> str:
     "The scores of the boxes, and what is made of them."
-    first = said.expressions[0]
-    at, head = said.texts.index(first.text), "".join(f"<th>{escape(name)}</th>" for name in tables)
+    first = scene.expressions[0]
+    at, head = scene.texts.index(first.text), "".join(f"<th>{escape(name)}</th>" for name in tables)
 
     def score(r: int, k: int, row: np.ndarray) -> str:
         place, number = 1 + int((row > row[k]).sum()), 0 if abs(row[k]) < 5e-4 else row[k]
@@ -176,9 +176,10 @@ def _tables(said: SaidScene, tables: Mapping[str, np.ndarray], known: Mapping) -
 
     boxes = "".join(f"<tr><th data-box>{k + 1} {escape(name)}</th>"
                     + "".join(score(r, k, table[at]) for r, table in enumerate(tables.values())) + "</tr>"
-                    for k, name in enumerate(said.names))  # fmt: skip
+                    for k, name in enumerate(scene.names))  # fmt: skip
     made = "".join(f"<tr><th>{text}</th>" + "".join(
-        f'<td><span data-here="{r} {what}"></span> <small data-python="{r} {what}">{_text(what, known[name][what])}'
+        f'<td><span data-here="{r} {what}"></span> '
+        f'<small data-python="{r} {what}">{_text(what, library_values[name][what])}'
         "</small></td>" for r, name in enumerate(tables)) + "</tr>" for what, text in _ROWS.items())
     return (f"<table><thead><tr><th>score and place</th>{head}</tr></thead><tbody>{boxes}</tbody>"
             f'<tbody>{made}</tbody></table><small class="random">{_random(first)}</small>')
@@ -231,15 +232,15 @@ def _changed(text: str, how: str, seed: int) -> str:
     return perturb(text, how, seed=seed)
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #112b1ceb
-def _record(said: SaidScene, k: int) -> dict:
+def _record(scene: SaidScene, k: int) -> dict:
     "What the page knows of an expression."
-    one = said.expressions[k]
+    one = scene.expressions[k]
     changes = {}
     for how in _HOW:
         texts = [_changed(one.text, how, seed) for seed in range(_SHUFFLES)]
         changes[how] = [text for text in texts if text]  # no noun and no adjective: nothing is left
     return {"text": one.text, "right": one.right().tolist(), "changes": changes, "random": _random(one),
-            "outcomes": [OUTCOMES.index(outcome) for outcome in said.outcomes[k]]}  # fmt: skip
+            "outcomes": [OUTCOMES.index(outcome) for outcome in scene.outcomes[k]]}  # fmt: skip
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #da3db095
 def choice_of(one: Expression, scores: np.ndarray) -> dict:

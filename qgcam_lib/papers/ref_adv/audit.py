@@ -68,11 +68,11 @@ CANDIDATES = ("released", "spoken of", "all")
 
 def _objects(lists: Sequence[Sequence[Box]]) -> list[Box]:
     "The boxes of several lists, each object once."
-    found: list[Box] = []
+    objects: list[Box] = []
     for box in (one for some in lists for one in some):
-        if not found or box_iou(found, [box]).max() < SAME_OBJECT:
-            found.append(box)
-    return found
+        if not objects or box_iou(objects, [box]).max() < SAME_OBJECT:
+            objects.append(box)
+    return objects
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4f765cf5
 def candidate_sets(expressions: Sequence[Expression]) -> dict[str, list[Expression]]:
@@ -151,11 +151,11 @@ def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = Fals
 def data_differences(data: RefAdv, **options: Any) -> pd.DataFrame:
     """Adv less Easy and less Hard in words, relations and percent of persons, each with its interval: of, low, high, by
     "adv", as `claims.DATA_CLAIMS` look at them. Persons where the categories are known. options: n_bootstrap, seed."""
-    known = category_kinds(data.folder) if data.is_miniworld else {}
+    kinds = category_kinds(data.folder) if data.is_miniworld else {}
     values = {"words": [len(words_in(one.text)) for one in data.expressions],
               "relations": [len(relations_in(one.text)) for one in data.expressions]}
-    if known:
-        values["persons"] = [100 * (known.get(one.category) == "person") for one in data.expressions]
+    if kinds:
+        values["persons"] = [100 * (kinds.get(one.category) == "person") for one in data.expressions]
     rows, there = [], {one.split for one in data.expressions}
     for what, counts in values.items():
         for split in ("easy", "hard"):
@@ -190,7 +190,7 @@ def stage_rules(data: RefAdv, tagger: str = "auto") -> pd.DataFrame:
         return pd.DataFrame(columns=["stage", "rule", "expressions", "hold", "share"])
     content = [(set(perturb(one.original, "nouns_adjectives", tagger=tagger).split()), set(expression_words(one.text)))
                for one in data.raw]
-    enough = [len(words & said) for words, said in content if len(words) >= 3]
+    enough = [len(words & other_words) for words, other_words in content if len(words) >= 3]
     rows = [("2", "three content words kept, of originals that have three", len(enough), sum(n >= 3 for n in enough)),
             ("3", "two of three people find the target, IoU .5 or more", len(data.raw), len(validated(data.raw)))]
     frame = pd.DataFrame(rows, columns=["stage", "rule", "expressions", "hold"])
@@ -205,11 +205,11 @@ def share_table() -> pd.DataFrame:
     rounding allows), fits (other rows whose range meets its own), test_at_stated (what Test would be at the stated
     share), off (printed less that, points)."""
     table = printed_tables()["accuracy"]
-    found = implied_easy_share(table.reset_index())[["model", "share", "lowest", "highest"]]
-    meets = [(found["lowest"] <= row.highest) & (found["highest"] >= row.lowest) for row in found.itertuples()]
-    found.insert(1, "test", table["test"].to_numpy())
+    shares = implied_easy_share(table.reset_index())[["model", "share", "lowest", "highest"]]
+    meets = [(shares["lowest"] <= row.highest) & (shares["highest"] >= row.lowest) for row in shares.itertuples()]
+    shares.insert(1, "test", table["test"].to_numpy())
     at = HUMANS * table["easy"] + (1 - HUMANS) * table["hard"]
-    return found.assign(fits=[int(one.sum()) - 1 for one in meets], test_at_stated=at.to_numpy(),
+    return shares.assign(fits=[int(one.sum()) - 1 for one in meets], test_at_stated=at.to_numpy(),
                         off=(table["test"] - at).to_numpy())
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4060efcf
@@ -228,9 +228,9 @@ def label_table(data: RefAdv) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=["split", "own", "known"]).astype({"own": bool, "known": bool})
     frame["words only"], frame["neither"] = frame["known"] & ~frame["own"], ~frame["known"]
     cells = frame.groupby("split", sort=False)
-    found = cells[["own", "words only", "neither"]].sum().astype(int)
-    found.insert(0, "expressions", cells.size())
-    return found.reset_index()
+    counts = cells[["own", "words only", "neither"]].sum().astype(int)
+    counts.insert(0, "expressions", cells.size())
+    return counts.reset_index()
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #e5cfc09c
 def rules(data: RefAdv) -> pd.DataFrame:
@@ -239,8 +239,8 @@ def rules(data: RefAdv) -> pd.DataFrame:
     if not data.choices or not data.raw:
         return pd.DataFrame(columns=["id", "group", "by_text", "by_people", "own", "reason", "bag"])
     by_text, by_people = split_by_text(data.plain, data.raw), split_by_people(data.plain, data.choices)
-    found = rule_differences(by_text, by_people, data.raw)
-    return found.assign(bag=found["id"].map(dict(data.bags)))
+    differences = rule_differences(by_text, by_people, data.raw)
+    return differences.assign(bag=differences["id"].map(dict(data.bags)))
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #dc1525a0
 def rules_beside(found: pd.DataFrame) -> pd.DataFrame:
@@ -290,10 +290,10 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
 def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """How many shipped strings lack a last word that is a noun or an adjective: ends in a mark, strings, asked (last
     word of that kind), lost, value (share of asked), ci_low, ci_high, n_groups."""
-    asked = found[found["content"]].assign(lost=lambda frame: ~frame["kept"])
+    worded = found[found["content"]].assign(lost=lambda frame: ~frame["kept"])
     counts = found.groupby("mark")["id"].size()
     names = {True: "in a mark", False: "in a word"}
-    table = summarize(asked, "lost", by="mark", **options) if len(asked) else summarize(asked, "lost", **options)[:0]
+    table = summarize(worded, "lost", by="mark", **options) if len(worded) else summarize(worded, "lost", **options)[:0]
     rows = [(names[bool(row["mark"])], counts[row["mark"]], row["n"], round(row["value"] * row["n"]), row["value"],
              row["ci_low"], row["ci_high"], row["n_groups"]) for row in table.to_dict("records")]
     columns = ["ends", "strings", "asked", "lost", "value", "ci_low", "ci_high", "n_groups"]

@@ -94,9 +94,9 @@ def printed_tables() -> dict[str, pd.DataFrame]:
     tables = {number: published(f"ref_adv_table{number}") for number in (2, 3, 5, 6, 8, 9, 10)}
     lines = {number: frame.set_index(frame.columns[0]).drop(columns="printed", errors="ignore")
              for number, frame in tables.items()}
-    found = {"accuracy": pd.concat([lines[2], lines[3].drop(index="vilbert")]), "words": lines[5],
+    by_name = {"accuracy": pd.concat([lines[2], lines[3].drop(index="vilbert")]), "words": lines[5],
              "words of vilbert": lines[6], "categories": lines[8], "gqa": lines[9], "transfer": lines[10]}
-    return found | {"differences": _printed_differences(found)}
+    return by_name | {"differences": _printed_differences(by_name)}
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #b79bd71d
 def _span(row: Mapping[str, Any] | pd.Series) -> tuple[float, float]:
@@ -123,16 +123,16 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
     frames: choices by model, rows of `score_choices` with words (of WORDS); without that column they are as written.
     Models that are neither in Table 2 nor 3 are left out. options: n_bootstrap, seed.
     """
-    kept = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
+    usable = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
             if name in (*MODELS, *REMEDIES)}
-    written = {name: with_test(frame[frame["words"] == "original"]) for name, frame in kept.items()}
+    written = {name: with_test(frame[frame["words"] == "original"]) for name, frame in usable.items()}
     rows = []
-    for model, frame in kept.items():
+    for model, frame in usable.items():
         plain = frame[frame["words"] == "original"]
         rows += [(model, f"{a} less {b}", *_span(compare_splits(plain, a, b, **options).iloc[0])) for a, b in FALLS
                  if {a, b} <= set(plain["split"])]
         rows += _cost_rows(model, frame, **options)
-    for a, b in _pairs(kept):
+    for a, b in _pairs(usable):
         records = compare_choices(written[a], written[b], n_permutations=99, **options).to_dict("records")
         rows += [(a, _LESS.format(a, b, row["split"]), *_span(row)) for row in records]
     return _differences(rows)
@@ -146,7 +146,7 @@ def claim_tables(frames: Mapping[str, pd.DataFrame], **options: Any) -> dict[str
 _Tables = Mapping[str, pd.DataFrame]
 
 
-def _found(t: _Tables, model: str, of: str) -> tuple[float, float]:
+def _span_of(t: _Tables, model: str, of: str) -> tuple[float, float]:
     "A difference, from low to high; KeyError where it is not there."
     rows = t["differences"]
     row = rows[(rows.index == model) & (rows["of"] == of)]
@@ -157,13 +157,13 @@ def _found(t: _Tables, model: str, of: str) -> tuple[float, float]:
 
 def _above(t: _Tables, model: str, of: str, least: float = 0) -> bool | None:
     "Whether a difference is above a value; None where its interval includes that value."
-    low, high = _found(t, model, of)
+    low, high = _span_of(t, model, of)
     return True if low > least else False if high <= least else None
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #58152bfb
 def _below(t: _Tables, model: str, of: str, most: float = 0) -> bool | None:
     "Whether a difference is below a value; None where its interval includes that value."
-    low, high = _found(t, model, of)
+    low, high = _span_of(t, model, of)
     return True if high < most else False if low >= most else None
 
 
@@ -192,7 +192,7 @@ def _versus(t: _Tables, model: str, test: Any, splits: Iterable[str]) -> list[bo
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #5f8c4cc5
 def _within(t: _Tables, model: str, of: str, limit: float) -> bool | None:
     "Whether a difference is smaller than a limit, whatever its sign; None where its interval does not say."
-    low, high = _found(t, model, of)
+    low, high = _span_of(t, model, of)
     return True if -limit < low and high < limit else False if low >= limit or high <= -limit else None
 
 
@@ -219,9 +219,9 @@ def _cost_apart(t: _Tables, role: str, more: bool) -> list[bool | None]:
     "Whether a perturbation costs the role's model more (less) than another model, by intervals that do not meet."
     cases = []
     for how in _HOW:
-        low, high = _found(t, role, f"{how} costs")
+        low, high = _span_of(t, role, f"{how} costs")
         for other in (name for name in _there(t) if name != role):
-            their_low, their_high = _found(t, other, f"{how} costs")
+            their_low, their_high = _span_of(t, other, f"{how} costs")
             above, below = low > their_high, high < their_low
             cases.append(more == above if above or below else None if low < high else False)
     return cases

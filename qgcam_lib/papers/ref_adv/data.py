@@ -48,18 +48,18 @@ def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple
     lists: dict[tuple[str, str], set] = {}
     for one in raw:
         lists.setdefault((one.annotation, one.original.strip().lower()), set()).add(one.candidates)
-    known = [(one.candidates, lists[key]) for one in labelled if one.split == "hard"
+    pairs = [(one.candidates, lists[key]) for one in labelled if one.split == "hard"
              and (key := (one.annotation, one.text.strip().lower())) in lists]
-    return ("hard",) if 2 * sum(boxes in of for boxes, of in known) > len(known) else ()
+    return ("hard",) if 2 * sum(boxes in of for boxes, of in pairs) > len(pairs) else ()
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #0d69a26e
 def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
     "Labelled and raw expressions of some files."
-    found = {True: [], False: []}
+    parts = {True: [], False: []}
     for file in files:
         some = read_ref_adv(file)
-        found[file.name.startswith(Path(LABELLED_FILE).stem)] += some
-    labelled, raw = Expressions(found[True]), Expressions(found[False])
+        parts[file.name.startswith(Path(LABELLED_FILE).stem)] += some
+    labelled, raw = Expressions(parts[True]), Expressions(parts[False])
     return labelled or Expressions([*hard_originals(raw), *raw]), raw
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #94301377
@@ -95,9 +95,9 @@ def open_ref_adv(path: str | Path = "") -> RefAdv:
 @patch
 def card(self: RefAdv) -> pd.DataFrame:
     """A line a split: split, expressions, pictures, vocabulary, mean words, longest, mean boxes."""
-    found = split_counts(self.expressions).drop(columns="share_of_test")
-    found = found.join(candidate_counts(self.expressions)[["boxes"]]).reset_index()
-    return found.rename(columns={"images": "pictures", "mean_words": "mean words", "most_words": "longest",
+    counts = split_counts(self.expressions).drop(columns="share_of_test")
+    counts = counts.join(candidate_counts(self.expressions)[["boxes"]]).reset_index()
+    return counts.rename(columns={"images": "pictures", "mean_words": "mean words", "most_words": "longest",
                                  "boxes": "mean boxes"})
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #c051d526

@@ -27,11 +27,11 @@ from ...report.style import bare, draw_boxes, legend_below, open_picture, point_
 def parallel(data: RefAdv) -> pd.DataFrame:
     """Hard expressions and the adversarial ones made from them: image, hard, adv (ids), hard_text, adv_text; only pairs
     of which both are labelled."""
-    known = {(one.split, one.annotation, one.text.strip().lower()): one for one in data.expressions}
+    index = {(one.split, one.annotation, one.text.strip().lower()): one for one in data.expressions}
     rows = []
     for raw in data.raw:
-        hard = known.get(("hard", raw.annotation, raw.original))
-        adv = known.get(("adv", raw.annotation, raw.text.strip().lower()))
+        hard = index.get(("hard", raw.annotation, raw.original))
+        adv = index.get(("adv", raw.annotation, raw.text.strip().lower()))
         if hard and adv:
             rows.append((adv.image, hard.id, adv.id, hard.text, adv.text))
     return pd.DataFrame(rows, columns=["image", "hard", "adv", "hard_text", "adv_text"]).drop_duplicates()
@@ -54,9 +54,9 @@ def choose_pairs(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.
     whole = hard.notna().all(axis=1) & adv.notna().all(axis=1) & bool(len(right))
     shares = {"both right": hard * adv, "hard alone": hard * (1 - adv), "neither": (1 - hard) * (1 - adv)}
     means = {role: share[whole].mean(axis=1) for role, share in shares.items()}
-    found = choose_by_rule({role: one.where(one > 0) for role, one in means.items()}, RULES, [*RULES],
+    choices = choose_by_rule({role: one.where(one > 0) for role, one in means.items()}, RULES, [*RULES],
                            together=pairs["image"])
-    return found.join(pairs, on="chosen")
+    return choices.join(pairs, on="chosen")
 
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #e6e06c30
 def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str, int]) -> None:
@@ -65,7 +65,7 @@ def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str,
     by_place: dict[int, list[str]] = {}
     for name, place in chosen.items():
         by_place.setdefault(place, []).append(name)
-    ranked = sorted(by_place.items(), key=lambda found: (-len(found[1]), found[0]))
+    ranked = sorted(by_place.items(), key=lambda entry: (-len(entry[1]), entry[0]))
     for k, (place, _) in enumerate(ranked):
         colour, (x0, y0, *_) = point_look(k)["color"], one.candidates[place]
         draw_boxes(ax, np.array(one.candidates[place]), edge="white", edgecolor=colour, linewidth=1.8)
@@ -85,16 +85,17 @@ def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mappin
     """A hard expression beside the adversarial one made from it, with the choices of the models, as in the paper's
     Figure 4. frames: of `runs.ask_rankers`; an undefined choice is not drawn."""
     figure, axes = plt.subplots(1, 2, figsize=(7.4, 5.6))
-    said = []
+    sentences = []
     for ax, one in zip(axes, (hard, adv)):
         rows = {name: frame[(frame["words"] == "original") & (frame["id"] == one.id)] for name, frame in frames.items()}
         chosen = {name: int(row["predicted"].iloc[0]) for name, row in rows.items()
                   if len(row) and pd.notna(row["predicted"].iloc[0])}
         _draw_choices(ax, one, picture, chosen)
         right = [name for name, place in chosen.items() if one.right()[place]]
-        said.append(f"{one.split} expression “{one.text}”: right are {', '.join(right) or 'none'} of {len(chosen)}")
+        names = ", ".join(right) or "none"
+        sentences.append(f"{one.split} expression “{one.text}”: right are {names} of {len(chosen)}")
     legend_below(figure, [Line2D([], [], color="gray", linestyle=(0, (4, 2)), linewidth=1.6)], ["target (white)"])
-    return titled(figure, title, alt=f"One picture twice with the boxes that models chose; {'; '.join(said)}.")
+    return titled(figure, title, alt=f"One picture twice with the boxes that models chose; {'; '.join(sentences)}.")
 
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #04db1f1b
 def length_figure(data: RefAdv) -> Figure:
@@ -112,8 +113,8 @@ def length_figure(data: RefAdv) -> Figure:
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #afeec184
 def relation_figure(data: RefAdv, top: int = 8) -> Figure:
     """How often relations are named, among all mentions of a split (Figure 7)."""
-    found = relation_frequency(data.expressions, top)
-    wide = found.pivot(index="relation", columns="split", values="relative").loc[found["relation"].unique()]
+    frequencies = relation_frequency(data.expressions, top)
+    wide = frequencies.pivot(index="relation", columns="split", values="relative").loc[frequencies["relation"].unique()]
     title = "Most named: " + ", ".join(f"“{wide[name].idxmax()}” ({name})" for name in wide)
     columns = {name: label for name, label in SPLITS.items() if name in wide}
     return beside_figure(wide.reset_index(), columns, label="relation", scale=100, xlabel="% of a split's mentions",

@@ -75,17 +75,18 @@ def ask_listeners(data: RefAdv, expressions: Sequence[Expression]) -> dict[str, 
     correct: how often the lot is right, 0..1; ties: the other boxes that it chooses among; predicted and iou are
     undefined. Expressions without candidates are left out.
     """
-    known, part = listeners_of(data), [one for one in expressions if one.candidates]
-    if not known or not part:
+    listeners, part = listeners_of(data), [one for one in expressions if one.candidates]
+    if not listeners or not part:
         return {}
     flat = pd.DataFrame([(one.id, place, 0.0) for one in part for place in range(len(one.candidates))],
                         columns=["id", "candidate", "score"])
     base = score_choices(part, flat).assign(words="original", predicted=pd.NA, iou=np.nan)
-    named = [_named(known[one.image], one.text) for one in part]
+    named = [_named(listeners[one.image], one.text) for one in part]
     frames = {}
     for k, name in enumerate(LISTENERS):
-        found = [_chance(known[one.image], things[k], one) for one, things in zip(part, named)]
-        frames[name] = base.assign(model=name, correct=[chance for chance, _ in found], ties=[n - 1 for _, n in found])
+        chances = [_chance(listeners[one.image], things[k], one) for one, things in zip(part, named)]
+        frames[name] = base.assign(model=name, correct=[chance for chance, _ in chances],
+                                   ties=[n - 1 for _, n in chances])
     return frames
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #c7a10009
@@ -128,10 +129,10 @@ def what_decides(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.Data
         lots = written["id"].map(heard[LISTENERS[-1]].set_index("id")["correct"])
         part = written.assign(decided_by=[DECIDED_BY[name] for name in decided], lot=lots)
         right = part[part["correct"].fillna(False).astype(bool)].groupby("split").size()
-        found = summarize(part, "correct", by=["split", "decided_by"], **options).assign(model=model)
+        summary = summarize(part, "correct", by=["split", "decided_by"], **options).assign(model=model)
         lot = part.groupby(["split", "decided_by"])["lot"].mean().rename("lot").reset_index()
-        found = found.merge(lot, on=["split", "decided_by"])
-        rows.append(found.assign(share_of_right=found["value"] * found["n"] / found["split"].map(right)))
+        summary = summary.merge(lot, on=["split", "decided_by"])
+        rows.append(summary.assign(share_of_right=summary["value"] * summary["n"] / summary["split"].map(right)))
     columns = ["model", "split", "decided_by", "n", "n_groups", "value", "ci_low", "ci_high", "lot", "share_of_right"]
     if not rows:
         return pd.DataFrame(columns=columns)
@@ -156,8 +157,8 @@ def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **option
         both = (same["hard"].map(right) * same["adv"].map(right)).dropna()
         if len(both):
             cases = pd.DataFrame({"both": both, "group": same["image"]}).dropna()
-            found = summarize(cases, "both", **options).iloc[0]
-            rows.append({"model": model} | {name: found[name] for name in ("value", "ci_low", "ci_high", "n",
+            summary = summarize(cases, "both", **options).iloc[0]
+            rows.append({"model": model} | {name: summary[name] for name in ("value", "ci_low", "ci_high", "n",
                                                                            "n_groups")})
     return pd.DataFrame(rows, columns=["model", "value", "ci_low", "ci_high", "n", "n_groups"])
 
@@ -178,21 +179,21 @@ def meaning_table(said: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[st
         for split, one in _by_split(scene, several):
             for name in how:
                 text = perturb(one["text"], name, seed=seed, tagger=tagger)
-                found = judge(listener, text, one["thing"]) if text else "no words"
-                rows.append((name, split, text != perturb(one["text"], "plain"), found))
+                outcome = judge(listener, text, one["thing"]) if text else "no words"
+                rows.append((name, split, text != perturb(one["text"], "plain"), outcome))
     frame = pd.DataFrame(rows, columns=["how", "split", "reworded", "found"])
     lines = []
     for (name, split), cell in frame.groupby(["how", "split"], sort=False):
-        asked = cell[cell["found"] != "no words"]
-        shares = {one: (asked["found"] == one).mean() for one in OUTCOMES}
-        lines.append({"how": name, "split": split, "expressions": len(asked), "no_words": len(cell) - len(asked),
-                      "reworded": asked["reworded"].mean(), **shares})
+        worded = cell[cell["found"] != "no words"]
+        shares = {one: (worded["found"] == one).mean() for one in OUTCOMES}
+        lines.append({"how": name, "split": split, "expressions": len(worded), "no_words": len(cell) - len(worded),
+                      "reworded": worded["reworded"].mean(), **shares})
     return pd.DataFrame(lines, columns=["how", "split", "expressions", "no_words", "reworded", *OUTCOMES])
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #5756d5a9
-def _by_split(scene: Scene, said: Iterable[dict]) -> Iterator[tuple[str, dict]]:
+def _by_split(scene: Scene, records: Iterable[dict]) -> Iterator[tuple[str, dict]]:
     "What is said of a scene, each with its split."
-    for one in said:
+    for one in records:
         yield one.get("label", scene.split), one
         if "adversary" in one:
             yield "adv", one["adversary"]
@@ -240,14 +241,14 @@ def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.Data
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #0135c0a0
 def run_costs(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """The costs of each model of a run, of rows of `runs.ask_rankers`; models without shuffled rows are left out."""
-    found = {}
+    cost_frames = {}
     for model, frame in frames.items():
         parts = dict(list(frame.groupby("words")))
         if "shuffled" in parts:
             both = parts["original"].merge(parts["shuffled"][["id", "correct"]], on="id", suffixes=("", "_shuffled"))
             cost = both["correct"].astype(float) - both["correct_shuffled"].astype(float)
-            found[model] = both[["id", "group", "split", "random", "n_candidates"]].assign(correct=cost)
-    return found
+            cost_frames[model] = both[["id", "group", "split", "random", "n_candidates"]].assign(correct=cost)
+    return cost_frames
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #5f4e1f42
 def order_effects(costs: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
@@ -305,7 +306,7 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
     seeds = study.choices.merge(study.expressions[["id", "split"]], on="id").groupby(
         ["arm", "seed", "words", "split"], observed=True)["correct"].mean()
     figure, axes = plt.subplots(1, len(ARMS), figsize=(7, 2.9), sharey=True)
-    said, splits = [], ("easy", "hard", "adv")
+    sentences, splits = [], ("easy", "hard", "adv")
     for ax, (arm, name) in zip(axes, ARMS.items()):
         for k, split in enumerate(splits):
             ends = [100 * value[arm, words, split] for words in ("original", "shuffled")]
@@ -313,7 +314,7 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
             for seed in sorted(study.choices["seed"].unique()):
                 ax.plot([0, 1], [100 * seeds[arm, seed, words, split] for words in ("original", "shuffled")], lw=0.6,
                         alpha=0.5, color=line_look(k)["color"])
-            said.append(f"{name}, {SPLITS[split]} {ends[0]:.0f} to {ends[1]:.0f}")
+            sentences.append(f"{name}, {SPLITS[split]} {ends[0]:.0f} to {ends[1]:.0f}")
         for line, dashes in (("random choice", "--"), ("bag ceiling", ":")):
             ax.axhline(100 * value[line, "original", "adv"], color=GUIDE, linestyle=dashes, linewidth=1)
         ax.set(title=wrapped(name, 24), xlim=(-0.15, 1.15), ylim=(0, 100), xticks=[0, 1])
@@ -322,4 +323,4 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
     handles = [Line2D([], [], marker="o", **line_look(k)) for k in range(3)]
     handles += [Line2D([], [], color=GUIDE, linestyle=dashes) for dashes in ("--", ":")]
     legend_below(figure, handles, [*(SPLITS[split] for split in splits), "random choice", "bag ceiling (Hard, Adv)"])
-    return titled(figure, title, "medium", alt=f"Accuracy as written and shuffled: {'; '.join(said)} %.")
+    return titled(figure, title, "medium", alt=f"Accuracy as written and shuffled: {'; '.join(sentences)} %.")

@@ -38,11 +38,11 @@ MODELS = ("vilbert", "cmn", "mattnet", "groundnet", *REMEDIES, *ORDER, "reclip",
 
 def plan_models(models: Iterable[str], weights: str = "mini") -> pd.DataFrame:
     """One line a model that is asked for: model, source, why ('' where it can run)."""
-    asked = plan_sources([*models], weights)
+    plan = plan_sources([*models], weights)
     if weights == "official":
-        none = asked["source"].map(lambda name: not find_model(name).checkpoint) & (asked["why"] == "")
-        asked.loc[none, "why"] = "no published weights that we can load"
-    return asked
+        none = plan["source"].map(lambda name: not find_model(name).checkpoint) & (plan["why"] == "")
+        plan.loc[none, "why"] = "no published weights that we can load"
+    return plan
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #da541e95
 _HOW = {"shuffled": "shuffle", "nouns_adjectives": "nouns_adjectives"}
@@ -78,18 +78,18 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
     model. A card says under "warned" what its model warned of. Errors: ExampleError for a model that failed on every
     picture.
     """
-    asked, frames, cards = worded(expressions, seed=seed, tagger=tagger), {}, {}
+    queries, frames, cards = worded(expressions, seed=seed, tagger=tagger), {}, {}
     for model in plan.loc[plan["why"] == "", "model"]:
         ranker = load_model(model, weights, device=device, seed=seed)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            answers = ask_expressions(ranker, asked, images, store=folder / model, seed=seed, on_error=on_error,
+            answers = ask_expressions(ranker, queries, images, store=folder / model, seed=seed, on_error=on_error,
                                     progress=False, name="Ref-Adv")
         if (problems := answers.attrs["problems"]) and answers["score"].isna().all():
             raise ExampleError(f"{model} could be asked about no picture: {problems[0]['error']}", problems[0]["id"],
                                remedy="Give the folder of the pictures")
-        frames[model] = _parted(choices_of(asked, answers), model)
-        cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in said})}
+        frames[model] = _parted(choices_of(queries, answers), model)
+        cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in caught})}
     return frames, cards
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #69162115
@@ -111,8 +111,8 @@ def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.
     "random choice" beside words as written. options: n_bootstrap, seed."""
     parts = []
     for model, frame in frames.items():
-        found = summarize_choices(with_test(frame), ["split", "words"], **options).assign(model=model)
-        parts.append(found.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable"))
+        summary = summarize_choices(with_test(frame), ["split", "words"], **options).assign(model=model)
+        parts.append(summary.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable"))
     if not parts:
         columns = ["model", "split", "words", "metric", "value", "ci_low", "ci_high", "n", "n_groups"]
         return pd.DataFrame(columns=columns)
@@ -185,8 +185,8 @@ def remedy_gains(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataF
     rows, table = [], REF_ADV.tables[3].printed().set_index("model")
     for model in (name for name in REMEDIES if {name, "vilbert"} <= {*frames}):
         one, other = (with_test(frame[frame["words"] == "original"]) for frame in (frames[model], frames["vilbert"]))
-        found = compare_choices(one, other, **options).sort_values("split", key=lambda s: s.map([*SPLITS].index))
-        for row in found.to_dict("records"):
+        gains = compare_choices(one, other, **options).sort_values("split", key=lambda s: s.map([*SPLITS].index))
+        for row in gains.to_dict("records"):
             printed = round(table[row["split"]][model] - table[row["split"]]["vilbert"], 2) / 100
             rows.append({"model": model} | row | {"printed": printed,
                                                   "hypothesis": supports(row, printed) or "no direction"})

@@ -68,9 +68,9 @@ def read_study(study: str | Path = "ref_adv") -> StoredStudy:
         raise FileFault(f"study: expected arms of a study in {folder}, with plain/arm.json among them. Make it with "
                         "python -m qgcam_lib.finetune.referring --missing")
     about = {name: json.loads((folder / name / "arm.json").read_text(encoding="utf-8")) for name in names}
-    kept = {kind: {name: pd.read_parquet(folder / name / f"{kind}.parquet") for name in names
+    frames = {kind: {name: pd.read_parquet(folder / name / f"{kind}.parquet") for name in names
                    if (folder / name / f"{kind}.parquet").is_file()} for kind in ("choices", "answers")}
-    return StoredStudy(folder, about, **kept, logs={name: pd.read_csv(folder / name / "log.csv") for name in names})
+    return StoredStudy(folder, about, **frames, logs={name: pd.read_csv(folder / name / "log.csv") for name in names})
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #351668f1
 _QUESTIONS = {"rel": "GQA-Rel", "all": "GQA", "other": "GQA without relations"}
@@ -81,20 +81,20 @@ def arm_label(name: str) -> str:
     arm = ARMS[name]
     if arm.loss != "plain":
         return f"{arm.loss.capitalize()}-H, margin {arm.margin:g}" + ("" if arm.wait else ", from the first step")
-    asked = _QUESTIONS.get(arm.questions, "")
-    return {"alone": "plain ViLBERT", "questions": f"{asked} alone", "after": f"TL, {asked} first",
-            "together": f"MTL with {asked}, ratio {arm.ratio:g}"}[arm.way]
+    question = _QUESTIONS.get(arm.questions, "")
+    return {"alone": "plain ViLBERT", "questions": f"{question} alone", "after": f"TL, {question} first",
+            "together": f"MTL with {question}, ratio {arm.ratio:g}"}[arm.way]
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #497e1088
 def arms_table(study: StoredStudy) -> pd.DataFrame:
     """A line an arm: arm, training (in words), steps, expressions, asked (questions), best on dev (percent), at step,
     minutes."""
     rows = []
-    for name, told in study.about.items():
+    for name, record in study.about.items():
         looks = study.logs[name].dropna(subset="dev")
         best = looks.loc[looks["dev"].idxmax()] if len(looks) else {"dev": float("nan"), "step": pd.NA}
-        rows.append((name, arm_label(name), told["steps"], told["data"]["expressions"], told["data"]["questions"],
-                     100 * best["dev"], int(best["step"]) if len(looks) else pd.NA, told["seconds"] / 60))
+        rows.append((name, arm_label(name), record["steps"], record["data"]["expressions"], record["data"]["questions"],
+                     100 * best["dev"], int(best["step"]) if len(looks) else pd.NA, record["seconds"] / 60))
     return pd.DataFrame(rows, columns=["arm", "training", "steps", "expressions", "asked", "best on dev", "at step",
                                        "minutes"])
 
@@ -104,8 +104,9 @@ def arm_summary(study: StoredStudy, **options: Any) -> pd.DataFrame:
     the arm. options: n_bootstrap, seed."""
     parts = [summarize_choices(with_test(frame), "split", **options).assign(model=name)
              for name, frame in study.choices.items()]
-    found = pd.concat(parts, ignore_index=True)
-    return found.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable", ignore_index=True)
+    summary = pd.concat(parts, ignore_index=True)
+    return summary.sort_values("split", key=lambda column: column.map([*SPLITS].index), kind="stable",
+                               ignore_index=True)
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70009
 _FAMILIES = {"sum-h": "sum-", "max-h": "max-", "mtl": "mtl-rel-"}
