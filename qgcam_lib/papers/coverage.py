@@ -107,15 +107,15 @@ def _wilson_ends(mean: np.ndarray, variance: np.ndarray, df: np.ndarray | float)
 # %% ../../nbs/lib/papers/01_coverage.ipynb #410c9cdd
 def closed_ends(world: World) -> Iterator[tuple[str, np.ndarray]]:
     "Name and ends [2, n_runs] of each interval that needs no draws; the first is the library's."
-    found, df = _linear(world), len(world.sizes) - 1
+    estimates, df = _linear(world), len(world.sizes) - 1
     ours = of_means(world.sums, world.sizes, world.squares)
-    yield "cluster", cluster_interval(ours, ranges=[(0, 1)] * len(found.mean))
-    yield "t, CR1", _t_ends(found.mean, found.cr1, df)
-    yield "t, CR2", _t_ends(found.mean, found.cr2, found.df)
-    yield "t, CR3", _t_ends(found.mean, found.cr3, df)
-    yield "logit t, CR2", _logit_ends(found.mean, found.cr2, found.df)
-    yield "logit t, CR3", _logit_ends(found.mean, found.cr3, df)
-    yield "Wilson, CR2", _wilson_ends(found.mean, found.cr2, found.df)
+    yield "cluster", cluster_interval(ours, ranges=[(0, 1)] * len(estimates.mean))
+    yield "t, CR1", _t_ends(estimates.mean, estimates.cr1, df)
+    yield "t, CR2", _t_ends(estimates.mean, estimates.cr2, estimates.df)
+    yield "t, CR3", _t_ends(estimates.mean, estimates.cr3, df)
+    yield "logit t, CR2", _logit_ends(estimates.mean, estimates.cr2, estimates.df)
+    yield "logit t, CR3", _logit_ends(estimates.mean, estimates.cr3, df)
+    yield "Wilson, CR2", _wilson_ends(estimates.mean, estimates.cr2, estimates.df)
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #4ce50846
 def _studentised(value: np.ndarray, error: np.ndarray, drawn: np.ndarray, errors: np.ndarray) -> np.ndarray:
@@ -139,34 +139,34 @@ def _bca(value: np.ndarray, drawn: np.ndarray, without: np.ndarray) -> np.ndarra
     return ranked[floor, columns] * (1 - at + floor) + ranked[above, columns] * (at - floor)
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #f99c52e8
-def _wild(world: World, found: SimpleNamespace, signs: np.ndarray) -> np.ndarray:
+def _wild(world: World, estimates: SimpleNamespace, signs: np.ndarray) -> np.ndarray:
     n, total = world.sizes, world.sizes.sum(0)
-    apart = (world.sums - found.mean * n) / total
+    apart = (world.sums - estimates.mean * n) / total
     moved = signs @ apart
     share = n / total
     squares = np.square(apart).sum(0) - 2 * moved * (signs @ (apart * share)) + moved**2 * np.square(share).sum(0)
-    return _studentised(0 * found.mean, np.sqrt(np.square(apart).sum(0)), moved, np.sqrt(np.clip(squares, 0, None))
-                        ) + found.mean
+    return _studentised(0 * estimates.mean, np.sqrt(np.square(apart).sum(0)), moved, np.sqrt(np.clip(squares, 0, None))
+                        ) + estimates.mean
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #97da2a50
 def drawn_ends(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> Iterator[tuple[str, np.ndarray]]:
     "Name and ends [2, n_runs] of each interval by resampling; all repetitions of one call share the draws."
-    n, n_groups, found = world.sizes, len(world.sizes), _linear(world)
+    n, n_groups, estimates = world.sizes, len(world.sizes), _linear(world)
     weights = np.concatenate(list(bootstrap_weights(n_groups, n_bootstrap, rng)))
     rows, sums = weights @ n, weights @ world.sums
     drawn = sums / rows
     squares = [weights @ part for part in (world.sums**2, world.sums * n, n.astype(float) ** 2)]
     errors = np.sqrt(np.clip(squares[0] - 2 * drawn * squares[1] + drawn**2 * squares[2], 0, None)) / rows
-    error = np.sqrt(found.cr1 * (n_groups - 1) / n_groups)
+    error = np.sqrt(estimates.cr1 * (n_groups - 1) / n_groups)
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     yield "percentile", np.array([low, high])
-    yield "basic", 2 * found.mean - np.array([high, low])
-    yield "BCa", _bca(found.mean, drawn, (world.sums.sum(0) - world.sums) / (n.sum(0) - n))
-    yield "percentile-t", _studentised(found.mean, error, drawn, errors)
-    inner, others = (np.clip(x, 1e-6, 1 - 1e-6) for x in (found.mean, drawn))
+    yield "basic", 2 * estimates.mean - np.array([high, low])
+    yield "BCa", _bca(estimates.mean, drawn, (world.sums.sum(0) - world.sums) / (n.sum(0) - n))
+    yield "percentile-t", _studentised(estimates.mean, error, drawn, errors)
+    inner, others = (np.clip(x, 1e-6, 1 - 1e-6) for x in (estimates.mean, drawn))
     yield "logit percentile-t", expit(_studentised(logit(inner), error / (inner * (1 - inner)), logit(others),
                                                    errors / (others * (1 - others))))
-    yield "wild-t", _wild(world, found, rng.choice([-1.0, 1.0], weights.shape))
+    yield "wild-t", _wild(world, estimates, rng.choice([-1.0, 1.0], weights.shape))
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #216242cc
 def coverage_of(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> pd.DataFrame:
@@ -290,11 +290,11 @@ def within(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
     above, lowest and highest coverage."""
     part = table[table["n_groups"] >= least].assign(below=lambda t: t["coverage"] < low,
                                                     above=lambda t: t["coverage"] > high)
-    found = part.groupby("method", sort=False).agg(cells=("coverage", "size"), below=("below", "sum"),
-                                                   above=("above", "sum"), lowest=("coverage", "min"),
-                                                   highest=("coverage", "max"))
-    found.insert(1, "within", found["cells"] - found["below"] - found["above"])
-    return found.sort_values("within", ascending=False, kind="stable")
+    counts = part.groupby("method", sort=False).agg(cells=("coverage", "size"), below=("below", "sum"),
+                                                    above=("above", "sum"), lowest=("coverage", "min"),
+                                                    highest=("coverage", "max"))
+    counts.insert(1, "within", counts["cells"] - counts["below"] - counts["above"])
+    return counts.sort_values("within", ascending=False, kind="stable")
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #63e91c03
 def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: int = 10) -> pd.DataFrame:
@@ -305,12 +305,12 @@ def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
     """
     rows = []
     for key, cell in table[table["n_groups"] >= least].groupby(["score", "n_groups", "sizes"], sort=False):
-        found = cell.set_index("method")["coverage"]
-        if low <= found["cluster"] <= high:
+        coverage = cell.set_index("method")["coverage"]
+        if low <= coverage["cluster"] <= high:
             continue
-        inside = found[found.between(low, high)]
-        nearest = (found - 0.95).abs().idxmin()
-        rows.append((*key, found["cluster"], ", ".join(inside.index) or "none", nearest, found[nearest]))
+        inside = coverage[coverage.between(low, high)]
+        nearest = (coverage - 0.95).abs().idxmin()
+        rows.append((*key, coverage["cluster"], ", ".join(inside.index) or "none", nearest, coverage[nearest]))
     columns = ["score", "n_groups", "sizes", "cluster", "reached_by", "nearest", "its_coverage"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -152,9 +152,9 @@ def ground(self: DenseGrounding, cells: torch.Tensor, ids: torch.Tensor, mask: t
     for layer in self.reading:
         words = layer(words, mask)
     cells = (cells + self.places).repeat_interleave(len(ids) // len(cells), 0)
-    states, seen = torch.cat([cells, words], 1), F.pad(mask, (cells.shape[1], 0), value=True)
+    states, joint_mask = torch.cat([cells, words], 1), F.pad(mask, (cells.shape[1], 0), value=True)
     for layer in self.fusion:
-        states = layer(states, seen)
+        states = layer(states, joint_mask)
     cells, words = states.split([cells.shape[1], ids.shape[1]], 1)
     share = tokens.to(words) / tokens.sum(1, keepdim=True)
     phrase = self.word_norm((share[:, None] @ words[owner])[:, 0])
@@ -231,18 +231,18 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
     most tokens of a caption. The signs that BLIP takes out of its texts count as blanks. Errors: ValueError for a
     caption that is too long, and for a phrase without spans, without a token, or outside the caption.
     """
-    for caption, asked in zip(captions, phrases, strict=True):
-        phrase_texts(caption, asked)
-    found = tokenizer([SIGNS.sub(" ", caption) for caption in captions], return_offsets_mapping=True, padding=True,
-                      return_tensors="pt")
-    ids, mask, offsets = found["input_ids"], found["attention_mask"].bool(), found["offset_mapping"]
+    for caption, caption_phrases in zip(captions, phrases, strict=True):
+        phrase_texts(caption, caption_phrases)
+    encoding = tokenizer([SIGNS.sub(" ", caption) for caption in captions], return_offsets_mapping=True, padding=True,
+                         return_tensors="pt")
+    ids, mask, offsets = encoding["input_ids"], encoding["attention_mask"].bool(), encoding["offset_mapping"]
     if ids.shape[1] > limit:
         longest = captions[int(mask.sum(1).argmax())]
         raise ValueError(f"caption: expected at most {limit - 2} tokens, got {ids.shape[1] - 2} in {longest[:80]!r}.")
     rows, owner = [], []
-    for n, asked in enumerate(phrases):
+    for n, caption_phrases in enumerate(phrases):
         begin, end = offsets[n].unbind(-1)
-        for k, spans in enumerate(asked):
+        for k, spans in enumerate(caption_phrases):
             row = torch.stack([(begin < stop) & (end > start) for start, stop in spans]).any(0) & (end > begin)
             if not row.any():
                 raise ValueError(f"phrases: no word in phrase {k}, {phrase_texts(captions[n], [spans])[0]!r}.")
@@ -280,11 +280,11 @@ class DenseDetector(Adapter):
                      phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
         """`detect` for pairs, computed together."""
         same_length(images, captions=captions, phrases_per_image=phrases_per_image)
-        found = []
+        detections = []
         for start in range(0, len(images), self.batch):
             part = slice(start, start + self.batch)
-            found += self._detect(images[part], captions[part], phrases_per_image[part])
-        return found
+            detections += self._detect(images[part], captions[part], phrases_per_image[part])
+        return detections
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #5e2559b0
 @patch
@@ -299,19 +299,19 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
         output = self.model(*inputs)
     logits = output.logits if self.token_score == "max" else phrase_logits(output.words, *inputs[3:], "sum")
     scores = logits.sigmoid() * output.quality.sigmoid() ** self.quality_power
-    kept = []  # scores and boxes of each phrase after suppression, best first
+    per_phrase = []  # scores and boxes of each phrase after suppression, best first
     for one, boxes in zip(scores.double().cpu(), output.boxes.double().clamp(0, 1).cpu()):
         order = nms(boxes, one, self.nms_overlap)[: self.max_boxes]
-        kept.append((one[order].numpy(), boxes[order].numpy()))
-    return [_collect([kept[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
+        per_phrase.append((one[order].numpy(), boxes[order].numpy()))
+    return [_collect([per_phrase[q] for q in torch.nonzero(text.owner == n)[:, 0]], picture.size)
             for n, picture in enumerate(pictures)]
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #e02a1cb0
-def _collect(kept: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int]) -> Detections:
+def _collect(per_phrase: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int]) -> Detections:
     """The boxes of a caption's phrases, in pixels. size: (width, height)."""
-    scores = np.concatenate([np.zeros(0), *(scores for scores, _ in kept)])
-    boxes = np.concatenate([np.zeros((0, 4)), *(boxes for _, boxes in kept)]) * np.tile(size, 2)
-    return Detections(scores, boxes, np.repeat(np.arange(len(kept)), [len(scores) for scores, _ in kept]))
+    scores = np.concatenate([np.zeros(0), *(scores for scores, _ in per_phrase)])
+    boxes = np.concatenate([np.zeros((0, 4)), *(boxes for _, boxes in per_phrase)]) * np.tile(size, 2)
+    return Detections(scores, boxes, np.repeat(np.arange(len(per_phrase)), [len(scores) for scores, _ in per_phrase]))
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #2cb0b35e
 def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0

@@ -123,11 +123,11 @@ def _has_card(entry: ModelEntry, weights: str | Path) -> bool:
 def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any,
                 **options: Any) -> DualMatcher:
     """OTTER; a checkpoint needs the vocabulary of DeCLUTR-sci-base (`vocab`, its vocab.txt)."""
-    def by_hand(entry: ModelEntry) -> Path:
+    def ask_for_download(entry: ModelEntry) -> Path:
         raise FileNotFoundError(f"weights: download {entry.file} manually from {entry.checkpoint} (otter.py of "
                                 "facebookresearch/OTTER lists the files), and pass its path as `weights`.")
 
-    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=by_hand)
+    source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=ask_for_download)
     if source.file is not None and vocab is None:
         raise FileNotFoundError("vocab: OTTER's words are DeCLUTR-sci-base's. Pass vocab=PATH of the vocab.txt of "
                                 "johngiorgi/declutr-sci-base.")
@@ -136,8 +136,8 @@ def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, 
         model = OtterModel(otter_config(source.config))
     if source.file is not None:
         load_otter_state(model, source.file)
-    known = {"names": "of the authors' code, not checked against their files"}
-    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card={**source.card, **known}, **options)
+    note = {"names": "of the authors' code, not checked against their files"}
+    return DualMatcher("otter", model, bert_rows(tokenizer, OTTER_LENGTH), card={**source.card, **note}, **options)
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a4000f
 LOADERS = {"siglip-b16": "siglip", "align-base": "align", "flava-full": "flava", "otter-rn50": "otter"}

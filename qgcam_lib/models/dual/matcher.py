@@ -216,13 +216,13 @@ def score(self: DualMatcher, images: Sequence, texts: Sequence[str]) -> torch.Te
 @patch
 def score_batch(self: DualMatcher, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
     """Scores [T_i] of every picture with its own texts, equal to `score` picture by picture."""
-    pictures, places, asked = texts_of_pictures(images, texts_per_image)
-    rows = self.encode_images([picture for picture, texts in zip(pictures, asked) if texts])
-    seen = dict(zip([place for place, texts in enumerate(asked) if texts], rows))
-    texts = list(dict.fromkeys(text for each in asked for text in each))
+    pictures, places, text_lists = texts_of_pictures(images, texts_per_image)
+    rows = self.encode_images([picture for picture, texts in zip(pictures, text_lists) if texts])
+    visual = dict(zip([place for place, texts in enumerate(text_lists) if texts], rows))
+    texts = list(dict.fromkeys(text for each in text_lists for text in each))
     number = {text: k for k, text in enumerate(texts)}
     read = self.encode_texts(texts)
-    return [self.similarity(seen[place][None], read[[number[text] for text in own]])[0] if own else torch.zeros(0)
+    return [self.similarity(visual[place][None], read[[number[text] for text in own]])[0] if own else torch.zeros(0)
             for place, own in zip(places, texts_per_image)]
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a20005
@@ -258,21 +258,22 @@ class FlavaMatcher(DualMatcher):
         """Scores [T_i] of every picture with its own texts, equal to `score` picture by picture."""
         if self.head == "itc":
             return super().score_batch(images, texts_per_image)
-        pictures, places, asked = texts_of_pictures(images, texts_per_image)
-        found = [self._matched(picture, list(texts)) if texts else torch.zeros(0)
-                 for picture, texts in zip(pictures, asked)]
-        return [found[place][[asked[place][text] for text in texts]] for place, texts in zip(places, texts_per_image)]
+        pictures, places, text_indices = texts_of_pictures(images, texts_per_image)
+        scores = [self._matched(picture, list(texts)) if texts else torch.zeros(0)
+                  for picture, texts in zip(pictures, text_indices)]
+        return [scores[place][[text_indices[place][text] for text in texts]]
+                for place, texts in zip(places, texts_per_image)]
 
     def _matched(self, picture, texts: list[str]) -> torch.Tensor:
         """The matching head's scores [T] of one picture."""
         core = self.model.flava
         pixels = self.family.pixels(picture, self.image_size, self.fit)[None].to(self.device)
-        seen = core.image_to_mm_projection(core.image_model(pixels, output_hidden_states=True).hidden_states[-1])
+        visual = core.image_to_mm_projection(core.image_model(pixels, output_hidden_states=True).hidden_states[-1])
         order, batches = self._read_lists.made(tuple(texts), lambda: self._text_states(texts))
-        logits = [self.model.itm_head(core.multimodal_model(torch.cat([seen.expand(len(read), -1, -1), read], 1))[0])
+        logits = [self.model.itm_head(core.multimodal_model(torch.cat([visual.expand(len(read), -1, -1), read], 1))[0])
                   for read in batches]
-        found = ITM_SCORES[self.score_as](torch.cat(logits).float().cpu())
-        return torch.empty_like(found).index_copy_(0, order, found)
+        scores = ITM_SCORES[self.score_as](torch.cat(logits).float().cpu())
+        return torch.empty_like(scores).index_copy_(0, order, scores)
 
     def _text_states(self, texts: list[str]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The order in which texts are read, and their states as the layers on top take them, by length."""

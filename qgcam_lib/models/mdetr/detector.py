@@ -85,13 +85,13 @@ def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[i
     encoding: what a fast tokenizer gave; row: which of its texts; spans: (start, end) in characters, half-open.
     Source: the original's map of boxes to tokens, with its fallback.
     """
-    found: set[int] = set()
+    positions: set[int] = set()
     for start, end in spans:
         first = _first_token(encoding, row, (start, start + 1, start + 2))
         final = _first_token(encoding, row, (end - 1, end - 2, end - 3))
         if first is not None and final is not None:
-            found.update(range(first, final + 1))
-    return sorted(position for position in found if position < last)
+            positions.update(range(first, final + 1))
+    return sorted(position for position in positions if position < last)
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #71c17988
 def _first_token(encoding, row: int, characters: Iterable[int]) -> int | None:
@@ -143,11 +143,11 @@ def detect_batch(self: MdetrDetector, images: Sequence, captions: Sequence[str],
     """One `Detections` a pair, equal to `detect` pair by pair up to rounding; equal pictures are encoded once."""
     same_length(images, captions=captions, phrases_per_image=phrases_per_image)
     positions = [self._positions(*pair) for pair in zip(captions, phrases_per_image)]
-    asked = [k for k, phrases in enumerate(positions) if phrases]
-    found, encoded = [Detections([], [], []) for _ in images], {}
+    with_phrases = [k for k, phrases in enumerate(positions) if phrases]
+    detections, encoded = [Detections([], [], []) for _ in images], {}
     names = [str(image) if isinstance(image, (str, Path)) else id(image) for image in images]
-    for start in range(0, len(asked), self.batch_pairs):
-        some = asked[start:start + self.batch_pairs]
+    for start in range(0, len(with_phrases), self.batch_pairs):
+        some = with_phrases[start:start + self.batch_pairs]
         for k in some:
             if names[k] not in encoded:
                 encoded[names[k]] = self._encode(images[k])
@@ -155,8 +155,8 @@ def detect_batch(self: MdetrDetector, images: Sequence, captions: Sequence[str],
         patches, sizes = zip(*(encoded[names[k]] for k in some))
         output = self.model(patches, tokens.input_ids, tokens.attention_mask)
         for k, size, logits, boxes in zip(some, sizes, output.logits, output.boxes):
-            found[k] = self._detections(logits, boxes, positions[k], size)
-    return found
+            detections[k] = self._detections(logits, boxes, positions[k], size)
+    return detections
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfc441ab
 @patch
@@ -166,12 +166,12 @@ def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> l
     if len(encoding.input_ids[0]) > limit.text_positions - 2:
         raise ValueError(f"caption: {len(encoding.input_ids[0])} tokens, and RoBERTa reads at most "
                          f"{limit.text_positions - 2}. Shorten {caption[:60]!r}...")
-    found = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
-    for text, those in zip(texts, found):
+    positions = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
+    for text, those in zip(texts, positions):
         if not those:
             raise ValueError(f"phrases: {text!r} of {caption[:60]!r} has no token among the first "
                              f"{limit.positions - 1}. Give it words, or shorten the caption.")
-    return found
+    return positions
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #93320121
 @patch

@@ -94,8 +94,8 @@ class Backbone(nn.Module):
                     part.eps = 1e-5
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        found = self.body(pixels)
-        return found[-1] if isinstance(found, list) else found
+        features = self.body(pixels)
+        return features[-1] if isinstance(features, list) else features
 
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #a1c2edb6
@@ -111,8 +111,8 @@ class JointLayer(nn.Module):
     def forward(self, tokens: torch.Tensor, places: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
         """tokens, places: [B, S, width]; padding: bool [B, S], true where there is nothing."""
         placed = tokens + places
-        found, _ = self.self_attn(placed, placed, tokens, key_padding_mask=padding, need_weights=False)
-        tokens = self.norm1(tokens + found)
+        attended, _ = self.self_attn(placed, placed, tokens, key_padding_mask=padding, need_weights=False)
+        tokens = self.norm1(tokens + attended)
         return self.norm2(tokens + self.feedforward(tokens))
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #be3bd30c
@@ -130,10 +130,10 @@ class QueryLayer(nn.Module):
                 padding: torch.Tensor) -> torch.Tensor:
         """states, queries: [B, Q, width], queries in the part of places; memory, placed: [B, S, width]."""
         asking = states + queries
-        found, _ = self.self_attn(asking, asking, states, need_weights=False)
-        states = self.norm1(states + found)
-        found, _ = self.cross_attn(states + queries, placed, memory, key_padding_mask=padding, need_weights=False)
-        states = self.norm2(states + found)
+        attended, _ = self.self_attn(asking, asking, states, need_weights=False)
+        states = self.norm1(states + attended)
+        attended, _ = self.cross_attn(states + queries, placed, memory, key_padding_mask=padding, need_weights=False)
+        states = self.norm2(states + attended)
         return self.norm3(states + self.feedforward(states))
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #afab135b

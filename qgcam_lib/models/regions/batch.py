@@ -107,8 +107,8 @@ class FeatureRanker(Adapter):
                  batch: int = 256, kept: int = 256, device: str = "cpu"):
         self.tokenizer, self.encoder, self.batch, self._known = tokenizer, encoder, batch, Recent(kept)
         self.max_tokens = getattr(network, "max_tokens", None)
-        said = dict(getattr(encoder, "card", {}))
-        super().__init__(network, card, device=device, encoder=said.get("name", type(encoder).__name__),
+        encoder_card = dict(getattr(encoder, "card", {}))
+        super().__init__(network, card, device=device, encoder=encoder_card.get("name", type(encoder).__name__),
                          max_tokens=self.max_tokens)
 
     def rank(self, image: Picture, boxes: ArrayLike, expression: str) -> np.ndarray:
@@ -157,21 +157,21 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
         raise TypeError("expressions_per_image: expected a list of texts per image, got one text.")
     scores = [np.empty((len(texts), len(boxes)), np.float32)
               for boxes, texts in zip(boxes_per_image, expressions_per_image)]
-    asked = [(picture, row) for picture, table in enumerate(scores) if table.shape[1] for row in range(len(table))]
-    if not asked:
+    queries = [(picture, row) for picture, table in enumerate(scores) if table.shape[1] for row in range(len(table))]
+    if not queries:
         return scores
-    found = {picture: self.regions_of(images[picture], boxes_per_image[picture]) for picture, _ in asked}
-    words = tokenize_texts(self.tokenizer, [expressions_per_image[picture][row] for picture, row in asked],
+    encoded = {picture: self.regions_of(images[picture], boxes_per_image[picture]) for picture, _ in queries}
+    words = tokenize_texts(self.tokenizer, [expressions_per_image[picture][row] for picture, row in queries],
                            self.max_tokens or 1 << 20)
     ids, mask = words.input_ids, words.attention_mask.bool()
     if len(strange := (ids == self.tokenizer.unk_token_id).any(1).nonzero()):
-        picture, row = asked[int(strange[0])]
+        picture, row = queries[int(strange[0])]
         warnings.warn(f"{len(strange)} expressions have words that were read as {self.tokenizer.unk_token}, the first: "
                       f"{expressions_per_image[picture][row][:60]!r}", stacklevel=2)
     for part in mask.sum(1).argsort(stable=True).split(self.batch):
-        places, long = [asked[k] for k in part.tolist()], int(mask[part].sum(1).max())
+        places, long = [queries[k] for k in part.tolist()], int(mask[part].sum(1).max())
         pictures, of = np.unique([picture for picture, _ in places], return_inverse=True)
-        regions = stack_regions(*zip(*(found[picture] for picture in pictures)))
+        regions = stack_regions(*zip(*(encoded[picture] for picture in pictures)))
         result = self.model(regions.to(self.device), ids[part, :long].to(self.device),
                             mask[part, :long].to(self.device), torch.from_numpy(of).to(self.device))
         for (picture, row), line in zip(places, result.float().cpu().numpy()):

@@ -116,9 +116,9 @@ def pair_scores(self: Cmn, regions: RegionBatch, ids: torch.Tensor, mask: torch.
     phrases, _ = self.lstm(ids, mask)
     look, relate, where = self.localization_module, self.relationship_module_spatial_only, parts.centred_geometry(
         regions.geometry)
-    seen = look["vis_spatial_embed"](torch.cat([regions.features, where], -1))
+    visual = look["vis_spatial_embed"](torch.cat([regions.features, where], -1))
     pairs = relate["spatial_embed"](torch.cat(torch.broadcast_tensors(where[:, :, None], where[:, None]), -1))
-    subject, thing = (parts.product_score(seen, phrases[name], of, look["localization_scores"])
+    subject, thing = (parts.product_score(visual, phrases[name], of, look["localization_scores"])
                       for name in ("subject", "object"))
     relation = parts.product_score(pairs, phrases["relation"], of, relate["relationship_scores"])
     scores = (relate.alpha_obj1 * subject[:, :, None] + relate.alpha_obj2 * thing[:, None]
@@ -206,14 +206,14 @@ class GroundNet(nn.Module):
     def __init__(self, config: GroundNetConfig, vocabulary_size: int, feature_size: int,
                  tokens: Sequence[str] = ()):
         super().__init__()
-        width, seen = config.words, feature_size + 5
+        width, region_size = config.words, feature_size + 5
         self.config, self.tokens, self.parse = config, list(tokens), TreeParser()
         self.Wwrd = nn.Embedding(vocabulary_size, width)
         self.rnn0 = nn.LSTM(width, config.hidden, bidirectional=True, batch_first=True)
         self.rnn1 = nn.LSTM(2 * config.hidden, config.hidden, bidirectional=True, batch_first=True, bias=False)
         self.Wscr, self.dropout = nn.Linear(4 * config.hidden, 1), nn.Dropout(config.dropout)
-        self.Wbox, self.Wout1 = nn.Linear(seen, width), nn.Linear(width, 1)
-        self.Wrbox, self.Wrel1 = nn.Linear(2 * seen, width), nn.Linear(width, 1)
+        self.Wbox, self.Wout1 = nn.Linear(region_size, width), nn.Linear(width, 1)
+        self.Wrbox, self.Wrel1 = nn.Linear(2 * region_size, width), nn.Linear(width, 1)
         self._read_tree = lru_cache(100_000)(self._tree_of)
 
     @property
@@ -229,8 +229,8 @@ class GroundNet(nn.Module):
         See `models.regions.batch`. Raises ValueError for an expression without words.
         """
         steps, roots = lay_out(self.trees(ids, mask))
-        found, _ = self.follow(steps, regions, ids, of)
-        return torch.stack([found[root] for root in roots]).masked_fill(~regions.mask[of], -torch.inf)
+        log_probs, _ = self.follow(steps, regions, ids, of)
+        return torch.stack([log_probs[root] for root in roots]).masked_fill(~regions.mask[of], -torch.inf)
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c5000f
 @patch
@@ -254,8 +254,8 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
     A phrase is read without its sentence, so "the table" of ten expressions is read once.
     """
     rows = ids.tolist()
-    said = [tuple(rows[step.expression][place] for place in step.node.words) for step in steps]
-    distinct = {words: k for k, words in enumerate(dict.fromkeys(said))}
+    phrase_tokens = [tuple(rows[step.expression][place] for place in step.node.words) for step in steps]
+    distinct = {words: k for k, words in enumerate(dict.fromkeys(phrase_tokens))}
     words = pad_sequence([torch.tensor(one) for one in distinct], True).to(ids.device)
     counts = torch.tensor([len(one) for one in distinct], device=ids.device)
     real = torch.arange(words.shape[1], device=ids.device) < counts[:, None]
@@ -263,7 +263,7 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
     below, _ = parts.read_words(self.rnn0, vectors, real)
     above, _ = parts.read_words(self.rnn1, below, real)
     weights = parts.attend(self.Wscr(self.dropout(torch.cat([below, above], -1))).squeeze(-1), real)
-    of = torch.tensor([distinct[one] for one in said], device=ids.device)
+    of = torch.tensor([distinct[one] for one in phrase_tokens], device=ids.device)
     return (weights[:, None] @ vectors).squeeze(1)[of], weights[of]
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #d1c94cc4
@@ -271,10 +271,10 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
 def look(self: GroundNet, regions: RegionBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Regions [P, N, words], and pairs of them [P, N, N, words], the other thing first; once a picture."""
     where = parts.centred_geometry(regions.geometry)
-    seen = torch.cat([regions.features, where], -1)
-    size = seen.shape[-1]
-    other = linear(seen, self.Wrbox.weight[:, :size], self.Wrbox.bias)
-    return self.Wbox(seen), other[:, :, None] + linear(seen, self.Wrbox.weight[:, size:])[:, None]
+    visual = torch.cat([regions.features, where], -1)
+    size = visual.shape[-1]
+    other = linear(visual, self.Wrbox.weight[:, :size], self.Wrbox.bias)
+    return self.Wbox(visual), other[:, :, None] + linear(visual, self.Wrbox.weight[:, size:])[:, None]
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50012
 @patch
@@ -289,33 +289,33 @@ def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: to
     def shares(scores: torch.Tensor, rows: list[int]) -> torch.Tensor:
         return scores.masked_fill(~real[rows], _LOW).log_softmax(-1)
 
-    def scored(kind: str, seen: torch.Tensor, head: nn.Linear) -> tuple[list[int], torch.Tensor | None]:
+    def scored(kind: str, visual: torch.Tensor, head: nn.Linear) -> tuple[list[int], torch.Tensor | None]:
         rows = [k for k in spoken if steps[k].node.kind == kind]
         own = [q for q, k in enumerate(spoken) if steps[k].node.kind == kind]
-        return rows, parts.product_score(seen, texts[own], owner[rows], head) if rows else None
+        return rows, parts.product_score(visual, texts[own], owner[rows], head) if rows else None
 
-    seen, pairs = self.look(regions)
-    places, located = scored("locate", seen, self.Wout1)
+    visual, pairs = self.look(regions)
+    places, located = scored("locate", visual, self.Wout1)
     links, related = scored("relate", pairs, self.Wrel1)
     if links:
-        related = related * ~torch.eye(seen.shape[1], dtype=torch.bool, device=of.device)
-    found: list[Any] = [None] * len(steps)
+        related = related * ~torch.eye(visual.shape[1], dtype=torch.bool, device=of.device)
+    log_probs: list[Any] = [None] * len(steps)
     for k, row in zip(places, shares(located, places)):
-        found[k] = row
+        log_probs[k] = row
     for height in range(1, 1 + max(step.height for step in steps)):
         level = [k for k, step in enumerate(steps) if step.height == height]
         moving = [k for k in level if steps[k].node.kind == "relate"]
         meeting = [k for k in level if steps[k].node.kind == "intersect"]
         if moving:
-            other = torch.stack([found[steps[k].children[0]] for k in moving]).exp()
+            other = torch.stack([log_probs[steps[k].children[0]] for k in moving]).exp()
             rows = related[[links.index(k) for k in moving]]
             for k, row in zip(moving, shares((other[:, None] @ rows).squeeze(1), moving)):
-                found[k] = row
+                log_probs[k] = row
         if meeting:
-            product = torch.stack([sum(found[child] for child in steps[k].children) for k in meeting])
+            product = torch.stack([sum(log_probs[child] for child in steps[k].children) for k in meeting])
             for k, row in zip(meeting, shares(product, meeting)):
-                found[k] = row
-    return found, {k: own[:len(steps[k].node.words)] for k, own in zip(spoken, weights)}
+                log_probs[k] = row
+    return log_probs, {k: own[:len(steps[k].node.words)] for k, own in zip(spoken, weights)}
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50013
 def build_groundnet(config: GroundNetConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 4096,

@@ -165,8 +165,8 @@ class MAttNet(nn.Module):
         self.config = config
         self.rnn_encoder = RnnEncoder(config, vocabulary_size)
         self.weight_fc = nn.Linear(2 * config.hidden, 3)
-        seen = {"sub": feature_size + config.joint, "loc": config.joint, "rel": config.joint}
-        for name, size in seen.items():
+        input_sizes = {"sub": feature_size + config.joint, "loc": config.joint, "rel": config.joint}
+        for name, size in input_sizes.items():
             self.add_module(f"{name}_attn", nn.ModuleDict({"fc": nn.Linear(2 * config.hidden, 1)}))
             self.add_module(f"{name}_matching", nn.ModuleDict({"vis_emb_fc": _joint(size, config),
                                                                "lang_emb_fc": _joint(config.phrase, config)}))
@@ -227,8 +227,8 @@ def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch
     place, coder = regions.geometry, self.loc_encoder
     places, there = nearest(place, other, self.config.neighbours)
     apart = (seen_from(place, places) * there[..., None]).flatten(2)
-    found = coder["fc"](torch.cat([coder["lfeat_normalizer"](place), coder["dif_lfeat_normalizer"](apart)], -1))
-    return on_rows(self.loc_matching["vis_emb_fc"], found, regions.mask)
+    encoded = coder["fc"](torch.cat([coder["lfeat_normalizer"](place), coder["dif_lfeat_normalizer"](apart)], -1))
+    return on_rows(self.loc_matching["vis_emb_fc"], encoded, regions.mask)
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #dea27851
 @patch
@@ -237,8 +237,8 @@ def _relation(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> tuple
     places, there = nearest(regions.geometry, other, self.config.neighbours)
     near = regions.features[torch.arange(len(regions), device=places.device)[:, None, None], places]
     coder, apart = self.rel_encoder, seen_from(regions.geometry, places)
-    found = coder["fc"](torch.cat([coder["vis_feat_normalizer"](near), coder["lfeat_normalizer"](apart)], -1))
-    return on_rows(self.rel_matching["vis_emb_fc"], found, there), there
+    encoded = coder["fc"](torch.cat([coder["vis_feat_normalizer"](near), coder["lfeat_normalizer"](apart)], -1))
+    return on_rows(self.rel_matching["vis_emb_fc"], encoded, there), there
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c30017
 @patch

@@ -66,8 +66,8 @@ _MOST_READ = 20  # words; the number of readings grows exponentially
 
 def by_grammar(words: Sequence[str]) -> Node | None:
     """The tree of an expression in the words and the grammar of the miniworld, None for any other or a longer one."""
-    found = readings(" ".join(words)) if len(words) <= _MOST_READ else []
-    laid = [_laid_out(one, 0) for one in found]
+    parses = readings(" ".join(words)) if len(words) <= _MOST_READ else []
+    laid = [_laid_out(one, 0) for one in parses]
     return min(laid, key=lambda one: (one[1], -one[2]))[0] if laid else None
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c4000b
@@ -83,15 +83,15 @@ def noun_phrases(words: Sequence[str], kinds: Sequence[str]) -> list[range]:
     behind = [*kinds[1:], ""]
     noun = [kind in _NOUNS and word not in PLACE_WORDS and word not in _OF_THE_FIRST
             or word in _STAND_INS and after not in _BEFORE_NOUNS for word, kind, after in zip(words, kinds, behind)]
-    found: list[range] = []
+    phrases: list[range] = []
     for k in range(len(words)):
         if not noun[k] or (k + 1 < len(words) and noun[k + 1]):
             continue
-        start, floor = k, found[-1].stop if found else 0
+        start, floor = k, phrases[-1].stop if phrases else 0
         while start > floor and (kinds[start - 1] in _BEFORE_NOUNS or words[start - 1] in _IN_A_PHRASE):
             start -= 1
-        found.append(range(start, k + 1))
-    return found
+        phrases.append(range(start, k + 1))
+    return phrases
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #fed84fd8
 def by_chunks(words: Sequence[str], tagger: Tagger) -> Node | None:

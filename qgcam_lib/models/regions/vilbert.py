@@ -86,14 +86,14 @@ def load_resnet(weights: str | Path = "official", device: str = "cpu", *, seed: 
                          "'clip-rn50' has a mini, which is a small ResNet.")
     with drawn_from(seed):
         network = resnet50(weights=None)
-    said = {"name": "resnet50", "weights": str(weights), "licence": "BSD-3-Clause"}
+    card = {"name": "resnet50", "weights": str(weights), "licence": "BSD-3-Clause"}
     if weights == "official":
         published = ResNet50_Weights.IMAGENET1K_V2
         network.load_state_dict(published.get_state_dict(check_hash=True))
-        said["checkpoint"] = published.url
+        card["checkpoint"] = published.url
     else:
-        said |= {"seed": seed, "licence": "none (untrained)"}
-    return ResNetImages(network, said, device=device, **options)
+        card |= {"seed": seed, "licence": "none (untrained)"}
+    return ResNetImages(network, card, device=device, **options)
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #d0c4000b
 def load_encoder(name: str = "clip-vit-b32", weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0,
@@ -163,9 +163,9 @@ class Heads(nn.Module):
                mask: torch.Tensor) -> torch.Tensor:
         """States [B, T, C] after attention from their questions to keys and values where mask [B, S] is True."""
         drop = self.dropout * self.training
-        found = F.scaled_dot_product_attention(query, key, value, mask[:, None, None], dropout_p=drop)
-        found = self.out(found.transpose(1, 2).flatten(2))
-        return self.norm(states + F.dropout(found, self.dropout, self.training))
+        attended = F.scaled_dot_product_attention(query, key, value, mask[:, None, None], dropout_p=drop)
+        attended = self.out(attended.transpose(1, 2).flatten(2))
+        return self.norm(states + F.dropout(attended, self.dropout, self.training))
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000a
 class Feed(nn.Module):
@@ -204,18 +204,18 @@ class Connection(nn.Module):
         self.image_feed = Feed(c.region_hidden, c.region_inner, c.dropout)
         self.text_feed = Feed(c.hidden, c.inner, c.dropout)
 
-    def forward(self, seen: torch.Tensor, seen_mask: torch.Tensor, read: torch.Tensor, read_mask: torch.Tensor,
+    def forward(self, visual: torch.Tensor, visual_mask: torch.Tensor, read: torch.Tensor, read_mask: torch.Tensor,
                 of: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Regions [E, N, C] and words [E, T, W] to the same; of: the picture of each expression, where `seen` and its
-        mask still have one row a picture.
+        """Regions [E, N, C] and words [E, T, W] to the same; of: the picture of each expression, where `visual` and
+        `visual_mask` still have one row a picture.
         """
-        query, key, value = self.image.ask(seen)
+        query, key, value = self.image.ask(visual)
         if of is not None:
-            query, key, value, seen, seen_mask = (each[of] for each in (query, key, value, seen, seen_mask))
-        asked, keys, values = self.text.ask(read)
-        seen, read = (self.image.answer(seen, query, keys, values, read_mask),
-                      self.text.answer(read, asked, key, value, seen_mask))
-        return self.image_feed(seen), self.text_feed(read)
+            query, key, value, visual, visual_mask = (each[of] for each in (query, key, value, visual, visual_mask))
+        text_query, keys, values = self.text.ask(read)
+        visual, read = (self.image.answer(visual, query, keys, values, read_mask),
+                        self.text.answer(read, text_query, key, value, visual_mask))
+        return self.image_feed(visual), self.text_feed(read)
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000e
 class RegionEmbedding(nn.Module):
@@ -280,32 +280,32 @@ def streams(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.
 
     words: False leaves out the text layers that no region sees; the words' states are then not the last.
     """
-    (seen, seen_mask), read = self.see(regions), self.read(ids)
+    (visual, visual_mask), read = self.see(regions), self.read(ids)
     shared, place, line = of, 0, 0  # `shared` until the regions have a row for each expression
     for connection, (image, text) in zip(self.connections, self.config.connections):
         for layer in self.image[place:image]:
-            seen = layer(seen, seen_mask)
+            visual = layer(visual, visual_mask)
         for layer in self.text[line:text]:
             read = layer(read, mask)
-        seen, read = connection(seen, seen_mask, read, mask, shared)
+        visual, read = connection(visual, visual_mask, read, mask, shared)
         if shared is not None:
-            seen_mask, shared = seen_mask[of], None
+            visual_mask, shared = visual_mask[of], None
         place, line = image, text
     if shared is not None:
-        seen, seen_mask = seen[of], seen_mask[of]
+        visual, visual_mask = visual[of], visual_mask[of]
     for layer in self.image[place:]:
-        seen = layer(seen, seen_mask)
+        visual = layer(visual, visual_mask)
     for layer in self.text[line:] if words else ():
         read = layer(read, mask)
-    return seen, read
+    return visual, read
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #47cb70d2
 @patch
 def forward(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
             ) -> torch.Tensor:
     """Scores [E, N] of regions for expressions; minus infinity for padding."""
-    seen, _ = self.streams(regions, ids, mask, of, words=False)
-    scores = self.score(self.dropout(seen[:, 1:])).squeeze(-1)
+    visual, _ = self.streams(regions, ids, mask, of, words=False)
+    scores = self.score(self.dropout(visual[:, 1:])).squeeze(-1)
     return scores.masked_fill(~regions.mask[of], -torch.inf)
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b20013
@@ -313,8 +313,8 @@ def forward(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.
 def pooled(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
            ) -> torch.Tensor:
     """One vector [E, joint_hidden] of each picture and text: the product of both pooled streams."""
-    seen, read = self.streams(regions, ids, mask, of)
-    return self.dropout(F.relu(self.pool_text(read[:, 0])) * F.relu(self.pool_image(seen[:, 0])))
+    visual, read = self.streams(regions, ids, mask, of)
+    return self.dropout(F.relu(self.pool_text(read[:, 0])) * F.relu(self.pool_image(visual[:, 0])))
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #bc35b615
 def build_vilbert(config: ViLBERTConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,

@@ -109,9 +109,9 @@ class DetectorRanker(PictureRanker):
         phrases = [[[(0, len(text))]] for text in expressions]
         several = getattr(self.detector, "detect_batch", None)
         pictures = [picture] * len(expressions)
-        found = (several(pictures, expressions, phrases) if several else
-                 [self.detector.detect(*one) for one in zip(pictures, expressions, phrases)])
-        return np.stack([matched_scores(one, boxes) for one in found])
+        detections = (several(pictures, expressions, phrases) if several else
+                      [self.detector.detect(*one) for one in zip(pictures, expressions, phrases)])
+        return np.stack([matched_scores(one, boxes) for one in detections])
 
 # %% ../../../nbs/lib/models/zero_shot/02_detector_boxes.ipynb #d0d5000b
 def load_detector_boxes(entry: ModelEntry | str, weights: str | Path = "mini", *, detector: str | None = None,

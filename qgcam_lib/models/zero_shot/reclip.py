@@ -50,14 +50,14 @@ class PictureRanker:
                    expressions_per_image: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """One float64 [E_i, N_i] an image, equal to `rank` one by one; each picture is read once."""
         same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
-        found = []
+        tables = []
         for image, boxes, expressions in zip(images, boxes_per_image, expressions_per_image):
             texts = _texts(expressions)
             picture = as_picture(image).convert("RGB")
             boxes = candidate_boxes(boxes, picture.size)
             table = self._table(picture, boxes, texts) if texts and len(boxes) else np.zeros((len(texts), len(boxes)))
-            found.append(np.asarray(table, np.float64))
-        return found
+            tables.append(np.asarray(table, np.float64))
+        return tables
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #795c3be4
 def _texts(expressions: Sequence[str]) -> list[str]:
@@ -159,11 +159,11 @@ class Place:
 def parse_places(expression: str) -> Place:
     """A referring expression split at its spatial words. A text without such words is returned in lower case."""
     words = " ".join(re.sub(r"[^\w'-]+", " ", expression.lower()).split())
-    found = _RELATIONS.search(words + " ")
+    relation = _RELATIONS.search(words + " ")
     relations: tuple[tuple[str, Place], ...] = ()
-    if found:
-        name = found["side"] or found.lastgroup
-        words, rest = words[:found.start()].strip(), words[found.end():].strip()
+    if relation:
+        name = relation["side"] or relation.lastgroup
+        words, rest = words[:relation.start()].strip(), words[relation.end():].strip()
         words = _FILLERS.sub("", words).strip()
         relations = ((name, parse_places(rest)),) if rest else ()
     extremes = tuple(_WHERE[match["word"]] for match in _EXTREMES.finditer(words))
@@ -228,11 +228,11 @@ class ReClip(PictureRanker):
         texts = dict.fromkeys(" ".join(text.lower().split()) for text in expressions)
         if self.spatial:
             texts |= dict.fromkeys(text for place in places if place.is_spatial for text in place.texts())
-        known = dict(zip(texts, self._distributions(picture, boxes, list(texts))))
-        table = np.stack([known[" ".join(text.lower().split())] for text in expressions])
+        distributions = dict(zip(texts, self._distributions(picture, boxes, list(texts))))
+        table = np.stack([distributions[" ".join(text.lower().split())] for text in expressions])
         for row, place in zip(table, places):
             if self.spatial and place.is_spatial:
-                ruled = row * place_weights(place, boxes, known)
+                ruled = row * place_weights(place, boxes, distributions)
                 row[:] = ruled / ruled.sum() if ruled.sum() > 0 else row
         return table
 

@@ -35,15 +35,15 @@ def open_choices(card: Mapping | None = None, *, blocks: Iterable = (), tokens: 
     which maps are made again; boxes: "list" or "union", the other reading of several boxes, where the data has it.
     """
     text = (published_folder() / "q_groundcam_choices.toml").read_text(encoding="utf-8")
-    found, card = [Choice(**one) for one in tomllib.loads(text)["choice"]], card or {}
+    choices, card = [Choice(**one) for one in tomllib.loads(text)["choice"]], card or {}
     for name, values in (("block", blocks), ("tokens", tokens)):
         base = str(card.get(name, "default"))
-        found += [Choice(name, str(value), base, "not stated", explain={name: value}) for value in values]
+        choices += [Choice(name, str(value), base, "not stated", explain={name: value}) for value in values]
     if boxes:
-        known = {"list": "any of the boxes", "union": "one box around all"}
-        other = known["union" if boxes == "list" else "list"]
-        found.append(Choice("several boxes", known[boxes], other, "\"merged\" fits both; n fits both", boxes=boxes))
-    return found
+        rules = {"list": "any of the boxes", "union": "one box around all"}
+        other = rules["union" if boxes == "list" else "list"]
+        choices.append(Choice("several boxes", rules[boxes], other, "\"merged\" fits both; n fits both", boxes=boxes))
+    return choices
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e42683ba
 def label_choices(found: pd.DataFrame) -> pd.Series:
@@ -78,14 +78,14 @@ def tornado_panel(found: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #eca7bd80
 def movements_in_words(found: pd.DataFrame) -> str:
     """The largest movement for the better and for the worse, and how many intervals leave out zero."""
-    moved, said = found[found["difference"] != 0], []
+    moved, sentences = found[found["difference"] != 0], []
     for word, rows in (("better", moved[is_better(moved)]), ("worse", moved[~is_better(moved)])):
         if len(rows):
             row = rows.loc[rows["difference"].abs().idxmax()]
-            said.append(f"Most for the {word}: {row['question']}, {row['answer']} moves {SHARES[row['metric']]} by "
-                        f"{row['difference']:+.3f}.")
+            sentences.append(f"Most for the {word}: {row['question']}, {row['answer']} moves {SHARES[row['metric']]} "
+                             f"by {row['difference']:+.3f}.")
     clear = int(((found["ci_low"] > 0) | (found["ci_high"] < 0)).sum())
-    return " ".join([*said, f"{clear} of {len(found)} intervals leave out zero."])
+    return " ".join([*sentences, f"{clear} of {len(found)} intervals leave out zero."])
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #c6a300b2
 def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
@@ -212,9 +212,9 @@ def dice_arithmetic(table: pd.DataFrame) -> pd.DataFrame:
     negative difference fits and a positive one beyond rounding does not.
     """
     keys = [name for name in ("dataset", "split", "model") if name in table]
-    found = []
+    parts = []
     for kind in ("soft", "binary"):
         iou, dice = table[f"iou_{kind}"], table[f"dice_{kind}"]
-        found.append(table[keys].assign(kind=kind, iou=iou, dice=dice, from_iou=2 * iou / (1 + iou),
+        parts.append(table[keys].assign(kind=kind, iou=iou, dice=dice, from_iou=2 * iou / (1 + iou),
                                         difference=dice - 2 * iou / (1 + iou)))
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(parts, ignore_index=True)

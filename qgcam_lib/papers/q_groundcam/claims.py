@@ -96,9 +96,9 @@ def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: s
     models = [*next(iter(places.values())).index]
     axes[0].set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
     legend_below(figure, *axes[0].get_legend_handles_labels())
-    said = [f"{name}, {model}: {', '.join(f'{c} {v:.1f}' for c, v in row.items())}" for name, table in places.items()
-            for model, row in table.iterrows()]
-    return titled(figure, title, "medium", alt=f"Bars of mean places. {'; '.join(said)}.")
+    texts = [f"{name}, {model}: {', '.join(f'{c} {v:.1f}' for c, v in row.items())}" for name, table in places.items()
+             for model, row in table.iterrows()]
+    return titled(figure, title, "medium", alt=f"Bars of mean places. {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #9d4c7be2
 def _two_best(tables: _Tables, best: str, second: str, metrics: Sequence[str]) -> list[pd.Series]:

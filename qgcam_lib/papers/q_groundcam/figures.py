@@ -64,7 +64,7 @@ _PLATEAU = 0.05  # of the image's longer side: a group of pixels as wide is outl
 def _groups(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Centres (row, column) of the groups of touching pixels that are too small for an outline, and all other pixels."
     labels, n = ndimage.label(pixels, structure=np.ones((3, 3)))
-    spans = [max(part.stop - part.start for part in found) for found in ndimage.find_objects(labels)]
+    spans = [max(part.stop - part.start for part in slices) for slices in ndimage.find_objects(labels)]
     small = 1 + np.flatnonzero(np.array(spans, int) < max(_PLATEAU * max(pixels.shape), 2))
     centres = np.array(ndimage.center_of_mass(pixels, labels, small)).reshape(-1, 2)
     return centres, pixels & ~np.isin(labels, small)
@@ -95,11 +95,11 @@ def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, i
 
     heat, boxes, size: as in `top_pixels`; tau, delta: as in `score_maps`, delta in pixels of the map's grid.
     """
-    found = top_pixels(heat, boxes, size)
+    highest = top_pixels(heat, boxes, size)
     peaks = find_peaks(heat, tau, delta)
     lower = peaks[peaks[:, 2] < np.max(heat), :2].astype(int)
     inside = box_mask(resize_boxes(boxes, size, heat.shape), heat.shape)[tuple(lower.T)].astype(bool)
-    for pixels, few, marker, dashes, place in zip(found, (lower[inside], lower[~inside]), "ox", ("solid", "dashed"),
+    for pixels, few, marker, dashes, place in zip(highest, (lower[inside], lower[~inside]), "ox", ("solid", "dashed"),
                                                  ("in a box", "outside")):
         centres, plateau = _groups(pixels)
         _outline(ax, plateau, size, dashes, f"many highest pixels, {place}")
@@ -192,10 +192,10 @@ def panels(items: Sequence[tuple], title: str) -> Figure:
         _words(row[3], role, example, heat, scores)
     heat_bar(figure, axes[:, :3].flat)
     key_of_marks(figure)
-    said = [f"{role} “{example.prompt}”: IO ratio {_short(scores, 'io_ratio')}, PG hit {_short(scores, 'pg_hit')}, "
-            f"{top_line(heat, example)}" for role, example, heat, scores in items]
+    texts = [f"{role} “{example.prompt}”: IO ratio {_short(scores, 'io_ratio')}, PG hit {_short(scores, 'pg_hit')}, "
+             f"{top_line(heat, example)}" for role, example, heat, scores in items]
     what = "Pictures with their boxes, their maps, and the maps on them."
-    return style.titled(figure, title, alt=f"{what} {'; '.join(said)}.")
+    return style.titled(figure, title, alt=f"{what} {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #fc987ea2
 _PLACES = {Q_GROUNDCAM.model(name): k for k, name in enumerate(TABLE1_MODELS)}
@@ -211,8 +211,9 @@ def model_looks(models: Sequence[str]) -> dict[str, dict[str, str]]:
 def _correlation_lines(means: pd.DataFrame) -> str:
     if len(means) < 3:
         return "\nno three settings were run"
-    found = correlate(means, "io_ratio", "pg_hit")
-    return "".join(f"\n{r.method.title()} {r.value:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]" for r in found.itertuples())
+    correlations = correlate(means, "io_ratio", "pg_hit")
+    return "".join(f"\n{r.method.title()} {r.value:.2f} [{r.ci_low:.2f}, {r.ci_high:.2f}]"
+                   for r in correlations.itertuples())
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #8dddd0f2
 def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
@@ -233,30 +234,30 @@ def correlation_figure(sources: Mapping[str, pd.DataFrame], *, title: str = "") 
     figure, axes = plt.subplots(1, len(sources), figsize=size, squeeze=False, sharex=True, sharey=True)
     none = pd.DataFrame(columns=["model", "domain", "io_ratio", "pg_hit"])
     every = {heading: setting_means(one) if len(one) else none for heading, one in sources.items()}
-    looks, said = model_looks([model for one in every.values() for model in one["model"]]), []
+    looks, texts = model_looks([model for one in every.values() for model in one["model"]]), []
     for ax, (heading, means) in zip(axes[0], every.items(), strict=True):
         _setting_points(ax, means, looks)
-        told = _correlation_lines(means)
-        ax.set_title(style.wrapped(heading, 44, 2) + told, fontsize="small", weight="normal")
+        lines = _correlation_lines(means)
+        ax.set_title(style.wrapped(heading, 44, 2) + lines, fontsize="small", weight="normal")
         ax.set(xlabel=f"mean {SHARES['io_ratio']}", xlim=(0, 1), ylim=(0, 100))
-        said.append(f"{heading}, {len(means)} settings:{told.replace(chr(10), ' ')}")
+        texts.append(f"{heading}, {len(means)} settings:{lines.replace(chr(10), ' ')}")
     axes[0, 0].set_ylabel(f"{SHARES['pg_hit']}, %")
     style.shared_legend(figure, axes)
-    return style.titled(figure, title, alt=f"A point a setting, PG accuracy over IO ratio. {'; '.join(said)}.")
+    return style.titled(figure, title, alt=f"A point a setting, PG accuracy over IO ratio. {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2c2707a5
 _AXES = {"parameters_million": "parameters", "pretraining_pairs_million": "pre-training pairs"}
 _PERCENT = ("pg_hit", "pg_uncertain")
 
 
-def _size_ticks(ax: Axes, known: Sequence[float]) -> None:
+def _size_ticks(ax: Axes, numbers: Sequence[float]) -> None:
     "A tick a known number, with a label where there is room for it."
-    room = 0.09 * np.ptp(np.log(known))
+    room = 0.09 * np.ptp(np.log(numbers))
     labels, last = [], -np.inf
-    for value in known:
+    for value in numbers:
         labels.append(f"{value:.3g}" if np.log(value) - last > room else "")
         last = np.log(value) if labels[-1] else last
-    ax.set_xticks(known, labels)
+    ax.set_xticks(numbers, labels)
     ax.minorticks_off()
     ax.margins(x=0.2)
 
@@ -291,10 +292,10 @@ def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "") 
     for ax, label in zip(axes[-1], _AXES.values(), strict=True):
         ax.set_xlabel(f"{label}, millions (log)", fontsize="small")
     style.shared_legend(figure, axes)
-    said = [f"{model}: " + ", ".join(f"{SHARES[name]} {value:.2f}" for name, value in row.items())
-            for model, row in means.groupby("model")[[*metrics]].mean().iterrows()]
+    texts = [f"{model}: " + ", ".join(f"{SHARES[name]} {value:.2f}" for name, value in row.items())
+             for model, row in means.groupby("model")[[*metrics]].mean().iterrows()]
     what = "Means over splits against parameters and pre-training pairs."
-    return style.titled(figure, title, alt=f"{what} {'; '.join(said)}.")
+    return style.titled(figure, title, alt=f"{what} {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #d6fc103a
 SPREAD = ("iou_soft", "wdp_binary", "io_ratio")  # the scores of Figures 9 to 14
@@ -308,20 +309,20 @@ def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, ti
     models = [*next(iter(rows.values()))]
     figure, axes = plt.subplots(len(rows), len(models), figsize=(2.1 * len(models) + 0.9, 1.15 * len(rows) + 1.2),
                                 squeeze=False, sharex=True, sharey=True)
-    said = []
-    for line, (heading, found) in zip(axes, rows.items()):
+    texts = []
+    for line, (heading, by_model) in zip(axes, rows.items()):
         line[0].set_ylabel(style.wrapped(heading, 18, 3) + "\nshare, %", fontsize="x-small")
-        for ax, (model, frame) in zip(line, found.items(), strict=True):
+        for ax, (model, frame) in zip(line, by_model.items(), strict=True):
             if isinstance(frame, str):
                 style.write_inside(ax, frame, 4)
                 continue
             for k, metric in enumerate(SPREAD):
                 draw_histogram(ax, frame[metric].dropna().astype(float), k, SHARES[metric])
-            said.append(f"{heading}, {model}: " + ", ".join(f"{SHARES[m]} {frame[m].median():.2f}" for m in SPREAD))
+            texts.append(f"{heading}, {model}: " + ", ".join(f"{SHARES[m]} {frame[m].median():.2f}" for m in SPREAD))
     for ax, model in zip(axes[0], models):
         ax.set_title(style.wrapped(model, 20, 2), fontsize="small", weight="normal")
     axes[0, 0].set(xlim=(0, 1), xticks=[0, 0.5, 1])
     for ax in axes[-1]:
         ax.set_xlabel("score", fontsize="small")
     style.shared_legend(figure, axes)
-    return style.titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(said) or 'none'}.")
+    return style.titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(texts) or 'none'}.")

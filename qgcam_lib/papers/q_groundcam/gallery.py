@@ -101,9 +101,9 @@ def choose_contexts(triplets: Mapping[str, pd.DataFrame], subjects: Mapping[str,
     triplets, subjects: records by model under either prompt, with equal ids for equal annotations. The order of ids
     breaks ties; a role that no example can fill is missing.
     """
-    found = [_wide(frames, "pg_hit") == 1 for frames in (triplets, subjects)]
-    common = found[0].index.intersection(found[1].index)
-    with_context, alone = (part.loc[common] for part in found)
+    hits = [_wide(frames, "pg_hit") == 1 for frames in (triplets, subjects)]
+    common = hits[0].index.intersection(hits[1].index)
+    with_context, alone = (part.loc[common] for part in hits)
     counts = {"clear": (with_context & alone).sum(axis=1), "ambiguous": (with_context & ~alone).sum(axis=1)}
     one_by_one = [choose_by_rule({role: count[count > 0]}, CONTEXTS, [role]) for role, count in counts.items()]
     return _with_prompts(pd.concat(one_by_one, ignore_index=True), triplets)
@@ -168,11 +168,11 @@ def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: st
             below.set_xlabel(_case_scores(scores, example, heat), fontsize="x-small")
     heat_bar(figure, axes[:, 1:].flat)
     key_of_marks(figure)
-    said = [f"{heading} “{example.prompt}”: " + ", ".join(
+    texts = [f"{heading} “{example.prompt}”: " + ", ".join(
         f"{name} IO ratio {float(scores['io_ratio']):.2f} PG {float(scores['pg_hit']):.2g}" for name, (_, scores) in
         maps.items()) for heading, example, maps in cases]
     what = f"Each picture with its boxes and the maps of {', '.join(names)}."
-    return titled(figure, title, alt=f"{what} {'; '.join(said)}.")
+    return titled(figure, title, alt=f"{what} {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #c39b73d6
 def part_figure(examples: Mapping[str, Any], title: str) -> Figure:
@@ -181,5 +181,5 @@ def part_figure(examples: Mapping[str, Any], title: str) -> Figure:
     for ax, (heading, example) in zip(axes[0], examples.items()):
         _draw_example(ax, heading, example)
         ax.set_xlabel(wrapped(f"“{example.prompt}”"), fontsize="small", style="italic")
-    said = [f"{heading} “{example.prompt}”, {len(example.boxes)} boxes" for heading, example in examples.items()]
-    return titled(figure, title, alt=f"The same picture with the boxes of each prompt. {'; '.join(said)}.")
+    texts = [f"{heading} “{example.prompt}”, {len(example.boxes)} boxes" for heading, example in examples.items()]
+    return titled(figure, title, alt=f"The same picture with the boxes of each prompt. {'; '.join(texts)}.")

@@ -57,20 +57,21 @@ def with_baselines(model: str, weights: str, baselines: Collection[str] = (), **
     model, weights, options: as for `load_explainer`, where '' stands for an option's default; baselines: "centre",
     "untrained" (left out for random weights, and for what is no model of the registry, which has no untrained twin).
     """
-    given = {name: value for name, value in options.items() if value != ""}
+    settings = {name: value for name, value in options.items() if value != ""}
     is_own = model not in MODELS
-    without = {name: value for name, value in given.items() if not (file_source(model, "maps") and name in _FOR_MODELS)}
+    without = {name: value for name, value in settings.items()
+               if not (file_source(model, "maps") and name in _FOR_MODELS)}
     explainer = load_explainer(model, weights, **without)
-    found = {explainer_name(model, weights): explainer}
+    explainers = {explainer_name(model, weights): explainer}
     if "centre" in baselines:
-        found["centre guess"] = CentreGuess()
+        explainers["centre guess"] = CentreGuess()
     if "untrained" in baselines and weights != "random" and not is_own:
         entry = find_model(model)
         small = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
         same = {key: explainer.card[key] for key in ("block", "tokens") if entry.tokens != "none"}
         same |= {"config": small / FILES[1], "vocab": small / FILES[2]} if (small / FILES[1]).is_file() else {}
-        found[f"{model}, untrained"] = load_model(model, weights="random", **(given | same))
-    return found
+        explainers[f"{model}, untrained"] = load_model(model, weights="random", **(settings | same))
+    return explainers
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #e095cdd9
 def in_words(name: str) -> str:
@@ -122,31 +123,31 @@ def gather_table1(wanted: Mapping[str, Mapping[str, object]], run_ids: Collectio
 @patch
 def by_split(self: Gathered) -> dict[tuple[str, str], dict[str, pd.DataFrame]]:
     """The records by (dataset, split), then by model; only what was run."""
-    found: dict[tuple[str, str], dict[str, pd.DataFrame]] = {}
+    records: dict[tuple[str, str], dict[str, pd.DataFrame]] = {}
     for row in self.ran.itertuples():
-        found.setdefault((row.dataset, row.split), {})[row.model] = self.records[row.run_id]
-    return found
+        records.setdefault((row.dataset, row.split), {})[row.model] = self.records[row.run_id]
+    return records
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #134da75d
 @patch
 def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
     """The rows of `split_histograms`: by split, with its domain, then by model the records, or why there are none."""
-    found: dict[str, dict[str, pd.DataFrame | str]] = {}
+    rows: dict[str, dict[str, pd.DataFrame | str]] = {}
     for row in self.rows.itertuples():
         one = self.records[row.run_id] if row.run_id else f"not run: {row.why}"
-        found.setdefault(f"{row.dataset} {row.split}, {row.domain}", {})[row.model] = one
-    return found
+        rows.setdefault(f"{row.dataset} {row.split}, {row.domain}", {})[row.model] = one
+    return rows
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #b8d03bea
 @patch
 def of_domains(self: Gathered) -> dict[str, dict[str, pd.DataFrame] | str]:
     """The columns of `histogram_grid` for Figure 3: by model, the records of all splits of a domain together."""
-    found: dict[str, dict[str, pd.DataFrame] | str] = {}
+    columns: dict[str, dict[str, pd.DataFrame] | str] = {}
     for model, rows in self.rows.groupby("model", sort=False):
         pools = {domain: pd.concat([self.records[i] for i in part["run_id"]])
                  for domain, part in rows[rows["run_id"] != ""].groupby("domain")}
-        found[model] = pools or f"not run: {rows['why'].iloc[0]}"
-    return found
+        columns[model] = pools or f"not run: {rows['why'].iloc[0]}"
+    return columns
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #743ec0c1
 def spread_table(frames: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
@@ -170,8 +171,8 @@ def spread_table(frames: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
 @patch
 def domain_spread(self: Gathered) -> pd.DataFrame:
     """`spread_table` of the pools of Figure 3; dataset and split are "all"."""
-    return spread_table({("all", "all", model, domain): frame for model, found in self.of_domains().items()
-                         if not isinstance(found, str) for domain, frame in found.items()})
+    return spread_table({("all", "all", model, domain): frame for model, pools in self.of_domains().items()
+                         if not isinstance(pools, str) for domain, frame in pools.items()})
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #05bc45b4
 @patch
@@ -222,8 +223,8 @@ def stored_maps(folder: str | Path) -> MapStore | None:
 @patch
 def _data(self: Gathered, row: Any):
     "The data set of a row, opened as its run opened it."
-    given = self.reports[row.run_id]["parameters"]
-    return load_dataset(given["dataset"], split=given["split"], boxes=given["boxes"], on_error="record")
+    parameters = self.reports[row.run_id]["parameters"]
+    return load_dataset(parameters["dataset"], split=parameters["split"], boxes=parameters["boxes"], on_error="record")
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #150f1c4f
 @patch
@@ -249,13 +250,13 @@ def resampler_table(printed: pd.DataFrame, ours: pd.DataFrame, again: pd.DataFra
     in percent, uncertain phrases as counts out of n.
     """
     keys = ["dataset", "split"]
-    found: dict[str, pd.Series] = {}
+    columns: dict[str, pd.Series] = {}
     for name, one in {"paper": printed, "ours": ours, "bilinear": again.assign(model="clip-gscorecam")}.items():
         one = one[one["model"] == "clip-gscorecam"]
         hit, unsure = (one[one["metric"] == metric].set_index(keys) for metric in ("pg_hit", "pg_uncertain"))
-        found |= {f"PG accuracy, {name}": 100 * hit["value"], f"n, {name}": unsure["n"].astype("Int64"),
-                  f"uncertain, {name}": (unsure["value"] * unsure["n"]).astype(float).round().astype("Int64")}
-    table = pd.DataFrame(found).reindex(list(dict.fromkeys(printed[keys].itertuples(index=False, name=None))))
+        columns |= {f"PG accuracy, {name}": 100 * hit["value"], f"n, {name}": unsure["n"].astype("Int64"),
+                    f"uncertain, {name}": (unsure["value"] * unsure["n"]).astype(float).round().astype("Int64")}
+    table = pd.DataFrame(columns).reindex(list(dict.fromkeys(printed[keys].itertuples(index=False, name=None))))
     names = ["n, paper", "uncertain, paper", "n, ours", "uncertain, ours", "uncertain, bilinear",
              "PG accuracy, paper", "PG accuracy, ours", "PG accuracy, bilinear"]
     return table[names].rename_axis(keys).reset_index()
@@ -282,7 +283,7 @@ def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
 
     cases: dataset, split, id, such as `choose_gallery` gives. A model whose run kept no maps is left out.
     """
-    found: dict[tuple, tuple] = {}
+    entries: dict[tuple, tuple] = {}
     for row in self.ran.itertuples():
         ids = cases[(cases["dataset"] == row.dataset) & (cases["split"] == row.split)]["id"].unique()
         maps = stored_maps(row.folder) if len(ids) else None
@@ -291,10 +292,10 @@ def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
         data, scores = self._data(row), self.records[row.run_id].set_index("id")
         for id in ids:
             key = row.dataset, row.split, id
-            example, heats = found.setdefault(key, (data.example(id), {}))
+            example, heats = entries.setdefault(key, (data.example(id), {}))
             heat = example_map(maps, example, self.reports[row.run_id]["parameters"]["protocol"])
             heats[row.model] = heat, scores.loc[id]
-    return found
+    return entries
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #dba3f216
 def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = "role") -> list[tuple]:
@@ -309,13 +310,13 @@ def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = 
 
 def first_case(cases: pd.DataFrame, maps: Mapping[tuple, tuple], role: str = "graded") -> pd.DataFrame:
     """The first chosen example of a role that has maps: one row of `cases`, or none."""
-    kept = [row.role == role and (row.dataset, row.split, row.id) in maps for row in cases.itertuples()]
-    return cases[kept].head(1)
+    has_maps = [row.role == role and (row.dataset, row.split, row.id) in maps for row in cases.itertuples()]
+    return cases[has_maps].head(1)
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #a5b24ec9
 def case_table(cases: pd.DataFrame, maps: Mapping[tuple, tuple]) -> pd.DataFrame:
     """The records of chosen examples, a line a model and a column a score: phrase, model, the nine scores."""
-    found = [maps[row.dataset, row.split, row.id] for row in cases.itertuples()]
+    entries = [maps[row.dataset, row.split, row.id] for row in cases.itertuples()]
     rows = [{"phrase": example.prompt, "model": model, **scores[[*splits.SCORES]]}
-            for example, heats in found for model, (_, scores) in heats.items()]
+            for example, heats in entries for model, (_, scores) in heats.items()]
     return pd.DataFrame(rows, columns=["phrase", "model", *splits.SCORES]).rename(columns=splits.SHARES)

@@ -115,12 +115,12 @@ def table1_runs(data: str | Path = "", *, models: Collection[str] = TABLE1_MODEL
     return runs
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #cd8b0c1b
-def _row(given: Mapping[str, object], folder: Path | None, record: Mapping[str, object]) -> dict[str, object]:
+def _row(setting: Mapping[str, object], folder: Path | None, record: Mapping[str, object]) -> dict[str, object]:
     "The row of the table that a wanted run fills. record: of the finished run, {} where there is none."
-    one = next(s for s in SPLITS if s.split == given["split"])
-    why = "" if record else why_not_runnable(given["model"], given.get("weights", "mini")) or "no finished run"
-    return {"dataset": one.dataset, "split": one.name, "model": Q_GROUNDCAM.model(given["model"]), "domain": one.domain,
-            "run_id": record.get("run_id", ""), "folder": folder, "why": why}
+    one = next(s for s in SPLITS if s.split == setting["split"])
+    why = "" if record else why_not_runnable(setting["model"], setting.get("weights", "mini")) or "no finished run"
+    return {"dataset": one.dataset, "split": one.name, "model": Q_GROUNDCAM.model(setting["model"]),
+            "domain": one.domain, "run_id": record.get("run_id", ""), "folder": folder, "why": why}
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #d90fa635
 def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = (), *,
@@ -131,11 +131,11 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
     none: all finished ones, the newest wins. outputs: folder of the results, None for the one from the settings.
     Raises ValueError for a run id that is not among the finished runs, or that fits none of the wanted.
     """
-    found = [pair for pair in find_runs(outputs, "q_groundcam") if not run_ids or pair[1]["run_id"] in run_ids]
+    finished = [pair for pair in find_runs(outputs, "q_groundcam") if not run_ids or pair[1]["run_id"] in run_ids]
     rows = []
-    for given in wanted.values():
-        fits = (pair for pair in found if all(pair[1]["parameters"].get(k) == v for k, v in given.items()))
-        rows.append(_row(given, *next(fits, (None, {}))))
+    for setting in wanted.values():
+        fits = (pair for pair in finished if all(pair[1]["parameters"].get(k) == v for k, v in setting.items()))
+        rows.append(_row(setting, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
         raise ValueError(f"run_ids: expected finished runs of q_groundcam that fit a row of the table, got {wrong}. "
                          "Leave `runs` empty to take the newest ones.")

@@ -39,10 +39,10 @@ from ...statistics import N_BOOTSTRAP, summarize
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #eff5f021
 def question_card(split: TricdSplit) -> pd.DataFrame:
     """What the file of questions holds and what a run takes of it: data, value, as texts."""
-    asked, every = split.asked, split.questions
-    rows = {"data set": split.where, "file": split.files.questions.name, "questions": f"{len(asked)} of {len(every)}",
-            "groups": f"{asked['group'].nunique()} of {every['group'].nunique()}",
-            "right answer is yes": f"{100 * asked['answer'].mean():.1f} %"}
+    part, every = split.asked, split.questions
+    rows = {"data set": split.where, "file": split.files.questions.name, "questions": f"{len(part)} of {len(every)}",
+            "groups": f"{part['group'].nunique()} of {every['group'].nunique()}",
+            "right answer is yes": f"{100 * part['answer'].mean():.1f} %"}
     return pd.DataFrame(rows.items(), columns=["data", "value"])
 
 
@@ -71,11 +71,11 @@ def answer_cases(said: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
 
     said: of `answer_rows`; chosen: questions with image_id, answer and subset.
     """
-    found = chosen[["image_id", "answer", "subset"]].merge(said[["image_id", "model", "asked", "answer"]],
-                                                           on="image_id", suffixes=("_right", ""))
-    found = found.assign(right=found["answer_right"].map({True: "yes", False: "no"}).astype(str),
-                         subset=found["subset"].replace(SUBSET_NAMES))
-    return found.rename(columns={"asked": "question"})[["question", "right", "subset", "model", "answer"]]
+    rows = chosen[["image_id", "answer", "subset"]].merge(said[["image_id", "model", "asked", "answer"]],
+                                                          on="image_id", suffixes=("_right", ""))
+    rows = rows.assign(right=rows["answer_right"].map({True: "yes", False: "no"}).astype(str),
+                       subset=rows["subset"].replace(SUBSET_NAMES))
+    return rows.rename(columns={"asked": "question"})[["question", "right", "subset", "model", "answer"]]
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #3006aba7
 def parsing_counts(answers: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
@@ -105,8 +105,8 @@ def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, 
     """
     truth = asked["answer"].astype(bool)
     tables = []
-    for name, said in answers.items():
-        yes = pd.Series([parse_answer(said.get(id)) is True for id in asked["image_id"]], asked.index, dtype=float)
+    for name, replies in answers.items():
+        yes = pd.Series([parse_answer(replies.get(id)) is True for id in asked["image_id"]], asked.index, dtype=float)
         for metric, which in (("yes_if_true", truth), ("yes_if_false", ~truth)):
             frame = asked[which].assign(**{metric: yes[which]})
             both = pd.concat([frame.assign(subset="all"), frame], ignore_index=True)
@@ -131,9 +131,9 @@ class Audited:
     @property
     def note(self) -> str:
         """What a reader must know first, as Markdown."""
-        given = " Beside them stands the given file." if "given" in self.models else ""
+        addition = " Beside them stands the given file." if "given" in self.models else ""
         return (f"> **No model was run for this page.** The predictions are synthetic, seed {self.seed}, on "
-                f"{self.where}. They show what the evaluator does, and nothing about any model.{given}")
+                f"{self.where}. They show what the evaluator does, and nothing about any model.{addition}")
 
     def card(self) -> pd.DataFrame:
         """The annotations as short facts: data, value."""
@@ -149,8 +149,8 @@ class Audited:
 
     def effects(self, **options: Any) -> pd.DataFrame:
         """`defect_effects` of every detector, with a column `model`."""
-        return pd.concat([evaluator.defect_effects(self.data, found, **options).assign(model=name)
-                          for name, found in self.models.items()], ignore_index=True)
+        return pd.concat([evaluator.defect_effects(self.data, predictions, **options).assign(model=name)
+                          for name, predictions in self.models.items()], ignore_index=True)
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #13fa7f20
 def audited_predictions(annotations: str = "", predictions: str = "", *, n_groups: int = 120, seed: int = 0) -> Audited:
@@ -197,9 +197,9 @@ def order_effects(data: Tricd, models: _Models, *, n_bootstrap: int = 500, seed:
     """AP after group recall minus before, a sentence a detector with a 95 % interval, the largest effect first; groups
     are resampled, the same for both."""
     texts = {}
-    for name, found in models.items():
-        both = {"before": match_predictions(data, found),
-                "after": match_predictions(data, evaluator.after_group_recall(data, found, rename=False))}
+    for name, predictions in models.items():
+        both = {"before": match_predictions(data, predictions),
+                "after": match_predictions(data, evaluator.after_group_recall(data, predictions, rename=False))}
         row = paired_differences(both, n_bootstrap=n_bootstrap, n_subsets=2, seed=seed).iloc[0]
         sign = 1 if row["better"] == "after" else -1
         low, high = sorted((sign * row["ci_low"], sign * row["ci_high"]))
@@ -218,8 +218,8 @@ def places(order: pd.DataFrame) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #02cd057b
 def second_calls(data: Tricd, models: _Models) -> pd.DataFrame:
     """What a second group recall on the same predictions does: model, second call (an error's text, or "no error")."""
-    return pd.DataFrame([(name, evaluator.second_call(data, found) or "no error") for name, found in models.items()],
-                        columns=["model", "second call"])
+    rows = [(name, evaluator.second_call(data, predictions) or "no error") for name, predictions in models.items()]
+    return pd.DataFrame(rows, columns=["model", "second call"])
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #972c5dc4
 def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
@@ -228,11 +228,11 @@ def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
     A detector without a fault ("perfect") stands first.
     """
     every = {"perfect": synthetic_predictions(data, seed, find=1, jitter=0, clutter=0, alarms=0), **models}
-    checks = pd.concat([evaluator.refused(data, found).assign(model=name) for name, found in every.items()],
+    checks = pd.concat([evaluator.refused(data, predictions).assign(model=name) for name, predictions in every.items()],
                        ignore_index=True)
     table = checks.pivot(index="model", columns="problem", values="n").loc[list(every)].rename_axis(columns=None)
     table["accepted"] = (table.sum(axis=1) == 0).map({True: "yes", False: "no"})
-    table["AP, ours"] = [100 * evaluate(data, found)["value"].iloc[0] for found in every.values()]
+    table["AP, ours"] = [100 * evaluate(data, predictions)["value"].iloc[0] for predictions in every.values()]
     return table.reset_index()
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #5210485b
@@ -245,8 +245,8 @@ def tie_steps(data: Tricd, models: _Models, *, n_orders: int = 25, seed: int = 0
     """`tie_effect` of one detector whose scores are rounded to 3, 2 and 1 decimals and to none; `step` says which."""
     parts = []
     for digits in (3, 2, 1, 0):
-        found = coarse_scores(_one_of(models), digits)
-        effect = evaluator.tie_effect(data, found, n_orders=n_orders, seed=seed)
+        rounded = coarse_scores(_one_of(models), digits)
+        effect = evaluator.tie_effect(data, rounded, n_orders=n_orders, seed=seed)
         parts.append(effect.assign(step=str(digits) if digits else "none"))
     return pd.concat(parts, ignore_index=True)
 
@@ -275,28 +275,28 @@ def crowded_cuts(data: Tricd, seed: int = 0) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #dcfbf885
 def spreads(data: Tricd, models: _Models, *, n: int = 500, seed: int = 0) -> pd.DataFrame:
     """`subset_spread` of every detector, with a column `model`; subsets by their names."""
-    every = pd.concat([evaluator.subset_spread(match_predictions(data, found), n=n, seed=seed).assign(model=name)
-                       for name, found in models.items()], ignore_index=True)
+    every = pd.concat([evaluator.subset_spread(match_predictions(data, predictions), n=n, seed=seed).assign(model=name)
+                       for name, predictions in models.items()], ignore_index=True)
     return every.assign(subset=every["subset"].replace(SUBSET_NAMES))
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #5b690f1c
 def other_answers(data: Tricd, questions: str = "") -> tuple[pd.DataFrame, dict[str, dict]]:
     """Questions from a file, or made from the captions, and two sets of answers: by a rule that gives both (yes, unless
     the id is a multiple of three), and always yes."""
-    asked = load_tricd_vqa(questions) if questions else pd.DataFrame(
+    table = load_tricd_vqa(questions) if questions else pd.DataFrame(
         [(p.id, p.positive, p.subset, p.group, p.caption, caption_to_question(p.caption)) for p in data.pairs],
         columns=["image_id", "answer", "subset", "group", "caption", "question"])
-    ids = asked["image_id"].tolist()
-    return asked, {"by a rule": {i: int(int(i) % 3 != 0) for i in ids}, "always yes": dict.fromkeys(ids, 1)}
+    ids = table["image_id"].tolist()
+    return table, {"by a rule": {i: int(int(i) % 3 != 0) for i in ids}, "always yes": dict.fromkeys(ids, 1)}
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #a9c32553
 def question_tables(asked: pd.DataFrame, answers: Mapping[str, dict],
                     seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What the published script comes to (part, then a column a set of answers), and ours in percent (model, score,
     then a column a subset)."""
-    shipped = pd.DataFrame({name: evaluator.subset_f1_as_shipped(asked, said) for name, said in answers.items()})
-    scored = pd.concat([evaluate_answers(asked, said, n_bootstrap=0, seed=seed).assign(model=name)
-                        for name, said in answers.items()], ignore_index=True)
+    shipped = pd.DataFrame({name: evaluator.subset_f1_as_shipped(asked, replies) for name, replies in answers.items()})
+    scored = pd.concat([evaluate_answers(asked, replies, n_bootstrap=0, seed=seed).assign(model=name)
+                        for name, replies in answers.items()], ignore_index=True)
     scored = scored[scored["metric"].isin(["macro_f1", "accuracy"]) & scored["value"].notna()]
     wide = scored.assign(score=scored["metric"].replace(METRIC_NAMES), value=100 * scored["value"])
     wide = wide.pivot(index=["model", "score"], columns="subset", values="value")

@@ -156,7 +156,7 @@ def found_counts(found: Mapping[str, Predictions], matches: Mapping[str, Matches
     names = {"pairs_without": "pairs without a box", "phrases_without": "phrases without a box",
              "outside": "boxes outside the picture", "no_area": "boxes without area", "tied": "scores that tie"}
     return table if matches is None else table.assign(**{
-        said: [matches[name].counts[count] for name in table["model"]] for count, said in names.items()})
+        label: [matches[name].counts[count] for name in table["model"]] for count, label in names.items()})
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #89af87e0
 _METRICS = {3: "AP", 4: "F1", 5: METRIC_NAMES["recall@1"], 6: METRIC_NAMES["group_recall@1"], 8: "AP"}
@@ -210,17 +210,17 @@ def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] 
                     outputs: str | Path | None = None) -> list[tuple[Path, dict]]:
     """Finished runs of `tricd_detection` as (folder, record), by whatever door they were started: those with the ids in
     `runs`, or the newest one on this data and split. ParameterError that says what to run first."""
-    found = find_runs(outputs, NOTEBOOK)
-    found += [one for one in find_runs(outputs, NOTEBOOK, "interactive") if one[1].get("finished")]
-    given = {"dataset": dataset, "split": split}
-    mine = sorted((one for one in found if "predictions" in one[1]["results"] and given.items() <= (
+    finished = find_runs(outputs, NOTEBOOK)
+    finished += [one for one in find_runs(outputs, NOTEBOOK, "interactive") if one[1].get("finished")]
+    parameters = {"dataset": dataset, "split": split}
+    mine = sorted((one for one in finished if "predictions" in one[1]["results"] and parameters.items() <= (
         {"dataset": "", "split": "test"} | one[1].get("parameters", {})).items()),
         key=lambda one: str(one[1]["started"]), reverse=True)
     chosen = [one for run_id in runs for one in mine if one[1]["run_id"] == run_id] if runs else mine[:1]
     if len(chosen) < max(len(runs), 1):
-        known = {one[1]["run_id"] for one in mine}
-        lost = ", ".join(run_id for run_id in runs if run_id not in known) or "such run"
-        options = " ".join(f"-p {name} {value}" for name, value in given.items() if value)
+        ids = {one[1]["run_id"] for one in mine}
+        lost = ", ".join(run_id for run_id in runs if run_id not in ids) or "such run"
+        options = " ".join(f"-p {name} {value}" for name, value in parameters.items() if value)
         raise ParameterError(f"runs: expected finished runs of {NOTEBOOK} on dataset={dataset!r}, split={split!r}: "
                        f"no {lost}. Run it first, and this notebook again: qgcam run "
                        f"nbs/papers/{NOTEBOOK}.ipynb {options}  (or papermill, or Run All in JupyterLab)")
@@ -275,17 +275,17 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
     chosen = find_detections(data, split, runs, outputs=outputs)
     files = tricd_files(data, split)
     opened = TricdSplit(files, **_same_part(chosen, files))
-    found, tables = {}, {"summary": [], "models": []}
+    predictions, tables = {}, {"summary": [], "models": []}
     for folder, record in chosen:
         check_outputs(folder, ("table",))
         one = _kept(folder, record, opened.data)
-        if twice := set(one) & set(found):
+        if twice := set(one) & set(predictions):
             raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs")
-        found |= one
+        predictions |= one
         for name, frames in tables.items():
             frames.append(pd.read_parquet(folder / "tables" / f"{name}.parquet"))
     rows = [(record["run_id"], ", ".join(record["results"]["models"]), record["results"]["weights"],
              record["results"]["groups"], record["results"]["pairs"]) for _, record in chosen]
     summary = pd.concat(tables["summary"]).drop_duplicates(["model", "metric", "subset"], ignore_index=True)
-    return KeptDetections(opened, found, summary, pd.concat(tables["models"], ignore_index=True),
+    return KeptDetections(opened, predictions, summary, pd.concat(tables["models"], ignore_index=True),
                       pd.DataFrame(rows, columns=["run_id", "models", "weights", "groups", "pairs"]))

@@ -51,23 +51,23 @@ def box_map(data: Tricd, *, title: str = "") -> Figure:
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #f0897a8f
 def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
     """Figure 5b: how many boxes a phrase of a true caption has, in bins that double, a bar a subset."""
-    counts, asked = np.diff(data.truth_starts), data.positive[data.phrase_pairs]
+    counts, of_true = np.diff(data.truth_starts), data.positive[data.phrase_pairs]
     codes = data.subset_codes[data.phrase_pairs]
     top = max(int(counts.max(initial=1)), 1)
     edges = 2 ** np.arange(int(np.log2(top)) + 2)
     names = [f"{low}" if high == low + 1 else f"{low}–{high - 1}" for low, high in zip(edges, edges[1:])]
-    shown = [k for k in range(len(SUBSETS)) if (codes[asked] == k).any()]
+    shown = [k for k in range(len(SUBSETS)) if (codes[of_true] == k).any()]
     figure, ax = plt.subplots(figsize=(5.6, 3.4))
-    said = []
+    texts = []
     for n, k in enumerate(shown):
-        here = counts[asked & (codes == k)]
+        here = counts[of_true & (codes == k)]
         heights = 100 * np.histogram(here, edges)[0] / max(len(here), 1)
         ax.bar(np.arange(len(names)) + 0.8 * (n - (len(shown) - 1) / 2) / len(shown), heights, width=0.8 / len(shown),
                color=_COLOURS[SUBSETS[k]], linewidth=0, label=f"{SUBSET_NAMES[SUBSETS[k]]} (n = {len(here)})")
-        said.append(f"{SUBSET_NAMES[SUBSETS[k]]} {heights[0]:.0f} % of {len(here)}")
+        texts.append(f"{SUBSET_NAMES[SUBSETS[k]]} {heights[0]:.0f} % of {len(here)}")
     ax.set(xticks=range(len(names)), xticklabels=names, xlabel="boxes of a phrase", ylabel="share of phrases, %")
     legend_below(figure, *ax.get_legend_handles_labels())
-    return titled(figure, title, alt=f"Bars: boxes of a phrase. Phrases with one box: {', '.join(said) or 'none'}.")
+    return titled(figure, title, alt=f"Bars: boxes of a phrase. Phrases with one box: {', '.join(texts) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #3471a035
 def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "") -> Figure:
@@ -102,7 +102,7 @@ def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
     ties: columns step, metric, rule, value, low, high; the steps stand from left to right as they come.
     """
     steps, metrics = list(dict.fromkeys(ties["step"])), list(dict.fromkeys(ties["metric"]))
-    places, said = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []
+    places, texts = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []
     figure, axes = plt.subplots(1, max(len(metrics), 1), figsize=(max(3.6 * len(metrics), 5), 3.7), squeeze=False,
                                 sharey=True)
     for ax, metric in zip(axes[0], metrics):
@@ -117,10 +117,10 @@ def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
             ax.plot(range(len(steps)), 100 * rows["value"], label=rule, clip_on=False, **look)
             ax.fill_between(range(len(steps)), 100 * rows["low"].astype(float), 100 * rows["high"].astype(float),
                             alpha=0.2, color=look["color"], linewidth=0)
-            said.append(f"{name}, {rule} {100 * rows['value'].iloc[0]:.1f} to "
-                        f"{100 * rows['value'].iloc[-1]:.1f}")
+            texts.append(f"{name}, {rule} {100 * rows['value'].iloc[0]:.1f} to "
+                         f"{100 * rows['value'].iloc[-1]:.1f}")
         ax.set(xticks=range(len(steps)), xticklabels=steps, xlabel="decimals of the scores",
                ylabel=f"{name}, %")
     shared_legend(figure, axes)
     return titled(figure, title, alt=f"Scores in percent, decimals {', '.join(map(str, steps))}, first to last: "
-                                     f"{'; '.join(said)}.")
+                                     f"{'; '.join(texts)}.")

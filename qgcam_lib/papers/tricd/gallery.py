@@ -44,9 +44,9 @@ def choose_alarms(alarms: pd.DataFrame, roles: Sequence[str] = ("misled", "close
     """
     rows = alarms[alarms["rival_image_id"] >= 0].sort_values(["image_id", "phrase_id"])
     margin = rows["margin"][np.isfinite(rows["margin"])]
-    heard, found = np.isfinite(rows["alarm"]), np.isfinite(rows["rival_hit"])
+    heard, hit = np.isfinite(rows["alarm"]), np.isfinite(rows["rival_hit"])
     strengths = {"misled": -margin[margin < 0], "right": margin[margin > 0], "close": -margin.abs(),
-                 "silent": rows["rival_hit"][~heard & found], "blind": rows["alarm"][heard & ~found]}
+                 "silent": rows["rival_hit"][~heard & hit], "blind": rows["alarm"][heard & ~hit]}
     chosen = choose_by_rule(strengths, ALARM_ROLES, roles, together=rows["group"])
     return rows.loc[chosen["chosen"]].assign(role=chosen["role"].tolist(), rule=chosen["rule"].tolist()).reset_index(
         drop=True)
@@ -118,11 +118,11 @@ def _draw_phrases(ax: Axes, picture: Image.Image, phrases: Sequence[tuple], boxe
     taken: list[np.ndarray] = []
     for phrase, look, entries in phrases:
         draw_boxes(ax, phrase.boxes, linestyle=(0, (4, 2)), **look)
-        for k, colour, found in entries:
-            scores = np.asarray(found.get("scores", ()), float)
-            mine = np.flatnonzero(np.asarray(found.get("phrase_ids", ()), int) == phrase.id)
+        for k, colour, predictions in entries:
+            scores = np.asarray(predictions.get("scores", ()), float)
+            mine = np.flatnonzero(np.asarray(predictions.get("phrase_ids", ()), int) == phrase.id)
             for n in mine[np.argsort(-scores[mine], kind="stable")][:boxes]:
-                box = np.asarray(found["boxes"][n], float)
+                box = np.asarray(predictions["boxes"][n], float)
                 draw_boxes(ax, box, edge="white", edgecolor=colour, linewidth=2.2)
                 x, y = _place(box, taken, (26 * point, 12.5 * point), picture.size, bool(k % 2))
                 ax.text(x + 2 * point, y + 2 * point, f"{scores[n]:.2f}", color="white", fontsize=8, va="top",
@@ -161,10 +161,10 @@ def _grid(n: int, shape: float, lines: int, title: str, below: float) -> tuple[F
     return figure, axes, high
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #3d3bf3d1
-def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, told: list[str],
+def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, headings: list[str],
                    draw: Callable[[Axes, TricdPair, Image.Image, Any], None], title: str, what: str,
                    models: Sequence[str] = ()) -> Figure:
-    """A row a chosen phrase under its line of `told`: the true picture on the left, the false one on the right.
+    """A row a chosen phrase under its line of `headings`: the true picture on the left, the false one on the right.
 
     draw: puts a pair's picture and boxes on an axis; what: the boxes, in words; models: for a legend.
     """
@@ -172,13 +172,13 @@ def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, told: li
     captions = [by_id[id] for id in chosen["rival_image_id"]]
     shape = max([np.divide(*by_id[id].size) for id in chosen["image_id"]], default=0.5)
     lines = max([len(_caption_lines(pair)) + len(wrapped(line, 67, 4).split("\n"))
-                 for pair, line in zip(captions, told)], default=1)
+                 for pair, line in zip(captions, headings)], default=1)
     below = 0.25 + 0.2 * -(-len(models) // 3) if models else 0
     figure, axes, high = _grid(max(len(chosen), 1), shape, lines, title, below)
     for ax in axes.ravel()[2 * len(chosen):]:
         ax.set_axis_off()
         ax.text(0, 0.5, "no such phrase", transform=ax.transAxes)
-    for row, one, caption, line in zip(axes, chosen.itertuples(), captions, told):
+    for row, one, caption, line in zip(axes, chosen.itertuples(), captions, headings):
         for ax, id, truth in zip(row, (one.rival_image_id, one.image_id), ("the caption is true", "it is not")):
             shown, lost = picture_or_field(picture(by_id[id].file_name), by_id[id].size)
             draw(ax, by_id[id], shown, one)
@@ -189,7 +189,7 @@ def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, told: li
         marks += [Line2D([], [], color=point_look(k)["color"], linewidth=2.2) for k in range(len(models))]
         figure.legend(marks, ["truth", *models], loc="lower center", ncols=3, fontsize="small")
     alt = (f"Pairs of pictures, left the one of which the caption is true; truth dashed, {what}. "
-           f"{'; '.join(told) or 'no such phrase'}.")
+           f"{'; '.join(headings) or 'no such phrase'}.")
     return titled(figure, title, alt=alt, y=1 - 0.08 / high, va="top")
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #04a80ffa
@@ -203,13 +203,13 @@ def alarm_gallery(data: Tricd, picture: Picture, predictions: Mapping[Any, Mappi
     def two(score: float) -> str:
         return f"{score:.2f}" if np.isfinite(score) else "none"
 
-    told = [f"{one.role}: “{one.text}”, best hit {two(one.rival_hit)}, false alarm {two(one.alarm)}"
-            for one in chosen.itertuples()]
+    headings = [f"{one.role}: “{one.text}”, best hit {two(one.rival_hit)}, false alarm {two(one.alarm)}"
+                for one in chosen.itertuples()]
 
     def draw(ax: Axes, pair: TricdPair, shown: Image.Image, one: Any) -> None:
         draw_pair(ax, pair, shown, predictions.get(pair.id, {}))
 
-    return _rows_of_pairs(data, picture, chosen, told, draw, title, "predictions solid")
+    return _rows_of_pairs(data, picture, chosen, headings, draw, title, "predictions solid")
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #28298c0a
 COMMON_ROLES = {"most misled": "the false picture wins for the most models",
@@ -244,13 +244,13 @@ def models_gallery(data: Tricd, picture: Picture, predictions: Mapping[str, Mapp
 
     predictions: {model: {image id: scores, boxes, phrase_ids}}; chosen: from `choose_common`.
     """
-    told = [f"{one.role}, “{one.text}”: the false picture wins for {one.misled:.0f} of {one.of} models"
-            for one in chosen.itertuples()]
+    headings = [f"{one.role}, “{one.text}”: the false picture wins for {one.misled:.0f} of {one.of} models"
+                for one in chosen.itertuples()]
 
     def draw(ax: Axes, pair: TricdPair, shown: Image.Image, one: Any) -> None:
-        draw_models(ax, pair, one.text, shown, {name: found.get(pair.id, {}) for name, found in predictions.items()})
+        draw_models(ax, pair, one.text, shown, {name: by_id.get(pair.id, {}) for name, by_id in predictions.items()})
 
-    return _rows_of_pairs(data, picture, chosen, told, draw, title, "the best box of every model", [*predictions])
+    return _rows_of_pairs(data, picture, chosen, headings, draw, title, "the best box of every model", [*predictions])
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
@@ -260,7 +260,7 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
     cannot be read counts as wrong. Half of the rows (rounded up) are false captions; of one group only one is taken.
     """
     def wrong(row: Any) -> int:
-        return sum(parse_answer(said.get(row.image_id)) != bool(row.answer) for said in answers.values())
+        return sum(parse_answer(replies.get(row.image_id)) != bool(row.answer) for replies in answers.values())
 
     table = questions.assign(n_wrong=[wrong(row) for row in questions.itertuples()])
     table = table.sort_values(["n_wrong", "image_id"], ascending=[False, True], kind="stable")
@@ -272,8 +272,8 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
 def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], lost: str) -> list[str]:
     "A question, its truth, and a line for each model's answer."
     lines = [*([lost] if lost else []), wrapped(f"{row.question}?", 40, 9), f"truth: {'yes' if row.answer else 'no'}"]
-    for name, said in answers.items():
-        text, read = said.get(row.image_id), parse_answer(said.get(row.image_id))
+    for name, replies in answers.items():
+        text, read = replies.get(row.image_id), parse_answer(replies.get(row.image_id))
         mark = "?" if read is None else "✓" if read == bool(row.answer) else "✗"
         lines.append(wrapped(f"{mark} {name}: {'' if text is None else str(text)[:28]}", 39, 2))
     return lines
@@ -288,13 +288,13 @@ def question_panel(chosen: pd.DataFrame, picture: Picture, answers: Mapping[str,
     columns = 2 if len(chosen) > 1 else 1
     rows = -(-max(len(chosen), 1) // columns)
     shown = [picture_or_field(picture(row.file_name)) for row in chosen.itertuples()]
-    told = [_answer_lines(row, answers, lost) for row, (_, lost) in zip(chosen.itertuples(), shown)]
-    room = 0.2 + 0.16 * max([len("\n".join(lines).split("\n")) for lines in told], default=1)  # inches of text
+    texts = [_answer_lines(row, answers, lost) for row, (_, lost) in zip(chosen.itertuples(), shown)]
+    room = 0.2 + 0.16 * max([len("\n".join(lines).split("\n")) for lines in texts], default=1)  # inches of text
     figure, axes = plt.subplots(2 * rows, columns, height_ratios=[2.6, room] * rows, squeeze=False,
                                 figsize=(3.6 * columns, (2.6 + room) * rows + 0.9))
     for ax in axes.ravel():
         ax.set_axis_off()
-    for ax, below, (image, _), lines in zip(axes[::2].ravel(), axes[1::2].ravel(), shown, told):
+    for ax, below, (image, _), lines in zip(axes[::2].ravel(), axes[1::2].ravel(), shown, texts):
         ax.imshow(image)
         below.text(0, 1, "\n".join(lines), transform=below.transAxes, va="top", fontsize=8.5)
-    return titled(figure, title, alt=f"Pictures with questions and answers. {' '.join(' '.join(one) for one in told)}")
+    return titled(figure, title, alt=f"Pictures with questions and answers. {' '.join(' '.join(one) for one in texts)}")

@@ -133,14 +133,14 @@ def silence_table(alarms: pd.DataFrame, price: pd.DataFrame) -> pd.DataFrame:
     false captions cost), note.
     """
     lines, both = [], pd.concat([alarms, price])
-    found = both[both["subset"] == "all"].set_index(["model", "metric"])[["value", "ci_low", "ci_high"]] * 100
+    scores = both[both["subset"] == "all"].set_index(["model", "metric"])[["value", "ci_low", "ci_high"]] * 100
     for name in dict.fromkeys([*SILENCE, *ranked(price, "AP")["model"]]):
         line = {"model": name, "trained": SILENCE.get(name, "–")}
         if name in set(alarms["model"]):
-            at_recall = 100 - found.loc[(name, "false_alarm_rate@recall=0.5")]
-            line |= {"silent at .5": 100 - found["value"][name, "false_alarm_rate@0.5"],
-                     "hit at .5": found["value"][name, "hit_rate@0.5"], "silent at recall .5": at_recall["value"],
-                     "low": at_recall["ci_high"], "high": at_recall["ci_low"], "price": found["value"][name, "price"]}
+            at_recall = 100 - scores.loc[(name, "false_alarm_rate@recall=0.5")]
+            line |= {"silent at .5": 100 - scores["value"][name, "false_alarm_rate@0.5"],
+                     "hit at .5": scores["value"][name, "hit_rate@0.5"], "silent at recall .5": at_recall["value"],
+                     "low": at_recall["ci_high"], "high": at_recall["ci_low"], "price": scores["value"][name, "price"]}
         else:
             line["note"] = f"not run: {why_not_runnable(name) or 'not among the runs that were read'}"
         lines.append(line)
