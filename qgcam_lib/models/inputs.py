@@ -71,9 +71,8 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
     """The files behind a user's factory."""
     folders = [reading.cwd, Path.cwd()]
     if not is_module(module, folders):
-        raise FileNotFoundError(f"expected package.module:factory with a module that Python finds, given {text!r}, but "
-                                f"there is no module {module!r}. Install it, start in the folder that it is in, or set "
-                                "PYTHONPATH to it.")
+        raise FileNotFoundError(f"{text!r} names module {module!r}, which Python cannot find. Install it, run from its "
+                                "folder, or add that folder to PYTHONPATH.")
     files, name = module_files(module, folders), factory_source(text)[1].split(".")[0]
     if (known := defined_names(module, files)) and name not in known:
         near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, 1, 0.7))

@@ -59,9 +59,8 @@ def _factory(source: str, module: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ParameterError(f"model: expected package.module:factory with a module that Python finds, given "
-                             f"{source!r}, but there is no module {error.name!r}. Install it, or set PYTHONPATH to the "
-                             "folder that it is in.") from None
+        raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, run "
+                             "from its folder, or add that folder to PYTHONPATH.") from None
     except AttributeError as error:
         raise ParameterError(f"model: expected a function of {module}, given {source!r} ({error}).") from None
     return found
