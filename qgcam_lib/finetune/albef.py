@@ -122,16 +122,16 @@ def itm_losses(model, words: torch.nn.Linear, batch: ItmBatch, recipe: ItmRecipe
     """The losses of a batch: itm, words, itc (only in sentence steps), total (their weighted sum), and itm_accuracy."""
     image = model.visual_encoder.forward_features(batch.pixels)
     logits = model.itm_head(text_states(model.text_encoder, batch.ids, batch.mask, image)[:, 0])
-    found = {
+    losses = {
         "itm": F.cross_entropy(logits, batch.labels),
         "words": said_words_loss(words, image[:, 1:], batch.has),
         "itm_accuracy": (logits.detach().argmax(1) == batch.labels).float().mean(),
     }
-    found["total"] = found["itm"] + recipe.word_weight * found["words"]
+    losses["total"] = losses["itm"] + recipe.word_weight * losses["words"]
     if batch.pictures.sentences:
-        found["itc"] = _contrast(model, image, batch)
-        found["total"] = found["total"] + recipe.contrast_weight * found["itc"]
-    return found
+        losses["itc"] = _contrast(model, image, batch)
+        losses["total"] = losses["total"] + recipe.contrast_weight * losses["itc"]
+    return losses
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #b6928352
 def _contrast(model, image: torch.Tensor, batch: ItmBatch) -> torch.Tensor:
@@ -139,8 +139,8 @@ def _contrast(model, image: torch.Tensor, batch: ItmBatch) -> torch.Tensor:
     k = len(batch.ids) // len(image)
     ids = batch.ids[::k].clone()
     ids[:, 0] = model.tokenizer.cls_token_id
-    said = text_states(model.text_encoder, ids, batch.mask[::k])
-    return each_finds_its_own(model.vision_proj(image[:, 0]), model.text_proj(said[:, 0]), 0.07)
+    states = text_states(model.text_encoder, ids, batch.mask[::k])
+    return each_finds_its_own(model.vision_proj(image[:, 0]), model.text_proj(states[:, 0]), 0.07)
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c6c9ffc7
 class ItmTraining(Training):
@@ -265,22 +265,22 @@ def albef_losses(
     """
     bert, fusion = model.text_encoder.bert, model.text_encoder.config.fusion_layer
     image = model.visual_encoder.forward_features(batch.pixels) if image is None else image
-    said = itm.run_layers(bert, bert.embeddings(input_ids=batch.ids), batch.mask, range(fusion))
-    fused = itm.run_layers(bert, said, batch.mask, range(fusion, len(bert.encoder.layer)), image)
+    text = itm.run_layers(bert, bert.embeddings(input_ids=batch.ids), batch.mask, range(fusion))
+    fused = itm.run_layers(bert, text, batch.mask, range(fusion, len(bert.encoder.layer)), image)
     logits = model.itm_head(fused[:, 0])
-    found = {
+    losses = {
         "itm": F.cross_entropy(logits, batch.labels),
         "itm_accuracy": (logits.detach().argmax(1) == batch.labels).float().mean(),
         **masked_words(model, batch, image, recipe.masked),
     }
-    found["total"] = found["itm"] + recipe.mlm_weight * found["mlm"]
+    losses["total"] = losses["itm"] + recipe.mlm_weight * losses["mlm"]
     if words is not None:
-        found["words"] = itm.said_words_loss(words, image[:, 1:], batch.has)
-        found["total"] = found["total"] + recipe.word_weight * found["words"]
+        losses["words"] = itm.said_words_loss(words, image[:, 1:], batch.has)
+        losses["total"] = losses["total"] + recipe.word_weight * losses["words"]
     if batch.pictures.sentences:
-        found["itc"] = contrast(model, image[:, 0], said[:: len(said) // len(image), 0])
-        found["total"] = found["total"] + recipe.contrast_weight * found["itc"]
-    return found
+        losses["itc"] = contrast(model, image[:, 0], text[:: len(text) // len(image), 0])
+        losses["total"] = losses["total"] + recipe.contrast_weight * losses["itc"]
+    return losses
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #b3e6edf5
 class AlbefTraining(ItmTraining):

@@ -152,12 +152,12 @@ class AmcTraining(AlbefTraining):
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
         """The pretraining losses and, in steps with phrases, those of `map_losses`."""
         image = self.model.visual_encoder.forward_features(batch.pixels)
-        found = albef_losses(self.model, None, batch, self.recipe, image)
+        losses = albef_losses(self.model, None, batch, self.recipe, image)
         if not batch.pictures.sentences:
-            found |= map_losses(self.model, batch, phrase_masks(self.data, batch), image, self.recipe)
-            amc = self.recipe.mean_weight * found["amc_mean"] + self.recipe.max_weight * found["amc_max"]
-            found["total"] = found["total"] + self.recipe.amc_weight * amc
-        return found
+            losses |= map_losses(self.model, batch, phrase_masks(self.data, batch), image, self.recipe)
+            amc = self.recipe.mean_weight * losses["amc_mean"] + self.recipe.max_weight * losses["amc_max"]
+            losses["total"] = losses["total"] + self.recipe.amc_weight * amc
+        return losses
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #30114776
 def map_losses(model, batch: ItmBatch, masks: torch.Tensor, image: torch.Tensor, recipe: AmcRecipe

@@ -76,8 +76,8 @@ class Boxes:
         self.read = lru_cache(4096)(self._read)
 
     def _read(self, id: str) -> dict[str, np.ndarray]:
-        found = parse_annotation(self.folder.annotation(id).read_bytes())
-        return {entity: boxes * self.size / np.tile(found.size, 2) for entity, boxes in found.boxes.items()}
+        annotation = parse_annotation(self.folder.annotation(id).read_bytes())
+        return {entity: boxes * self.size / np.tile(annotation.size, 2) for entity, boxes in annotation.boxes.items()}
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #69812515
 def flip_boxes(boxes: np.ndarray) -> np.ndarray:

@@ -97,12 +97,12 @@ def phrase_caption(mention: Mention) -> ImageCaption:
 # %% ../../nbs/lib/finetune/02_captions.ipynb #72e1d85c
 def sentence_captions(text: ImageText) -> list[ImageCaption]:
     """The sentences of an image with a phrase about something visible."""
-    found = []
+    captions = []
     for number, words in enumerate(text.sentences):
         own = sorted((m.start, m.stop, m.entity) for m in text.mentions if m.sentence == number)
         if own:
-            found.append(ImageCaption(words, tuple(own)))
-    return found
+            captions.append(ImageCaption(words, tuple(own)))
+    return captions
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #fd0274d4
 class CaptionMaker:
@@ -145,8 +145,8 @@ class CaptionMaker:
         entities = [entity for text in self.texts for entity in text.entities.values()]
         self.stops = np.cumsum([len(text.entities) for text in self.texts])
         self.noun_columns = {noun: n for n, noun in enumerate(sorted(self.kin))}
-        known = {word for _, attributes in entities for word in attributes}
-        self.word_columns = {word: n for n, word in enumerate(sorted(known | reading.CLASS_OF.keys()))}
+        words = {word for _, attributes in entities for word in attributes}
+        self.word_columns = {word: n for n, word in enumerate(sorted(words | reading.CLASS_OF.keys()))}
         rows = {}
         for heads, attributes in set(entities):
             reached = [bool(self.kin[noun] & heads) for noun in self.noun_columns]
@@ -169,12 +169,12 @@ def entities(self: CaptionMaker, row: int) -> np.ndarray:
 @patch
 def said_of(self: CaptionMaker, entities: np.ndarray, phrases: Sequence[tuple[str, ...]]) -> np.ndarray:
     """bool [entities, phrases]: whether the phrase could be true of the entity, according to the image's sentences."""
-    heads, asked = np.full(len(phrases), -1), np.zeros((len(self.word_columns), len(phrases)), np.float32)
+    heads, has_word = np.full(len(phrases), -1), np.zeros((len(self.word_columns), len(phrases)), np.float32)
     for column, words in enumerate(phrases):
         head, attributes = reading.head_and_attributes(words)
         heads[column] = self.noun_columns.get(reading.singular(head), -1)
-        asked[[self.word_columns[word] for word in attributes if word in self.word_columns], column] = 1
-    return self.reached[entities][:, heads] & (heads >= 0) & (self.denied[entities] @ asked == 0)
+        has_word[[self.word_columns[word] for word in attributes if word in self.word_columns], column] = 1
+    return self.reached[entities][:, heads] & (heads >= 0) & (self.denied[entities] @ has_word == 0)
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #5499e02a
 @patch
@@ -260,9 +260,9 @@ def _another_word(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Gen
     """The caption with a phrase that is false of the picture; None where twenty draws may all be true."""
     for _ in range(20):
         start, stop, _ = _one_of(caption.phrases, rng)
-        found = caption.falsified(start, stop, changed_phrase(maker, caption.words[start:stop], rng))
-        if not maker.possible([row], [found])[0, 0]:
-            return found
+        candidate = caption.falsified(start, stop, changed_phrase(maker, caption.words[start:stop], rng))
+        if not maker.possible([row], [candidate])[0, 0]:
+            return candidate
     return None
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #06ce16de
@@ -294,9 +294,9 @@ def _another_thing(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Ge
     subject, object = first_nouns(caption)
     others = [m.words for m in maker.texts[row].mentions if m.entity not in {entity for *_, entity in caption.phrases}
               and (subject, caption.relation, reading.singular(reading.head_and_attributes(m.words)[0])) in maker.heard]
-    found = [caption.falsified(start, stop, words) for words in others]
-    found = [one for one in found if maker.certain(row, one)]
-    return _one_of(found, rng) if found else None
+    captions = [caption.falsified(start, stop, words) for words in others]
+    captions = [one for one in captions if maker.certain(row, one)]
+    return _one_of(captions, rng) if captions else None
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #c0ab34ef
 _RELATIONAL = (_another_relation, _another_relation, _exchanged, _another_thing)
@@ -312,8 +312,8 @@ def falsify(self: CaptionMaker, row: int, caption: ImageCaption, rng: Generator,
     if rng.random() >= recipe.borrowed:
         certain = caption.relation and self.certain(row, caption) and rng.random() < 0.6
         for way in (_one_of(_RELATIONAL, rng), _exchanged) if certain else (_another_word,):
-            if (found := way(self, row, caption, rng)) is not None:
-                return found
+            if (changed := way(self, row, caption, rng)) is not None:
+                return changed
     for _ in range(100):
         other = self.true(int(rng.integers(len(self.texts))), rng, recipe, whole)
         if not self.possible([row], [other])[0, 0]:
@@ -330,8 +330,8 @@ def draw(self: CaptionMaker, row: int, k: int, rng: Generator, recipe, whole: bo
     drawn = [self.true(row, rng, recipe, whole) for _ in range(2 * k)]
     true = (list(dict.fromkeys(drawn)) + drawn)[: k // 2]  # different ones, where there are enough
     false = [self.falsify(row, true[n % len(true)], rng, recipe, whole) for n in range(k - k // 2)]
-    found = true + false
+    captions = true + false
     if not whole and rng.random() < recipe.prompts:
         stop = (".",) if rng.random() < 0.5 else ()
-        found = [caption.framed(("a", "photo", "of"), stop) for caption in found]
-    return found
+        captions = [caption.framed(("a", "photo", "of"), stop) for caption in captions]
+    return captions

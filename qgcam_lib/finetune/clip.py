@@ -81,8 +81,8 @@ def clip_losses(model, words: torch.nn.Linear, batch: CaptionBatch, pairs: Pairs
     score higher than all false ones of their picture. words: from `word_layer`; ids: of the texts, from `token_ids`.
     """
     cells = image_cells(model.visual, batch.pixels.contiguous(memory_format=torch.channels_last))
-    seen = F.normalize(model.visual.attnpool(cells), dim=-1)
-    alike = model.logit_scale.exp() * seen @ encode_texts(model, ids).T
+    vectors = F.normalize(model.visual.attnpool(cells), dim=-1)
+    alike = model.logit_scale.exp() * vectors @ encode_texts(model, ids).T
     best = alike.detach().masked_fill(~pairs.false, -torch.inf).amax(1, keepdim=True)
     losses = {
         "contrast": contrast(alike, pairs.own, pairs.false),
@@ -235,8 +235,8 @@ def sigmoid_loss(alike: torch.Tensor, own: torch.Tensor, false: torch.Tensor) ->
     alike: z [B, U], scaled cosine plus bias; own, false: bool [B, U]. Source: Zhai et al. 2023, section 3.2, whose
     batch has one text a picture and every other pair false.
     """
-    known = own | false
-    return -(F.logsigmoid(torch.where(own, alike, -alike)) * known).sum() / len(alike)
+    labelled = own | false
+    return -(F.logsigmoid(torch.where(own, alike, -alike)) * labelled).sum() / len(alike)
 
 
 LOSSES: dict[str, Callable] = {"softmax": contrast, "sigmoid": sigmoid_loss}
@@ -280,9 +280,9 @@ class TowersTraining(MatcherTraining):
         with torch.no_grad():
             model.logit_scale.clamp_(0, math.log(100))
         with self.computing():
-            seen, patches = image_tokens(model.visual, batch.pixels)
-            said = encode_texts(model, ids)
-        alike = model.logit_scale.exp() * F.normalize(seen.float(), dim=-1) @ F.normalize(said.float(), dim=-1).T
+            image, patches = image_tokens(model.visual, batch.pixels)
+            text = encode_texts(model, ids)
+        alike = model.logit_scale.exp() * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T
         alike = alike if model.logit_bias is None else alike + model.logit_bias
         losses = {"contrast": LOSSES[recipe.loss](alike, pairs.own, pairs.false),
                   "words": said_words_loss(self.extra, patches.float(), batch.has),

@@ -39,13 +39,13 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
                         help="folder of the miniworld, made where missing")
     parser.add_argument("--work", type=Path, default=settings.cache,
                         help="has a folder of each entry's checkpoint, which is resumed (default: the cache)")
-    given, rest = parser.parse_known_args(argv)
-    names = [n for n in MINIS if not (given.out / n / "card.json").is_file()] if given.missing else [given.name]
+    args, rest = parser.parse_known_args(argv)
+    names = [n for n in MINIS if not (args.out / n / "card.json").is_file()] if args.missing else [args.name]
     recipes = {name: _changed(MINIS[name].kind.recipe, rest, parser.prog) for name in names}
     n_train = max((recipe.images for recipe in recipes.values()), default=0)
     with launched():
-        first_alone("draws the miniworld", partial(ensure, given.data, ("train", "val", "test"), n_train=n_train))
-        return [make_mini(name, given.data, given.work / name, given.out, recipe, progress=processes()[0] == 0)
+        first_alone("draws the miniworld", partial(ensure, args.data, ("train", "val", "test"), n_train=n_train))
+        return [make_mini(name, args.data, args.work / name, args.out, recipe, progress=processes()[0] == 0)
                 for name, recipe in recipes.items()]
 
 # %% ../../nbs/lib/finetune/12_command.ipynb #ffff5902

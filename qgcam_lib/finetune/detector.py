@@ -125,11 +125,11 @@ def soft_token_loss(words: torch.Tensor, here: torch.Tensor, text: dense.Encoded
     here: bool [Q, C], which cells have to find which phrase; no_object: weight of a cell that has to find none.
     Source: `loss_labels` of MDETR.
     """
-    said = torch.zeros_like(words[..., :-1]).index_add(0, text.owner, here[..., None] * text.tokens[:, None].to(words))
-    said = (said > 0).to(words)
-    count = said.sum(-1, keepdim=True)
+    mask = torch.zeros_like(words[..., :-1]).index_add(0, text.owner, here[..., None] * text.tokens[:, None].to(words))
+    mask = (mask > 0).to(words)
+    count = mask.sum(-1, keepdim=True)
     matched = count[..., 0] > 0
-    target = torch.cat([said / count.clamp(min=1), (count == 0).to(words)], -1)
+    target = torch.cat([mask / count.clamp(min=1), (count == 0).to(words)], -1)
     loss = -(words * target).sum(-1) * torch.where(matched, 1.0, no_object)
     return loss.sum() / matched.sum().clamp(min=1)
 
@@ -202,22 +202,22 @@ def cell_names(data: TrainingSet, text: ImageText, known: dict[str, np.ndarray],
 def draw_detector_batch(data: TrainingSet, tokenizer, limit: int, recipe: DetectorRecipe, step: int) -> DetectorBatch:
     """The pictures and captions of a step, counted from 0. A picture seen in a mirror, every second, has left and right
     exchanged in its words."""
-    drawn, captions, found, names = draw_pictures(data, recipe, step), [], [], []
+    drawn, captions, boxes, names = draw_pictures(data, recipe, step), [], [], []
     size = data.boxes.size
     for row, flip in drawn:
-        known = data.boxes.read(data.maker.texts[row].id)
-        named = cell_names(data, data.maker.texts[row], known, size)
+        entity_boxes = data.boxes.read(data.maker.texts[row].id)
+        named = cell_names(data, data.maker.texts[row], entity_boxes, size)
         square = named.reshape(size // 8, size // 8, -1)
         names.append(square[:, ::-1].reshape(named.shape) if flip else named)
         for caption in draw_detector_captions(data, row, recipe, recipe.random(step, row)):
             captions.append(caption.mirrored() if flip else caption)
             for *_, entity in caption.phrases:
-                own = known.get(entity, np.empty((0, 4))) / size
-                found.append(flip_boxes(own) if flip else own)
-    owner = np.repeat(np.arange(len(found)), [len(own) for own in found])
+                own = entity_boxes.get(entity, np.empty((0, 4))) / size
+                boxes.append(flip_boxes(own) if flip else own)
+    owner = np.repeat(np.arange(len(boxes)), [len(own) for own in boxes])
     text = dense.encode_captions(tokenizer, [each.text for each in captions], [each.spans for each in captions], limit)
     false = torch.tensor([not caption.true for caption in captions])
-    return DetectorBatch(drawn.pixels(data), text, torch.from_numpy(np.concatenate(found)).float(),
+    return DetectorBatch(drawn.pixels(data), text, torch.from_numpy(np.concatenate(boxes)).float(),
                          torch.from_numpy(owner), false, torch.from_numpy(np.stack(names)))
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #ca42b0d5

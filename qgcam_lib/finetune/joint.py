@@ -96,16 +96,16 @@ class JointTraining(MatcherTraining):
         pictures whose true text has the larger logit.
         """
         with self.computing():
-            seen = self.look(batch.pixels, ids, mask, pairs.places.flatten())
-        match = seen.match.float()
+            output = self.look(batch.pixels, ids, mask, pairs.places.flatten())
+        match = output.match.float()
         losses = {
             "match": match_loss(match),
-            "words": said_words_loss(self.extra, seen.patches.float(), batch.has),
+            "words": said_words_loss(self.extra, output.patches.float(), batch.has),
             "found": (match[:, 0] > match[:, 1]).float().mean().detach(),
         }
         losses["total"] = losses["match"] + self.recipe.word_weight * losses["words"]
-        if seen.alike is not None:
-            losses["contrast"] = contrast(seen.alike.float(), pairs.own, pairs.false)
+        if output.alike is not None:
+            losses["contrast"] = contrast(output.alike.float(), pairs.own, pairs.false)
             losses["total"] = losses["total"] + self.recipe.contrast_weight * losses["contrast"]
         return losses
 
@@ -214,8 +214,8 @@ class FlavaTraining(JointTraining):
         text = core.text_model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
         both = torch.cat([core.image_to_mm_projection(image.hidden_states[-1]).repeat_interleave(2, 0),
                           core.text_to_mm_projection(text.hidden_states[-1])[pairs]], 1)
-        seen = torch.ones(len(pairs), image.last_hidden_state.shape[1] + 1, dtype=torch.long)
-        joint = core.multimodal_model(both, attention_mask=torch.cat([seen, mask[pairs].long()], 1))
+        image_mask = torch.ones(len(pairs), image.last_hidden_state.shape[1] + 1, dtype=torch.long)
+        joint = core.multimodal_model(both, attention_mask=torch.cat([image_mask, mask[pairs].long()], 1))
         logits = self.model.itm_head(joint.last_hidden_state)
         with torch.no_grad():
             core.logit_scale.clamp_(0, math.log(100))

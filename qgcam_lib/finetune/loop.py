@@ -36,7 +36,7 @@ def adamw(parameters: Iterable[torch.nn.Parameter], recipe: Recipe, *, vectors_d
     groups = {recipe.weight_decay: [], 0.0: []}
     for parameter in parameters:
         groups[recipe.weight_decay if vectors_decay or parameter.ndim > 1 else 0.0].append(parameter)
-    groups = [{"params": found, "weight_decay": decay} for decay, found in groups.items() if found]
+    groups = [{"params": members, "weight_decay": decay} for decay, members in groups.items() if members]
     return torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.98))
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #5e1f0202

@@ -146,10 +146,10 @@ def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: st
     choices = list(training.choices)
     if len(choices) == 1:
         return choices[0], pd.DataFrame()
-    found = score({str(number): training.as_model(**choice) for number, choice in enumerate(choices)})
-    found = found[(found.metric == metric) & (found.get("subset", "all") == "all")].rename(columns={"value": metric})
-    found = found[[metric, "ci_low", "ci_high", "n", "n_groups"]].reset_index(drop=True)
-    table = pd.DataFrame(choices).join(found).sort_values(metric, ascending=False, kind="stable")
+    rows = score({str(number): training.as_model(**choice) for number, choice in enumerate(choices)})
+    rows = rows[(rows.metric == metric) & (rows.get("subset", "all") == "all")].rename(columns={"value": metric})
+    rows = rows[[metric, "ci_low", "ci_high", "n", "n_groups"]].reset_index(drop=True)
+    table = pd.DataFrame(choices).join(rows).sort_values(metric, ascending=False, kind="stable")
     return choices[table.index[0]], table.reset_index(drop=True)
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #6ecc3a56
@@ -186,7 +186,7 @@ def judge_detector(training: Training, root: str | Path, world: str | Path, *, p
     return {**best, "choice_on_val": card_rows(table), "scores_on_test": {"all": card_rows(scores)}, "data": data}
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #e8f4088e
-_ASKED = ("correct", "text_score", "image_score", "group_score", "top1")
+_MAIN = ("correct", "text_score", "image_score", "group_score", "top1")
 
 
 def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
@@ -203,7 +203,7 @@ def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
     tables = {name: score_matchers(models, *one, blind=blind, progress=progress) for name, one in probes.items()}
     tables["MiniNet"] = score_naming(models, ensure_mininet(folder_beside(world, "mininet"), progress=False))
     rows = pd.concat([table.assign(probe=name) for name, table in tables.items()])
-    rows = rows[(rows.model == "trained") & rows.metric.isin(_ASKED) & (rows.ci_low > rows[["chance", "blind"]].max(1))]
+    rows = rows[(rows.model == "trained") & rows.metric.isin(_MAIN) & (rows.ci_low > rows[["chance", "blind"]].max(1))]
     return {"scores_on_test": {name: card_rows(table) for name, table in tables.items()}, "choice_on_val": [],
             "above_chance": [f"{row.probe} {row.part} ({row.metric})" for row in rows.itertuples()],
             "data": {"layout": "Flickr30k Entities; scores: Visual Genome, COCO, swaps, MiniNet"},

@@ -85,13 +85,13 @@ def _things(boxes: Mapping[str, np.ndarray], entities: Sequence[str], size: int,
     has = np.zeros((len(distinct), len(entities)), bool)
     for box, place in rows:
         has[distinct[box], place] = True
-    found = np.array(list(distinct), np.float32).reshape(-1, 4) / size
-    return (flip_boxes(found) if flip else found), has
+    corners = np.array(list(distinct), np.float32).reshape(-1, 4) / size
+    return (flip_boxes(corners) if flip else corners), has
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #acc6837f
 def draw_owl_batch(data: TrainingSet, recipe: OwlRecipe, step: int) -> OwlBatch:
     """The pictures, phrases and things of a step, counted from 0."""
-    batch, maker, found, labels, known = draw_captions(data, recipe, step), data.maker, [], [], []
+    batch, maker, things, labels, decided = draw_captions(data, recipe, step), data.maker, [], [], []
     texts = list(dict.fromkeys(batch.texts))
     place = {words: number for number, words in enumerate(texts)}
     for (row, flip), captions in zip(batch.pictures, batch.captions):
@@ -103,10 +103,10 @@ def draw_owl_batch(data: TrainingSet, recipe: OwlRecipe, step: int) -> OwlBatch:
         for caption in (caption for caption in captions if caption.true):
             mine = has[:, entities.index(caption.phrases[0][2])]
             label[mine, place[caption.words]], judged[place[caption.words]] = 1, mine.any()
-        found.append(torch.from_numpy(corners))
+        things.append(torch.from_numpy(corners))
         labels.append(torch.from_numpy(label))
-        known.append(torch.from_numpy(judged))
-    return OwlBatch(batch.pixels, texts, found, labels, torch.stack(known))
+        decided.append(torch.from_numpy(judged))
+    return OwlBatch(batch.pixels, texts, things, labels, torch.stack(decided))
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #18a54746
 def owl_outputs(model, pixels: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +150,7 @@ def owl_losses(model, batch: OwlBatch, ids: torch.Tensor, recipe: OwlRecipe, tak
         target[number, patches], counts[number, patches] = (labels[which] == 1).float(), labels[which] >= 0
         mine.append(boxes[number, patches])
         theirs.append(things[which])
-        hits.append(_found(logits[number], boxes[number], things, labels))
+        hits.append(_phrase_hits(logits[number], boxes[number], things, labels))
     mine, theirs, hits = torch.cat(mine), torch.cat(theirs), torch.cat(hits)
     losses = {
         "phrases": (sigmoid_focal_loss(logits, target) * counts).sum() / target.sum().clamp(min=1),
@@ -164,7 +164,7 @@ def owl_losses(model, batch: OwlBatch, ids: torch.Tensor, recipe: OwlRecipe, tak
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #8fa56ed8
 @torch.no_grad()
-def _found(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _phrase_hits(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """bool [own phrases]: does the patch with the highest logit have a box of the phrase?"""
     own = (labels == 1).any(0).nonzero()[:, 0]
     best = boxes[logits[:, own].argmax(0)]

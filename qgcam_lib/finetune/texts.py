@@ -80,12 +80,12 @@ class ImageText:
     @cached_property
     def entities(self) -> dict[str, tuple[frozenset, frozenset]]:
         """entity -> (all its head nouns in the singular, all its attributes)."""
-        found = defaultdict(lambda: (set(), set()))
+        words_of = defaultdict(lambda: (set(), set()))
         for mention in self.mentions:
             head, attributes = head_and_attributes(mention.words)
-            found[mention.entity][0].add(singular(head))
-            found[mention.entity][1].update(attributes)
-        return {key: (frozenset(heads), frozenset(known)) for key, (heads, known) in found.items()}
+            words_of[mention.entity][0].add(singular(head))
+            words_of[mention.entity][1].update(attributes)
+        return {key: (frozenset(heads), frozenset(attributes)) for key, (heads, attributes) in words_of.items()}
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #ddc1000c
 def read_texts(root: str | Path, split: str = "train", limit: int | None = None) -> list[ImageText]:
@@ -124,8 +124,8 @@ def denied(word: str, known: frozenset) -> bool:
     """Whether another attribute of the same class is known: "red" is denied by {"blue", "small"}, not by {"small"}."""
     if word in known:
         return False
-    told = [other for other in known if CLASS_OF.get(other, other) == CLASS_OF.get(word)]
-    return bool(told) and not any({word, other} <= same for other in told for same in _SAME)
+    rivals = [other for other in known if CLASS_OF.get(other, other) == CLASS_OF.get(word)]
+    return bool(rivals) and not any({word, other} <= same for other in rivals for same in _SAME)
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #246a0cb5
 TOUCHING = ("on", "under", "inside", "in", "holding", "riding", "wearing")
@@ -149,8 +149,9 @@ def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str]
 
     The second result is bool [N, words].
     """
-    said = [frozenset(word for heads, known in text.entities.values() for word in (*heads, *known)) for text in texts]
-    counts = Counter(word for words in said for word in words)
+    image_words = [frozenset(word for heads, attributes in text.entities.values() for word in (*heads, *attributes))
+                   for text in texts]
+    counts = Counter(word for words in image_words for word in words)
     words = sorted(word for word, n in counts.items() if n >= minimum and word not in _OTHER_SIDE)
-    has = np.array([[word in mine for word in words] for mine in said], dtype=bool)
-    return words, has.reshape(len(said), len(words))
+    has = np.array([[word in mine for word in words] for mine in image_words], dtype=bool)
+    return words, has.reshape(len(image_words), len(words))

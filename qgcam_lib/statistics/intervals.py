@@ -131,15 +131,15 @@ def _t_mass(start: np.ndarray, stop: np.ndarray, df: np.ndarray) -> np.ndarray:
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #86aabde1
 def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
     """The t that contains the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."""
-    given, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
-    df = np.minimum(given, 1e5)
+    uncapped, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
+    df = np.minimum(uncapped, 1e5)
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5
     for _ in range(60):
         step = (level / 2 - _t_mass(np.zeros_like(angle), angle, df)) / (height * np.cos(angle) ** (df - 1))
         angle = angle + step
         if not (np.abs(step) > 1e-14).any():
             break
-    return np.where(given > 1e5, z + (z**3 + z) / (4 * given), np.sqrt(df) * np.tan(angle))
+    return np.where(uncapped > 1e5, z + (z**3 + z) / (4 * uncapped), np.sqrt(df) * np.tan(angle))
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #e52dc34c
 def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
@@ -276,8 +276,8 @@ def cluster_interval(estimate: Estimate, level: float = 0.95,
     ranges: lowest and highest possible value of each score; with an infinite end, or None, it is centre -+ t standard
     errors. A value outside its range is treated as without ends. NaN with fewer than two groups.
     """
-    given = [(-np.inf, np.inf)] * len(estimate.value) if ranges is None else list(ranges)
-    low, high = np.array(given, np.float64).reshape(-1, 2).T
+    limits = [(-np.inf, np.inf)] * len(estimate.value) if ranges is None else list(ranges)
+    low, high = np.array(limits, np.float64).reshape(-1, 2).T
     ends = estimate.centre + np.array([[-1], [1]]) * t_quantile(estimate.df, level) * np.sqrt(estimate.variance)
     bounded = np.isfinite(high - low) & (estimate.value >= low) & (estimate.value <= high)
     base, width = np.where(bounded, low, 0), np.where(bounded, high - low, 1)

@@ -109,9 +109,9 @@ def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, flo
 # %% ../../nbs/lib/statistics/03_summary.ipynb #5e1722e2
 def observed_ranges(ranges: Sequence[tuple[float, float]], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Low and high ends [m] of these ranges, an infinite one taken from the values [n, m], NaN left out."
-    seen = pd.DataFrame(values)
+    table = pd.DataFrame(values)
     return tuple(np.where(np.isfinite(ends), ends, most) for ends, most in zip(np.transpose(ranges),
-                                                                               (seen.min(), seen.max())))
+                                                                               (table.min(), table.max())))
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #bdabbd1b
 def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
@@ -196,12 +196,12 @@ def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *
 # %% ../../nbs/lib/statistics/03_summary.ipynb #0f7f8f6b
 def sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.random.Generator) -> np.ndarray:
     "Two-sided p of each column of group sums [n_groups, m]: share of sign patterns with a mean at least as far from 0."
-    seen, far, done = np.abs(sums.sum(0)), np.zeros(sums.shape[1]), 0
+    observed, far, done = np.abs(sums.sum(0)), np.zeros(sums.shape[1]), 0
     chunk = max(1, 2**22 // max(len(sums), 1))
     while done < n_permutations:
         rows = min(chunk, n_permutations - done)
         signs = rng.integers(0, 2, (rows, len(sums))) * 2.0 - 1.0
-        far += (np.abs(signs @ sums) >= seen * (1 - 1e-12) - 1e-12).sum(0)
+        far += (np.abs(signs @ sums) >= observed * (1 - 1e-12) - 1e-12).sum(0)
         done += rows
     return np.where(n > 0, (far + 1) / (n_permutations + 1), np.nan)
 
@@ -261,8 +261,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     apart, rng = x - y, np.random.default_rng(seed)
     both = ~np.isnan(apart)
     rows = _mean_rows(names, apart, codes, n_groups, n_bootstrap, level, rng, interval, None)
-    seen = np.concatenate([x, y])
-    width = np.subtract(*observed_ranges(ranges_of(names, seen), seen)[::-1])
+    pooled = np.concatenate([x, y])
+    width = np.subtract(*observed_ranges(ranges_of(names, pooled), pooled)[::-1])
     rows["ci_low"], rows["ci_high"] = rows["ci_low"].clip(-width), rows["ci_high"].clip(upper=width)
     mean_a, mean_b = (intervals.ratio(np.where(both, v, 0).sum(0), both.sum(0)) for v in (x, y))
     p = np.full(len(names), np.nan)

@@ -165,8 +165,8 @@ class RankerData(RegionTexts):
 
     def batch(self, rows: Sequence[int]) -> TextBatch:
         """Some expressions by their rows, at least one."""
-        found = super().batch(rows)
-        return replace(found, targets=torch.from_numpy(self.targets[np.asarray(rows), : found.regions.mask.shape[1]]))
+        batch = super().batch(rows)
+        return replace(batch, targets=torch.from_numpy(self.targets[np.asarray(rows), : batch.regions.mask.shape[1]]))
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b60010
 def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Sequence[str | Path],
@@ -192,12 +192,12 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
         raise ParameterError(f"expressions: expected at least one with its target among its candidates, got none of "
                              f"{len(expressions)}.")
     rows.sort(key=lambda row: row[0])
-    of, targets, kept = zip(*rows)
+    of, targets, usable = zip(*rows)
     wide = np.zeros((len(rows), max(map(len, targets))), np.float32)
     for line, own in zip(wide, targets):
         line[:len(own)] = own
     return RankerData(region_table(list(pictures), encoder, cache, progress=progress), np.array(of),
-                      *text_arrays(tokenizer, [one.text for one in kept]), wide, tuple(one.id for one in kept),
+                      *text_arrays(tokenizer, [one.text for one in usable]), wide, tuple(one.id for one in usable),
                       tokenizer)
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #a1c50006
@@ -207,22 +207,22 @@ def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
     Equal boxes stand once; what has no area, or lies outside the picture, is left out. root, split: see
     `data.gqa.scene_graphs`, whose errors it raises: GQA has scene graphs of train and val.
     """
-    found = {}
+    candidates = {}
     for image, graph in scene_graphs(root, split):
         size = graph["width"], graph["height"]
         boxes = [(one["x"], one["y"], one["x"] + one["w"], one["y"] + one["h"]) for one in graph["objects"].values()
                  if one["w"] > 0 and one["h"] > 0]
         cut = [tuple(map(float, np.clip(box, 0, [*size, *size]))) for box in boxes]
-        found[image] = tuple(dict.fromkeys(box for box in cut if box[0] < box[2] and box[1] < box[3]))
-    return found
+        candidates[image] = tuple(dict.fromkeys(box for box in cut if box[0] < box[2] and box[1] < box[3]))
+    return candidates
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #356b2bc5
 def picture_candidates(expressions: Iterable[Expression]) -> dict[str, tuple[Box, ...]]:
     """picture -> all candidates that expressions have on it, each once, by the picture's id (`group`)."""
-    found: dict[str, dict[Box, None]] = {}
+    candidates: dict[str, dict[Box, None]] = {}
     for one in expressions:
-        found.setdefault(one.group, {}).update(dict.fromkeys(one.candidates))
-    return {picture: tuple(boxes) for picture, boxes in found.items()}
+        candidates.setdefault(one.group, {}).update(dict.fromkeys(one.candidates))
+    return {picture: tuple(boxes) for picture, boxes in candidates.items()}
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #a1c5000a
 @dataclass(frozen=True, eq=False)
@@ -263,24 +263,24 @@ def load_questions(questions: Iterable[Question], boxes: Mapping[str, Sequence[B
     for the rest see `load_ranker_data`. Questions whose picture has no regions are left out. Errors: ParameterError
     where no question is left; ExampleError for a question without an answer, or a picture that is not there.
     """
-    asked = sorted(questions, key=lambda one: one.image)
-    if silent := next((one for one in asked if not one.answer), None):
+    ordered = sorted(questions, key=lambda one: one.image)
+    if silent := next((one for one in ordered if not one.answer), None):
         raise ExampleError("the question has no answer", silent.id, remedy="Take a split with answers: train, val, "
                            "testdev")
-    classes = tuple(Classes(asked).names if classes is None else classes)
+    classes = tuple(Classes(ordered).names if classes is None else classes)
     number = {name: place for place, name in enumerate(classes)}
-    kept = [one for one in asked if boxes.get(one.image) and (keep_unknown or one.answer in number)]
-    if not kept:
+    usable = [one for one in ordered if boxes.get(one.image) and (keep_unknown or one.answer in number)]
+    if not usable:
         raise ParameterError(f"questions: expected some with a known answer and regions of their picture, got none "
-                             f"among {len(asked)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
-    pictures = {picture: place for place, picture in enumerate(dict.fromkeys(one.image for one in kept))}
+                             f"among {len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
+    pictures = {picture: place for place, picture in enumerate(dict.fromkeys(one.image for one in usable))}
     files = {picture: picture_file(f"{picture}.jpg", images) for picture in pictures}
     for picture, file in files.items():
         if not file.is_file():
             raise ExampleError("there is no such picture", picture, file, "Give the folder of the pictures.")
     regions = region_table([(file, boxes[picture]) for picture, file in files.items()], encoder, cache,
                            progress=progress)
-    return QuestionData(regions, np.array([pictures[one.image] for one in kept]),
-                        *text_arrays(tokenizer, [one.text for one in kept]),
-                        np.array([number.get(one.answer, -1) for one in kept], np.int64), classes,
-                        tuple(one.id for one in kept), tuple(pictures))
+    return QuestionData(regions, np.array([pictures[one.image] for one in usable]),
+                        *text_arrays(tokenizer, [one.text for one in usable]),
+                        np.array([number.get(one.answer, -1) for one in usable], np.int64), classes,
+                        tuple(one.id for one in usable), tuple(pictures))

@@ -135,9 +135,9 @@ class MiniTasks(MultiTaskTraining, MiniTraining):
     @property
     def about(self) -> dict:
         """The class's entries of the card."""
-        told = super().about
-        return {**told, "supervision": f"{told['supervision']}; in turn questions on relations, GQA-Rel of the same "
-                "pictures, with their short answers", "answers": list(self.asked.classes),
+        entries = super().about
+        return {**entries, "supervision": f"{entries['supervision']}; in turn questions on relations, GQA-Rel of the "
+                "same pictures, with their short answers", "answers": list(self.asked.classes),
                 "training_questions": len(self.questions.data)}
 
     def answered(self) -> dict[str, float]:
@@ -154,25 +154,25 @@ def start_mini_ranker(name: str, folder: Path, gqa: Path | None, cache: Path | N
     """The training of a small ranker at step 0. name: of RECIPES; folder: of the expressions; gqa: of the questions,
     None for a training without; cache: of the features, None to keep none.
     """
-    said, dev = (refcocog(folder, split) for split in ("train", "val"))
+    expressions, dev = (refcocog(folder, split) for split in ("train", "val"))
     kind = name if name in NETWORKS else name.partition("-")[0]
-    asked = {split: list(gqa_rel(gqa, split)) if gqa else [] for split in ("train", "val")}
-    words = build_vocabulary([one.text for one in (*said, *asked["train"])])
+    gqa_questions = {split: list(gqa_rel(gqa, split)) if gqa else [] for split in ("train", "val")}
+    words = build_vocabulary([one.text for one in (*expressions, *gqa_questions["train"])])
     tokenizer, encoder = make_tokenizer(words, lavis_tokens=False), load_encoder(ENCODER, "mini", device)
-    given = {"encoder": encoder, "tokenizer": tokenizer, "cache": cache, "progress": progress}
-    data = load_ranker_data(said, folder / "images", **given)
-    dev = load_ranker_data(dev, folder / "images", keep_without_target=True, **given)
+    options = {"encoder": encoder, "tokenizer": tokenizer, "cache": cache, "progress": progress}
+    data = load_ranker_data(expressions, folder / "images", **options)
+    dev = load_ranker_data(dev, folder / "images", keep_without_target=True, **options)
     width = data.regions.features.shape[1]
     network = build_mini(kind, tokenizer, width, recipe.seed)
     more = {"name": kind, "folder": folder, "encoder": encoder, "vocabulary": words,
             "config": StoredRanker(mini_config(kind, tokenizer), width)}
     if not gqa:
         return start_ranker(network, data, recipe, dev, device, MiniTraining, **more)
-    questions = load_questions(asked["train"], graph_boxes(gqa, "train"), gqa / "images", **given)
-    known = load_questions(asked["val"], graph_boxes(gqa, "val"), gqa / "images", classes=questions.classes,
-                           keep_unknown=True, **given)
+    questions = load_questions(gqa_questions["train"], graph_boxes(gqa, "train"), gqa / "images", **options)
+    dev_questions = load_questions(gqa_questions["val"], graph_boxes(gqa, "val"), gqa / "images",
+                                   classes=questions.classes, keep_unknown=True, **options)
     return start_tasks(TwoTasks(network, len(questions.classes), recipe.seed), data, questions, recipe, dev, device,
-                       MiniTasks, asked=known, **more)
+                       MiniTasks, asked=dev_questions, **more)
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #d2c18107
 @dataclass(frozen=True)
@@ -219,11 +219,11 @@ def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bo
     """Accuracy of rankers by name on Ref-Easy, Ref-Hard and Ref-Adv: model, split, metric, value, ci_low, ci_high,
     random, candidates, bag (the ceiling of the listener of bags), n, n_undefined, n_groups. 95 % intervals by picture.
     """
-    said, bag = judged_expressions(folder), split_counts(folder)["bag"]
+    expressions, bag = judged_expressions(folder), split_counts(folder)["bag"]
 
     def score(model: Any) -> pd.DataFrame:
-        found = summarize_choices(refer(model, said, Path(folder) / "images", progress=progress))
-        return found.assign(bag=found["split"].map(bag))
+        rows = summarize_choices(refer(model, expressions, Path(folder) / "images", progress=progress))
+        return rows.assign(bag=rows["split"].map(bag))
 
     return by_name(models, score, "model split metric value ci_low ci_high random candidates bag n n_undefined "
                                          "n_groups")

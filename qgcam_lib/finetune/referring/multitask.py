@@ -63,8 +63,8 @@ def answer_loss(logits: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """
     logits = logits.float()
     targets = torch.zeros_like(logits)
-    known = place >= 0
-    targets[known, place[known]] = 1.0
+    answerable = place >= 0
+    targets[answerable, place[answerable]] = 1.0
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c6000a
@@ -190,8 +190,8 @@ def answer_questions(network: TwoTasks, data: QuestionData) -> pd.DataFrame:
     """
     _check_questions(network, data)
     learned, place = network.training, next(network.parameters()).device
-    found = QuestionTraining(network, RankerRecipe(), "", data, device=place).rank_all(data).argmax(1)
+    answers = QuestionTraining(network, RankerRecipe(), "", data, device=place).rank_all(data).argmax(1)
     network.train(learned)
     return pd.DataFrame({"id": data.names, "group": [data.pictures[k] for k in data.of],
-                         "predicted": [data.classes[k] for k in found], "correct": data.right(found),
+                         "predicted": [data.classes[k] for k in answers], "correct": data.right(answers),
                          "known": data.place >= 0})

@@ -41,23 +41,23 @@ def order_expressions(folder: str | Path) -> tuple[list[Expression], pd.DataFram
     """Easy expressions and pairs of the same words, and a row for each with COLUMNS: pair ("" for easy), same_type
     (both targets of a pair are of one type), bag and beginning (expected accuracy, 0..1, of a listener without order,
     and of one that hears the words up to the first noun)."""
-    known = {(one.split, one.annotation, one.text): one for one in minis.judged_expressions(folder)}
-    found, rows = [], []
+    by_key = {(one.split, one.annotation, one.text): one for one in minis.judged_expressions(folder)}
+    expressions, rows = [], []
     for picture in json.loads((Path(folder) / "scenes.json").read_text(encoding="utf-8"))["pictures"]:
         listener = Listener(scene_of(picture))
         types = {thing.id: type_of(thing) for thing in listener.scene.things}
         for k, one in enumerate(picture["expressions"]):
             turned = one.get("adversary", {})
-            asked = [one] if one["label"] == "easy" else [one, turned] if turned.get("kind") == "order" else []
-            for said, split in zip(asked, (one["label"], "adv")):
-                expression = known[split, str(one["ann_id"]), said["text"]]
-                beginning = dict.fromkeys(listener.beginning(said["text"]), 1)
+            records = [one] if one["label"] == "easy" else [one, turned] if turned.get("kind") == "order" else []
+            for record, split in zip(records, (one["label"], "adv")):
+                expression = by_key[split, str(one["ann_id"]), record["text"]]
+                beginning = dict.fromkeys(listener.beginning(record["text"]), 1)
                 pair = f"{picture['image_id']}/{k}" if turned else ""
-                found.append(expression)
+                expressions.append(expression)
                 rows.append((expression.id, expression.group, split, pair,
-                             bool(turned) and types[one["thing"]] == types[turned["thing"]], said["share"],
-                             bag_share(beginning, said["thing"])))
-    return found, pd.DataFrame(rows, columns=COLUMNS)
+                             bool(turned) and types[one["thing"]] == types[turned["thing"]], record["share"],
+                             bag_share(beginning, record["thing"])))
+    return expressions, pd.DataFrame(rows, columns=COLUMNS)
 
 # %% ../../../nbs/lib/finetune/referring/06_order.ipynb #7bab37a6
 def order_choices(training: minis.MiniTraining, expressions: Sequence[Expression], images: Path, cache: Path, seed: int
@@ -66,11 +66,11 @@ def order_choices(training: minis.MiniTraining, expressions: Sequence[Expression
     order."""
     frames = []
     texts = {"original": expressions, "shuffled": perturb_expressions(expressions, "shuffle", seed=seed)}
-    for words, asked in texts.items():
-        arrays = load_ranker_data(asked, images, training.encoder, training.data.tokenizer, keep_without_target=True,
+    for words, variant in texts.items():
+        arrays = load_ranker_data(variant, images, training.encoder, training.data.tokenizer, keep_without_target=True,
                                   cache=cache)
-        found = training.choices(asked, arrays)
-        frames.append(found[["id", "correct", "random", "n_candidates"]].assign(words=words))
+        choices = training.choices(variant, arrays)
+        frames.append(choices[["id", "correct", "random", "n_candidates"]].assign(words=words))
     return pd.concat(frames, ignore_index=True)
 
 # %% ../../../nbs/lib/finetune/referring/06_order.ipynb #408e6a81
@@ -81,13 +81,13 @@ def run_order(out: Path, root: Path, work: Path, device: str = "cpu") -> Path:
     study.json (recipes, looks at the development pictures, versions), last. Returns `out`.
     """
     folder, frames, about = ensure_refcocog(minis.folder_beside(root, "refcocog_order"), 0, 0, PICTURES), [], []
-    asked, table = order_expressions(folder)
+    expressions, table = order_expressions(folder)
     for seed in SEEDS:
         for arm, kind in ARMS.items():
             kind = replace(kind, recipe=replace(kind.recipe, seed=seed))
             training = kind.train(root, work / f"{arm}-{seed}", device=device)
-            found = order_choices(training, asked, folder / "images", work / "regions", seed)
-            frames.append(found.assign(arm=arm, seed=seed))
+            rows = order_choices(training, expressions, folder / "images", work / "regions", seed)
+            frames.append(rows.assign(arm=arm, seed=seed))
             about.append({"arm": arm, "seed": seed, "recipe": asdict(training.recipe), "steps": training.step,
                           "network": training.model.config.to_dict(), "seconds": round(training.seconds, 1),
                           "dev_accuracy": [round(x, 5) for x in training.looks]})
@@ -114,6 +114,6 @@ def main(argv: Sequence[str] | None = None) -> Path:
                         help="folder of the study (default: data/studies/ref_adv_order)")
     parser.add_argument("--work", type=Path, default=settings.cache / "ref_adv_order", help="folder of the checkpoints")
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args(argv)
-    return run_order(given.out, settings.data_root / "miniworld", given.work, device=given.device)
+    args = parser.parse_args(argv)
+    return run_order(args.out, settings.data_root / "miniworld", args.work, device=args.device)
 

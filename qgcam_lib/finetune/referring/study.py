@@ -69,12 +69,12 @@ class Arm:
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #3edc72c4
 _HINGES = {f"{loss}-{margin:g}": Arm(loss=loss, margin=margin, wait=1 / 3) for margin in (0.2, 0.1, 0.4)
            for loss in ("max", "sum")} | {"max-0.2-at-once": Arm(loss="max")}
-_ASKED = {f"{short}-{kind}": Arm(way, questions=kind) for kind in ("rel", "all", "other")
+_QUESTIONS = {f"{short}-{kind}": Arm(way, questions=kind) for kind in ("rel", "all", "other")
           for short, way in (("questions", "questions"), ("tl", "after"))}
 _BOTH = {f"mtl-{kind}-{ratio:g}": Arm("together", questions=kind, ratio=ratio)
          for kind, ratio in (("rel", 1.0), ("rel", 0.5), ("rel", 2.0), ("other", 1.0), ("all", 1.0))}
 _FIRST = ("max-0.2", "sum-0.2", "mtl-rel-1", "questions-rel", "tl-rel", "max-0.2-at-once")
-_ALL = _HINGES | _ASKED | _BOTH
+_ALL = _HINGES | _QUESTIONS | _BOTH
 ARMS = {"plain": Arm()} | {name: _ALL[name] for name in _FIRST} | _ALL
 
 
@@ -115,13 +115,13 @@ class StudyData:
         """The questions of some data that are of a kind, see KINDS."""
         rows = np.array([self.types[name] in KINDS[kind] for name in data.names])
         return replace(data, of=data.of[rows], ids=data.ids[rows], lengths=data.lengths[rows], place=data.place[rows],
-                       names=tuple(name for name, kept in zip(data.names, rows) if kept))
+                       names=tuple(name for name, chosen in zip(data.names, rows) if chosen))
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #156149eb
 def first_pictures(expressions: Sequence[Expression], count: int) -> list[Expression]:
     """The expressions of the first `count` pictures, in order."""
-    kept = set(list(dict.fromkeys(one.group for one in expressions))[:count])
-    return [one for one in expressions if one.group in kept]
+    pictures = set(list(dict.fromkeys(one.group for one in expressions))[:count])
+    return [one for one in expressions if one.group in pictures]
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70010
 def load_study(root: str | Path, cache: str | Path | None = None, *, images: int = 1600, pictures: int = PICTURES,
@@ -132,21 +132,24 @@ def load_study(root: str | Path, cache: str | Path | None = None, *, images: int
     learned from; cache: folder of the features, None to keep none; seed: of the network's first weights.
     """
     folder, gqa = (each(root, images, progress=progress) for each in (minis.expressions_folder, minis.questions_folder))
-    said, dev = first_pictures(refcocog(folder, "train"), pictures), list(refcocog(folder, "val"))
+    expressions, dev = first_pictures(refcocog(folder, "train"), pictures), list(refcocog(folder, "val"))
     test = list(minis.judged_expressions(folder))
-    pools = {"train": said, "val": dev, "testdev": [*test, *refcocog(folder, "test")]}
+    pools = {"train": expressions, "val": dev, "testdev": [*test, *refcocog(folder, "test")]}
     boxes = {split: picture_candidates(pool) for split, pool in pools.items()}
-    asked = {split: [one for one in Gqa(gqa, split, balanced=False) if one.image in boxes[split]] for split in pools}
-    words = build_vocabulary([one.text for one in (*said, *asked["train"])])
+    questions = {split: [one for one in Gqa(gqa, split, balanced=False) if one.image in boxes[split]]
+                 for split in pools}
+    words = build_vocabulary([one.text for one in (*expressions, *questions["train"])])
     tokenizer, encoder = make_tokenizer(words, lavis_tokens=False), load_encoder(minis.ENCODER)
     load, ask = (partial(each, images=place / "images", encoder=encoder, tokenizer=tokenizer, cache=cache,
                          progress=progress) for each, place in ((load_ranker_data, folder), (load_questions, gqa)))
-    train, on_dev, on_test = load(said), load(dev, keep_without_target=True), load(test, keep_without_target=True)
-    known = Classes(asked["train"]).names
-    learned, *rest = (ask(asked[split], boxes[split], classes=known, keep_unknown=split != "train") for split in pools)
+    train = load(expressions)
+    on_dev, on_test = load(dev, keep_without_target=True), load(test, keep_without_target=True)
+    classes = Classes(questions["train"]).names
+    learned, *rest = (ask(questions[split], boxes[split], classes=classes, keep_unknown=split != "train")
+                      for split in pools)
     network = vilbert.build_vilbert(minis.TINY, len(tokenizer), train.regions.features.shape[1], seed)
     judged = (([replace(one, split="dev") for one in dev], on_dev), (test, on_test))
-    types = {one.id: one.semantic for some in asked.values() for one in some}
+    types = {one.id: one.semantic for some in questions.values() for one in some}
     return StudyData(network, tuple(words), train, on_dev, judged, learned, dict(zip(("dev", "test"), rest)), types,
                      seed)
 
@@ -183,7 +186,7 @@ def arm_choices(training: RankerTraining, data: StudyData) -> pd.DataFrame:
 
 def arm_answers(training: RankerTraining, data: StudyData) -> pd.DataFrame:
     """Rows of `answer_questions` for all questions of dev and test: id, group, split, semantic, correct, known."""
-    parts = [answer_questions(training.model, asked).assign(split=split) for split, asked in data.asked.items()]
+    parts = [answer_questions(training.model, questions).assign(split=split) for split, questions in data.asked.items()]
     frame = pd.concat(parts, ignore_index=True)
     frame["semantic"] = frame["id"].map(data.types)
     return frame[["id", "group", "split", "semantic", "correct", "known"]]
@@ -209,7 +212,7 @@ def run_arm(name: str, data: StudyData, out: str | Path, work: str | Path | None
     write_whole(folder / "log.csv", training.log.to_csv(index=False, float_format="%.7g"))
     write_whole(Path(out) / "vocabulary.txt", "\n".join(data.words) + "\n")
     learned = data.of_kind(data.learned, arm.questions) if arm.questions else None
-    told = {"name": name, **asdict(arm), "recipe": asdict(training.recipe), "network": minis.TINY.to_dict(),
+    record = {"name": name, **asdict(arm), "recipe": asdict(training.recipe), "network": minis.TINY.to_dict(),
             "first_weights": weights_fingerprint(data.network), "steps": training.step,
             "seconds": round(training.seconds, 1), "dev_accuracy": [round(x, 5) for x in training.looks],
             "data": {"pictures": len(data.train.regions.first) - 1, "expressions": len(data.train),
@@ -218,7 +221,7 @@ def run_arm(name: str, data: StudyData, out: str | Path, work: str | Path | None
                      "gqa": GQA_CHECKSUM},
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "device": str(training.device), "threads": torch.get_num_threads()}
-    write_json(folder / "arm.json", told, indent=1)
+    write_json(folder / "arm.json", record, indent=1)
     return folder
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70020
@@ -238,14 +241,14 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     if not file.is_file():
         raise FileFault(f"study: expected {arm}/arm.json in {study}, it is not there. Run the arm: python -m "
                         f"qgcam_lib.finetune.referring --arm {arm}")
-    told, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
-    longest = told["steps"] // told["recipe"]["log_every"]
-    if told["way"] != "alone":
-        raise ParameterError(f"arm: expected one that was trained on expressions alone, got {arm!r} ({told['way']}).")
+    record, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
+    longest = record["steps"] // record["recipe"]["log_every"]
+    if record["way"] != "alone":
+        raise ParameterError(f"arm: expected one that was trained on expressions alone, got {arm!r} ({record['way']}).")
     if not 0 < rows <= longest:
         raise ParameterError(f"rows: expected 1 to {longest}, as many as {arm} has logged, got {rows}.")
-    data, recipe = _learned(told, Path(study), root, cache, progress), RankerRecipe.stored(told["recipe"])
-    network = vilbert.build_vilbert(vilbert.ViLBERTConfig.read(told["network"]), len(data.tokenizer),
+    data, recipe = _learned(record, Path(study), root, cache, progress), RankerRecipe.stored(record["recipe"])
+    network = vilbert.build_vilbert(vilbert.ViLBERTConfig.read(record["network"]), len(data.tokenizer),
                                     data.regions.features.shape[1], recipe.seed)
     again = train_ranker(network, data, recipe=recipe, device=device, stop_at=rows * recipe.log_every,
                          progress=progress)
@@ -256,9 +259,9 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     return frame.assign(same=(frame["now"] - frame["stored"]).abs() <= SAME_LOSS * frame["stored"].abs())
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #ec2781de
-def _learned(told: dict, study: Path, root: Path, cache: str | Path | None, progress: bool) -> RankerData:
+def _learned(record: dict, study: Path, root: Path, cache: str | Path | None, progress: bool) -> RankerData:
     """The expressions that an arm learned from, with features. FileFault where this code makes others."""
-    count = told["data"]["pictures"]
+    count = record["data"]["pictures"]
     folder = minis.folder_beside(root, "refcocog_1600")
     if not folder.is_dir() or count > 1600:
         drawn = count + count // 20 + 4  # a few pictures have nothing to say
@@ -267,9 +270,9 @@ def _learned(told: dict, study: Path, root: Path, cache: str | Path | None, prog
     tokenizer, encoder = make_tokenizer(words, lavis_tokens=False), load_encoder(minis.ENCODER)
     data = load_ranker_data(first_pictures(refcocog(folder, "train"), count), folder / "images", encoder, tokenizer,
                             cache=cache, progress=progress)
-    if content(data) != told["data"]["train"]:
-        raise FileFault(f"study: {told['name']} learned from other expressions than this code makes ({len(data)}, "
-                        f"there: {told['data']['expressions']}). Run the study anew.")
+    if content(data) != record["data"]["train"]:
+        raise FileFault(f"study: {record['name']} learned from other expressions than this code makes ({len(data)}, "
+                        f"there: {record['data']['expressions']}). Run the study anew.")
     return data
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70023
@@ -288,9 +291,9 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of an arm (default: {STEPS})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args(argv)
-    names = [name for name in ARMS if not (given.out / name / "arm.json").is_file()] if given.missing else [given.arm]
+    args = parser.parse_args(argv)
+    names = [name for name in ARMS if not (args.out / name / "arm.json").is_file()] if args.missing else [args.arm]
     if not names:
         return []
-    data = load_study(given.data, given.work / "regions", seed=given.seed)
-    return [run_arm(name, data, given.out, given.work, steps=given.steps, device=given.device) for name in names]
+    data = load_study(args.data, args.work / "regions", seed=args.seed)
+    return [run_arm(name, data, args.out, args.work, steps=args.steps, device=args.device) for name in names]

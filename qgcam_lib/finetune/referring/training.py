@@ -176,10 +176,10 @@ def pair_scores(self: RankerTraining, batch: TextBatch, found: torch.Tensor) -> 
     """
     regions, ids, mask, of = batch.inputs(self.device)
     place, rows = batch.place.to(of.device), torch.arange(len(of), device=of.device)
-    asked = (batch.usable | batch.usable.T).to(of.device) | torch.eye(len(of), dtype=torch.bool, device=of.device)
+    pairs = (batch.usable | batch.usable.T).to(of.device) | torch.eye(len(of), dtype=torch.bool, device=of.device)
     same = of[:, None] == of
-    table = torch.where(asked & same, found[rows[:, None], place], found.new_zeros(()))
-    j, k = (asked & ~same).nonzero().T
+    table = torch.where(pairs & same, found[rows[:, None], place], found.new_zeros(()))
+    j, k = (pairs & ~same).nonzero().T
     if len(j):
         (texts, pictures), once = torch.unique(torch.stack([j, of[k]]), dim=1, return_inverse=True)
         others = self.model(regions, ids[texts], mask[texts], pictures)
@@ -192,16 +192,16 @@ def losses(self: RankerTraining, batch: TextBatch) -> dict[str, torch.Tensor]:
     """total, plain, hinge (both a mean over expressions) and right: the share of expressions whose best region is the
     target."""
     recipe, inputs = self.recipe, batch.inputs(self.device)
-    found, seen = self.model(*inputs), inputs[0].mask[inputs[3]]
+    scores, mask = self.model(*inputs), inputs[0].mask[inputs[3]]
     share = 1 / len(batch.of)
-    targets, place = batch.targets.to(found.device), batch.place.to(found.device)
+    targets, place = batch.targets.to(scores.device), batch.place.to(scores.device)
     chosen = recipe.fit == "choice"
-    plain = choice_loss(found, place, seen, recipe.scale) if chosen else region_loss(found, targets, seen)
-    plain, right = plain.sum() * share, (found.argmax(1) == place).float().sum() * share
+    plain = choice_loss(scores, place, mask, recipe.scale) if chosen else region_loss(scores, targets, mask)
+    plain, right = plain.sum() * share, (scores.argmax(1) == place).float().sum() * share
     hinge = plain.new_zeros(())
     if batch.usable is not None:
         loss = ContrastiveHinge(recipe.margin, recipe.loss)
-        hinge = loss(self.pair_scores(batch, found), batch.usable.to(found.device)) * share
+        hinge = loss(self.pair_scores(batch, scores), batch.usable.to(scores.device)) * share
     return {"total": plain + recipe.contrast * hinge, "plain": plain, "hinge": hinge, "right": right}
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b7000e
@@ -214,8 +214,8 @@ def rank_all(self: RankerTraining, data: RegionTexts) -> np.ndarray:
     order = np.argsort(data.lengths, kind="stable")
     for start in range(0, len(order), 256):
         rows = order[start:start + 256]
-        found = self.scores(data.batch(rows)).cpu().numpy()
-        table[rows, :found.shape[1]] = found
+        scores = self.scores(data.batch(rows)).cpu().numpy()
+        table[rows, :scores.shape[1]] = scores
     return table
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #ca6a6b87
@@ -273,8 +273,8 @@ def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev:
     place = use_device(device)
     network = deepcopy(network).to(place).requires_grad_(True)
     recipe = replace(recipe, steps=recipe.steps or recipe.epochs * max(1, len(data) // recipe.batch))
-    seen = dev.fingerprint if dev is not None else ""
-    return kind(network, recipe, f"{data.fingerprint} {seen} {weights_fingerprint(network)}", data,
+    dev_fingerprint = dev.fingerprint if dev is not None else ""
+    return kind(network, recipe, f"{data.fingerprint} {dev_fingerprint} {weights_fingerprint(network)}", data,
                 optimizer=adamw(network.parameters(), recipe, vectors_decay=False), dev=dev, device=place, **fields)
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #35a02c37

@@ -40,17 +40,17 @@ def rivals(groups: Sequence[RelCompGroup], at_once: int = 1000) -> list[int]:
     words = CountVectorizer(binary=True, tokenizer=lambda text: text.rstrip(" .").split(), token_pattern=None,
                             dtype=np.float32).fit([text for g in groups for text in (g.positive, g.negative)])
     positive, negative = (words.transform([getattr(g, name) for g in groups]) for name in ("positive", "negative"))
-    many, said = (np.asarray(each.sum(1)).ravel() for each in (positive, negative))
-    (pictures, kinds), found = (pd.factorize(np.array([getattr(g, name) for g in groups]))[0]
+    n_positive, n_negative = (np.asarray(each.sum(1)).ravel() for each in (positive, negative))
+    (pictures, kinds), places = (pd.factorize(np.array([getattr(g, name) for g in groups]))[0]
                                 for name in ("image", "kind")), []
     for k in range(0, len(groups), at_once):
         rows = slice(k, k + at_once)
         common = (negative[rows] @ positive.T).toarray()
-        alike = common / (said[rows, None] + many - common)
+        alike = common / (n_negative[rows, None] + n_positive - common)
         alike[(pictures[rows, None] == pictures) | (kinds[rows, None] != kinds)] = -1
         best = alike.argmax(1)
-        found += np.where(alike[np.arange(len(best)), best] < 0, -1, best).tolist()
-    return found
+        places += np.where(alike[np.arange(len(best)), best] < 0, -1, best).tolist()
+    return places
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #f52c4012
 _SOURCE = "sections 3.2 and 8.4, Table 11; the second picture of the image score is ours"
@@ -130,10 +130,10 @@ def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
     for place in (folder, folder.parent):
         if (file := place / "LOC_synset_mapping.txt").is_file():
             lines = [line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-            known = dict(zip(sorted(number for number, _ in lines), IMAGENET_CLASSNAMES)) \
-                if len(lines) == len(IMAGENET_CLASSNAMES) else {number: said.split(",")[0] for number, said in lines}
-            if not set(numbers) - known.keys():
-                return [known[number] for number in numbers]
+            names = dict(zip(sorted(number for number, _ in lines), IMAGENET_CLASSNAMES)) \
+                if len(lines) == len(IMAGENET_CLASSNAMES) else {number: words.split(",")[0] for number, words in lines}
+            if not set(numbers) - names.keys():
+                return [names[number] for number in numbers]
     raise FormatError(f"{folder}: expected ImageNet's {len(IMAGENET_CLASSNAMES)} folders, got {len(numbers)}. Put "
                       "LOC_synset_mapping.txt beside them, or a classes.csv with the columns class and prompt.")
 
@@ -176,8 +176,8 @@ def _score_classes(model: Any, files: list[Path], prompts: list[str], progress: 
         vectors = F.normalize(model.encode_texts(prompts).float(), dim=-1)
     for k in tqdm(range(0, len(files), 32), desc="zero-shot", disable=not progress, leave=False):
         pictures = [open_image(path) for path in files[k : k + 32]]
-        found = model.encode_images(pictures).float() @ vectors.T if by_vectors else model.score(pictures, prompts)
-        yield torch.as_tensor(found).cpu().numpy().astype(np.float64)
+        scores = model.encode_images(pictures).float() @ vectors.T if by_vectors else model.score(pictures, prompts)
+        yield torch.as_tensor(scores).cpu().numpy().astype(np.float64)
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #7d04fd5c
 class Remembering:
@@ -204,16 +204,16 @@ class Remembering:
         """Unit vectors [T, D] float32."""
         return self._vectors("T", texts, texts, lambda some: self.encoders.read(self.encoders.tokens(some)))
 
-    def _vectors(self, half: str, keys: Sequence[str], given: Sequence, make: Callable) -> torch.Tensor:
-        known, new = self.known[half], {}
-        for key, one in zip(keys, given):
-            if key not in known:
+    def _vectors(self, half: str, keys: Sequence[str], inputs: Sequence, make: Callable) -> torch.Tensor:
+        cache, new = self.known[half], {}
+        for key, one in zip(keys, inputs):
+            if key not in cache:
                 new.setdefault(key, one)
         names = list(new)
         for k in range(0, len(names), 64):
             some = names[k : k + 64]
-            known.update(zip(some, make([new[name] for name in some]).float().cpu()))
-        return torch.stack([known[key] for key in keys]) if len(keys) else torch.zeros(0, 0)
+            cache.update(zip(some, make([new[name] for name in some]).float().cpu()))
+        return torch.stack([cache[key] for key in keys]) if len(keys) else torch.zeros(0, 0)
 
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
         """Scores [I, T] float32, as the matcher's own."""
@@ -245,15 +245,15 @@ def alpha_sweep(before: Any, after: Mapping[str, torch.Tensor] | torch.nn.Module
     moved = [key for key, value in old.items() if not torch.equal(value, new[key].to(value.device))]
     halves = "".join(half for half in "VT" if not tower_parameters(model, half).keys().isdisjoint(moved))
     parts = [{key: state[key] for key in moved} for state in (old, new, model.state_dict())]
-    memory, found = Remembering(encoders), {}
+    memory, tables = Remembering(encoders), {}
     for alpha in alphas:
         interpolate(parts[0], parts[1], alpha, into=parts[2])
         memory.forget(halves)
         memory.card = {**memory.card, "patched": {"alpha": alpha}}
         for name, frame in ask(memory).items():
             frame.insert(0, "alpha", alpha)
-            found.setdefault(name, []).append(frame)
-    return {name: pd.concat(frames, ignore_index=True) for name, frames in found.items()}
+            tables.setdefault(name, []).append(frame)
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items()}
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #b42e6793
 def kept_shares(summary: pd.DataFrame, gained: str, lost: str) -> pd.DataFrame:

@@ -60,8 +60,8 @@ class RelCompData:
 
     def same(self, rows: np.ndarray, text: int) -> torch.Tensor:
         """Which rows of a batch show the same picture or say the same text (0: captions, 1: positives): bool [B, B]."""
-        picture, said = self.pictures[rows], self.said[rows, text]
-        return torch.from_numpy((picture[:, None] == picture) | (said[:, None] == said))
+        picture, sentence = self.pictures[rows], self.said[rows, text]
+        return torch.from_numpy((picture[:, None] == picture) | (sentence[:, None] == sentence))
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #c7848671
 def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[str | Path]) -> RelCompData:
@@ -73,32 +73,34 @@ def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[s
     if not groups or not all(isinstance(group, RelCompGroup) for group in groups):
         raise ParameterError("groups: expected RelCompGroups, got "
                              f"{next((type(g).__name__ for g in groups if not isinstance(g, RelCompGroup)), 'none')}.")
-    files, texts, numbers, said = {}, {}, [], []
+    files, texts, numbers, text_rows = {}, {}, [], []
     for group in groups:
         file = picture_file(group.image, images)
         if file not in files and not file.is_file():
             raise ExampleError("there is no picture of this group", group.id, file,
                                "Put it there, or leave out the groups without pictures.")
         numbers.append(files.setdefault(file, len(files)))
-        said.append([texts.setdefault(text, len(texts)) for text in (group.caption, group.positive, group.negative)])
-    return RelCompData(groups, tuple(files), tuple(texts), np.array(numbers), np.array(said))
+        own = group.caption, group.positive, group.negative
+        text_rows.append([texts.setdefault(text, len(texts)) for text in own])
+    return RelCompData(groups, tuple(files), tuple(texts), np.array(numbers), np.array(text_rows))
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #19423b13
 @torch.no_grad()
 def picture_features(encoders: Encoders, files: Sequence[Path], cache: str | Path | None = None) -> np.ndarray:
     """Unit vectors float32 [N, D] of pictures."""
-    return _kept(encoders, files, lambda some: encoders.see(encoders.pixels(some)), cache,
-                 f"pictures {file_stamps(files)}")
+    return _cached_vectors(encoders, files, lambda some: encoders.see(encoders.pixels(some)), cache,
+                           f"pictures {file_stamps(files)}")
 
 
 @torch.no_grad()
 def text_features(encoders: Encoders, texts: Sequence[str], cache: str | Path | None = None) -> np.ndarray:
     """Unit vectors float32 [N, D] of texts."""
-    return _kept(encoders, texts, lambda some: encoders.read(encoders.tokens(some)), cache, f"texts {[*texts]!r}")
+    return _cached_vectors(encoders, texts, lambda some: encoders.read(encoders.tokens(some)), cache,
+                           f"texts {[*texts]!r}")
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #cd43fc1a
-def _kept(encoders: Encoders, inputs: Sequence, make: Callable[[Sequence], torch.Tensor], cache: str | Path | None,
-          name: str) -> np.ndarray:
+def _cached_vectors(encoders: Encoders, inputs: Sequence, make: Callable[[Sequence], torch.Tensor],
+                    cache: str | Path | None, name: str) -> np.ndarray:
     """The vectors that `make` gives, 64 at a time, in a file whose name says of which weights and inputs."""
     bar = tqdm(range(0, len(inputs), 64), desc=name.split()[0], leave=False, delay=20)
     rows = (make(inputs[k : k + 64]).cpu().numpy() for k in bar)
@@ -165,11 +167,11 @@ class RelCompTraining(Training):
         """Unit vectors float32 [B, D] of pictures, captions, positives and negatives."""
         data, encoders, device = self.data, self.encoders, self.encoders.matcher.device
         pictures, texts = data.pictures[rows], data.said[rows].T.ravel()
-        seen = torch.tensor(self.seen[pictures], device=device) if self.seen is not None else \
+        image = torch.tensor(self.seen[pictures], device=device) if self.seen is not None else \
             encoders.see(encoders.pixels([data.files[row] for row in pictures]))
-        read = torch.tensor(self.read[texts], device=device) if self.read is not None else \
+        text = torch.tensor(self.read[texts], device=device) if self.read is not None else \
             encoders.read(encoders.tokens([data.texts[row] for row in texts]))
-        return [seen, *read.chunk(3)]
+        return [image, *text.chunk(3)]
 
     def losses(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """The losses of a batch, see `relcomp_losses`."""
