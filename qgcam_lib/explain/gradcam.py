@@ -218,17 +218,17 @@ def _layers(encoder, x: torch.Tensor, tokens: Tokens, keys_values: list, start: 
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #0fffa37d
 @torch.no_grad()
-def match_logits(encoder, head, tokens: Tokens, seen: list) -> torch.Tensor:
+def match_logits(encoder, head, tokens: Tokens, image_keys: list) -> torch.Tensor:
     """Matching logits [P, 2] (no match, match) of P phrases with one image.
 
-    encoder: the text encoder, in evaluation mode; head: the linear matching head; seen: the image, from
+    encoder: the text encoder, in evaluation mode; head: the linear matching head; image_keys: the image, from
     `image_keys_values`.
     """
     x = tokens.pack(encoder.embeddings(tokens.ids))
-    return head(_layers(encoder, x, tokens, seen, 0))
+    return head(_layers(encoder, x, tokens, image_keys, 0))
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #cc63ca5d
-def attention_gradients(encoder, head, tokens: Tokens, seen: list,
+def attention_gradients(encoder, head, tokens: Tokens, image_keys: list,
                         block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention of one layer and the derivative of each phrase's matching logit by it.
 
@@ -238,9 +238,9 @@ def attention_gradients(encoder, head, tokens: Tokens, seen: list,
     Raises ValueError where the block does not exist or has no cross-attention.
     """
     layers = encoder.encoder.layer
-    layer, (keys, values) = layers[block], seen[block]
+    layer, (keys, values) = layers[block], image_keys[block]
     with torch.no_grad():
-        x = _layers(encoder, tokens.pack(encoder.embeddings(tokens.ids)), tokens, seen, 0, block)
+        x = _layers(encoder, tokens.pack(encoder.embeddings(tokens.ids)), tokens, image_keys, 0, block)
         x = _self_attention(layer.attention, x, tokens)
         attention = _attention(layer.crossattention, x, keys, tokens)
     with torch.enable_grad():
@@ -248,7 +248,7 @@ def attention_gradients(encoder, head, tokens: Tokens, seen: list,
         x = _attended(layer.crossattention, x, attention @ values, tokens)
         x = layer.output(layer.intermediate(x), x)
         last = block == len(layers) - 1
-        logits = head(x[tokens.first] if last else _layers(encoder, x, tokens, seen, block + 1))
+        logits = head(x[tokens.first] if last else _layers(encoder, x, tokens, image_keys, block + 1))
         (gradient,) = torch.autograd.grad(logits[:, 1].sum(), attention)
     return attention.detach(), gradient, logits.detach()
 
@@ -297,13 +297,13 @@ def phrase_maps(maps: torch.Tensor, tokens: Tokens, weights: torch.Tensor) -> to
     return torch.einsum("pt,pthw->phw", weights.to(maps), tokens.pad(maps))
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #cb9735b8
-def gradcam(encoder, head, tokens: Tokens, seen: list, *, block: int, grid: tuple[int, int],
+def gradcam(encoder, head, tokens: Tokens, image_keys: list, *, block: int, grid: tuple[int, int],
             weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """GradCAM maps of P phrases for one image, and their matching logits.
 
-    encoder, head, tokens, seen, block: as in `attention_gradients`; grid: rows and columns of the image's patches;
-    weights: [P, T] from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A phrase's
-    map does not depend on the other phrases. A map is all zero where no patch raises the score.
+    encoder, head, tokens, image_keys, block: as in `attention_gradients`; grid: rows and columns of the image's
+    patches; weights: [P, T] from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A
+    phrase's map does not depend on the other phrases. A map is all zero where no patch raises the score.
     """
-    attention, gradient, logits = attention_gradients(encoder, head, tokens, seen, block)
+    attention, gradient, logits = attention_gradients(encoder, head, tokens, image_keys, block)
     return phrase_maps(token_maps(attention, gradient, grid), tokens, weights), logits

@@ -111,10 +111,10 @@ def said_words_loss(layer: torch.nn.Linear, cells: torch.Tensor, has: torch.Tens
     return F.binary_cross_entropy_with_logits(words, has, reduction="none").sum(1).mean()
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #a33b3422
-def each_finds_its_own(seen: torch.Tensor, said: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
-    """Contrast of B pictures and their B sentences, each among the batch's, both ways. seen, said: [B, D]."""
-    alike = F.normalize(seen, dim=-1) @ F.normalize(said, dim=-1).T / temperature
-    target = torch.arange(len(seen))
+def each_finds_its_own(images: torch.Tensor, texts: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
+    """Contrast of B pictures and their B sentences, each among the batch's, both ways. images, texts: [B, D]."""
+    alike = F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T / temperature
+    target = torch.arange(len(images))
     return (F.cross_entropy(alike, target) + F.cross_entropy(alike.T, target)) / 2
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #926105c4
@@ -244,14 +244,15 @@ def masked_words(model, batch: ItmBatch, image: torch.Tensor, share: float) -> d
     return {"mlm": F.cross_entropy(guesses, ids[chosen]), "mlm_accuracy": right}
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #f2ba23e9
-def contrast(model, seen: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+def contrast(model, image_states: torch.Tensor, text_states: torch.Tensor) -> torch.Tensor:
     """ALBEF's contrast, each picture with its sentence against the batch's others and the other way round.
 
-    seen, said: [B, C], first states of picture and sentence. The temperature is learned and kept in 0.001..0.5.
+    image_states, text_states: [B, C], first states of picture and sentence. The temperature is learned and kept in
+    0.001..0.5.
     """
     with torch.no_grad():
         model.temp.clamp_(0.001, 0.5)
-    return itm.each_finds_its_own(model.vision_proj(seen), model.text_proj(said), model.temp)
+    return itm.each_finds_its_own(model.vision_proj(image_states), model.text_proj(text_states), model.temp)
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #da056b00
 def albef_losses(

@@ -134,23 +134,23 @@ def soft_token_loss(words: torch.Tensor, here: torch.Tensor, text: dense.Encoded
     return loss.sum() / matched.sum().clamp(min=1)
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #2d78b3e4
-def detector_losses(found: dense.Grounded, batch: DetectorBatch, recipe: DetectorRecipe, grid: tuple[int, int]
+def detector_losses(grounded: dense.Grounded, batch: DetectorBatch, recipe: DetectorRecipe, grid: tuple[int, int]
                     ) -> dict[str, torch.Tensor]:
     """focal (summed, for each assigned cell) or, of the softmax head, soft_tokens (`soft_token_loss`), l1, giou and
     quality (means over the assigned cells), their weighted sum total, and overlap, the mean IoU there.
 
     A false caption has no boxes, so every cell of each of its phrases is to say no.
     """
-    target = assign(batch.boxes, batch.owner, len(found.logits), grid, recipe.share)
+    target = assign(batch.boxes, batch.owner, len(grounded.logits), grid, recipe.share)
     here = target >= 0
     count = here.sum().clamp(min=1)
-    boxes, truth = found.boxes[here], batch.boxes[target[here]]
+    boxes, truth = grounded.boxes[here], batch.boxes[target[here]]
     overlap, general = giou(boxes, truth)
-    quality = F.binary_cross_entropy_with_logits(found.quality[here], overlap.detach(), reduction="sum")
-    if found.words is None:
-        finding = {"focal": sigmoid_focal_loss(found.logits, here.float(), reduction="sum") / count}
+    quality = F.binary_cross_entropy_with_logits(grounded.quality[here], overlap.detach(), reduction="sum")
+    if grounded.words is None:
+        finding = {"focal": sigmoid_focal_loss(grounded.logits, here.float(), reduction="sum") / count}
     else:
-        finding = {"soft_tokens": soft_token_loss(found.words, here, batch.text, recipe.no_object)}
+        finding = {"soft_tokens": soft_token_loss(grounded.words, here, batch.text, recipe.no_object)}
     losses = {**finding, "l1": (boxes - truth).abs().sum() / count, "giou": (1 - general).sum() / count,
               "quality": quality / count}
     losses["total"] = sum(getattr(recipe, name) * value for name, value in losses.items())
@@ -183,16 +183,16 @@ def draw_detector_captions(data: TrainingSet, row: int, recipe: DetectorRecipe, 
     return drawn
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #0a3b5f74
-def cell_names(data: TrainingSet, text: ImageText, known: dict[str, np.ndarray], size: int) -> np.ndarray:
+def cell_names(data: TrainingSet, text: ImageText, entity_boxes: dict[str, np.ndarray], size: int) -> np.ndarray:
     """bool [C, words]: the words of `data.words` that are said of what has its middle part at each cell.
 
-    known: boxes [k, 4] of the picture's entities in pixels; size: side of the picture.
+    entity_boxes: boxes [k, 4] of the picture's entities in pixels; size: side of the picture.
     """
     place = {word: n for n, word in enumerate(data.words)}
-    grid, entities = (size // 8,) * 2, [entity for entity in text.entities if entity in known]
+    grid, entities = (size // 8,) * 2, [entity for entity in text.entities if entity in entity_boxes]
     names = np.zeros((grid[0] * grid[1], len(place)), bool)
     for entity in entities:
-        boxes = torch.from_numpy(known[entity] / size)
+        boxes = torch.from_numpy(entity_boxes[entity] / size)
         here = (assign(boxes, torch.arange(len(boxes)), len(boxes), grid) >= 0).any(0).numpy()
         own = [place[word] for words in text.entities[entity] for word in words if word in place]
         names[np.ix_(here, own)] = True

@@ -120,11 +120,12 @@ def read_image_text(path: str | Path, id: str) -> ImageText:
     return ImageText(id, tuple(sentences), tuple(mentions))
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #ac13e433
-def denied(word: str, known: frozenset) -> bool:
-    """Whether another attribute of the same class is known: "red" is denied by {"blue", "small"}, not by {"small"}."""
-    if word in known:
+def denied(word: str, attributes: frozenset) -> bool:
+    """Whether the attributes have another one of the same class: "red" is denied by {"blue", "small"}, not by
+    {"small"}."""
+    if word in attributes:
         return False
-    rivals = [other for other in known if CLASS_OF.get(other, other) == CLASS_OF.get(word)]
+    rivals = [other for other in attributes if CLASS_OF.get(other, other) == CLASS_OF.get(word)]
     return bool(rivals) and not any({word, other} <= same for other in rivals for same in _SAME)
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #246a0cb5
@@ -133,10 +134,10 @@ _OPPOSITES = ({"left of", "right of"}, {"behind", "in front of"})
 _TOGETHER = ({"on", "riding"}, {"in", "inside"}, {"in", "wearing"}, {"on", "in"})
 
 
-def excludes(said: str, other: str) -> bool:
+def excludes(predicate: str, other: str) -> bool:
     """Whether a true relation of two objects excludes the other one."""
-    both = {said, other}
-    return both in _OPPOSITES or (said != other and both <= {*TOUCHING} and both not in _TOGETHER)
+    both = {predicate, other}
+    return both in _OPPOSITES or (predicate != other and both <= {*TOUCHING} and both not in _TOGETHER)
 
 
 def readings(name: str) -> set[str]:

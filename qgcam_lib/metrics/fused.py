@@ -59,13 +59,13 @@ def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: t
         return score_all(maps, bits, boxes, ranges, starts, plan, block)
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #5a5d0105
-def refuse_impossible(found: dict[str, np.ndarray], mask: np.ndarray, rows: np.ndarray, protocol: str) -> None:
+def refuse_impossible(scores: dict[str, np.ndarray], mask: np.ndarray, rows: np.ndarray, protocol: str) -> None:
     """ValueError for a score out of its range. rows: numbers of the maps, for the message.
 
     mask: pixels in the boxes of each; the published Dice exceeds 1 by at most s / (2 mask + s), where s is 0.001.
     """
     for m in MAP_SCORES:
-        values, (low, high) = found[m.name], m.range
+        values, (low, high) = scores[m.name], m.range
         high = high + 1e-3 / (2 * mask + 1e-3) if m.name[:4] == "dice" else high
         fits = (values >= low) & (values <= high * (1 + 2e-5))  # a hair for rounding, as in `value_limit`
         fits |= (m.undefined_when != "never") & np.isnan(values)

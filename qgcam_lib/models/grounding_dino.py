@@ -151,16 +151,17 @@ def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official
     return GroundingDinoDetector(model, tokenizer, card={**card, "name": entry.name}, **options)
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #a4506957
-def without_duplicates(found: Detections, threshold: float, width: int, height: int) -> Detections:
+def without_duplicates(detections: Detections, threshold: float, width: int, height: int) -> Detections:
     """The detections that no better one of the same phrase overlaps by more than `threshold` (IoU), best first, cut to
     the picture.
 
     Source: OmDet-Turbo's post-processing in transformers, non-maximum suppression for each class.
     """
-    scores, boxes, phrases = (torch.from_numpy(part) for part in (found.scores, found.boxes, found.phrases))
+    arrays = detections.scores, detections.boxes, detections.phrases
+    scores, boxes, phrases = (torch.from_numpy(part) for part in arrays)
     keep = batched_nms(boxes, scores, phrases, threshold).numpy()  # a tensor of one number would index as a number
-    cut = np.clip(found.boxes, 0, [width, height, width, height])
-    return Detections(found.scores[keep], cut[keep], found.phrases[keep])
+    cut = np.clip(detections.boxes, 0, [width, height, width, height])
+    return Detections(detections.scores[keep], cut[keep], detections.phrases[keep])
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #7c48a7bd
 class OmDetDetector(BoxDetector):

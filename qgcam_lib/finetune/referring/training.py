@@ -169,16 +169,16 @@ def _negatives(self: RankerTraining, rows: np.ndarray, step: int) -> torch.Tenso
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b7000c
 @patch
-def pair_scores(self: RankerTraining, batch: TextBatch, found: torch.Tensor) -> torch.Tensor:
+def pair_scores(self: RankerTraining, batch: TextBatch, own_scores: torch.Tensor) -> torch.Tensor:
     """S [E, E], the score of expression j with the target of expression k, where one is a negative of the other.
 
-    found: [E, N], the scores of the batch; pairs that nobody asks about are 0.
+    own_scores: [E, N], the scores of the batch; pairs that nobody asks about are 0.
     """
     regions, ids, mask, of = batch.inputs(self.device)
     place, rows = batch.place.to(of.device), torch.arange(len(of), device=of.device)
     pairs = (batch.usable | batch.usable.T).to(of.device) | torch.eye(len(of), dtype=torch.bool, device=of.device)
     same = of[:, None] == of
-    table = torch.where(pairs & same, found[rows[:, None], place], found.new_zeros(()))
+    table = torch.where(pairs & same, own_scores[rows[:, None], place], own_scores.new_zeros(()))
     j, k = (pairs & ~same).nonzero().T
     if len(j):
         (texts, pictures), once = torch.unique(torch.stack([j, of[k]]), dim=1, return_inverse=True)

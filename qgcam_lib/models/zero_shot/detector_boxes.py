@@ -85,15 +85,16 @@ def load_map_mass(entry: ModelEntry | str, weights: str | Path = "mini", *, expl
 IOU = 0.5  # least overlap of a candidate with a box that is it
 
 
-def matched_scores(found: Detections, boxes: ArrayLike) -> np.ndarray:
+def matched_scores(detections: Detections, boxes: ArrayLike) -> np.ndarray:
     """The score of each candidate, float64 [N].
 
-    found: of one phrase; boxes [N, 4]: candidates, xyxy. A candidate has the highest score of the boxes that overlap it
-    by IOU or more; one that has none gets one less than the lowest score found, and 0 where nothing was found at all.
+    detections: of one phrase; boxes [N, 4]: candidates, xyxy. A candidate has the highest score of the boxes that
+    overlap it by IOU or more; one that has none gets one less than the lowest score found, and 0 where nothing was
+    found at all.
     """
-    overlaps = box_iou(boxes, found.boxes) >= IOU
-    lowest = found.scores.min() - 1 if len(found) else 0.0
-    return np.where(overlaps, found.scores[None], lowest).max(1, initial=lowest)
+    overlaps = box_iou(boxes, detections.boxes) >= IOU
+    lowest = detections.scores.min() - 1 if len(detections) else 0.0
+    return np.where(overlaps, detections.scores[None], lowest).max(1, initial=lowest)
 
 # %% ../../../nbs/lib/models/zero_shot/02_detector_boxes.ipynb #d0d50009
 class DetectorRanker(PictureRanker):

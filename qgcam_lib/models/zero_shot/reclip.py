@@ -171,17 +171,19 @@ def parse_places(expression: str) -> Place:
     return Place(_FILLERS.sub("", left).strip() if extremes else left, extremes, relations)
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d1000d
-def place_weights(place: Place, boxes: ArrayLike, known: Mapping[str, np.ndarray]) -> np.ndarray:
+def place_weights(place: Place, boxes: ArrayLike, distributions: Mapping[str, np.ndarray]) -> np.ndarray:
     """The fit of each box to the expression, float64 [N], summing to 1.
 
-    known: for each of `place.texts()` a distribution [N] over the boxes. With p the distribution of the text, q that of
-    the other thing and R the relation, a relation gives p_i sum_j R_ij q_j and an extreme p_i sum_j R_ij p_j, each
-    normalised. Source: ReCLIP, section 4.2 and its code.
+    distributions: for each of `place.texts()` a distribution [N] over the boxes. With p the distribution of the text, q
+    that of the other thing and R the relation, a relation gives p_i sum_j R_ij q_j and an extreme p_i sum_j R_ij p_j,
+    each normalised. Source: ReCLIP, section 4.2 and its code.
     """
     boxes = as_boxes(boxes)
-    weights = np.asarray(known[place.text], np.float64) if place.text else np.full(len(boxes), 1 / max(len(boxes), 1))
+    weights = np.full(len(boxes), 1 / max(len(boxes), 1))
+    if place.text:
+        weights = np.asarray(distributions[place.text], np.float64)
     for name, other in place.relations:
-        weights = _weighed(weights, relation_matrix(name, boxes) @ place_weights(other, boxes, known))
+        weights = _weighed(weights, relation_matrix(name, boxes) @ place_weights(other, boxes, distributions))
     for name in place.extremes:
         weights = _weighed(weights, relation_matrix(name, boxes) @ weights)
     return weights

@@ -46,22 +46,22 @@ def open_choices(card: Mapping | None = None, *, blocks: Iterable = (), tokens: 
     return choices
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e42683ba
-def label_choices(found: pd.DataFrame) -> pd.Series:
+def label_choices(movements: pd.DataFrame) -> pd.Series:
     """"question: answer" of every row."""
-    return found["question"] + ": " + found["answer"]
+    return movements["question"] + ": " + movements["answer"]
 
 
-def is_better(found: pd.DataFrame) -> pd.Series:
+def is_better(movements: pd.DataFrame) -> pd.Series:
     """Whether each row's difference improves its score; False if it worsens it or does not change it."""
-    sign = found["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
-    return found["difference"] * sign > 0
+    sign = movements["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
+    return movements["difference"] * sign > 0
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7e3df2be
-def tornado_panel(found: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -> None:
-    """The `top` choices that move one metric most, as bars from its base value. found: from `sensitivity`."""
-    rows = found[(found["metric"] == metric) & (found["difference"].abs() > 0)]
+def tornado_panel(movements: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -> None:
+    """The `top` choices that move one metric most, as bars from its base value. movements: from `sensitivity`."""
+    rows = movements[(movements["metric"] == metric) & (movements["difference"].abs() > 0)]
     rows = rows.loc[rows["difference"].abs().sort_values(ascending=False).index][:top][::-1]
-    places, base = np.arange(len(rows)), found.loc[found["metric"] == metric, "base_value"].iloc[0]
+    places, base = np.arange(len(rows)), movements.loc[movements["metric"] == metric, "base_value"].iloc[0]
     ax.barh(places, rows["difference"], left=rows["base_value"], height=0.62, linewidth=0,
             color=np.where(is_better(rows), BETTER, WORSE).tolist())
     ax.hlines(places, rows["base_value"] + rows["ci_low"], rows["base_value"] + rows["ci_high"], color="black", lw=1.4,
@@ -76,23 +76,23 @@ def tornado_panel(found: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -
         ax.text(0.5, 0.75, "no choice moves it", transform=ax.transAxes, ha="center", fontsize="small")
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #eca7bd80
-def movements_in_words(found: pd.DataFrame) -> str:
+def movements_in_words(movements: pd.DataFrame) -> str:
     """The largest movement for the better and for the worse, and how many intervals leave out zero."""
-    moved, sentences = found[found["difference"] != 0], []
+    moved, sentences = movements[movements["difference"] != 0], []
     for word, rows in (("better", moved[is_better(moved)]), ("worse", moved[~is_better(moved)])):
         if len(rows):
             row = rows.loc[rows["difference"].abs().idxmax()]
             sentences.append(f"Most for the {word}: {row['question']}, {row['answer']} moves {SHARES[row['metric']]} "
                              f"by {row['difference']:+.3f}.")
-    clear = int(((found["ci_low"] > 0) | (found["ci_high"] < 0)).sum())
-    return " ".join([*sentences, f"{clear} of {len(found)} intervals leave out zero."])
+    clear = int(((movements["ci_low"] > 0) | (movements["ci_high"] < 0)).sum())
+    return " ".join([*sentences, f"{clear} of {len(movements)} intervals leave out zero."])
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #c6a300b2
-def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
-    """A tornado plot for each metric, three in a row. found: from `sensitivity`; metrics: None for all of them; top:
-    choices a panel.
+def tornado(movements: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
+    """A tornado plot for each metric, three in a row. movements: from `sensitivity`; metrics: None for all of them;
+    top: choices a panel.
     """
-    metrics = list(dict.fromkeys(found["metric"])) if metrics is None else list(metrics)
+    metrics = list(dict.fromkeys(movements["metric"])) if metrics is None else list(metrics)
     columns = min(3, len(metrics))
     n_rows = -(-len(metrics) // columns)
     figure, axes = plt.subplots(n_rows, columns, figsize=(max(4.1 * columns, 5), 1 + (0.55 + 0.26 * top) * n_rows),
@@ -100,28 +100,29 @@ def tornado(found: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: i
     for ax in axes.flat[len(metrics):]:
         ax.set_visible(False)
     for metric, ax in zip(metrics, axes.flat):
-        tornado_panel(found, metric, ax, top=top)
+        tornado_panel(movements, metric, ax, top=top)
     key = [Patch(color=BETTER), Patch(color=WORSE), Line2D([], [], color="black", lw=1.4),
            Line2D([], [], color="black", lw=1, marker="|", linestyle="none", markersize=9)]
     legend_below(figure, key, ["better", "worse", "paired 95 % interval", "base"])
-    text = f"Bars of the choices that move each score most. {movements_in_words(found)}"
+    text = f"Bars of the choices that move each score most. {movements_in_words(movements)}"
     return titled(figure, title, "medium", alt=text)
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7c1f784b
-def largest_in_words(found: pd.DataFrame) -> str:
+def largest_in_words(movements: pd.DataFrame) -> str:
     """The finding of a heat map: which choice moves which score most, and how many move none by 0.002 or more."""
-    row, most = found.loc[found["difference"].abs().idxmax()], found.groupby(["question", "answer"])["difference"].agg(
-        lambda d: d.abs().max())
+    row = movements.loc[movements["difference"].abs().idxmax()]
+    most = movements.groupby(["question", "answer"])["difference"].agg(lambda d: d.abs().max())
     score = SHARES[row["metric"]].removesuffix(" ↑").removesuffix(" ↓")
     return (f"{row['question']}, {row['answer']} moves {score} by {row['difference']:+.2f}; "
             f"{(most < _NOTHING).sum()} of {len(most)} choices move no score by {_NOTHING}")
 
 
-def movement_table(found: pd.DataFrame) -> pd.DataFrame:
+def movement_table(movements: pd.DataFrame) -> pd.DataFrame:
     """Differences as a table, one row a choice (question, answer, base), one column a metric, in the order given."""
     keys = ["question", "answer", "base"]
-    wide = found.pivot(index=keys, columns="metric", values="difference")
-    return wide.loc[list(dict.fromkeys(found[keys].itertuples(index=False, name=None))), list(found["metric"].unique())]
+    wide = movements.pivot(index=keys, columns="metric", values="difference")
+    choices = list(dict.fromkeys(movements[keys].itertuples(index=False, name=None)))
+    return wide.loc[choices, list(movements["metric"].unique())]
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e2d0a363
 EFFECTS = LinearSegmentedColormap.from_list("effects", [WORSE, "white", BETTER])
@@ -145,15 +146,18 @@ def _draw_cells(ax: Axes, effects: np.ndarray, values: np.ndarray, clear: np.nda
             ax.plot(column + 0.4, row - 0.3, ".", markersize=4, color=ink)
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #b4b2496a
-def movement_map(found: pd.DataFrame, *, title: str = "") -> Figure:
+def movement_map(movements: pd.DataFrame, *, title: str = "") -> Figure:
     """The movements as a heat map, a row a choice and a column a score: number = difference, colour = its size, for
-    better or worse; dot = the interval leaves out zero; grey = below 0.002. found: from `sensitivity`, of one model.
+    better or worse; dot = the interval leaves out zero; grey = below 0.002. movements: from `sensitivity`, of one
+    model.
     """
-    found = found.assign(choice=label_choices(found), clear=(found["ci_low"] > 0) | (found["ci_high"] < 0),
-                         effect=found["difference"].abs() * np.where(is_better(found), 1, -1))
-    order, metrics = list(dict.fromkeys(found["choice"])), list(dict.fromkeys(found["metric"]))
-    values, effects, clear = (found.pivot(index="choice", columns="metric", values=name).loc[order, metrics].to_numpy()
-                              for name in ("difference", "effect", "clear"))
+    clear = (movements["ci_low"] > 0) | (movements["ci_high"] < 0)
+    movements = movements.assign(choice=label_choices(movements), clear=clear,
+                                 effect=movements["difference"].abs() * np.where(is_better(movements), 1, -1))
+    order, metrics = list(dict.fromkeys(movements["choice"])), list(dict.fromkeys(movements["metric"]))
+    values, effects, clear = (
+        movements.pivot(index="choice", columns="metric", values=name).loc[order, metrics].to_numpy()
+        for name in ("difference", "effect", "clear"))
     effects = np.nan_to_num(effects.astype(float))
     figure, ax = plt.subplots(figsize=(3.4 + 0.72 * len(metrics), 1.6 + 0.25 * len(order)))
     edges = [np.arange(n + 1) - 0.5 for n in (len(metrics), len(order))]
@@ -166,13 +170,13 @@ def movement_map(found: pd.DataFrame, *, title: str = "") -> Figure:
     bar.ax.set_yticklabels([f"worse by {_FULL} or more", "0", f"better by {_FULL} or more"], fontsize="x-small")
     legend_below(figure, [Line2D([], [], color="black", marker=".", linestyle="none")], ["95 % interval leaves out 0"])
     return titled(figure, title, "medium", alt=f"A table of {len(order)} choices by {len(metrics)} scores, coloured by "
-                                               f"the size of the difference. {movements_in_words(found)}")
+                                               f"the size of the difference. {movements_in_words(movements)}")
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #ece541a3
-def ranking_changes(found: pd.DataFrame) -> pd.DataFrame:
+def ranking_changes(movements: pd.DataFrame) -> pd.DataFrame:
     """Choices under which the models' order differs from the base: question, answer, metric, base_order, order.
 
-    found: rows of `sensitivity` of two or more models, with a column `model`. Orders run from best to worst; models
+    movements: rows of `sensitivity` of two or more models, with a column `model`. Orders run from best to worst; models
     with equal values keep the order in which they were given. An empty table: no choice changes any order.
     """
     def order(rows: pd.DataFrame, column: str) -> str:
@@ -180,7 +184,7 @@ def ranking_changes(found: pd.DataFrame) -> pd.DataFrame:
         return " > ".join(rows.sort_values(column, ascending=not up, kind="stable")["model"])
 
     rows = []
-    for (question, answer, metric), part in found.groupby(["question", "answer", "metric"], sort=False):
+    for (question, answer, metric), part in movements.groupby(["question", "answer", "metric"], sort=False):
         before, after = order(part, "base_value"), order(part, "value")
         if before != after:
             rows.append({"question": question, "answer": answer, "metric": metric, "base_order": before,

@@ -243,19 +243,19 @@ def rules(data: RefAdv) -> pd.DataFrame:
     return differences.assign(bag=differences["id"].map(dict(data.bags)))
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #dc1525a0
-def rules_beside(found: pd.DataFrame) -> pd.DataFrame:
+def rules_beside(labels: pd.DataFrame) -> pd.DataFrame:
     """Counts of the two rules and the reasons, from `rules`: by_text, by_people, reason, n, share, bag (mean)."""
-    if not len(found):
+    if not len(labels):
         return pd.DataFrame(columns=["by_text", "by_people", "reason", "n", "share", "bag"])
-    bags = found.groupby(["by_text", "by_people", "reason"], as_index=False)["bag"].mean()
-    return rule_table(found).merge(bags)
+    bags = labels.groupby(["by_text", "by_people", "reason"], as_index=False)["bag"].mean()
+    return rule_table(labels).merge(bags)
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #ec14fa76
-def bags_by_rule(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
+def bags_by_rule(labels: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """What a bag of words gets right on Easy and Hard of either rule: rule, split, value, ci_low, ci_high, n,
     n_groups."""
-    named = (("by_people", "three of five people"), ("by_text", "text match")) if len(found) else ()
-    parts = [summarize(found.assign(split=found[column]), "bag", by="split", **options).assign(rule=name)
+    named = (("by_people", "three of five people"), ("by_text", "text match")) if len(labels) else ()
+    parts = [summarize(labels.assign(split=labels[column]), "bag", by="split", **options).assign(rule=name)
              for column, name in named]
     keep = ["rule", "split", "value", "ci_low", "ci_high", "n", "n_groups"]
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
@@ -287,11 +287,11 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
     return frame.astype({"mark": bool, "content": bool, "kept": bool})
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #1276a4a8
-def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
+def last_word_table(strings: pd.DataFrame, **options: Any) -> pd.DataFrame:
     """How many shipped strings lack a last word that is a noun or an adjective: ends in a mark, strings, asked (last
     word of that kind), lost, value (share of asked), ci_low, ci_high, n_groups."""
-    worded = found[found["content"]].assign(lost=lambda frame: ~frame["kept"])
-    counts = found.groupby("mark")["id"].size()
+    worded = strings[strings["content"]].assign(lost=lambda frame: ~frame["kept"])
+    counts = strings.groupby("mark")["id"].size()
     names = {True: "in a mark", False: "in a word"}
     table = summarize(worded, "lost", by="mark", **options) if len(worded) else summarize(worded, "lost", **options)[:0]
     rows = [(names[bool(row["mark"])], counts[row["mark"]], row["n"], round(row["value"] * row["n"]), row["value"],
@@ -303,12 +303,12 @@ def last_word_table(found: pd.DataFrame, **options: Any) -> pd.DataFrame:
 _FALL = "largest drop from Easy to Adv, Table 2"
 
 
-def effects(falls: pd.DataFrame, shares: pd.DataFrame, found: pd.DataFrame, bags: pd.DataFrame,
+def effects(falls: pd.DataFrame, shares: pd.DataFrame, labels: pd.DataFrame, bags: pd.DataFrame,
             thresholds: pd.DataFrame, cut: pd.DataFrame, strings: pd.DataFrame) -> pd.DataFrame:
     """The effect of each finding, one row per measure: finding, measure, points, ci_low, ci_high, n, bears on, printed
     (points, of what it bears on).
 
-    falls: of `random_falls`; shares: `share_table`; found: `rules`; bags: `bags_by_rule`; thresholds: of
+    falls: of `random_falls`; shares: `share_table`; labels: `rules`; bags: `bags_by_rule`; thresholds: of
     `threshold_effect`; cut: `cut_falls`; strings: `last_word_table`. What a run cannot say has no line.
     """
     table, rows, bare = printed_tables()["accuracy"], [], {"ci_low": np.nan, "ci_high": np.nan}
@@ -329,8 +329,9 @@ def effects(falls: pd.DataFrame, shares: pd.DataFrame, found: pd.DataFrame, bags
         gain = (of["test_at_stated"][name] - of["test_at_stated"]["vilbert"]) / 100
         add("rows of several splits", f"{name} less vilbert on Test, both at {100 * HUMANS:.1f} % Easy",
             {"difference": gain, "n": np.nan, **bare}, "Test in Table 3", of["test"][name] - of["test"]["vilbert"])
-    if len(found):
-        moved = summarize(found.assign(moved=found["by_text"] != found["by_people"]), "moved", n_bootstrap=1000).iloc[0]
+    if len(labels):
+        moved = labels.assign(moved=labels["by_text"] != labels["by_people"])
+        moved = summarize(moved, "moved", n_bootstrap=1000).iloc[0]
         add("labels", "expressions that the two rules label otherwise", moved, "share of Ref-Hard, section 2",
             100 * (1 - HUMANS), "value")
     for row in bags[bags["split"] == "hard"].to_dict("records"):

@@ -163,18 +163,18 @@ def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **option
     return pd.DataFrame(rows, columns=["model", "value", "ci_low", "ci_high", "n", "n_groups"])
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #c7a10012
-def meaning_table(said: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[str] = HOW[:-1], *, seed: int = 0,
+def meaning_table(scenes: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[str] = HOW[:-1], *, seed: int = 0,
                   tagger: str = "auto") -> pd.DataFrame:
     """How often perturbations change what is meant, by the miniworld's exact listener: a row a perturbation and split.
 
-    said: scenes, rendered or not, each with what is said of it, as `writers.refcocog.told` gives it; adversarial
+    scenes: scenes, rendered or not, each with what is said of it, as `writers.refcocog.told` gives it; adversarial
     expressions among it are split "adv", others their label or the split of the scene. how: of `perturb.HOW` without
     "shipped".
     Returns how, split, expressions (that have a word left), no_words, reworded (share whose words or order changed),
     and the share of each of `miniworld.words.listener.OUTCOMES`.
     """
     rows = []
-    for scene, several in said:
+    for scene, several in scenes:
         listener = Listener(scene)
         for split, one in _by_split(scene, several):
             for name in how:

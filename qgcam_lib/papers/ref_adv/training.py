@@ -221,16 +221,17 @@ def beside(summary: pd.DataFrame, table: PaperTable, not_comparable: str) -> pd.
     return paper_vs_ours(summary, table, lines, not_comparable=not_comparable)
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70016
-def study_claims(study: StoredStudy, arms: Mapping[str, str], found: pd.DataFrame, answers: pd.DataFrame,
+def study_claims(study: StoredStudy, arms: Mapping[str, str], differences: pd.DataFrame, answers: pd.DataFrame,
                  **options: Any) -> pd.DataFrame:
     """The paper's sentences about training, counted on a study: the columns of `check_claims`. A case whose interval
     includes zero is undecided.
 
-    arms: of `picked`; found: of `gains`; answers: the differences of `answers_summary`; options: n_bootstrap, seed.
+    arms: of `picked`; differences: of `gains`; answers: the differences of `answers_summary`; options: n_bootstrap,
+    seed.
     """
     names = {"vilbert": "plain", **{f"vilbert-{family}": arm for family, arm in arms.items()}}
     own = run_differences({line: study.choices[arm] for line, arm in names.items()}, **options).reset_index()
-    rows = [(line, f"{line} less none on {row.split}", row.ci_low, row.ci_high) for row in found.itertuples()
+    rows = [(line, f"{line} less none on {row.split}", row.ci_low, row.ci_high) for row in differences.itertuples()
             if (line := _TABLE10.get(row.arm))]
     rows += [(row.split, "answers", row.ci_low, row.ci_high) for row in answers.itertuples()]
     more = pd.DataFrame(rows, columns=[*own])
@@ -268,10 +269,10 @@ POINTS = Unit(1, 1, "", " points")
 _FAMILY = {"sum-h": "Sum-H", "max-h": "Max-H", "mtl": "MTL with GQA-Rel"}
 
 
-def remedies_figure(found: pd.DataFrame, arms: Mapping[str, str]) -> Figure:
-    """Gains of the chosen arms on Ref-Adv beside the paper's. found: of `gains`; arms: of `picked`."""
+def remedies_figure(differences: pd.DataFrame, arms: Mapping[str, str]) -> Figure:
+    """Gains of the chosen arms on Ref-Adv beside the paper's. differences: of `gains`; arms: of `picked`."""
     names = {arm: family for family, arm in arms.items()}
-    rows = found[found["arm"].isin(names) & (found["split"] == "adv")].assign(
+    rows = differences[differences["arm"].isin(names) & (differences["split"] == "adv")].assign(
         line=lambda frame: frame["arm"].map(names).map(_FAMILY))
     ours = rows.rename(columns={"difference": "value"}).assign(series="here, miniworld, 95 % interval")
     theirs = rows.assign(value=rows["paper"], ci_low=float("nan"), ci_high=float("nan"), series="printed, Table 3")

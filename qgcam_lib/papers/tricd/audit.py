@@ -66,12 +66,12 @@ def answer_rows(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return table.assign(answer=table["answer"].astype("string"), error=table["error"].fillna("").astype(str))
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #a1a4a4b2
-def answer_cases(said: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
+def answer_cases(records: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
     """The records of chosen questions, a line an answer: question, right, subset, model, answer.
 
-    said: of `answer_rows`; chosen: questions with image_id, answer and subset.
+    records: of `answer_rows`; chosen: questions with image_id, answer and subset.
     """
-    rows = chosen[["image_id", "answer", "subset"]].merge(said[["image_id", "model", "asked", "answer"]],
+    rows = chosen[["image_id", "answer", "subset"]].merge(records[["image_id", "model", "asked", "answer"]],
                                                           on="image_id", suffixes=("_right", ""))
     rows = rows.assign(right=rows["answer_right"].map({True: "yes", False: "no"}).astype(str),
                        subset=rows["subset"].replace(SUBSET_NAMES))
@@ -96,19 +96,20 @@ def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
     return table.replace({"subset": SUBSET_NAMES})
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #1c593fda
-def yes_rates(answers: Mapping[str, Mapping[Any, Any]], asked: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
+def yes_rates(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
               seed: int = 0) -> pd.DataFrame:
     """The rate of yes of each model: model, subset and the columns of `summarize`; metrics yes_if_true, yes_if_false.
 
-    answers: model -> {image_id: answer}; asked: the questions (image_id, answer, subset, group). What cannot be read as
-    yes is none.
+    answers: model -> {image_id: answer}; questions: the questions (image_id, answer, subset, group). What cannot be
+    read as yes is none.
     """
-    truth = asked["answer"].astype(bool)
+    truth = questions["answer"].astype(bool)
     tables = []
     for name, replies in answers.items():
-        yes = pd.Series([parse_answer(replies.get(id)) is True for id in asked["image_id"]], asked.index, dtype=float)
+        says_yes = [parse_answer(replies.get(id)) is True for id in questions["image_id"]]
+        yes = pd.Series(says_yes, questions.index, dtype=float)
         for metric, which in (("yes_if_true", truth), ("yes_if_false", ~truth)):
-            frame = asked[which].assign(**{metric: yes[which]})
+            frame = questions[which].assign(**{metric: yes[which]})
             both = pd.concat([frame.assign(subset="all"), frame], ignore_index=True)
             tables.append(summarize(both, metric, by="subset", n_bootstrap=n_bootstrap, seed=seed).assign(model=name))
     return pd.concat(tables, ignore_index=True)
@@ -290,12 +291,13 @@ def other_answers(data: Tricd, questions: str = "") -> tuple[pd.DataFrame, dict[
     return table, {"by a rule": {i: int(int(i) % 3 != 0) for i in ids}, "always yes": dict.fromkeys(ids, 1)}
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #a9c32553
-def question_tables(asked: pd.DataFrame, answers: Mapping[str, dict],
+def question_tables(questions: pd.DataFrame, answers: Mapping[str, dict],
                     seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What the published script comes to (part, then a column a set of answers), and ours in percent (model, score,
     then a column a subset)."""
-    shipped = pd.DataFrame({name: evaluator.subset_f1_as_shipped(asked, replies) for name, replies in answers.items()})
-    scored = pd.concat([evaluate_answers(asked, replies, n_bootstrap=0, seed=seed).assign(model=name)
+    shipped = pd.DataFrame({name: evaluator.subset_f1_as_shipped(questions, replies)
+                            for name, replies in answers.items()})
+    scored = pd.concat([evaluate_answers(questions, replies, n_bootstrap=0, seed=seed).assign(model=name)
                         for name, replies in answers.items()], ignore_index=True)
     scored = scored[scored["metric"].isin(["macro_f1", "accuracy"]) & scored["value"].notna()]
     wide = scored.assign(score=scored["metric"].replace(METRIC_NAMES), value=100 * scored["value"])

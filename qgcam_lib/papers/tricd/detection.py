@@ -144,14 +144,14 @@ def hit_curves(matches: Mapping[str, Matches]) -> dict[str, pd.DataFrame]:
     return {name: precision_recall(one, THRESHOLDS[:1]) for name, one in matches.items()}
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #bb3a64e1
-def found_counts(found: Mapping[str, Predictions], matches: Mapping[str, Matches] | None = None) -> pd.DataFrame:
+def found_counts(predictions: Mapping[str, Predictions], matches: Mapping[str, Matches] | None = None) -> pd.DataFrame:
     """What every model gave: model, pairs, boxes, failed (pairs that it failed on).
 
     matches: of the same models; then also what their scores rest on, see `count_input`: pairs and phrases without a
     box, boxes outside their picture and without area, scores that tie.
     """
     rows = [(name, len(one), one.n_boxes, len(getattr(one, "attrs", {}).get("problems", ())))
-            for name, one in found.items()]
+            for name, one in predictions.items()]
     table = pd.DataFrame(rows, columns=["model", "pairs", "boxes", "failed"])
     names = {"pairs_without": "pairs without a box", "phrases_without": "phrases without a box",
              "outside": "boxes outside the picture", "no_area": "boxes without area", "tied": "scores that tie"}
@@ -189,11 +189,11 @@ def beside_view(beside: pd.DataFrame) -> pd.DataFrame:
 NOTEBOOK = "tricd_detection"
 
 
-def keep_predictions(run: Run, split: TricdSplit, found: Mapping[str, Predictions]) -> None:
+def keep_predictions(run: Run, split: TricdSplit, predictions: Mapping[str, Predictions]) -> None:
     """Keep the predictions of a run as predictions/<model>.parquet; its results say under "predictions" where they are,
     and under "annotations_sha256" what they answer."""
     places = {}
-    for name, one in found.items():
+    for name, one in predictions.items():
         path = run.folder / "predictions" / f"{file_name(name)}.parquet"
         write_predictions(path, one)
         register_output(run.folder, path, "predictions", f"Predictions of {name}; {split.where}")

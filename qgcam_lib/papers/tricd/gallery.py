@@ -129,22 +129,24 @@ def _draw_phrases(ax: Axes, picture: Image.Image, phrases: Sequence[tuple], boxe
                         bbox={"facecolor": colour, "edgecolor": "none", "pad": 1})
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #6883d59e
-def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, found: Mapping[str, Any], *, boxes: int = 1) -> None:
+def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, predictions: Mapping[str, Any], *,
+              boxes: int = 1) -> None:
     """Draw a pair's picture with the truth of its phrases dashed and each phrase's `boxes` best predictions solid.
 
-    found: the pair's entry in the predictions, or {} for none.
+    predictions: the pair's entry in the predictions, or {} for none.
     """
     colours = [PHRASE_COLOURS[k % len(PHRASE_COLOURS)] for k in range(len(pair.phrases))]
-    _draw_phrases(ax, picture, [(phrase, {"edge": "white", "edgecolor": colour, "linewidth": 1.8}, [(k, colour, found)])
+    style = {"edge": "white", "linewidth": 1.8}
+    _draw_phrases(ax, picture, [(phrase, {**style, "edgecolor": colour}, [(k, colour, predictions)])
                                 for k, (phrase, colour) in enumerate(zip(pair.phrases, colours))], boxes)
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #8c95b65c
-def draw_models(ax: Axes, pair: TricdPair, text: str, picture: Image.Image, found: Mapping[str, Mapping]) -> None:
+def draw_models(ax: Axes, pair: TricdPair, text: str, picture: Image.Image, predictions: Mapping[str, Mapping]) -> None:
     """Draw a pair's picture with the truth of the phrase `text` dashed in white and every model's best box of it.
 
-    found: {model: the pair's entry in its predictions}; a model has the same colour in every picture.
+    predictions: {model: the pair's entry in its predictions}; a model has the same colour in every picture.
     """
-    entries = [(k, point_look(k)["color"], one) for k, one in enumerate(found.values())]
+    entries = [(k, point_look(k)["color"], one) for k, one in enumerate(predictions.values())]
     _draw_phrases(ax, picture, [(phrase, {}, entries) for phrase in pair.phrases if phrase.text == text])
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #cb72e8c6
