@@ -178,8 +178,8 @@ def crop_boxes(boxes: ArrayLike, window: ArrayLike) -> tuple[np.ndarray, np.ndar
     """
     b, (x0, y0, x1, y1) = as_boxes(boxes), as_boxes(window)[0]
     moved = np.clip(pad_boxes(b, -y0, -x0), 0, [x1 - x0, y1 - y0, x1 - x0, y1 - y0])
-    kept = (moved[:, 2:] > moved[:, :2]).all(1)
-    return moved[kept], kept
+    inside = (moved[:, 2:] > moved[:, :2]).all(1)
+    return moved[inside], inside
 
 # %% ../nbs/lib/02_boxes.ipynb #d0c8ea0c
 def flip_boxes(boxes: ArrayLike, size: tuple[int, int], axis: str = "x") -> np.ndarray:

@@ -29,12 +29,12 @@ def warn_of(findings: Sequence[str], stacklevel: int = 2) -> list[str]:
 def _shares(boxes: np.ndarray, sizes: np.ndarray) -> str:
     "Are boxes given in shares of the picture, not in pixels? ValueError where that is certain."
     side = sizes.min(1)
-    seen = (boxes.max(1) <= 1.05) & (boxes.min(1) >= -0.05) & (side >= 16)
-    if seen.mean() < 0.5:
+    is_share = (boxes.max(1) <= 1.05) & (boxes.min(1) >= -0.05) & (side >= 16)
+    if is_share.mean() < 0.5:
         return ""
-    text = (f"{seen.mean():.0%} of the boxes have all four numbers between 0 and 1, on pictures of "
-            f"{int(side[seen].min())} pixels and more: multiply them by width and height")
-    if seen.all() and side.min() >= 32 and (boxes != np.floor(boxes)).any():
+    text = (f"{is_share.mean():.0%} of the boxes have all four numbers between 0 and 1, on pictures of "
+            f"{int(side[is_share].min())} pixels and more: multiply them by width and height")
+    if is_share.all() and side.min() >= 32 and (boxes != np.floor(boxes)).any():
         raise ValueError(f"boxes: {text}")
     return text
 
@@ -109,9 +109,9 @@ def box_findings(boxes: Any, sizes: Any, pictures: Any = None, *, most: float = 
         return []
     with np.errstate(all="ignore"):  # NaN and infinity are refused elsewhere
         pictures = np.arange(len(boxes)) if pictures is None else pictures
-        found = [_shares(boxes, sizes)]
-        found = found if found[0] else [_outside(boxes, sizes, most), _reach(boxes, sizes, pictures)]
-    return [text for text in found if text]
+        findings = [_shares(boxes, sizes)]
+        findings = findings if findings[0] else [_outside(boxes, sizes, most), _reach(boxes, sizes, pictures)]
+    return [text for text in findings if text]
 
 # %% ../nbs/lib/05_checks.ipynb #30b7a47d
 def z_by_groups(values: np.ndarray, groups: np.ndarray) -> float:
@@ -133,19 +133,19 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
     where they gain a tenth and z > 4; worse than chance is z < -4. what: what `right` says, for the texts.
     """
     right = np.asarray(right, np.float64)
-    groups, known = np.arange(len(right)) if groups is None else np.asarray(groups), ~np.isnan(right)
+    groups, is_defined = np.arange(len(right)) if groups is None else np.asarray(groups), ~np.isnan(right)
     chance = np.broadcast_to(chance, right.shape).astype(np.float64)
-    if not known.any() or (value := right[known].mean()) > (1 + (guess := chance[known].mean())) / 2:
+    if not is_defined.any() or (value := right[is_defined].mean()) > (1 + (guess := chance[is_defined].mean())) / 2:
         return []
     gains = {}
     for how, without in (undone or {}).items():
         other = np.asarray(without(), np.float64)
-        both = known & ~np.isnan(other)
+        both = is_defined & ~np.isnan(other)
         if z_by_groups((other - right)[both], groups[both]) > 4 and other[both].mean() > value + 0.1:
             gains[how] = other[both].mean()
     if how := max(gains, key=gains.get, default=""):
         return [f"{value:.3f} of the {what}, and {gains[how]:.3f} with {how}: is that how to read them?"]
-    if z_by_groups((right - chance)[known], groups[known]) < -4:
+    if z_by_groups((right - chance)[is_defined], groups[is_defined]) < -4:
         return [f"{value:.3f} of the {what}, clearly fewer than the {guess:.3f} of chance: is the sign "
                 "reversed (lower is better), are rows moved by one, or ids exchanged?"]
     return []
@@ -157,20 +157,20 @@ def not_by_place(what: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -
     what: numbers of records [n] -> is the choice of each right for the record at its place, [n]. groups: [n].
     """
     own, others = (np.asarray(what(np.roll(np.arange(len(groups)), by)), np.float64) for by in (0, len(groups) // 2))
-    gain, known = own - others, ~np.isnan(own - others)
-    better = known.any() and gain[known].mean() > 0.1 and z_by_groups(gain[known], groups[known]) > 4
+    gain, valid = own - others, ~np.isnan(own - others)
+    better = valid.any() and gain[valid].mean() > 0.1 and z_by_groups(gain[valid], groups[valid]) > 4
     return own if better else np.full(len(own), np.nan)
 
 # %% ../nbs/lib/05_checks.ipynb #00454157
 def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dict[str, np.ndarray]:
     """Boxes [K, 4] as shares of their pictures if those were resized: {text: [K, 4]}. Arguments: see `box_findings`."""
-    found, (_, picture) = {}, np.unique(pictures, return_inverse=True)
+    candidates, (_, picture) = {}, np.unique(pictures, return_inverse=True)
     for what, unit in _units(np.asarray(sizes, np.float64)).items():
         parts, far = boxes / np.tile(unit, 2), np.full(picture.max(initial=0) + 1, -np.inf)
         np.maximum.at(far, picture, parts[:, 2:].max(1))
         reach = np.quantile(far, 0.98)
-        found[f"boxes stretched from {what.format(reach)} to their pictures"] = parts / reach
-    return found
+        candidates[f"boxes stretched from {what.format(reach)} to their pictures"] = parts / reach
+    return candidates
 
 # %% ../nbs/lib/05_checks.ipynb #a8085bbd
 def some_records(n: int, most: int = 400) -> np.ndarray:
@@ -195,9 +195,9 @@ def peaks_of(maps: Sequence[np.ndarray]) -> np.ndarray:
 # %% ../nbs/lib/05_checks.ipynb #ba251b40
 def _exchanged(groups: np.ndarray) -> np.ndarray:
     "The number of the record at the mirrored place of its group, [n]."
-    number, found = np.arange(len(groups)), np.empty(len(groups), np.int64)
-    found[np.lexsort((number, groups))] = np.lexsort((-number, groups))
-    return found
+    number, mirrored = np.arange(len(groups)), np.empty(len(groups), np.int64)
+    mirrored[np.lexsort((number, groups))] = np.lexsort((-number, groups))
+    return mirrored
 
 # %% ../nbs/lib/05_checks.ipynb #5f0c1a30
 _TURNS = {"mirrored left to right": (1, 0, 0), "turned upside down": (0, 1, 0), "turned by 180 degrees": (1, 1, 0),
@@ -259,8 +259,8 @@ class ScoreKind:
     @property
     def has_confidence(self) -> bool:
         """Whether the softmax of `logits` is a confidence."""
-        known = self.name == "probability" and (self.over or not self.guessed)
-        return self.over != ACROSS and bool(known or self.name in ("logit", "log-probability"))
+        is_probability = self.name == "probability" and (self.over or not self.guessed)
+        return self.over != ACROSS and bool(is_probability or self.name in ("logit", "log-probability"))
 
     def logits(self, scores: Any) -> np.ndarray:
         """Scores of this kind as numbers of which higher is better, logits where `has_confidence`."""
@@ -273,8 +273,8 @@ class ScoreKind:
 # %% ../nbs/lib/05_checks.ipynb #5c0e0004
 def _over(values: np.ndarray, sums: Callable[[np.ndarray], Mapping[str, Any]] | None) -> str:
     "What values add up to 1 over, or an empty text."
-    for what, found in (sums(values) if sums else {}).items():
-        whole = np.abs(np.asarray(found, np.float64) - 1) < 1e-3
+    for what, totals in (sums(values) if sums else {}).items():
+        whole = np.abs(np.asarray(totals, np.float64) - 1) < 1e-3
         if whole.size >= 3 and whole.mean() >= 0.95:
             return what
     return ""
@@ -288,14 +288,14 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
     given: of SCORE_KINDS. Errors: ValueError for another word, and for scores outside the range of the kind given.
     """
     scores = np.asarray(scores, np.float64)
-    known = scores[~np.isnan(scores)]
-    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    values = scores[~np.isnan(scores)]
+    low, high = (values.min(), values.max()) if values.size else (0.0, 0.0)
     if given is not None:
         ends = SCORE_KINDS.get(given)
         if ends is None or low < ends[0] - 1e-3 or high > ends[1] + 1e-3:
             raise ValueError(f"kind: expected one of {', '.join(SCORE_KINDS)} that fits scores of {low:g} to {high:g}, "
                              f"got {given!r}")
-    elif known.size < 20 or (known == np.floor(known)).all():
+    elif values.size < 20 or (values == np.floor(values)).all():
         return ScoreKind()
     name = given or ("probability" if low >= 0 and high <= 1 else "cosine" if low >= -1 and high <= 1 else
                      "log-probability" if high <= 0 else "logit")

@@ -24,7 +24,7 @@ def visible(text: object) -> str:
 
     Line breaks and tabs stay. What is returned can be encoded, printed, and written into HTML (escaped) and SVG.
     """
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), str(text))
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), str(text))
 
 # %% ../nbs/lib/01_errors.ipynb #829e2f1a
 class QgcamError(Exception):

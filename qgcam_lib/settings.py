@@ -46,11 +46,11 @@ def project_file(name: str) -> Path:
     """
     here = globals().get("__file__")
     places = [ROOT / name] + ([Path(here).parent / "project" / name] if here else [])
-    found = next((place for place in places if place.exists()), None)
-    if found is None:
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
         raise FileFault(f"{name}: this file of the project is not here. The installed package does not carry it: "
                         f"clone the project and work inside the clone ({ROOT} is none)")
-    return found
+    return path
 
 # %% ../nbs/lib/04_settings.ipynb #009b5daf
 class Settings(BaseModel):
@@ -79,10 +79,10 @@ class Settings(BaseModel):
         return value
 
 # %% ../nbs/lib/04_settings.ipynb #e5879768
-def _refuse_unknown(given: list[str], where: str, prefix: str = "") -> None:
-    """Raise SettingsError at the first of `given` that is no setting; `prefix` is written before every name."""
-    spelled = {name: prefix + (name.upper() if prefix else name) for name in [*Settings.model_fields, *given]}
-    for name in [name for name in given if name not in Settings.model_fields]:
+def _refuse_unknown(names: list[str], where: str, prefix: str = "") -> None:
+    """Raise SettingsError at the first of `names` that is no setting; `prefix` is written before every name."""
+    spelled = {name: prefix + (name.upper() if prefix else name) for name in [*Settings.model_fields, *names]}
+    for name in [name for name in names if name not in Settings.model_fields]:
         near = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
         hint = f" Did you mean {spelled[near[0]]}?" if near else ""
         raise SettingsError(f"{where}: unknown setting {spelled[name]}.{hint} Known settings: "

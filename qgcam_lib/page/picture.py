@@ -55,9 +55,9 @@ def _plain_ticks(axis: Any) -> set[Any]:
     from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatter
 
     if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter | StrCategoryFormatter):
-        said = [label.get_text() for label in axis.get_ticklabels()]
-        if said != [*map(visible, said)]:
-            axis.set_ticks(axis.get_ticklocs(), [*map(visible, said)])
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if labels != [*map(visible, labels)]:
+            axis.set_ticks(axis.get_ticklocs(), [*map(visible, labels)])
     kinds = ((axis.majorTicks, axis.get_major_formatter()), (axis.minorTicks, axis.get_minor_formatter()))
     own = [tick for ticks, formatter in kinds if isinstance(formatter, LogFormatter) for tick in ticks]
     return {axis.offsetText, *(label for tick in own for label in (tick.label1, tick.label2))}
@@ -71,8 +71,8 @@ def plain_texts(figure: Any) -> None:
     own = set().union(*map(_plain_ticks, figure.findobj(Axis)))
     for text in figure.findobj(Text):
         text.set_parse_math(text in own)
-        if (said := text.get_text()) != visible(said):
-            text.set_text(visible(said))
+        if (content := text.get_text()) != visible(content):
+            text.set_text(visible(content))
 
 # %% ../../nbs/lib/page/02_picture.ipynb #47f4b631
 @contextmanager
@@ -178,6 +178,6 @@ class ResultBox:
                       f"{f'<b>{text}</b>' if name in ('Question', 'Answer') else text}</td></tr>"
                 for name, text in cells}
         folded = "".join(rows.pop(name, "") for name in ("More effects", "Differs from the paper"))
-        seen = "".join(rows.values())
+        top_rows = "".join(rows.values())
         rest = f"<details><summary>More</summary><table>{folded}</table></details>" if folded else ""
-        return f"<div{no_formula(seen, folded)}><table>{seen}</table>{rest}</div>"
+        return f"<div{no_formula(top_rows, folded)}><table>{top_rows}</table>{rest}</div>"

@@ -255,8 +255,8 @@ def fingerprint_notes(record: Mapping[str, Any], used: Mapping[str, str]) -> lis
     used: what the run reads, by the names on the card ("test_fingerprint", "generator", …); names that the card does
     not have say nothing.
     """
-    known = record.get("data") if isinstance(record.get("data"), Mapping) else {}
+    card_data = record.get("data") if isinstance(record.get("data"), Mapping) else {}
     return [f"The card of {record.get('name', 'this model')} speaks of data, or a reading of them, with the "
-            f"{name.replace('_', ' ')} {fact_text(known[name])}; this run reads {fact_text(mine)}. The card's scores "
-            "are not this run's."
-            for name, mine in used.items() if name in known and known[name] != mine]
+            f"{name.replace('_', ' ')} {fact_text(card_data[name])}; this run reads {fact_text(mine)}. The card's "
+            "scores are not this run's."
+            for name, mine in used.items() if name in card_data and card_data[name] != mine]

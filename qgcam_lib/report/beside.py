@@ -80,13 +80,13 @@ def paper_vs_ours(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame |
     summary = summary.assign(model=[(same or {}).get(name, name) for name in summary["model"]])
     printed, lines = table.printed(), _lines(summary, table, rows)
     theirs, run = table.by_name(printed).to_dict("index"), set(table.names(summary))
-    found = {column.name: table.by_name(column.rows(summary)).to_dict("index") for column in table.columns}
+    scores = {column.name: table.by_name(column.rows(summary)).to_dict("index") for column in table.columns}
     cells = []
     for name, line in lines.items():
         why = line.get("why") or (not_run or {}).get(line["model"], "no run was given")
         reason = not_comparable or line.get("not_comparable", "")
         for column in table.columns:
-            ours = found[column.name].get(name, {})
+            ours = scores[column.name].get(name, {})
             cell = _paper_cell(column, theirs.get(name, {}), printed.attrs) | _our_cell(column, ours)
             if np.isnan(cell["paper"]) and np.isnan(cell["ours"]):
                 continue
@@ -235,10 +235,11 @@ def differences(*notes: str, is_miniworld: bool = False, weights: str = "officia
     notes: further ones, plain or as `cautions` gives them (Markdown). n, n_paper: how many, counted in `unit`; None
     where nothing is to be said, as where the paper has no such row.
     """
-    found = [_DRAWN] if is_miniworld else []
-    found += [_WEIGHTS[weights]] if weights in _WEIGHTS else []
-    found += [re.sub(r"^> |\*\*|`", "", note) for note in notes]
-    return found + ([f"n: {n} {unit}; the paper has {n_paper}."] if None not in (n, n_paper) and n != n_paper else [])
+    sentences = [_DRAWN] if is_miniworld else []
+    sentences += [_WEIGHTS[weights]] if weights in _WEIGHTS else []
+    sentences += [re.sub(r"^> |\*\*|`", "", note) for note in notes]
+    differs = None not in (n, n_paper) and n != n_paper
+    return sentences + ([f"n: {n} {unit}; the paper has {n_paper}."] if differs else [])
 
 # %% ../../nbs/lib/report/03_beside.ipynb #08156aa4
 def models_beside(paper: Paper, models: Sequence[str], table: int) -> str:

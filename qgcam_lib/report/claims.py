@@ -102,8 +102,8 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
         raise ValueError(f"models: expected different names, got {plan['model'][twice].iloc[0]!r} twice; "
                          "rename one of the files")
     if unknown := [one for one in sources if file_source(one, "predictions") is None and one not in MODELS]:
-        known = sorted(entry.name for entry in MODELS.values() if entry.role in ("detector", "answerer"))
-        raise ValueError(f"models: expected predictions:PATH or one of {known}, got {unknown[0]!r}")
+        names = sorted(entry.name for entry in MODELS.values() if entry.role in ("detector", "answerer"))
+        raise ValueError(f"models: expected predictions:PATH or one of {names}, got {unknown[0]!r}")
     return plan
 
 # %% ../../nbs/lib/report/04_claims.ipynb #c81a4975
@@ -126,17 +126,17 @@ class Claim:
 def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any], Any]]) -> tuple[Claim, ...]:
     """The claims of a group of `data/published/<paper>_claims.toml`, in its order. counts: key -> what counts it."""
     file = published_folder() / f"{paper}_claims.toml"
-    told = tomllib.loads(file.read_text(encoding="utf-8"))[group]
-    if told.keys() != counts.keys():
+    entries = tomllib.loads(file.read_text(encoding="utf-8"))[group]
+    if entries.keys() != counts.keys():
         raise ValueError(f"counts: expected one for each claim of [{group}] in {file.name}, got another or none for "
-                         f"{sorted(told.keys() ^ counts.keys())}")
-    return tuple(Claim(**claim, count=counts[key]) for key, claim in told.items())
+                         f"{sorted(entries.keys() ^ counts.keys())}")
+    return tuple(Claim(**claim, count=counts[key]) for key, claim in entries.items())
 
 
 def assign_roles(candidates: Mapping[str, Sequence[str]], models: Collection[str]) -> dict[str, str]:
     """The model of each role: the first of its candidates that is among `models`; a role may have none."""
-    found = {role: [name for name in names if name in models] for role, names in candidates.items()}
-    return {role: names[0] for role, names in found.items() if names}
+    available = {role: [name for name in names if name in models] for role, names in candidates.items()}
+    return {role: names[0] for role, names in available.items() if names}
 
 # %% ../../nbs/lib/report/04_claims.ipynb #feef5bc0
 def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str, str]) -> tuple[Any, str]:

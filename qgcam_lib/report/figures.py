@@ -26,9 +26,9 @@ def _in_words(rows: pd.DataFrame, columns: Sequence[str], names: Mapping[str, st
     if not len(rows):
         return "No value is defined."
     of = {word: rows.loc[getattr(rows["value"], f"idx{word}")()] for word in ("max", "min")}
-    said = [f"{kind} {scale * row['value']:.3g} ({', '.join(str(names.get(row[c], row[c])) for c in columns)})"
-            for kind, row in zip(("Highest", "lowest"), of.values())]
-    return ", ".join(said[:1 if rows["value"].nunique() == 1 else 2]) + "."
+    parts = [f"{kind} {scale * row['value']:.3g} ({', '.join(str(names.get(row[c], row[c])) for c in columns)})"
+             for kind, row in zip(("Highest", "lowest"), of.values())]
+    return ", ".join(parts[:1 if rows["value"].nunique() == 1 else 2]) + "."
 
 # %% ../../nbs/lib/report/06_figures.ipynb #7cd084fb
 def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str, look: Mapping) -> None:
@@ -175,7 +175,7 @@ def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = ""
     figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.4 * rows + 0.8), squeeze=False)
     for ax in axes.flat[len(names):]:
         ax.set_visible(False)
-    said = []
+    texts = []
     for ax, (column, label) in zip(axes.flat, names.items()):
         mean = log[column].rolling(5, min_periods=1).mean()
         ax.plot(log["step"], log[column], ".", color=GUIDE, markersize=3, label="mean of the steps of one row")
@@ -183,14 +183,14 @@ def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = ""
         if column in (chance or {}):
             ax.axhline(chance[column], color="0.4", linestyle=":", linewidth=1.2, label="chance")
         ax.set(xlabel="training step", ylabel=wrapped(label, 20, 3))
-        said.append(f"{label} " + (f"from {mean.iloc[0]:.3g} to {mean.iloc[-1]:.3g}" if len(log) else "no rows"))
-        if found := (validation or {}).get(column):
-            spread = np.nan_to_num([[found["value"] - found["ci_low"]], [found["ci_high"] - found["value"]]])
-            ax.errorbar([log["step"].max()], [found["value"]], yerr=np.clip(spread, 0, None), capsize=3,
+        texts.append(f"{label} " + (f"from {mean.iloc[0]:.3g} to {mean.iloc[-1]:.3g}" if len(log) else "no rows"))
+        if final := (validation or {}).get(column):
+            spread = np.nan_to_num([[final["value"] - final["ci_low"]], [final["ci_high"] - final["value"]]])
+            ax.errorbar([log["step"].max()], [final["value"]], yerr=np.clip(spread, 0, None), capsize=3,
                         linestyle="none", clip_on=False, label="validation, end of training", **point_look(1))
-            said[-1] += f", validation {found['value']:.3g}"
+            texts[-1] += f", validation {final['value']:.3g}"
     shared_legend(figure, axes)
-    return titled(figure, title, alt=f"Curves over {log['step'].max()} training steps: {'; '.join(said)}.")
+    return titled(figure, title, alt=f"Curves over {log['step'].max()} training steps: {'; '.join(texts)}.")
 
 # %% ../../nbs/lib/report/06_figures.ipynb #9480903f
 def draw_histogram(ax: Axes, values: pd.Series, k: int, name: str) -> None:
@@ -214,20 +214,20 @@ def histogram_grid(columns: Mapping[str, Mapping[str, pd.DataFrame] | str], metr
     Heights are percent of the examples of a set that have the score.
     """
     drawn = [name for one in columns.values() if not isinstance(one, str) for name in one]
-    order, said = list(sets) or list(dict.fromkeys(drawn)), []
+    order, medians = list(sets) or list(dict.fromkeys(drawn)), []
     size = (max(2.3 * len(columns), 4.6) + 0.5, 1.6 * len(metrics) + 1.1)
     figure, axes = plt.subplots(len(metrics), len(columns), figsize=size, squeeze=False, sharex=True, sharey="row")
-    for column, (heading, found) in zip(axes.T, columns.items(), strict=True):
+    for column, (heading, content) in zip(axes.T, columns.items(), strict=True):
         column[0].set_title(wrapped(heading, 21, 3), fontsize="small")
         column[-1].set(xlim=(0, 1), xticks=[0, 0.5, 1], xlabel="score")
         for ax, metric in zip(column, metrics, strict=True):
-            if isinstance(found, str):
-                style.write_inside(ax, found, 6)
+            if isinstance(content, str):
+                style.write_inside(ax, content, 6)
                 continue
-            parts = {name: frame[metric].dropna().astype(float) for name, frame in found.items()}
+            parts = {name: frame[metric].dropna().astype(float) for name, frame in content.items()}
             for name, values in parts.items():
                 draw_histogram(ax, values, order.index(name), name)
-                said.append(f"{heading} {name} {(names or {}).get(metric, metric)} {values.median():.2f}")
+                medians.append(f"{heading} {name} {(names or {}).get(metric, metric)} {values.median():.2f}")
             counts = ", ".join(str(len(parts[name])) for name in order if name in parts)
             ax.text(0.99, 0.99, f"n = {counts}" * bool(parts), transform=ax.transAxes, ha="right", va="top",
                     fontsize="x-small")
@@ -237,7 +237,7 @@ def histogram_grid(columns: Mapping[str, Mapping[str, pd.DataFrame] | str], metr
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels())}
     shown = [name for name in order if name in handles]
     legend_below(figure, [handles[name] for name in shown], [name or "records" for name in shown])
-    return titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(said) or 'none'}.")
+    return titled(figure, title, alt=f"Histograms of scores. Medians: {'; '.join(medians) or 'none'}.")
 
 # %% ../../nbs/lib/report/06_figures.ipynb #dadbcea6
 _WAYS = np.array([(1, 1), (-1, -1), (-1, 1), (1, -1), (1, 0), (-1, 0), (0, 1), (0, -1)])  # near corners leave bars free

@@ -38,9 +38,9 @@ def published(name: str, folder: str | Path | None = None) -> pd.DataFrame:
     Raises ValueError for an unknown name, and when the file does not hold the number of rows its source announces.
     """
     folder = Path(folder) if folder is not None else published_folder()
-    known = list_published(folder)
-    if name not in known:
-        raise ValueError(f"Expected argument `name` to be one of {known}, but got {name!r}. "
+    names = list_published(folder)
+    if name not in names:
+        raise ValueError(f"Expected argument `name` to be one of {names}, but got {name!r}. "
                          f"To add a table, put {name}.csv and {name}.toml into {folder}.")
     facts = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
     frame = pd.read_csv(folder / f"{name}.csv")

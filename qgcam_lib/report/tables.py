@@ -118,16 +118,16 @@ def _cell_text(column: Column, row: Mapping[str, Any], intervals: bool) -> str:
 # %% ../../nbs/lib/report/02_tables.ipynb #bdb7720a
 def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) -> pd.DataFrame:
     "The lines to show: row names and `why`, each once."
-    given = rows if rows is not None else summary.head(0)
-    keep = [*table.rows, *({"why"} & set(given))]
-    return pd.concat([given[keep], summary[[*table.rows]]]).drop_duplicates([*table.rows]).reindex(
+    frame = rows if rows is not None else summary.head(0)
+    keep = [*table.rows, *({"why"} & set(frame))]
+    return pd.concat([frame[keep], summary[[*table.rows]]]).drop_duplicates([*table.rows]).reindex(
         columns=[*table.rows, "why"]).fillna({"why": ""}).reset_index(drop=True)
 
 # %% ../../nbs/lib/report/02_tables.ipynb #5577f1ac
-def _marks(found: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column: Column,
+def _marks(scores: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column: Column,
            unranked: Collection[str]) -> list[str]:
     "Best and second among the lines that compete."
-    values = found["value"].where(~lines[table.rows[-1]].isin(unranked).to_numpy()).astype(float)
+    values = scores["value"].where(~lines[table.rows[-1]].isin(unranked).to_numpy()).astype(float)
     values = values.reset_index(drop=True)
     pools = values.groupby([lines[name] for name in table.within], sort=False) if table.within else [("", values)]
     return pd.concat([rank_marks(part, column.higher_is_better) for _, part in pools]).sort_index().tolist()
@@ -136,14 +136,14 @@ def _marks(found: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column: 
 def _counts(cells: Mapping[str, pd.DataFrame], lines: pd.DataFrame) -> dict[str, list[str]]:
     "The text columns behind the scores: n, undefined, note, each only where there is something to say."
     def most(name: str) -> np.ndarray:
-        columns = [found[name].to_numpy(float) for found in cells.values() if name in found]
+        columns = [frame[name].to_numpy(float) for frame in cells.values() if name in frame]
         return np.fmax.reduce([np.full(len(lines), np.nan), *columns])
 
     n, failed = most("n"), np.nan_to_num(most("n_failed"))
     texts = {"n": [(f"{k:.0f}" if np.isfinite(k) else "–") + (f"\n{f:.0f} failed" if f else "")
                    for k, f in zip(n, failed)]}
-    if any("n_undefined" in found for found in cells.values()):
-        lost = {name: np.nan_to_num(found["n_undefined"].to_numpy(float)) for name, found in cells.items()}
+    if any("n_undefined" in frame for frame in cells.values()):
+        lost = {name: np.nan_to_num(frame["n_undefined"].to_numpy(float)) for name, frame in cells.items()}
         texts["undefined"] = [", ".join(f"{name} {k[i]:.0f}" for name, k in lost.items() if k[i]) or
                               ("none" if np.isfinite(n[i]) else "–") for i in range(len(lines))]
     texts["note"] = [f"not run: {why}" * bool(why) for why in lines["why"]]
@@ -162,18 +162,18 @@ def score_table(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | N
     """
     lines = _lines(summary, table, rows)
     index = table.names(lines)
-    found = {column.name: table.by_name(column.rows(summary)).reindex(index) for column in table.columns}
+    by_column = {column.name: table.by_name(column.rows(summary)).reindex(index) for column in table.columns}
     if len(summary) and not any(len(column.rows(summary)) for column in table.columns):
         wanted = sorted({value for column in table.columns for value in column.where.values()})
         there = {key: sorted(set(summary[key])) for key in table.columns[0].where}
         raise ValueError(f"summary: expected rows of {wanted}, got {there}")
     cells, marks = {}, {}
     for column in table.columns:
-        part = found[column.name]
+        part = by_column[column.name]
         if part["value"].notna().any() or part.get("n_undefined", pd.Series(0)).gt(0).any():
             cells[column.label] = [_cell_text(column, row, intervals) for row in part.to_dict("records")]
             marks[column.label] = _marks(part, lines, table, column, unranked)
-    counts = _counts(found, lines)
+    counts = _counts(by_column, lines)
     marks |= {name: [""] * len(lines) for name in counts}
     frame = pd.DataFrame({**cells, **counts}, index=index)
     return MarkedTable(frame, pd.DataFrame(marks, index=index, columns=frame.columns), caption)

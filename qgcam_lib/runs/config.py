@@ -58,25 +58,25 @@ class EngineConfig:
 def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Parameter]], splits: Collection[str],
              gathers: Mapping[str, str], why_not: Callable[[str, str], str]) -> EngineConfig:
     """As `check_config`; its errors do not name --config."""
-    told = resolve_parameters(_engine(splits, notebooks), {
+    values = resolve_parameters(_engine(splits, notebooks), {
         name: "" if value is None else value for name, value in config.items()})
-    data, only = told["data"], told["only"]
-    if [] in (told["models"], told["splits"]):
+    data, only = values["data"], values["only"]
+    if [] in (values["models"], values["splits"]):
         raise ParameterError("models, splits: expected at least one, got none.")
-    if told["shards"] < 1:
-        raise ParameterError(f"shards: expected at least 1, given {told['shards']}.")
+    if values["shards"] < 1:
+        raise ParameterError(f"shards: expected at least 1, given {values['shards']}.")
     if data and not Path(data).expanduser().is_dir():
         raise ParameterError(f"data: expected a folder that holds a folder for each data set, given {data!r}.")
-    asked = {name: known for name, known in notebooks.items() if not only or name in (only, gathers.get(only))}
-    given = {name: told[name] for name in _HANDED_ON if name in config} | told["parameters"]
-    resolve_parameters({name: one for known in asked.values() for name, one in known.items()}, given)
-    for known in asked.values():
-        resolve_parameters(known, {name: value for name, value in given.items() if name in known})
-    for model in told["models"] or []:
-        if reason := why_not(model, str(given.get("weights", "mini"))):
+    targets = {name: cell for name, cell in notebooks.items() if not only or name in (only, gathers.get(only))}
+    overrides = {name: values[name] for name in _HANDED_ON if name in config} | values["parameters"]
+    resolve_parameters({name: one for cell in targets.values() for name, one in cell.items()}, overrides)
+    for cell in targets.values():
+        resolve_parameters(cell, {name: value for name, value in overrides.items() if name in cell})
+    for model in values["models"] or []:
+        if reason := why_not(model, str(overrides.get("weights", "mini"))):
             raise ParameterError(f"models: {model!r} cannot run here: {reason}. Leave it out, or give other weights.")
-    return EngineConfig(str(Path(data).expanduser().resolve()) if data else "", told["models"], told["splits"], only,
-                        given, told["threads"], told["shards"])
+    return EngineConfig(str(Path(data).expanduser().resolve()) if data else "", values["models"], values["splits"],
+                        only, overrides, values["threads"], values["shards"])
 
 # %% ../../nbs/lib/runs/11_config.ipynb #d0e7000a
 def check_config(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Parameter]], *,
@@ -119,8 +119,8 @@ def computes(arguments: Sequence[str]) -> bool:
     from snakemake.cli import parse_args
 
     with contextlib.redirect_stderr(io.StringIO()):  # it has said which profile it uses
-        given = parse_args(list(arguments))[1]
-    return not any(getattr(given, name, None) for name in _LOOKS)
+        options = parse_args(list(arguments))[1]
+    return not any(getattr(options, name, None) for name in _LOOKS)
 
 # %% ../../nbs/lib/runs/11_config.ipynb #e190000d
 def engine_path(folder: str | Path) -> str:
@@ -128,10 +128,10 @@ def engine_path(folder: str | Path) -> str:
 
     ParameterError for a path with braces or control characters.
     """
-    found = Path(os.path.relpath(folder)).as_posix()
-    found = Path(folder).absolute().as_posix() if found.startswith("-") else found
-    if wrong := sorted({letter for letter in found if letter in "{}" or ord(letter) < 32 or ord(letter) == 127}):
+    path = Path(os.path.relpath(folder)).as_posix()
+    path = Path(folder).absolute().as_posix() if path.startswith("-") else path
+    if wrong := sorted({letter for letter in path if letter in "{}" or ord(letter) < 32 or ord(letter) == 127}):
         raise ParameterError("outputs: expected a folder without braces and control characters, which the engine "
                              f"cannot write, given {str(folder)!r} with {wrong[0]!r}. Set QGCAM_OUTPUTS, or `outputs` "
                              "in settings.ini, to another one")
-    return found
+    return path

@@ -222,13 +222,13 @@ def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, A
 
     Generated data sets are drawn where they are missing.
     """
-    options, known = load_settings(), read_parameters(path)
+    options, parameters = load_settings(), read_parameters(path)
     source = "\n".join(cell.source for cell in read_notebook(path).cells if cell.cell_type == "code")
-    given = [name for name in known if name in namespace] + _injected(namespace, known, source)
-    values = resolve_parameters(known, {name: namespace[name] for name in given}, text=False)
+    names = [name for name in parameters if name in namespace] + _injected(namespace, parameters, source)
+    values = resolve_parameters(parameters, {name: namespace[name] for name in names}, text=False)
     values |= {"device": options.device} if values.get("device") == "" else {}
     seed = values["seed"] if isinstance(values.get("seed"), int) else options.seed
-    inputs = find_inputs(known, values, Path.cwd())
+    inputs = find_inputs(parameters, values, Path.cwd())
     for recipe in recipes(inputs):
         recipe.bring()
     reads = {"code_sha256": reached_code(source, inputs), **input_entries(inputs, options.cache)}
@@ -270,8 +270,8 @@ def _record_models(folder: Path) -> None:
 
     def enter(models: list[dict[str, Any]]) -> None:
         ordered = sorted([*before, *models], key=lambda one: one["batch"])
-        known = {(one["model"], one["device"], one["precision"]): one for one in ordered}
-        update_run(folder, models=list(known.values()))
+        latest = {(one["model"], one["device"], one["precision"]): one for one in ordered}
+        update_run(folder, models=list(latest.values()))
 
     on_use(enter)
 

@@ -109,20 +109,20 @@ def shown_tables(path: str | Path) -> dict[str, str]:
 
     import nbformat
 
-    found = {}
+    tables = {}
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", []):
             text = "".join(output.get("data", {}).get("text/html", ""))
             if caption := re.search(r"(?s)<caption[^>]*>(.*?)</caption>", text):
-                found[unescape(re.sub("<[^>]+>", "", caption.group(1)))] = text
-    return found
+                tables[unescape(re.sub("<[^>]+>", "", caption.group(1)))] = text
+    return tables
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #df4fa72d
 def run_line(record: dict) -> str:
     """One line that identifies the run of a result: id, notebook, code, start, and the parameters."""
-    given = ", ".join(f"{name}={value}" for name, value in record["parameters"].items() if value not in ("", None))
+    parameters = ", ".join(f"{name}={value}" for name, value in record["parameters"].items() if value not in ("", None))
     began = record.get("started", "unknown")
-    return f"Run {record['run_id']} of {record['notebook']} ({given}); code {code_of(record)}; started {began}."
+    return f"Run {record['run_id']} of {record['notebook']} ({parameters}); code {code_of(record)}; started {began}."
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #7233c921
 def _fields(pairs: Any, caption: str) -> str:

@@ -24,17 +24,17 @@ class RunId(NamedInput):
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        found, outputs = {}, reading.settings.outputs
+        record_files, outputs = {}, reading.settings.outputs
         for file in [*outputs.glob("*/*/run.json"), *outputs.glob("interactive/*/*/run.json")] if not texts else ():
             with contextlib.suppress(FileNotFoundError, FormatError):
                 record = read_json(file)
-                if not isinstance(record, dict) or not isinstance(given := record.get("parameters", {}), dict):
+                if not isinstance(record, dict) or not isinstance(parameters := record.get("parameters", {}), dict):
                     continue
                 ended = record.get("status") == "ok" or record.get("finished")
-                if ended and record.get("run_id") == file.parent.name and "runs" not in given:
-                    found[record["run_id"]] = file
-        if found:
-            yield Input("data", "runs", f"{len(found)} finished runs", found)
+                if ended and record.get("run_id") == file.parent.name and "runs" not in parameters:
+                    record_files[record["run_id"]] = file
+        if record_files:
+            yield Input("data", "runs", f"{len(record_files)} finished runs", record_files)
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #fc10c94e
 def _texts(value: Any) -> Iterator[str]:
@@ -54,13 +54,13 @@ def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: 
     it runs in; options: the settings, None loads them; here: see `RunContext`. Raises
     ParameterError that names the parameter whose data set or file is not there.
     """
-    reading, found = RunContext(values, Path(cwd), options or load_settings(), here), []
+    reading, inputs = RunContext(values, Path(cwd), options or load_settings(), here), []
     for name, parameter in known.items():
         try:
-            found += parameter.source.inputs([*_texts(values.get(name))], reading)
+            inputs += parameter.source.inputs([*_texts(values.get(name))], reading)
         except (FileFault, OSError, ValueError) as error:
             raise ParameterError(f"parameter `{name}`: {error}") from error
-    return [*{(one.group, one.path): one for one in found}.values()]  # two models may share a mini
+    return [*{(one.group, one.path): one for one in inputs}.values()]  # two models may share a mini
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #3b8a7ed2
 def input_entries(inputs: Iterable[Input], cache: Path | None = None, progress: bool = True

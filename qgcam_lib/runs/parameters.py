@@ -121,14 +121,14 @@ def _type(kind: Any) -> Any:
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011002
 def _origins(sources: Iterable[str]) -> dict[str, str]:
     """What some cells import by name from this library: name -> "module.name". Cells that are not Python are passed."""
-    found = {}
+    origins = {}
     for source in sources:
         with contextlib.suppress(SyntaxError):
             for statement in ast.parse(source).body:
                 if isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "qgcam_lib":
-                    found |= {alias.asname or alias.name: f"{statement.module}.{alias.name}"
-                              for alias in statement.names}
-    return found
+                    origins |= {alias.asname or alias.name: f"{statement.module}.{alias.name}"
+                                for alias in statement.names}
+    return origins
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #73a83c4a
 @dataclass(frozen=True)
@@ -190,10 +190,10 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         reasons = [one.get("ctx", {}).get("error") for one in error.errors()]
         remedy = next((str(reason) for reason in reasons if isinstance(reason, ParameterError)),
                       _remedy(kind))
-        found = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
+        detail = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
         expected = _IN_WORDS.get(parameter.type, parameter.type)
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {expected}, given {value!r:.200} "
-                             f"({type(value).__name__}). {found}{remedy}") from error
+                             f"({type(value).__name__}). {detail}{remedy}") from error
     except (TypeError, NameError, SyntaxError, ImportError, AttributeError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
                              "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
@@ -214,9 +214,9 @@ def read_notebook(notebook: str | Path | Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
-            found = nbformat.v4.reads(Path(notebook).read_text(encoding="utf-8"))
-            nbformat.validate(found)
-            return found
+            node = nbformat.v4.reads(Path(notebook).read_text(encoding="utf-8"))
+            nbformat.validate(node)
+            return node
     except Exception as error:  # nbformat says what is wrong with a broken file in any way
         raise ParameterError(f"notebook: {notebook} is not a valid notebook of format 4 "
                              f"({str(error).strip().partition(chr(10))[0][:200]}). Open it in Jupyter and save it, or "
@@ -270,9 +270,9 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
         raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression "
                              f"`{ast.unparse(value):.200}`. It would not follow when a parameter in it is changed: "
                              "derive it in the next cell.") from error
-    found = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
-    coerce(found, default, text=False)
-    return found
+    parameter = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
+    coerce(parameter, default, text=False)
+    return parameter
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #bfec8f78
 def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, Parameter]:
@@ -286,14 +286,14 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
     except (SyntaxError, ValueError, tokenize.TokenError) as error:
         raise ParameterError(f"{name}: the parameters cell is not plain Python ({error}). "
                              "Move magics and shell lines to another cell.") from error
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for statement in statements:
         parameter = _parameter(statement, comments, name, origins)
-        if parameter is not None and parameter.name in found:
+        if parameter is not None and parameter.name in parameters:
             raise ParameterError(f"parameter `{parameter.name}`: given twice in the parameters cell. Delete one line.")
         if parameter is not None:
-            found[parameter.name] = parameter
-    return found
+            parameters[parameter.name] = parameter
+    return parameters
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #5a681653
 def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:

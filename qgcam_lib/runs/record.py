@@ -75,9 +75,9 @@ def git_state(folder: str | Path = ROOT) -> dict[str, Any]:
 
     Both are None when there is no git or no repository.
     """
-    found = uncommitted(folder)
-    return {"commit": None if found is None else _git(folder, "rev-parse", "HEAD").strip(),
-            "dirty": None if found is None else bool(found)}
+    changes = uncommitted(folder)
+    return {"commit": None if changes is None else _git(folder, "rev-parse", "HEAD").strip(),
+            "dirty": None if changes is None else bool(changes)}
 
 # %% ../../nbs/lib/runs/03_record.ipynb #9f33bce4
 _PACKAGES = ("torch", "torchvision", "transformers", "salesforce-lavis", "numpy", "pandas", "scipy", "numba", "pillow",
@@ -88,12 +88,12 @@ def versions() -> dict[str, Any]:
     """Versions of Python, of this library (with the checksum of its sources) and of the packages that make numbers."""
     import qgcam_lib
 
-    found: dict[str, Any] = {"python": platform.python_version(), "qgcam_lib": qgcam_lib.__version__,
-                             "qgcam_lib_sha256": code_fingerprint()}
+    record: dict[str, Any] = {"python": platform.python_version(), "qgcam_lib": qgcam_lib.__version__,
+                              "qgcam_lib_sha256": code_fingerprint()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found["lavis" if name == "salesforce-lavis" else name] = metadata.version(name)
-    return found
+            record["lavis" if name == "salesforce-lavis" else name] = metadata.version(name)
+    return record
 
 # %% ../../nbs/lib/runs/03_record.ipynb #3c23a86e
 def machine() -> dict[str, Any]:
@@ -235,7 +235,7 @@ def register_output(folder: Path, path: Path, kind: str, caption: str = "") -> N
     """Enter a finished file of the run in `folder` into its record: path, sha256, kind, caption."""
     name = path.relative_to(folder).as_posix()
     entry = {"path": name, "sha256": file_sha256(path), "kind": kind, "caption": caption}
-    others = [known for known in read_run(folder).get("outputs", []) if known["path"] != name]
+    others = [other for other in read_run(folder).get("outputs", []) if other["path"] != name]
     update_run(folder, outputs=[*others, entry])
 
 # %% ../../nbs/lib/runs/03_record.ipynb #0b6a160f
@@ -245,24 +245,25 @@ def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str
 
     kinds: look at outputs of these kinds only ("table", "figure", "records", "notebook"); none: at all.
     """
-    folder, found = Path(folder), []
+    folder, differences = Path(folder), []
     outputs = [item for item in read_run(folder).get("outputs", []) if not kinds or item["kind"] in kinds]
-    for path, known in ((item["path"], item["sha256"]) for item in outputs):
+    for path, digest in ((item["path"], item["sha256"]) for item in outputs):
         now = file_sha256(folder / path) if (folder / path).is_file() else ""
-        if now != known:
-            found.append(f"{path} has changed (sha256 {now[:12]}, recorded {known[:12]})" if now else f"{path} is gone")
+        if now != digest:
+            differences.append(f"{path} has changed (sha256 {now[:12]}, recorded {digest[:12]})" if now else
+                               f"{path} is gone")
     if not kinds or "records" in kinds:
         there = {file.relative_to(folder).as_posix() for file in (folder / "records").rglob("*.parquet")}
-        found += [f"{path} is not in the record" for path in sorted(there - {item["path"] for item in outputs})]
-    return found
+        differences += [f"{path} is not in the record" for path in sorted(there - {item["path"] for item in outputs})]
+    return differences
 
 # %% ../../nbs/lib/runs/03_record.ipynb #10ee978d
 def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
     """Refuse a run whose files are not those that it recorded: RunError. kinds: as in `changed_outputs`."""
-    if found := changed_outputs(folder, kinds):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise RunError(f"run {Path(folder).name}: {found[0]}{more}. Run the notebook again with these parameters: the "
-                       "folder as it is will be kept beside the new one.", Path(folder))
+    if differences := changed_outputs(folder, kinds):
+        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with these "
+                       "parameters: the folder as it is will be kept beside the new one.", Path(folder))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:
@@ -272,8 +273,8 @@ def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, A
         raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
     record = read_run(folder)
     if record.get("status") != "ok":
-        said = f"its status is {record['status']!r}" if record else "there is no record"
-        raise RunError(f"run {folder.name}: expected a finished run, but {said}. Run its notebook to the end", folder)
+        state = f"its status is {record['status']!r}" if record else "there is no record"
+        raise RunError(f"run {folder.name}: expected a finished run, but {state}. Run its notebook to the end", folder)
     check_outputs(folder, kinds)
     return record
 
@@ -306,8 +307,8 @@ def _as_it_is(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     if record.get("status") != "running" or is_held(folder):
         return record
     record = read_run(folder)  # it may have ended between the two looks
-    said = "its process ended without a word: killed, or the machine stopped. The same command goes on"
-    ended = {"status": "failed", "error": {"type": "Stopped", "message": said, "cell": None}}
+    message = "its process ended without a word: killed, or the machine stopped. The same command goes on"
+    ended = {"status": "failed", "error": {"type": "Stopped", "message": message, "cell": None}}
     return record | (ended if record.get("status") == "running" else {})
 
 # %% ../../nbs/lib/runs/03_record.ipynb #0f076e47
@@ -321,7 +322,7 @@ def find_runs(outputs: str | Path | None = None, notebook: str | None = None, st
     without a word counts as failed. say: called with a line for each folder whose run.json cannot be used; it is left
     out.
     """
-    outputs, found = Path(outputs or settings.outputs) / ("interactive" if status == "interactive" else ""), []
+    outputs, runs = Path(outputs or settings.outputs) / ("interactive" if status == "interactive" else ""), []
     for folder in sorted(file.parent for file in outputs.glob(f"{notebook or '*'}/*/{RUN_FILE}")):
         if fault := record_fault(folder):
             say(f"{'/'.join(folder.parts[-2:])}/{RUN_FILE}: {fault}. This run is left out; delete its folder, or run "
@@ -329,5 +330,5 @@ def find_runs(outputs: str | Path | None = None, notebook: str | None = None, st
             continue
         record = _as_it_is(folder, read_run(folder))
         if record.get("run_id") == folder.name and status in (None, record.get("status")):
-            found.append((folder, record))
-    return sorted(found, key=lambda pair: str(pair[1].get("started")), reverse=True)
+            runs.append((folder, record))
+    return sorted(runs, key=lambda pair: str(pair[1].get("started")), reverse=True)

@@ -76,8 +76,8 @@ _PRINTED = re.compile(rf"({_DECIMAL})( ?%| points)?(?: \[({_DECIMAL})(?:, |–| 
 
 def _printed(text: str) -> Iterator[tuple[float, float, float]]:
     """The decimal numbers of a text: value, one unit of the last digit, half width of the interval behind it or NaN."""
-    for found in _PRINTED.finditer(text):
-        value, _, low, high = found.groups()
+    for match in _PRINTED.finditer(text):
+        value, _, low, high = match.groups()
         half = (float(high) - float(low)) / 2 if low else math.nan
         for one in filter(None, (value, low, high)):
             digits = one.partition(".")[2].partition("e")
@@ -132,14 +132,14 @@ def _row_names(frame: pd.DataFrame) -> list[str]:
 # %% ../../nbs/lib/runs/08_reference.ipynb #dcf3bcde
 def _named(frame: pd.DataFrame, names: list[str]) -> dict[str, dict[str, Any]]:
     """The rows of a table by name; the second of one name is named (2)."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
         text, number = ", ".join(str(row.get(name, "")) for name in names), 2
         key = text
-        while key in found:
+        while key in rows:
             key, number = f"{text} ({number})", number + 1
-        found[key] = row
-    return found
+        rows[key] = row
+    return rows
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #386b7808
 def _half_width(row: Mapping[str, Any]) -> float:
@@ -173,12 +173,12 @@ def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Ma
 def table_differences(table: str, before: pd.DataFrame, after: pd.DataFrame) -> list[Difference]:
     """The differences of a table from the reference beyond the tolerance, in the order of the reference's rows."""
     before, after = _typed(before), _typed(after)
-    found = _lost_and_new(table, "column", before, after)
+    differences = _lost_and_new(table, "column", before, after)
     names = _row_names(before)
     old, new = _named(before, names), _named(after, names)
     for name in [name for name in old if name in new]:
-        found += _row_differences(table, name, old[name], new[name])
-    return found + _lost_and_new(table, "row", old, new)
+        differences += _row_differences(table, name, old[name], new[name])
+    return differences + _lost_and_new(table, "row", old, new)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #4e8ab96c
 REFERENCES = ROOT / "outputs" / "reference"  # one folder a notebook
@@ -220,11 +220,11 @@ def _tables(folder: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """The tables (CSV) in a folder by name; a table of a run as the reference keeps it."""
     from io import StringIO
 
-    found = {}
+    tables = {}
     for path in sorted((folder / "tables").glob("*.csv")):
         frame = pd.read_csv(StringIO(_same_ids(path.read_text(encoding="utf-8"), record)))
-        found[path.stem] = kept_table(frame)
-    return found
+        tables[path.stem] = kept_table(frame)
+    return tables
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #40ec436e
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
@@ -253,8 +253,8 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     for path in sorted((folder / "tables").glob("*.csv")):
-        kept = kept_table(pd.read_csv(path))
-        write_whole(part / "tables" / path.name, kept.to_csv(index=False, float_format=_DIGITS))
+        table = kept_table(pd.read_csv(path))
+        write_whole(part / "tables" / path.name, table.to_csv(index=False, float_format=_DIGITS))
     about = {name: record.get(name) for name in ("run_id", "notebook", "parameters", "git", "results")}
     about |= {"processor": processor_of(record)}
     write_json(part / REFERENCE_FILE, about, indent=1)
@@ -290,15 +290,15 @@ def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
     if not about:
         raise RunError(f"run {folder.name}: {reference} holds no reference. Store its page: make papers", folder)
     both = about, record
-    given = [{name: value for name, value in each["parameters"].items() if name != "runs"} for each in both]
-    found = [Difference("parameters", name, given[0].get(name, "not there"), given[1].get(name, "gone"))
-             for name in {**given[0], **given[1]} if given[0].get(name) != given[1].get(name)]
+    values = [{name: value for name, value in each["parameters"].items() if name != "runs"} for each in both]
+    differences = [Difference("parameters", name, values[0].get(name, "not there"), values[1].get(name, "gone"))
+                   for name in {**values[0], **values[1]} if values[0].get(name) != values[1].get(name)]
     results = [json.loads(_same_ids(json.dumps(each["results"]), each)) for each in both]
-    found += _result_differences(*results)
+    differences += _result_differences(*results)
     old, new = _tables(reference, about), _tables(folder, record)
     for name in [name for name in old if name in new]:
-        found += table_differences(name, old[name], new[name])
-    return found + _lost_and_new("tables", "", old, new)
+        differences += table_differences(name, old[name], new[name])
+    return differences + _lost_and_new("tables", "", old, new)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #5c74fd18
 _MOST = 40  # lines a run
@@ -312,16 +312,16 @@ def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -
     On another processor than the reference's, numbers that differ give one line and hold, unless `strict`; a verdict
     that differs never holds. Errors: as of `compare`.
     """
-    found = compare(folder, reference)
+    differences = compare(folder, reference)
     here, there = processor_of(read_run(folder)), read_reference(reference).get("processor", "")
     name = f"{Path(reference).name}/{Path(folder).name}"
-    if not found:
+    if not differences:
         return True, []
-    if here != there and not strict and not any(one.is_verdict for one in found):
-        most = max(found, key=lambda one: -1 if math.isnan(one.size) else one.size)
-        return True, [f"{name}: {len(found)} numbers differ on this processor ({here}; the page: {there}), the most "
-                      f"{most}. Every verdict stands."]
-    more = [f"... and {len(found) - _MOST} more"] * (len(found) > _MOST)
+    if here != there and not strict and not any(one.is_verdict for one in differences):
+        most = max(differences, key=lambda one: -1 if math.isnan(one.size) else one.size)
+        return True, [f"{name}: {len(differences)} numbers differ on this processor ({here}; the page: {there}), the "
+                      f"most {most}. Every verdict stands."]
+    more = [f"... and {len(differences) - _MOST} more"] * (len(differences) > _MOST)
     where = f" (this processor: {here}; the page's: {there})" * (here != there)
-    return False, [f"{name} differs from its page in {len(found)} values{where}:",
-                   *(f"  {one}" for one in found[:_MOST]), *more]
+    return False, [f"{name} differs from its page in {len(differences)} values{where}:",
+                   *(f"  {one}" for one in differences[:_MOST]), *more]

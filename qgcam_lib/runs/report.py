@@ -78,8 +78,8 @@ class GatheredRun:
     def box(self, part: str) -> str:
         """A part of the result box ("answer", or the first "effect"); empty where there is none."""
         box = self.record["results"].get("result_box")
-        found = box.get(part, "") if isinstance(box, Mapping) else ""
-        return str(next(iter(found), "") if isinstance(found, list) else found)
+        content = box.get(part, "") if isinstance(box, Mapping) else ""
+        return str(next(iter(content), "") if isinstance(content, list) else content)
 
     def picture(self) -> str:
         """The figure of the run: that of its first screen, else its first one; empty without figures."""
@@ -139,13 +139,13 @@ def _front_parts(runs: Sequence[GatheredRun], contents: Contents) -> list[str]:
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000019
 def _claims_part(runs: Sequence[GatheredRun], contents: Contents) -> str:
     "How many sentences of the papers hold, a row a run."
-    found = [(run, counts) for run in runs if (counts := count_claims(run)) is not None]
-    if not found:
+    tallies = [(run, counts) for run in runs if (counts := count_claims(run)) is not None]
+    if not tallies:
         return ""
     head = "".join(f"<th>{escape(word)}</th>" for word in ("paper", "run", *_WORDS))
     rows = "".join(f"<tr><th>{escape(contents.paper(run.notebook))}</th><td>"
                    + link(f"{run.notebook}, {run.name}", f"{run.address}/tables/claims.html") + "</td>"
-                   + "".join(f"<td>{counts.get(word, 0)}</td>" for word in _WORDS) + "</tr>" for run, counts in found)
+                   + "".join(f"<td>{counts.get(word, 0)}</td>" for word in _WORDS) + "</tr>" for run, counts in tallies)
     return f"<h2>The papers' sentences, counted</h2>{wide(f'<table><tr>{head}</tr>{rows}</table>')}"
 
 

@@ -92,13 +92,13 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     its device is not looked for.
     """
     options, notebook = load_settings(), Path(notebook).resolve()
-    known = read_parameters(notebook)
+    declared = read_parameters(notebook)
     cwd = ROOT if ROOT in notebook.parents else notebook.parent
-    resolved = resolve_parameters(known, parameters or {})
+    resolved = resolve_parameters(declared, parameters or {})
     resolved |= {name: _from_caller(resolved[name], cwd) for name in parameters or {}}
     resolved |= {"device": options.device} if resolved.get("device") == "" else {}
     seed = resolved["seed"] if isinstance(resolved.get("seed"), int) else options.seed
-    reads = find_inputs(known, resolved, cwd, options=options, here=here)
+    reads = find_inputs(declared, resolved, cwd, options=options, here=here)
     sha256, code = notebook_sha256(notebook), reached_code(notebook_source(notebook), reads)
     inputs = input_entries(reads, options.cache, progress)
     decides = {"notebook": sha256, "parameters": resolved, "code": code, "inputs": inputs,
@@ -213,11 +213,11 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"type": name, "message": text[-2000:] or "no message", "cell": getattr(error, "exec_count", None)}
 
 
-def _end(plan: RunPlan, partial: Path, found: dict[str, Any], seconds: float) -> None:
+def _end(plan: RunPlan, partial: Path, details: dict[str, Any], seconds: float) -> None:
     """Make the record say that the run failed, and keep its notebook, as far as the disk has room."""
     with contextlib.suppress(DiskError):  # nobody holds the lock, so `find_runs` counts it as failed all the same
         _keep_notebook(plan, partial, "run.error.ipynb")
-        update_run(plan.folder, status="failed", error=found, seconds=round(seconds, 3))
+        update_run(plan.folder, status="failed", error=details, seconds=round(seconds, 3))
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #a3c71aa8
 def _peak_mb() -> int:
@@ -247,9 +247,9 @@ def _aside(folder: Path) -> Path:
 def _set_aside(folder: Path) -> Path:
     """Give the folder of a changed run a name of its own, which no run will take; returns it."""
     number = 1
-    while (kept := folder.with_name(f"{folder.name}-changed-{number}")).exists():
+    while (target := folder.with_name(f"{folder.name}-changed-{number}")).exists():
         number += 1
-    return folder.rename(kept)
+    return folder.rename(target)
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #4431eec0
 @dataclass(frozen=True)
@@ -266,13 +266,13 @@ def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
     """Whether the plan's run ended well and its files are as recorded. Says what differs; keeps a changed folder."""
     if read_run(plan.folder).get("status") != "ok":
         return False
-    found = changed_outputs(plan.folder)
-    if found:
-        kept = all(line.endswith(" is gone") for line in found) or _set_aside(plan.folder)
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        where = f" The folder as it was is kept in {kept}." if isinstance(kept, Path) else ""
-        say(f"run {plan.run_id}: {found[0]}{more}. It is computed again.{where}")
-    return not found
+    differences = changed_outputs(plan.folder)
+    if differences:
+        moved = all(line.endswith(" is gone") for line in differences) or _set_aside(plan.folder)
+        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        where = f" The folder as it was is kept in {moved}." if isinstance(moved, Path) else ""
+        say(f"run {plan.run_id}: {differences[0]}{more}. It is computed again.{where}")
+    return not differences
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #1469670f
 def _compute(plan: RunPlan, lock: int, timeout: int | None, progress: bool) -> float:
@@ -286,17 +286,17 @@ def _compute(plan: RunPlan, lock: int, timeout: int | None, progress: bool) -> f
         peak = _peak_mb()  # of all kernels so far: unknown where an earlier one was larger
         _finish(plan, time.monotonic() - begun, peak if peak > before else None)
     except BaseException as error:
-        found = _error(error)
-        _end(plan, partial, found, time.monotonic() - begun)
+        details = _error(error)
+        _end(plan, partial, details, time.monotonic() - begun)
         if not isinstance(error, Exception):
             raise
-        cell, kept = f" in cell [{found['cell']}]" if found["cell"] else "", ""
+        cell, hint = f" in cell [{details['cell']}]" if details["cell"] else "", ""
         if (stopped := plan.folder / "run.error.ipynb").is_file():
-            kept += f" The notebook as far as it came: {stopped}."
+            hint += f" The notebook as far as it came: {stopped}."
         if (aside := _aside(plan.folder)).exists():
-            kept += f" The earlier result is kept in {aside}."
-        raise RunError(f"run {plan.run_id} of {plan.notebook.name} failed{cell}: {found['type']}: "
-                       f"{found['message'].rstrip('.')}.{kept}", plan.folder) from error
+            hint += f" The earlier result is kept in {aside}."
+        raise RunError(f"run {plan.run_id} of {plan.notebook.name} failed{cell}: {details['type']}: "
+                       f"{details['message'].rstrip('.')}.{hint}", plan.folder) from error
     return round(time.monotonic() - begun, 3)
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #2865c1e9

@@ -141,12 +141,12 @@ _MANY = 10**6  # shards: one batch is left of every asking
 
 def _sizes(folder: Path) -> dict[str, dict[str, float]]:
     """Of each store of a shard: what its asking noted, and its bytes with those of its maps."""
-    found = {}
+    sizes = {}
     for note in sorted(folder.rglob(SHARD_FILE)):
         places = (note.parent, note.parent.with_name(note.parent.name + "-maps"))
         size = sum(file.stat().st_size for place in places for file in place.glob("part-*"))
-        found[note.parent.relative_to(folder).as_posix()] = read_json(note) | {"bytes": size}
-    return found
+        sizes[note.parent.relative_to(folder).as_posix()] = read_json(note) | {"bytes": size}
+    return sizes
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #7e947768
 def calibrate(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, seconds: float = 20.0,
@@ -210,13 +210,13 @@ def forecast(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
     plan = plan_run(notebook, parameters, outputs=outputs, progress=progress)
     if again or not read_plan(plan):
         write_json(_plan_file(plan), calibrate(notebook, parameters, progress=progress), indent=2)
-    found, rows = read_plan(plan), []
+    calibration, rows = read_plan(plan), []
     for n in shards:
-        hours, took = (found["fixed"] + found["asking"] / n) / 3600, _took(plan, n)
+        hours, took = (calibration["fixed"] + calibration["asking"] / n) / 3600, _took(plan, n)
         spent = took.get("seconds", float("nan")) / 3600
-        rows.append({"shards": n, "hours": hours, "all_hours": n * hours, "memory_mb": found["memory_mb"],
-                     "disk_mb": found["bytes"] / 2**20, "took_hours": spent, "took_mb": took.get("memory_mb"),
+        rows.append({"shards": n, "hours": hours, "all_hours": n * hours, "memory_mb": calibration["memory_mb"],
+                     "disk_mb": calibration["bytes"] / 2**20, "took_hours": spent, "took_mb": took.get("memory_mb"),
                      "ratio": spent / hours})
     frame = pd.DataFrame(rows)
-    frame.attrs = found
+    frame.attrs = calibration
     return frame

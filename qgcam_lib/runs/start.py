@@ -184,24 +184,24 @@ class RunForm:
 
     def _check(self, _: Any = None) -> dict[str, Any] | None:
         """The values that differ from the defaults; None, with the reasons shown, where one does not fit."""
-        given, faults = {}, []
+        values, faults = {}, []
         for field, one in zip(self.inputs, self.parameters.values()):
             try:
                 if coerce(one, field.value) != coerce(one, one.default, text=False):
-                    given[one.name] = as_text(field.value)
+                    values[one.name] = as_text(field.value)
             except ParameterError as error:
                 faults.append(escape(str(error)))
         self.message.value = "<br>".join(faults)
         self.start.disabled = bool(faults) or self.process is not None
-        return None if faults else given
+        return None if faults else values
 
 # %% ../../nbs/lib/runs/13_start.ipynb #frm0010
 @patch
 def run(self: RunForm) -> None:
     """Start the run with the values of the form; the bar, and at the end the link to its page, follow by themselves."""
-    if self.process is not None or (given := self._check()) is None:
+    if self.process is not None or (values := self._check()) is None:
         return
-    pairs = [part for name, value in given.items() for part in ("-p", f"{name}={value}")]
+    pairs = [part for name, value in values.items() for part in ("-p", f"{name}={value}")]
     where = ["--outputs", str(self.outputs)] if self.outputs else []
     code = "from qgcam_lib.cli.main import main; main()"
     command = [sys.executable, "-c", code, "run", str(self.notebook.value), *pairs, *where, "--json"]
@@ -228,13 +228,14 @@ def refresh(self: RunForm) -> None:
 @patch
 def _follow(self: RunForm) -> None:
     """Read what the command says until it ends: the percentage of its bar, then its answer."""
-    said = b""
+    output = b""
     while piece := self.process.stderr.read1(4096):
-        said = (said + piece)[-8192:]
-        if found := re.findall(rb"(\d+)%\|", said):
-            self.bar.value = int(found[-1])
+        output = (output + piece)[-8192:]
+        if percents := re.findall(rb"(\d+)%\|", output):
+            self.bar.value = int(percents[-1])
     answer, status = self.process.stdout.read().decode(errors="replace"), self.process.wait()
-    lines = [line for line in re.split(r"[\r\n]+", said.decode(errors="replace")) if line.strip() and "%|" not in line]
+    lines = [line for line in re.split(r"[\r\n]+", output.decode(errors="replace"))
+             if line.strip() and "%|" not in line]
     if status == 0:
         made = json.loads(answer)
         page = link(f"The page of run {made['run']}", relpath(Path(made["folder"]) / "run.html", self.here))

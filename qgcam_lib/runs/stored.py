@@ -58,12 +58,12 @@ def _faults(output: Any) -> Iterator[str]:
 def unfit_outputs(notebook: Any) -> list[str]:
     """Stored content that a notebook (a path or node) should not have, one line each: 'cell 3 (first line of it): a
     warning'."""
-    found = []
+    faults = []
     for number, cell in enumerate(read_notebook(notebook).cells):
         for output in cell.get("outputs", []):
             first = next((line for line in str(cell.source).splitlines() if line.strip()), "")
-            found += [f"cell {number} ({first[:60]}): {fault}" for fault in _faults(output)]
-    return list(dict.fromkeys(found))
+            faults += [f"cell {number} ({first[:60]}): {fault}" for fault in _faults(output)]
+    return list(dict.fromkeys(faults))
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #44363b2c
 _BAR = re.compile(r"\d+%\|.*|\d+it \[.*")
@@ -123,9 +123,9 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
         made = with_outputs(notebook, folder / "run.ipynb")
     except ValueError as error:
         raise RunError(f"run {folder.name} of {notebook.name}: {error}", folder) from None
-    known = {name: one.default for name, one in read_parameters(notebook).items()}
-    given = {name: value for name, value in record["parameters"].items() if known[name] != value}
-    made.metadata["qgcam"] = {"run_id": record["run_id"], "parameters": given, "started": record.get("started"),
+    defaults = {name: one.default for name, one in read_parameters(notebook).items()}
+    overrides = {name: value for name, value in record["parameters"].items() if defaults[name] != value}
+    made.metadata["qgcam"] = {"run_id": record["run_id"], "parameters": overrides, "started": record.get("started"),
                               "commit": git["commit"], "code_cells_sha256": sha256_of(notebook_source(notebook))}
     import nbformat
 

@@ -47,15 +47,15 @@ def named_modules(source: str | ast.Module, package: str = "") -> set[str]:
     notebook. Names of functions are among them (`from a import b` may mean a module a.b). Raises SyntaxError for a
     source that is not Python.
     """
-    tree, found = ast.parse(source) if isinstance(source, str) else source, set()
+    tree, names = ast.parse(source) if isinstance(source, str) else source, set()
     for statement in _statements(tree.body):
         if isinstance(statement, ast.Import):
-            found |= {alias.name for alias in statement.names}
+            names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
             above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
             base = ".".join(filter(None, [above, statement.module]))
-            found |= {base, *(f"{base}.{alias.name}" for alias in statement.names)}
-    return found if package.startswith("qgcam_lib") else found | _attributes(tree)
+            names |= {base, *(f"{base}.{alias.name}" for alias in statement.names)}
+    return names if package.startswith("qgcam_lib") else names | _attributes(tree)
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #69bf2df7
 def _attributes(tree: ast.Module) -> set[str]:
@@ -122,11 +122,11 @@ def _named_files(tree: ast.Module) -> set[Path]:
     calls = [node for node in ast.walk(tree)
              if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "project_file"]
     texts = {call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)}
-    found = []
+    paths = []
     for text in texts:
         with contextlib.suppress(FileFault):  # a copy of the package alone, without the project's data
-            found.append(project_file(text))
-    return {file for path in found for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
+            paths.append(project_file(text))
+    return {file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #2654072b
 _BESIDE = (".toml", ".js", ".css", ".html")  # of files that lie beside a module under its name, and are part of it
@@ -139,7 +139,7 @@ def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[froze
     tree = ast.parse(source)
     named = {beside for beside in file.parent.glob(f"{file.stem}.*") if beside.suffix in _BESIDE}
     inside = ".".join([package.name, *file.parent.relative_to(package).parts])
-    imported = frozenset(found for name in named_modules(tree, inside) for found in _files_of(name, package))
+    imported = frozenset(other for name in named_modules(tree, inside) for other in _files_of(name, package))
     if "project_file(" in source:
         named |= _named_files(tree)
     return imported, frozenset(named), meaning(tree)
@@ -186,12 +186,12 @@ def code_files(*roots: Any, source: str = "", package: Path | None = None) -> li
     names = _starts(roots, source, package) if roots or source else None
     if names is None:
         return sorted(package.rglob("*.py"))
-    todo, found = {file for name in names for file in _files_of(name, package)}, set()
+    todo, closure = {file for name in names for file in _files_of(name, package)}, set()
     while todo:
         file = todo.pop()
-        found.add(file)
-        todo |= _read(file, package)[0] - found
-    return sorted(found)
+        closure.add(file)
+        todo |= _read(file, package)[0] - closure
+    return sorted(closure)
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9fd56cdc
 def code_fingerprint(*roots: Any, source: str = "", package: Path | None = None) -> str:
@@ -223,18 +223,18 @@ def own_file(kind: type | FunctionType) -> str | None:
 def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     """Where Python would find the module, None where it would not; nothing is imported."""
     first, *rest = name.split(".")
-    found = next((spec for finder in sys.meta_path if (spec := finder.find_spec(first, None))), None)
-    found = found or PathFinder.find_spec(first, [*folders])
+    module_spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(first, None))), None)
+    module_spec = module_spec or PathFinder.find_spec(first, [*folders])
     for part in rest:  # by its last name alone: else Python would look its parent up among what is loaded
-        places = found.submodule_search_locations if found else None
-        found = PathFinder.find_spec(part, [*places]) if places else None
-    return found
+        places = module_spec.submodule_search_locations if module_spec else None
+        module_spec = PathFinder.find_spec(part, [*places]) if places else None
+    return module_spec
 
 
 def _source(name: str, folders: Iterable[str]) -> Path | None:
     """The file of a module, None where it has none (a folder without `__init__.py`, a builtin, no such module)."""
-    found = _spec(name, folders)
-    return Path(found.origin) if found and found.has_location and found.origin else None
+    module_spec = _spec(name, folders)
+    return Path(module_spec.origin) if module_spec and module_spec.has_location and module_spec.origin else None
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #d0e40007
 def is_module(name: str, folders: Iterable[str | Path] = ()) -> bool:
@@ -252,23 +252,23 @@ def module_files(name: str, folders: Iterable[str | Path] = ()) -> dict[str, Pat
     not seen.
     """
     importlib.invalidate_caches()
-    found, places, todo, seen = {}, [str(folder) for folder in folders], {name}, set()
+    files, places, todo, visited = {}, [str(folder) for folder in folders], {name}, set()
     while todo:
         one = todo.pop()
         parts = one.split(".")
-        todo |= {".".join(parts[:k]) for k in range(1, len(parts))} - seen - {one}
-        seen.add(one)
+        todo |= {".".join(parts[:k]) for k in range(1, len(parts))} - visited - {one}
+        visited.add(one)
         if parts[0] in sys.stdlib_module_names or parts[0] == "qgcam_lib":
             continue
         file = _source(one, places)
         same = parts[0] == name.split(".")[0]
         if file is None or not same and {"site-packages", "dist-packages"} & {*file.parts}:
             continue
-        found[one] = file
+        files[one] = file
         if file.suffix == ".py":
             inside = one if file.name == "__init__.py" else one.rpartition(".")[0]
-            todo |= named_modules(file.read_text(encoding="utf-8"), inside) - seen
-    return dict(sorted(found.items()))
+            todo |= named_modules(file.read_text(encoding="utf-8"), inside) - visited
+    return dict(sorted(files.items()))
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #b6f21b74
 def _public(module: str) -> set[str]:
@@ -288,21 +288,21 @@ def defined_names(module: str, files: Mapping[str, Path | None]) -> set[str]:
     file = files.get(module)
     if file is None or file.suffix != ".py":
         return set()
-    found, package = set(), module if file.name == "__init__.py" else module.rpartition(".")[0]
+    names, package = set(), module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
             case ast.ImportFrom(module=name, names=[ast.alias(name="*")], level=level):
                 other = resolve_name("." * level + (name or ""), package)
-                found |= (defined_names(other, {**files, module: None}) if other in files else _public(other)) or {"*"}
+                names |= (defined_names(other, {**files, module: None}) if other in files else _public(other)) or {"*"}
             case ast.alias(name="*"):
                 pass
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.alias(name=name, asname=other):
-                found.add(other or name.split(".")[0])
-    return set() if {"*", "__getattr__"} & found else found
+                names.add(other or name.split(".")[0])
+    return set() if {"*", "__getattr__"} & names else names
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9a000006
 class Plugin(NamedTuple):
@@ -325,17 +325,17 @@ class Open(UserDict):
     @cached_property
     def data(self) -> dict[str, Any]:
         """All entries; a warning names each plug-in that cannot be used, and it is left out."""
-        found = dict(self.own)
+        all_entries = dict(self.own)
         for point in sorted(entry_points(group=self.group), key=lambda one: (one.dist.name, one.name)):
             package = f"{point.dist.name} {point.dist.version}"
             try:
                 entries = self.entries(point.name, point.load())
-                if taken := found.keys() & entries.keys():
+                if taken := all_entries.keys() & entries.keys():
                     raise ValueError(f"the name {min(taken)!r} is taken; the plug-in has to choose another")
             except Exception as error:  # whatever a package of somebody else does
                 warnings.warn(f"plug-in {point.name!r} ({self.group}) of package {package} is left out: "
                               f"{type(error).__name__}: {error}", stacklevel=2)
                 continue
-            found |= entries
+            all_entries |= entries
             self.origins |= dict.fromkeys(entries, Plugin(package, point.module))
-        return found
+        return all_entries

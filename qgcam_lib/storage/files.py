@@ -130,12 +130,12 @@ def locked_folder(folder: str | Path) -> Iterator[None]:
 # %% ../../nbs/lib/storage/01_files.ipynb #d532b7ff
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
     """An object of JSON from its pairs, as a parser's `object_pairs_hook`; ValueError for a key that it has twice."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in members:
             raise ValueError(f"expected each key once in an object, got {key[:60]!r} twice")
-        found[key] = value
-    return found
+        members[key] = value
+    return members
 
 
 def _no_constant(text: str) -> float:

@@ -34,18 +34,18 @@ from .files import file_sha256, sha256_of
 @contextmanager
 def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
     """The known checksums, by path, size and times of a file; what the block adds is kept in `cache` (SQLite)."""
-    known: dict[str, str] = {}
+    digests: dict[str, str] = {}
     if cache is None:
-        yield known
+        yield digests
         return
     Path(cache).parent.mkdir(parents=True, exist_ok=True)
     try:
         with closing(sqlite3.connect(cache, timeout=20)) as table:
             table.execute("CREATE TABLE IF NOT EXISTS checksums (key TEXT PRIMARY KEY, sha256 TEXT)")
-            known.update(table.execute("SELECT key, sha256 FROM checksums").fetchall())
-            before = set(known)
-            yield known
-            new = [(key, known[key]) for key in known.keys() - before]
+            digests.update(table.execute("SELECT key, sha256 FROM checksums").fetchall())
+            before = set(digests)
+            yield digests
+            new = [(key, digests[key]) for key in digests.keys() - before]
             table.executemany("INSERT OR REPLACE INTO checksums VALUES (?, ?)", new)
             table.commit()
     except sqlite3.DatabaseError as error:
@@ -55,16 +55,16 @@ def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
 _TICK_NS = 2_000_000_000
 
 
-def _cached_sha256(path: str | Path, known: dict[str, str]) -> tuple[int, str]:
+def _cached_sha256(path: str | Path, digests: dict[str, str]) -> tuple[int, str]:
     """Size and SHA-256 of a file; read only when this path, size and time are not known."""
     stat = os.stat(path)
     name = os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace")
     key = f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-    if key in known:
-        return stat.st_size, known[key]
+    if key in digests:
+        return stat.st_size, digests[key]
     digest = file_sha256(path)
     if time.time_ns() - stat.st_mtime_ns > _TICK_NS:
-        known[key] = digest
+        digests[key] = digest
     return stat.st_size, digest
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #b9256e91
@@ -78,11 +78,11 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
     from tqdm.auto import tqdm
 
     total = hashlib.sha256()
-    with _checksums(cache) as known:
+    with _checksums(cache) as digests:
         silent = not progress or len(files) < 1000
         for name in tqdm(sorted(files), desc=progress, disable=silent, leave=False, delay=1):
             try:
-                size, digest = _cached_sha256(files[name], known)
+                size, digest = _cached_sha256(files[name], digests)
             except FileNotFoundError:
                 size, digest = 0, "missing"
             total.update(f"{name}\t{size}\t{digest}\n".encode(errors="surrogatepass"))
@@ -101,8 +101,8 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
     if not path.exists():
         raise FileNotFoundError(f"path: expected a file or folder, given {path}, which does not exist.")
     if path.is_file():
-        with _checksums(cache) as known:
-            return _cached_sha256(path, known)[1]
+        with _checksums(cache) as digests:
+            return _cached_sha256(path, digests)[1]
     below = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
     return files_fingerprint({file.relative_to(path).as_posix(): file for file in below}, cache=cache,
                              progress=f"fingerprint of {path.name}" if progress else "")
@@ -110,12 +110,12 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #d0022009
 def parts_of(model: Any) -> Iterator[tuple[str, Any, bool]]:
     """A model and the objects in it: dotted name, object, and whether it is an attribute of a custom object."""
-    torch, todo, seen = sys.modules.get("torch"), [("", model, False)], set()
+    torch, todo, ids = sys.modules.get("torch"), [("", model, False)], set()
     while todo:
         name, thing, is_own = todo.pop()
-        if id(thing) in seen or isinstance(thing, str | bytes | int | float | ModuleType | None):
+        if id(thing) in ids or isinstance(thing, str | bytes | int | float | ModuleType | None):
             continue
-        seen.add(id(thing))
+        ids.add(id(thing))
         yield name, thing, is_own
         kind = type(thing)
         held, own = {}, own_file(kind) is not None or kind is SimpleNamespace
@@ -135,7 +135,7 @@ def weights_fingerprint(model: Any) -> str:
     user's own classes.
     """
     torch, numpy, total, count = sys.modules.get("torch"), sys.modules.get("numpy"), hashlib.sha256(), 0
-    for name, thing, is_own in sorted(parts_of(model), key=lambda found: found[0]):
+    for name, thing, is_own in sorted(parts_of(model), key=lambda part: part[0]):
         state = {"": thing} if is_own else {}
         if torch and isinstance(thing, torch.nn.Module):
             state = thing.state_dict()
