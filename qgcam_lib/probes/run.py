@@ -35,26 +35,26 @@ def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, avera
         which = np.flatnonzero(n == k)
         places = start[which][:, None] + np.arange(k)
         parts.append(probe_score.choice_scores(right[places], wrong[places], average=average).set_index(which))
-    found = pd.concat(parts) if parts else probe_score.choice_scores(np.zeros(0), np.zeros(0))
-    found = found.astype({"correct": "boolean", "tie": "boolean"}).reindex(range(len(rows)))
+    scores = pd.concat(parts) if parts else probe_score.choice_scores(np.zeros(0), np.zeros(0))
+    scores = scores.astype({"correct": "boolean", "tie": "boolean"}).reindex(range(len(rows)))
     whose = [group for group, *_ in rows]
     return pd.DataFrame({
         "id": [group.id for group in whose], "group": [group.image for group in whose],
         "comparison": [comparison for _, comparison, *_ in rows],
         "kind": [getattr(group, "kind", "relation") for group in whose],
         "right": [right for *_, right, _ in rows], "wrong": [wrong for *_, wrong in rows],
-        "n_images": n, "n_asked": several, **{name: found[name] for name in found}})
+        "n_images": n, "n_asked": several, **{name: scores[name] for name in scores}})
 
 # %% ../../nbs/lib/probes/03_run.ipynb #7db7e746
 def pair_rows(S: np.ndarray) -> pd.DataFrame:
     """`pair_scores` and ties of tables [N, 2, 2]: text_score, image_score, group_score, confidence, n_ties; NA for a
     table that lacks a score."""
     good = ~np.isnan(S).any((1, 2))
-    found = probe_score.pair_scores(S[good])
-    found = found.rename(columns={name: f"{name}_score" for name in ("text", "image", "group")})
+    rows = probe_score.pair_scores(S[good])
+    rows = rows.rename(columns={name: f"{name}_score" for name in ("text", "image", "group")})
     kinds = dict.fromkeys(("text_score", "image_score", "group_score"), "boolean") | {"n_ties": "Int64"}
-    found = found.assign(n_ties=probe_score.pair_ties(S[good])).astype(kinds).set_index(np.flatnonzero(good))
-    return found.reindex(range(len(S)))
+    rows = rows.assign(n_ties=probe_score.pair_ties(S[good])).astype(kinds).set_index(np.flatnonzero(good))
+    return rows.reindex(range(len(S)))
 
 # %% ../../nbs/lib/probes/03_run.ipynb #2f0df789
 def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
     table = scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    found, _, asked = rankings(groups, table, missing)
+    scores_of, _, asked = rankings(groups, table, missing)
     there = [(row, place) for row, group in enumerate(groups) for place, name in enumerate(group.classes)
              if name in group.present]
     rows, places = np.array(there).T
@@ -154,7 +154,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     frame.insert(4, "class", [groups[row].classes[place] for row, place in there])
     confidence = {}
     away = asked & ~_present_mask(groups, asked.shape)
-    for name, s in found.items():
+    for name, s in scores_of.items():
         shares = probe_score.class_confidences(np.where(asked, s, 0), asked=asked)[rows, places]
         confidence[name] = frame[f"confidence_{name}"] = np.where(whole, shares, np.nan)
         best = np.where(away, s, -np.inf).max(1)[rows]
@@ -165,9 +165,9 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
 def _check_options(average: str, ties: str, missing: str = "raise") -> dict[str, str]:
     "The options themselves; ValueError for a word that is none, whatever the probe."
     options = {"average": average, "ties": ties, "missing": missing}
-    for name, known in (("average", probe_score.AVERAGES), ("ties", probe_score.TIES), ("missing", MISSING)):
-        if options[name] not in known:
-            raise ValueError(f"{name}: expected one of {known}, got {options[name]!r}")
+    for name, choices in (("average", probe_score.AVERAGES), ("ties", probe_score.TIES), ("missing", MISSING)):
+        if options[name] not in choices:
+            raise ValueError(f"{name}: expected one of {choices}, got {options[name]!r}")
     return options
 
 # %% ../../nbs/lib/probes/03_run.ipynb #603caf36
