@@ -138,11 +138,11 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     """
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
         edited = values["edited"]
         for name, s in (("as computed", edited), ("half precision", edited.astype(np.float16).astype(np.float64))):
-            rules = {rule: ranking_average_precision(s, present, asked=asked, ties=rule) for rule in TIES}
-            last_first = ranking_average_precision(_apart(s, asked), present, asked=asked)
+            rules = {rule: ranking_average_precision(s, present, asked=compared, ties=rule) for rule in TIES}
+            last_first = ranking_average_precision(_apart(s, compared), present, asked=compared)
             good = ~np.isnan(last_first)
             tied = (rules["optimistic"] > rules["pessimistic"] + 1e-12)[good].sum()
             rows.append({"model": model, "scores": name, "n": int(good.sum()), "tied": int(tied),
@@ -165,10 +165,10 @@ def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: 
 
     use: what pictures are ranked by, "softmax" over the classes asked, as published, or the "score" itself.
     """
-    values, present, asked = rankings(groups, ScoreTable(scores), "undefined")
+    values, present, compared = rankings(groups, ScoreTable(scores), "undefined")
     s = values["reference"]
-    s = class_confidences(np.where(asked, s, 0), asked=asked) if use == "softmax" else s
-    rows, places = np.nonzero(asked)
+    s = class_confidences(np.where(compared, s, 0), asked=compared) if use == "softmax" else s
+    rows, places = np.nonzero(compared)
     frame = pd.DataFrame({"class": [groups[row].classes[place] for row, place in zip(rows, places)],
                           "score": s[rows, places], "present": present[rows, places]})
     table = [(name, ranking_average_precision([part["score"]], [part["present"]])[0], len(part), part["present"].sum())
@@ -181,8 +181,8 @@ def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     n_pictures, n_classes."""
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
-        own = ranking_average_precision(values["reference"], present, asked=asked)
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
+        own = ranking_average_precision(values["reference"], present, asked=compared)
         of = {use: class_wise_ap(groups, table, use=use) for use in ("softmax", "score")}
         rows.append((model, np.nanmean(own), of["softmax"]["ap"].mean(), of["score"]["ap"].mean(),
                      int((~np.isnan(own)).sum()), len(of["score"])))
@@ -195,10 +195,10 @@ def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFram
     over once), n."""
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
-        once = {name: present_confidence(s, present, asked=asked) for name, s in values.items()}
-        again = {name: class_confidences(np.where(asked, s, 0), asked=asked) for name, s in values.items()}
-        twice = {name: present_confidence(s, present, asked=asked) for name, s in again.items()}
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
+        once = {name: present_confidence(s, present, asked=compared) for name, s in values.items()}
+        again = {name: class_confidences(np.where(compared, s, 0), asked=compared) for name, s in values.items()}
+        twice = {name: present_confidence(s, present, asked=compared) for name, s in again.items()}
         lost = [np.nanmean(confidence["reference"] - confidence["edited"]) for confidence in (once, twice)]
         rows.append((model, *lost, ratio(np.array(lost[1]), np.array(lost[0])).item(),
                      int((~np.isnan(once["reference"])).sum())))

@@ -82,21 +82,22 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
 # %% ../../nbs/lib/probes/03_run.ipynb #c7cf4470
 def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and asked [N, C], both bool.
+    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and compared [N, C] (the classes of
+    each group), both bool.
 
-    A group with a missing score has nothing asked and nothing present; missing: see `score_groups`.
+    A group with a missing score has no class compared and none present; missing: see `score_groups`.
     """
     widest = max(len(group.classes) for group in groups)
-    asked = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
-    present = _present_mask(groups, asked.shape)
+    compared = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
+    present = _present_mask(groups, compared.shape)
     ids = [group.id for group in groups for _ in group.classes]
     prompts, scores = [prompt for group in groups for prompt in group.prompts], {}
     for name in _PICTURES:
-        scores[name] = np.full(asked.shape, np.nan)
+        scores[name] = np.full(compared.shape, np.nan)
         pictures = [group.pictures[name] for group in groups for _ in group.classes]
-        scores[name][asked] = look_up(table, ids, pictures, prompts, missing)
-    whole = ~np.any([(np.isnan(s) & asked).any(1) for s in scores.values()], axis=0)
-    return scores, present & whole[:, None], asked & whole[:, None]
+        scores[name][compared] = look_up(table, ids, pictures, prompts, missing)
+    whole = ~np.any([(np.isnan(s) & compared).any(1) for s in scores.values()], axis=0)
+    return scores, present & whole[:, None], compared & whole[:, None]
 
 # %% ../../nbs/lib/probes/03_run.ipynb #69a18898
 def _steps(values: Mapping[str, np.ndarray], share: str, lost: str) -> dict[str, np.ndarray]:
@@ -112,14 +113,14 @@ def _labels(groups: Sequence[ContextGroup]) -> pd.DataFrame:
 # %% ../../nbs/lib/probes/03_run.ipynb #d619afd2
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
     "One row a picture and filler."
-    scores, present, asked = rankings(groups, table, missing)
-    columns = {"ap_chance": probe_score.chance_average_precision(present, asked=asked)}
+    scores, present, compared = rankings(groups, table, missing)
+    columns = {"ap_chance": probe_score.chance_average_precision(present, asked=compared)}
     ap, confidence, n_ties = {}, {}, np.zeros(len(groups), np.int64)
     for name, s in scores.items():
-        ap[name] = columns[f"ap_{name}"] = probe_score.ranking_average_precision(s, present, asked=asked, ties=ties)
-        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, asked=asked)
-        columns[f"first_{name}"] = probe_score.first_is_present(s, present, asked=asked)
-        absent = np.where(asked & ~present, s, np.nan)
+        ap[name] = columns[f"ap_{name}"] = probe_score.ranking_average_precision(s, present, asked=compared, ties=ties)
+        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, asked=compared)
+        columns[f"first_{name}"] = probe_score.first_is_present(s, present, asked=compared)
+        absent = np.where(compared & ~present, s, np.nan)
         n_ties += np.array([np.isin(row[there], away).sum() for row, there, away in zip(s, present, absent)], np.int64)
     return _labels(groups).assign(**columns, **_steps(ap, "robustness", "change"),
                                   **_steps(confidence, "confidence_robustness", "confidence_change"), n_ties=n_ties)
@@ -145,17 +146,17 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
     table = scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    scores_of, _, asked = rankings(groups, table, missing)
+    scores_of, _, compared = rankings(groups, table, missing)
     there = [(row, place) for row, group in enumerate(groups) for place, name in enumerate(group.classes)
              if name in group.present]
     rows, places = np.array(there).T
-    whole = asked[rows, places]
+    whole = compared[rows, places]
     frame = _labels(groups).iloc[rows].reset_index(drop=True)
     frame.insert(4, "class", [groups[row].classes[place] for row, place in there])
     confidence = {}
-    away = asked & ~_present_mask(groups, asked.shape)
+    away = compared & ~_present_mask(groups, compared.shape)
     for name, s in scores_of.items():
-        shares = probe_score.class_confidences(np.where(asked, s, 0), asked=asked)[rows, places]
+        shares = probe_score.class_confidences(np.where(compared, s, 0), asked=compared)[rows, places]
         confidence[name] = frame[f"confidence_{name}"] = np.where(whole, shares, np.nan)
         best = np.where(away, s, -np.inf).max(1)[rows]
         frame[f"first_{name}"] = np.where(whole, s[rows, places] > best, np.nan)

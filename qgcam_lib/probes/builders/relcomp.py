@@ -109,9 +109,9 @@ def reworded(text: str, kinds: Sequence[str], said: Collection[str], words: Attr
     kinds: of its words, by a tagger. said: words, in lower case, that the picture's captions say: none of them, and
     none that means the same, is taken for an opposite. Draws among several words.
     """
-    known, parts = frozenset(one for many in words.categories.values() for one in many), words_of(text)
+    attributes, parts = frozenset(one for many in words.categories.values() for one in many), words_of(text)
     positive, negative = {}, {}
-    for k in _attribute_places(parts, kinds, known):
+    for k in _attribute_places(parts, kinds, attributes):
         word = parts[k].lower()
         opposites = [one for one in words.opposites.get(word, ()) if not {one, *words.alike.get(one, ())} & set(said)]
         for texts, choices in ((positive, words.alike.get(word, ())), (negative, opposites)):
