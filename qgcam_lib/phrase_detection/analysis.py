@@ -40,9 +40,10 @@ def _counts(matches: Matches, threshold: float) -> np.ndarray:
     for q in np.flatnonzero((n_boxes > 0) & (n_truth > 0)):
         mine = over[first[q] : first[q] + n_boxes[q]]
         tp[q] = _optimal_hits(packed.boxes[mine], data.truth[data.truth_starts[q] : data.truth_starts[q + 1]])
-    there, said = n_truth > 0, n_boxes > 0
+    there, any_box = n_truth > 0, n_boxes > 0
     fp = np.where(there[:, None], n_boxes[:, None] - tp, 0)
-    return np.column_stack([there & said, ~there & said, ~there & ~said, there & ~said, tp, fp, n_truth[:, None] - tp])
+    return np.column_stack([there & any_box, ~there & any_box, ~there & ~any_box, there & ~any_box, tp, fp,
+                            n_truth[:, None] - tp])
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #3e1c9092
 NAMES = ("IL_MCC", "IL_precision", "IL_recall", "IL_FPR", "pmF1", "pmF1@0.5", "pmF1@0.75", "cgF1", "cgF1@0.5",
@@ -77,12 +78,12 @@ def presence_curve(matches: Matches) -> pd.DataFrame:
     _, top = np.unique(packed.phrase[order], return_index=True)  # the best box of each phrase
     newly = np.zeros((2, len(order)))
     newly[0, top], newly[1, top] = owner[top], ~owner[top]
-    said, wrong = newly.cumsum(1)[:, last]
-    missed, quiet = there.sum() - said, (~there).sum() - wrong
-    mcc = ratio(said * quiet - wrong * missed,
-                   np.sqrt((said + wrong) * there.sum() * (quiet + wrong) * (quiet + missed)))
-    return pd.DataFrame({"threshold": score[last], "IL_MCC": mcc, "IL_recall": ratio(said, said + missed),
-                         "IL_FPR": ratio(wrong, wrong + quiet), "pmF1": f1, "cgF1": f1 * mcc})
+    il_tp, il_fp = newly.cumsum(1)[:, last]
+    il_fn, il_tn = there.sum() - il_tp, (~there).sum() - il_fp
+    mcc = ratio(il_tp * il_tn - il_fp * il_fn,
+                   np.sqrt((il_tp + il_fp) * there.sum() * (il_tn + il_fp) * (il_tn + il_fn)))
+    return pd.DataFrame({"threshold": score[last], "IL_MCC": mcc, "IL_recall": ratio(il_tp, il_tp + il_fn),
+                         "IL_FPR": ratio(il_fp, il_fp + il_tn), "pmF1": f1, "cgF1": f1 * mcc})
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #56f2a1c1
 def best_threshold(matches: Matches) -> float:
@@ -138,7 +139,7 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
     does, is the AP of that overlap. Without a truth box recall is NaN. ValueError for another overlap or part.
     """
     at = [np.flatnonzero(np.isclose(THRESHOLDS, value)) for value in iou]
-    if not at or not all(len(found) for found in at):
+    if not at or not all(len(n_hits) for n_hits in at):
         raise ValueError(f"iou: expected values among .50, .55, ..., .95, got {tuple(iou)!r}")
     part, tables = parts(matches.data, n_bootstrap=0, subsets=(subset,), by=by)[0], []
     inside = part.inside[matches.pair]
@@ -146,11 +147,11 @@ def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, su
     total = np.diff(data.truth_starts)[part.inside[data.phrase_pairs]].sum()
     for t in np.concatenate(at):
         hit = matches.hits[t, inside]
-        found = np.cumsum(hit)
-        precision = found / np.arange(1, len(hit) + 1)
+        n_hits = np.cumsum(hit)
+        precision = n_hits / np.arange(1, len(hit) + 1)
         tables.append(pd.DataFrame({
             "iou": THRESHOLDS[t], "score": matches.score[inside], "hit": hit,
-            "recall": found / total if total else np.full(len(hit), np.nan), "precision": precision,
+            "recall": n_hits / total if total else np.full(len(hit), np.nan), "precision": precision,
             "envelope": np.maximum.accumulate(precision[::-1])[::-1]}))
     return pd.concat(tables, ignore_index=True)
 
@@ -311,11 +312,11 @@ def calibration(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any
     appendix A), the measures are ours.
     """
     pairs, true = matches.data.phrase_pairs, matches.data.positive
-    asked, best_hit, alarm, wins = _wins(matches)
+    phrases, best_hit, alarm, wins = _wins(matches)
     order, tables = _standardised_order(matches), []
     names = ["auc_within", "auc_across", "calibration_gap", "AP", "AP_standardised", "AP_gain"]
     for part in parts(matches.data, n_bootstrap, **options):
-        mine = asked[part.inside[pairs[asked]]]
+        mine = phrases[part.inside[pairs[phrases]]]
         weights = part.weights[:, part.codes[pairs[mine]]]
         within = ratio(weights @ wins[mine], weights.sum(1))
         across = _pooled_auc(best_hit[mine], alarm[mine], weights)

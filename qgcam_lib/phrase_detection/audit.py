@@ -85,9 +85,9 @@ def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #17514822
 def _every_pair(data: Tricd, predictions: _Predictions) -> dict[int, dict[str, list]]:
     "Predictions with an entry for each pair, of new lists."
-    given = {pair.id: predictions.get(pair.id, predictions.get(str(pair.id), {})) for pair in data.pairs}
+    entries = {pair.id: predictions.get(pair.id, predictions.get(str(pair.id), {})) for pair in data.pairs}
     return {id: {name: list(entry.get(name, ())) for name in ("scores", "boxes", "phrase_ids")}
-            for id, entry in given.items()}
+            for id, entry in entries.items()}
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #a7777ccb
 def fill_silent(data: Tricd, predictions: _Predictions, *, score: float = 0.0) -> dict[int, dict[str, list]]:
@@ -138,12 +138,12 @@ def ap_with_cut(data: Tricd, predictions: _Predictions, *, limit: int = 100, per
     if per not in ("pair", "phrase", "none"):
         raise ValueError(f"per: expected 'pair', 'phrase' or 'none', got {per!r}")
     packed = pack(data, predictions)
-    kept = matching.descending(packed.score)
+    best = matching.descending(packed.score)
     if per != "none":
         key, n_keys = (packed.pair, len(data)) if per == "pair" else (packed.phrase, len(data.phrases))
-        kept = matching.best_of_each(kept, key, n_keys, limit)
-    hits = matching.match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, matching.THRESHOLDS)
-    owner, weights = np.zeros(len(kept), np.int64), np.ones((1, 1))
+        best = matching.best_of_each(best, key, n_keys, limit)
+    hits = matching.match(packed.boxes[best], packed.phrase[best], data.truth, data.truth_starts, matching.THRESHOLDS)
+    owner, weights = np.zeros(len(best), np.int64), np.ones((1, 1))
     totals = np.array([len(data.truth)], np.float64)
     return float(matching.average_precisions(*matching.positions_of(hits), owner, weights, totals,
                                              matching.RECALL_POINTS).mean())
@@ -153,12 +153,12 @@ def recall_beyond_half(data: Tricd, predictions: _Predictions) -> dict[str, floa
     """recall@1 with IoU >= .5 ("at_least") and > .5 ("above"), and the number of boxes at exactly .5 ("n_exact")."""
     packed = pack(data, predictions)
     overlap = matching.best_overlap(packed.boxes, packed.phrase, data.truth, data.truth_starts)
-    asked = data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0)
-    found = {"n_exact": float((overlap == matching.THRESHOLDS[0]).sum())}
+    chosen = data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0)
+    values = {"n_exact": float((overlap == matching.THRESHOLDS[0]).sum())}
     for name, hit in (("at_least", overlap >= matching.THRESHOLDS[0]), ("above", overlap > matching.THRESHOLDS[0])):
         rank = matching.first_hits(matching.descending(packed.score), packed.phrase, hit, len(data.phrases))
-        found[name] = float((rank[asked] < 1).mean()) if asked.any() else np.nan
-    return found
+        values[name] = float((rank[chosen] < 1).mean()) if chosen.any() else np.nan
+    return values
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #b7a213ae
 def subset_spread(matches: Matches, *, n: int = 400, seed: int = 0) -> pd.DataFrame:
@@ -188,16 +188,16 @@ def subset_f1_as_shipped(questions: pd.DataFrame, answers: Mapping[int, int]) ->
     """
     from sklearn.metrics import f1_score
 
-    said = [int(answers[id]) for id in questions["image_id"]]
-    classes = sorted(set(said))
-    found = {"check": "passes" if classes == [0, 1] else f"AssertionError: both 0 and 1 must occur, got {classes}"}
+    predicted = [int(answers[id]) for id in questions["image_id"]]
+    classes = sorted(set(predicted))
+    results = {"check": "passes" if classes == [0, 1] else f"AssertionError: both 0 and 1 must occur, got {classes}"}
     for part in ("all", "coco_obj", "coco_rel"):
         truth = questions["answer"] if part == "all" else questions["answer"][questions["subset"] == part]
         try:
-            found[part] = f"{f1_score(truth.astype(int), said, average='macro'):.4f}"
+            results[part] = f"{f1_score(truth.astype(int), predicted, average='macro'):.4f}"
         except ValueError as error:
-            found[part] = f"ValueError: {error}"
-    return found
+            results[part] = f"ValueError: {error}"
+    return results
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #197ea0d8
 def defect_effects(data: Tricd, predictions: _Predictions, *, n_orders: int = 30, n_resamples: int = 300,

@@ -56,9 +56,9 @@ def whole_image(data: Tricd) -> dict[int, dict[str, Any]]:
 def match_all(predictions: Mapping[str, Any], data: Tricd, *, limit: int = 0, seed: int = 0) -> dict[str, Matches]:
     """`match_predictions` of every model on the chosen part, the whole-image reference last, ranked at random."""
     part = take_groups(data, limit, seed)
-    found = {name: match_predictions(part, {id: one[id] for id in part.pair_ids.tolist() if id in one})
-             for name, one in predictions.items()}
-    return found | {"whole image": match_predictions(part, break_ties(whole_image(part), seed))}
+    matches = {name: match_predictions(part, {id: one[id] for id in part.pair_ids.tolist() if id in one})
+               for name, one in predictions.items()}
+    return matches | {"whole image": match_predictions(part, break_ties(whole_image(part), seed))}
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #7bb7b41f
 _ANALYSES = {"scores": summarize_matches, "price": analysis.price_of_false_captions, "presence": presence,
@@ -125,10 +125,10 @@ def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
     "A row a phrase of a true caption: id, group, pair, and whether its first hit is among the k best."
     data = matches.data
     pair = data.phrase_pairs
-    found = {f"{name}@{k}": np.where(np.isnan(rank), np.nan, rank < k) for k in recall_at
-             for name, rank in (("recall", matches.rank), ("group_recall", matches.group_rank))}
+    columns = {f"{name}@{k}": np.where(np.isnan(rank), np.nan, rank < k) for k in recall_at
+               for name, rank in (("recall", matches.rank), ("group_recall", matches.group_rank))}
     groups = np.array(data.group_names, object)[data.group_codes[pair]]
-    return pd.DataFrame({"id": np.arange(len(pair)), "group": groups, "pair": pair, **found})[data.positive[pair]]
+    return pd.DataFrame({"id": np.arange(len(pair)), "group": groups, "pair": pair, **columns})[data.positive[pair]]
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #892efd21
 def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP,
@@ -190,9 +190,9 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any
         return {}
     questions = load_tricd_vqa(val.questions, val.grounding)
     any_will_do = dict.fromkeys(matchers, 0.0)  # scores do not depend on it
-    found = answer_all(matchers, questions, val.images, scores=True, thresholds=any_will_do, whole=True, **options)
+    frames = answer_all(matchers, questions, val.images, scores=True, thresholds=any_will_do, whole=True, **options)
     truth = questions.set_index("image_id")["answer"]
-    scored = {name: frame[frame["yes_score"].notna()] for name, frame in found.items()}
+    scored = {name: frame[frame["yes_score"].notna()] for name, frame in frames.items()}
     return {name: choose_threshold(part["yes_score"], truth[part["image_id"]]) for name, part in scored.items()}
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #bb9c6880
@@ -204,5 +204,5 @@ def score_answers(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFr
     """
     part = take_question_groups(questions, limit, seed)
     return _with_model({
-        name: evaluate_answers(part, {id: said[id] for id in part["image_id"] if id in said}, on_missing="count",
-                               **options) for name, said in answers.items()})
+        name: evaluate_answers(part, {id: by_id[id] for id in part["image_id"] if id in by_id}, on_missing="count",
+                               **options) for name, by_id in answers.items()})

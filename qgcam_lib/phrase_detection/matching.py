@@ -35,14 +35,14 @@ def best_of_each(order, key, n_keys, limit):
 
     key: int64 [N], 0 .. n_keys - 1. Returns int64 [at most len(order)].
     """
-    seen = np.zeros(n_keys, np.int64)
-    kept, n = np.empty(len(order), np.int64), 0
+    n_boxes = np.zeros(n_keys, np.int64)
+    chosen, n = np.empty(len(order), np.int64), 0
     for i in order:
-        if seen[key[i]] < limit:
-            kept[n] = i
+        if n_boxes[key[i]] < limit:
+            chosen[n] = i
             n += 1
-        seen[key[i]] += 1
-    return kept[:n]
+        n_boxes[key[i]] += 1
+    return chosen[:n]
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #b902432e
 @compiled()
@@ -125,19 +125,19 @@ def match(boxes, phrase, truth, starts, thresholds):
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #f5406006
 @njit
-def _mean_precision(at, cum_all, owner, weight, total, points, found, precision):
+def _mean_precision(at, cum_all, owner, weight, total, points, recall, precision):
     "Mean of the envelope over the recall points. at: positions of the true positives, in descending score."
     n, tp = 0, 0.0
     for i in at:
         if weight[owner[i]] > 0:
             tp += weight[owner[i]]
-            found[n], precision[n] = tp / total, tp / cum_all[i]
+            recall[n], precision[n] = tp / total, tp / cum_all[i]
             n += 1
     for k in range(n - 2, -1, -1):
         precision[k] = max(precision[k], precision[k + 1])
     k, mean = 0, 0.0
     for r in points:
-        while k < n and found[k] < r:
+        while k < n and recall[k] < r:
             k += 1
         if k == n:
             break
@@ -156,7 +156,7 @@ def average_precisions(positions, starts, owner, weights, totals, points):
     """
     n_thresholds = len(starts) - 1
     values = np.full((len(weights), n_thresholds), np.nan)
-    found, precision = np.empty(len(positions)), np.empty(len(positions))
+    recall, precision = np.empty(len(positions)), np.empty(len(positions))
     cum_all = np.empty(len(owner))
     for r in range(len(weights)):
         if totals[r] <= 0:
@@ -167,7 +167,7 @@ def average_precisions(positions, starts, owner, weights, totals, points):
             cum_all[i] = total
         for t in range(n_thresholds):
             values[r, t] = _mean_precision(positions[starts[t] : starts[t + 1]], cum_all, owner, weights[r],
-                                           totals[r], points, found, precision)
+                                           totals[r], points, recall, precision)
     return values
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #ab00aabb
@@ -183,11 +183,11 @@ def first_hits(order, phrase, hit, n_phrases):
     order: indices of the boxes, best first (some may be absent); phrase: int64 [N]; hit: bool [N]. Returns float64
     [n_phrases], infinity where no box hits.
     """
-    seen, rank = np.zeros(n_phrases, np.int64), np.full(n_phrases, np.inf)
+    n_boxes, rank = np.zeros(n_phrases, np.int64), np.full(n_phrases, np.inf)
     for i in order:
         if hit[i] and rank[phrase[i]] == np.inf:
-            rank[phrase[i]] = seen[phrase[i]]
-        seen[phrase[i]] += 1
+            rank[phrase[i]] = n_boxes[phrase[i]]
+        n_boxes[phrase[i]] += 1
     return rank
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #92d98e45

@@ -208,9 +208,9 @@ def read_predictions(path: str | Path, data: Tricd, *, image_ids: str | Mapping 
         raise ExampleError(error.problem, error.example, path, error.remedy) from error
     columns = {"scores": packed.score, "boxes": packed.boxes, "phrase_ids": data.phrase_ids[packed.phrase]}
     cuts = np.searchsorted(packed.pair, [packed.named, packed.named + 1]).T.tolist()
-    found = {id: {name: column[start:end] for name, column in columns.items()}
-             for id, (start, end) in zip(data.pair_ids[packed.named].tolist(), cuts)}
-    return Predictions(found, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
+    entries = {id: {name: column[start:end] for name, column in columns.items()}
+               for id, (start, end) in zip(data.pair_ids[packed.named].tolist(), cuts)}
+    return Predictions(entries, form=packed.form, file=path, left_out=packed.left_out, faults=packed.faults)
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:

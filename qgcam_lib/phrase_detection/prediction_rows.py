@@ -79,12 +79,12 @@ def _as_four(value: Any) -> np.ndarray:
 def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndarray:
     "Boxes as float64 [n, 4]; the first row that is something else is named."
     try:
-        found = np.asarray(boxes, dtype=np.float64).reshape(len(boxes), 4)
+        rows = np.asarray(boxes, dtype=np.float64).reshape(len(boxes), 4)
     except (ValueError, TypeError, OverflowError):  # what NumPy says of rows of other lengths, texts, large numbers
-        found = np.array([_as_four(box) for box in boxes])
-    if len(bad := np.flatnonzero(~np.isfinite(found).all(1))):
+        rows = np.array([_as_four(box) for box in boxes])
+    if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
         raise ExampleError(f"{word}: expected four finite numbers, got {boxes[bad[0]]!r:.60}", name(int(bad[0])))
-    return found
+    return rows
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #6774f518
 def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[str, Any],
@@ -160,17 +160,17 @@ def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
     boxes, scores = (_as_list(entry[word], word, where) for word in ("boxes", "scores"))
     if len(boxes) != len(scores):
         raise ExampleError("boxes, scores: expected two lists with one list per phrase, of equal length", where)
-    found = []
+    rows = []
     for its_boxes, its_scores in zip(boxes, scores):
         its_boxes, its_scores = _as_list(its_boxes, "boxes", where), _as_list(its_scores, "scores", where)
         extra = len(its_boxes) == len(its_scores) + 1 and np.array_equal(its_boxes[-1], [0, 0, 0, 0])
-        found.append((its_boxes[:-1] if extra else its_boxes, its_scores))
-    return found
+        rows.append((its_boxes[:-1] if extra else its_boxes, its_scores))
+    return rows
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #7e7da5aa
 def _flickr(content: Sequence) -> Rows:
     "The form `flickr`."
-    asked, places, wheres, lists = {}, [], [], []
+    n_phrases, places, wheres, lists = {}, [], [], []
     for number, entry in enumerate(content):
         image = _need(entry, ("image_id", "boxes"), f"entry {number}")[0]
         where = f"entry {number}, image {image}"
@@ -178,14 +178,14 @@ def _flickr(content: Sequence) -> Rows:
             raise ExampleError("image_id: expected a whole number or a text", where)
         phrases = _flickr_phrases(entry, where)
         image = (image, str(entry["sentence_id"])) if "sentence_id" in entry else image
-        if image in asked:
+        if image in n_phrases:
             raise ExampleError("the same image and sentence occur twice", where)
-        asked[image] = len(phrases)
+        n_phrases[image] = len(phrases)
         for place, (boxes, scores) in enumerate(phrases):
-            places.append(len(asked) - 1)
+            places.append(len(n_phrases) - 1)
             wheres.append(f"{where}, phrase {place}")
             lists.append({"phrases": [place] * len(boxes), "scores": scores, "boxes": boxes})
-    return _of_lists("flickr", "phrases", list(asked), places, wheres, lists, kind="place", asked=asked)
+    return _of_lists("flickr", "phrases", list(n_phrases), places, wheres, lists, kind="place", asked=n_phrases)
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #fdb8702d
 def _boxes_in(frame: pd.DataFrame) -> tuple[str, Sequence, bool]:
@@ -259,12 +259,12 @@ def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None
     if box_format not in (None, *TO_XYXY):
         raise ValueError(f"box_format: expected one of {tuple(TO_XYXY)}, got {box_format!r}")
     rows = _form_rows(content)
-    given, order = rows.boxes, box_format or rows.format
-    rows.boxes = TO_XYXY[order](given)
+    boxes, order = rows.boxes, box_format or rows.format
+    rows.boxes = TO_XYXY[order](boxes)
     for n in np.flatnonzero((rows.boxes[:, 2:] < rows.boxes[:, :2]).any(1)).tolist():
         wanted = ("width and height of at least 0" if order == "xywh" else
                   "x0 <= x1 and y0 <= y1 (is it x, y, width, height?)")
-        rows.faults[n] = ExampleError(f"{rows.word}: expected {wanted}, got {given[n].tolist()}", rows.name(n))
+        rows.faults[n] = ExampleError(f"{rows.word}: expected {wanted}, got {boxes[n].tolist()}", rows.name(n))
     if rows.faults and on_error == "raise":
         raise next(iter(rows.faults.values()))
     return rows

@@ -34,7 +34,7 @@ def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarr
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #c0381b21
 def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Sequence[int]]:
     "How to find the places of the pairs that an image stands for; none for a picture that the annotations lack."
-    known = {id: place for place, id in enumerate(data.pair_ids.tolist())}
+    places = {id: place for place, id in enumerate(data.pair_ids.tolist())}
     pictures: dict[str, list[int]] = {}
     for place, pair in enumerate(data.pairs if image_ids == "file" else ()):
         path = Path(pair.file_name)
@@ -43,30 +43,30 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
 
     def by_id(id: Any) -> int:
         number = whole_number(id, "image_id")
-        if number not in known:
+        if number not in places:
             raise ExampleError(f"image id {number} is not among the {len(data)} pairs of {data.file or 'the data'}",
                                remedy="Are predictions and annotations of the same split? If the ids are those of "
                                       "pictures, give image_ids='file'")
-        return known[number]
+        return places[number]
 
     def find(key: Any) -> Sequence[int]:
         image, sentence = key if isinstance(key, tuple) else (key, None)
         if not isinstance(image_ids, Mapping):
             return [by_id(image)] if image_ids == "pair" else pictures.get(str(image), ())
         tried = [f"{image}_{sentence}", image, str(image)]
-        if not (given := [image_ids[key] for key in tried if key in image_ids]):
+        if not (targets := [image_ids[key] for key in tried if key in image_ids]):
             raise ExampleError(f"image_ids: the mapping has none of {tried}")
-        return [by_id(id) for id in (given[0] if isinstance(given[0], list | tuple) else given[:1])]
+        return [by_id(id) for id in (targets[0] if isinstance(targets[0], list | tuple) else targets[:1])]
     return find
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #aaedb95a
 def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
     "Places of the pairs that each image of the rows stands for; a pair may come once."
-    find, found, taken = _pair_finder(data, image_ids), [], set()
+    find, places, taken = _pair_finder(data, image_ids), [], set()
     for image, key in enumerate(rows.images):
         try:
-            found.append(find(key))
-            for place in found[-1]:
+            places.append(find(key))
+            for place in places[-1]:
                 pair = data.pairs[place]
                 if rows.asked.get(key, len(pair.phrases)) != len(pair.phrases):
                     raise ExampleError(f"has boxes for {rows.asked[key]} phrases, but pair {pair.id} has "
@@ -76,7 +76,7 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
                 taken.add(place)
         except ExampleError as error:
             raise ExampleError(error.problem, rows.name_image(image), remedy=error.remedy) from error
-    return found
+    return places
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #dedad13b
 def _folded(text: Any) -> str:
@@ -88,8 +88,8 @@ def _by_vocabulary(data: Tricd, pair: np.ndarray, label: np.ndarray, phrases: An
     "`_spread` for labels that are places (list) or keys (mapping) in a vocabulary of texts."
     texts = phrases if isinstance(phrases, Mapping) else dict(enumerate(phrases))
     texts = {whole_number(key, "phrases"): _folded(text) for key, text in texts.items()}
-    if not (known := np.isin(label, list(texts))).all():
-        n = int(np.argmin(known))
+    if not (listed := np.isin(label, list(texts))).all():
+        n = int(np.argmin(listed))
         raise ExampleError(f"category_id: {label[n]} is not in the vocabulary of {len(texts)} texts", name(n))
     named: dict[tuple[int, str], list[int]] = {}
     for phrase, (place, its) in enumerate(zip(data.phrase_pairs.tolist(), data.phrases)):
@@ -152,8 +152,8 @@ def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
 def _check_options(image_ids: Any, phrases: Any) -> None:
     if not isinstance(image_ids, Mapping) and image_ids not in ("pair", "file"):
         raise ValueError(f"image_ids: expected 'pair', 'file' or a mapping, got {image_ids!r}")
-    known = isinstance(phrases, list | tuple | Mapping) or phrases in (None, "id", 0, 1)
-    if not known or isinstance(phrases, bool):
+    valid = isinstance(phrases, list | tuple | Mapping) or phrases in (None, "id", 0, 1)
+    if not valid or isinstance(phrases, bool):
         raise ValueError(f"phrases: expected 'id', 0, 1, a list of texts or {{id: text}}, got {phrases!r:.60}")
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #34bc81e7
@@ -198,21 +198,21 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
                   tuple(map(str, rows.faults.values())))
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a02
-def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, asked: np.ndarray) -> list[str]:
-    "Do the boxes `at` find far more of the phrases `asked` with a mistake undone? Those of other phrases would not."
+def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarray) -> list[str]:
+    "Do the boxes `at` find far more of the `chosen` phrases with a mistake undone? Those of other phrases would not."
     phrase, boxes, pairs = packed.phrase[at], packed.boxes[at], data.phrase_pairs
-    groups, sizes, number = data.group_codes[pairs[asked]], data.sizes[packed.pair[at]], np.arange(len(data.phrases))
+    groups, sizes, number = data.group_codes[pairs[chosen]], data.sizes[packed.pair[at]], np.arange(len(data.phrases))
     ends, first = np.tile(sizes[:, ::-1], 2), np.searchsorted(pairs, pairs)
     reverse = first + np.searchsorted(pairs, pairs, "right") - 1 - number
 
-    def found(boxes: np.ndarray, of: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+    def hit_by_any(boxes: np.ndarray, of: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
         target = of.copy()
-        target[asked] = of[asked] if others is None else of[asked][others]
+        target[chosen] = of[chosen] if others is None else of[chosen][others]
         hit = matching.best_overlap(boxes, target[phrase], data.truth, data.truth_starts) >= matching.THRESHOLDS[0]
-        return np.bincount(phrase, hit, len(number))[asked] > 0
+        return np.bincount(phrase, hit, len(number))[chosen] > 0
 
-    others = np.roll(np.arange(len(asked)), len(asked) // 2)
-    right, chance = found(boxes, number), found(boxes, number, others)
+    others = np.roll(np.arange(len(chosen)), len(chosen) // 2)
+    right, chance = hit_by_any(boxes, number), hit_by_any(boxes, number, others)
     if right.mean() > (1 + chance.mean()) / 2:
         return []
     tried = {"boxes mirrored left to right": (np.abs(boxes[:, [2, 1, 0, 3]] - ends * [1, 0, 1, 0]), number),
@@ -221,47 +221,47 @@ def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, asked: np.ndarr
              "boxes moved on by one phrase": (boxes, np.minimum(number + 1, number[-1])),
              "boxes moved back by one phrase": (boxes, np.maximum(number - 1, 0))}
     tried |= {how: (parts * ends, number) for how, parts in stretched(boxes, sizes, packed.pair[at]).items()}
-    undone = {how: lambda b=changed, t=of: not_by_place(lambda others: found(b, t, others), groups)
+    undone = {how: lambda b=changed, t=of: not_by_place(lambda others: hit_by_any(b, t, others), groups)
               for how, (changed, of) in tried.items()}
     return choice_findings(right, chance, groups, undone, "phrases are found by any box")
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a03
-def _rank_findings(data: Tricd, packed: Packed, at: np.ndarray, asked: np.ndarray) -> list[str]:
+def _rank_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarray) -> list[str]:
     "Do ties decide which box of a phrase is first, or is it worse than any of them?"
     phrase, score, n = packed.phrase[at], packed.score[at], len(data.phrases)
     hit = matching.best_overlap(packed.boxes[at], phrase, data.truth, data.truth_starts) >= matching.THRESHOLDS[0]
 
     def first(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
-        return matching.first_hits(matching.descending(score, late), phrase, hit, n)[asked] == 0
+        return matching.first_hits(matching.descending(score, late), phrase, hit, n)[chosen] == 0
 
     best, worst = (first(score, late) for late in (~hit, hit))
-    if len(asked) >= 10 and (decided := (best & ~worst).mean()) >= 0.05:
+    if len(chosen) >= 10 and (decided := (best & ~worst).mean()) >= 0.05:
         return [f"equal scores decide for {decided:.0%} of the phrases whether the first box hits: recall@1 is between "
                 f"{worst.mean():.3f} and {best.mean():.3f}. Give scores with all their digits"]
-    share = np.bincount(phrase, hit, n)[asked] / np.bincount(phrase, minlength=n)[asked]
+    share = np.bincount(phrase, hit, n)[chosen] / np.bincount(phrase, minlength=n)[chosen]
     undone = {"lower scores taken for the better": lambda: first(-score)}
-    return choice_findings(first(score), share, data.group_codes[data.phrase_pairs[asked]], undone,
+    return choice_findings(first(score), share, data.group_codes[data.phrase_pairs[chosen]], undone,
                            "phrases have a hit as their first box")
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a04
 def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
     "Do scores add up to 1, and are boxes there twice?"
-    score, found = packed.score[at], []
+    score, warnings = packed.score[at], []
     for what, key in (("pairs", packed.pair[at]), ("phrases", packed.phrase[at])):
         several = np.bincount(key) > 1
         whole = np.abs(np.bincount(key, score)[several] - 1) < 1e-3
         if len(whole) >= 10 and whole.mean() >= 0.95 and score.min() >= 0:
-            found = [f"the scores of {whole.mean():.0%} of the {what} add up to 1: a softmax over them was taken "
-                     "before, so those of different pairs cannot be compared. Give the scores before it"]
+            warnings = [f"the scores of {whole.mean():.0%} of the {what} add up to 1: a softmax over them was taken "
+                        "before, so those of different pairs cannot be compared. Give the scores before it"]
             break
     if len(score) > 1 and (np.diff(np.sort(score)) == 0).mean() >= 0.01:
         rows = np.column_stack([packed.phrase[at], score, packed.boxes[at]])
         rows = rows[(rows[:, 4:] > rows[:, 2:4]).all(1)]
         twice = int(pd.DataFrame(rows).duplicated().sum())
         if twice >= max(10, 0.01 * len(at)):
-            found.append(f"{twice} of {len(at)} boxes looked at are there again, with the same phrase and score: was a "
-                         "file read twice?")
-    return found
+            warnings.append(f"{twice} of {len(at)} boxes looked at are there again, with the same phrase and score: "
+                            "was a file read twice?")
+    return warnings
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #3d697d99
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
@@ -271,14 +271,14 @@ def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     at = np.flatnonzero(chosen[packed.pair])
     area = at[(packed.boxes[at, 2:] > packed.boxes[at, :2]).all(1)]  # without it, a box says nothing
     pair = packed.pair[area]
-    found = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
+    warnings = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
     true, false = (np.isin(np.flatnonzero(data.positive == which), packed.named) for which in (True, False))
     if len(false) >= 10 and not false.any() and true.mean() >= 0.9:
-        found.append(f"the predictions name no pair with a false caption, of which there are {len(false)}: was the "
-                     "detector asked about them? Where it found nothing, give empty lists")
+        warnings.append(f"the predictions name no pair with a false caption, of which there are {len(false)}: was the "
+                        "detector asked about them? Where it found nothing, give empty lists")
     there = np.bincount(packed.phrase[at], minlength=len(data.phrases)) > 0
-    asked = np.flatnonzero(there & data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0))
-    if not len(asked):
-        return found
-    return found + _score_findings(packed, at) + (
-        _place_findings(data, packed, at, asked) or _rank_findings(data, packed, at, asked))
+    phrases = np.flatnonzero(there & data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0))
+    if not len(phrases):
+        return warnings
+    return warnings + _score_findings(packed, at) + (
+        _place_findings(data, packed, at, phrases) or _rank_findings(data, packed, at, phrases))

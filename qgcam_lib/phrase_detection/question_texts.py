@@ -126,8 +126,8 @@ def _plain(text: str) -> str:
     "The answer in lower case without marks, fillers and whatever comes before an explicit 'answer:'."
     text = unicodedata.normalize("NFKC", text).lower().replace("’", "'").replace("‘", "'")
     text = re.sub(r"<[^<>]*>|\[\w+\]", " ", text)
-    said = re.split(r"(?<!cannot )(?<!not )(?<!n't )\banswer(?: is\b|\s*:)", text)
-    text = said[-1] if re.search(r"\w", said[-1]) else text
+    pieces = re.split(r"(?<!cannot )(?<!not )(?<!n't )\banswer(?: is\b|\s*:)", text)
+    text = pieces[-1] if re.search(r"\w", pieces[-1]) else text
     text = " ".join(re.sub(r"[*_`\"]", " ", text).split())
     text = re.sub(r"^\W+", "", text).replace("cannot", "can not").replace("can't", "can not")
     filler = r"a:|(?:well|hmm|actually|sorry|ok|okay|oh|i (?:think|believe)(?: that)?)\b(?! so)"

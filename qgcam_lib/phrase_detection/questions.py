@@ -108,31 +108,31 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
     an id twice, a question without annotation or the other way round, an answer other than 0 or 1.
     """
     path = Path(path)
-    asked, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
-    for id in asked.keys() ^ truth.keys():
+    questions, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
+    for id in questions.keys() ^ truth.keys():
         raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Fetch the file again")
-    frame = pd.DataFrame(list(asked.values()), columns=["image_id", "question", "question_id", "file_name"])
+    frame = pd.DataFrame(list(questions.values()), columns=["image_id", "question", "question_id", "file_name"])
     frame["answer"] = np.array([truth[id].answer == 1 for id in frame.image_id], dtype=bool)
     frame["subset"] = [_subset(truth[id], path) for id in frame.image_id]
     frame["group"] = _linked(list(frame.file_name), list(frame.question), list(frame.image_id))
     return frame if grounding is None else _add_grounding(frame, grounding)
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #ebf690ec
-def _marks(truth: np.ndarray, said: np.ndarray) -> np.ndarray:
-    "truth bool [n], said int [n] (1 yes, 0 no, -1 neither) -> float64 [n, 6]: true, said, both for yes, then for no."
+def _marks(truth: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    "truth bool [n], answer int [n] (1 yes, 0 no, -1 neither) -> float64 [n, 6]: true, said, both for yes, then for no."
     columns = []
     for value in (1, 0):
-        is_true, is_said = truth == value, said == value
+        is_true, is_said = truth == value, answer == value
         columns += [is_true, is_said, is_true & is_said]
     return np.column_stack(columns).astype(np.float64)
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #35fb6f27
 def _scores(sums: np.ndarray) -> np.ndarray:
     "Sums of marks [k, 6] -> float64 [k, 4]: macro_f1, f1_yes, f1_no, accuracy; NaN without any question."
-    true, said, both = sums[:, [0, 3]], sums[:, [1, 4]], sums[:, [2, 5]]
+    true, predicted, both = sums[:, [0, 3]], sums[:, [1, 4]], sums[:, [2, 5]]
     n = true.sum(1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        f1 = np.where(true + said > 0, 2 * both / (true + said), np.nan)
+        f1 = np.where(true + predicted > 0, 2 * both / (true + predicted), np.nan)
         defined = ~np.isnan(f1)
         macro = np.where(defined, f1, 0.0).sum(1) / defined.sum(1)
         return np.column_stack([macro, f1, both.sum(1) / n])
@@ -161,22 +161,22 @@ def answers_by_id(answers: Any) -> dict[str, Any]:
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #4b08103b
 def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.ndarray, np.ndarray]:
     "For each question 1, 0 or -1 (unparsable or missing), and whether its answer is missing."
-    given, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]
-    if strange := [id for id in given if id not in set(ids)]:
+    by_id, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]
+    if strange := [id for id in by_id if id not in set(ids)]:
         raise ValueError(f"answers: expected the ids of the questions, got {strange[0]!r}, which no question has "
                          f"({len(strange)} such); are they answers to another file?")
-    missing = np.array([id not in given for id in ids], dtype=bool)
+    missing = np.array([id not in by_id for id in ids], dtype=bool)
     if on_missing == "error" and missing.any():
         raise ValueError(f"answers: {int(missing.sum())} of {len(ids)} questions have none, the first is image_id "
                          f"{ids[int(missing.argmax())]}; answer it, or give on_missing='count'")
-    said = np.full(len(ids), -1)
+    values = np.full(len(ids), -1)
     for row, id in enumerate(ids):
         try:
-            value = parse_answer(given.get(id))
+            value = parse_answer(by_id.get(id))
         except ValueError as error:
             raise ValueError(f"image_id {id}: {error}") from error
-        said[row] = -1 if value is None else int(value)
-    return said, missing
+        values[row] = -1 if value is None else int(value)
+    return values, missing
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #12935792
 def check_questions(questions: pd.DataFrame, columns: Sequence[str]) -> None:
@@ -199,13 +199,13 @@ def _score_cell(cell: pd.DataFrame, unparsable: str, n_bootstrap: int, n_subsets
     if unparsable == "drop":
         cell, unread = cell[~unread], unread[~unread]
     truth = cell["answer"].to_numpy(bool)
-    said = np.where(unread & (unparsable == "opposite"), ~truth, cell["said"].to_numpy()).astype(int)
+    answers = np.where(unread & (unparsable == "opposite"), ~truth, cell["said"].to_numpy()).astype(int)
     codes, n_groups = group_codes(cell, "group")
     weights = group_weights(n_groups, n_bootstrap, n_subsets, np.random.default_rng(seed))
-    scores = _scores(weights @ group_sums(_marks(truth, said), codes, n_groups))
+    scores = _scores(weights @ group_sums(_marks(truth, answers), codes, n_groups))
     counted = np.full((len(weights), 3), np.nan)  # counts have no interval
     counted[0] = [len(cell), *counts]
-    accuracy = estimate_means((truth == said)[:, None].astype(float), codes, n_groups)
+    accuracy = estimate_means((truth == answers)[:, None].astype(float), codes, n_groups)
     values, effective = np.hstack([scores, counted]), accuracy.effective[0]
     f1, rest = (of_replicates(values[0, k], values[1 : 1 + n_bootstrap, k], n_groups, effective)
                 for k in (slice(0, 3), slice(4, 7)))
@@ -233,16 +233,16 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, unparsable: str =
     argument is changed.
     Errors: ValueError naming the id (unknown, twice, missing, not an answer) or the option.
     """
-    for name, value, known in (("unparsable", unparsable, ("wrong", "opposite", "drop")),
-                               ("on_missing", on_missing, ("error", "count"))):
-        if value not in known:
-            raise ValueError(f"{name}: expected one of {known}, got {value!r}")
+    for name, value, choices in (("unparsable", unparsable, ("wrong", "opposite", "drop")),
+                                 ("on_missing", on_missing, ("error", "count"))):
+        if value not in choices:
+            raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
     check_resampling(n_bootstrap, level, n_subsets)
     check_questions(questions, ("image_id", "answer", "subset", "group"))
     if not questions["answer"].isin([False, True]).all():
         raise ValueError("questions: expected True or False in every row of 'answer'")
-    said, missing = _said(questions, answers, on_missing)
-    frame = questions[["answer", "subset", "group"]].assign(said=said, missing=missing)
+    values, missing = _said(questions, answers, on_missing)
+    frame = questions[["answer", "subset", "group"]].assign(said=values, missing=missing)
     tables = []
     for name in (*SUBSETS, *sorted(set(frame["subset"]) - set(SUBSETS))):
         cell = frame if name == "all" else frame[frame["subset"] == name]

@@ -35,28 +35,29 @@ def take_groups(data: Tricd, limit: int | None = None, seed: int = 0) -> Tricd:
     return replace(data, pairs=tuple(pair for pair in data.pairs if pair.group in chosen))
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #78f1cacc
-def _checked(found: Any, pair: TricdPair) -> Detections:
+def _checked(detections: Any, pair: TricdPair) -> Detections:
     """What a detector gave, if it is about this pair's phrases."""
-    if not isinstance(found, Detections):
-        raise ValueError(f"detector: expected Detections for pair {pair.id}, got {type(found).__name__}")
-    if len(found) and int(found.phrases.max()) >= len(pair.phrases):
+    if not isinstance(detections, Detections):
+        raise ValueError(f"detector: expected Detections for pair {pair.id}, got {type(detections).__name__}")
+    if len(detections) and int(detections.phrases.max()) >= len(pair.phrases):
         raise ValueError(f"detector: expected phrases 0 to {len(pair.phrases) - 1} for pair {pair.id}, "
-                         f"got {int(found.phrases.max())}")
-    return found
+                         f"got {int(detections.phrases.max())}")
+    return detections
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #79a4f1fa
-def _row(pair: TricdPair, found: Detections, max_boxes: int) -> dict[str, np.ndarray]:
+def _row(pair: TricdPair, detections: Detections, max_boxes: int) -> dict[str, np.ndarray]:
     """The best boxes of each phrase, as they are stored."""
-    kept = best_of_each(descending(found.scores), found.phrases, len(pair.phrases), max_boxes)
+    best = best_of_each(descending(detections.scores), detections.phrases, len(pair.phrases), max_boxes)
     ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
-    return {"scores": found.scores[kept], "boxes": found.boxes[kept].ravel(), "phrase_ids": ids[found.phrases[kept]]}
+    return {"scores": detections.scores[best], "boxes": detections.boxes[best].ravel(),
+            "phrase_ids": ids[detections.phrases[best]]}
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #6a5e9d3a
 def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
     """What the detector finds for each pair in its opened picture."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]
-    found = batched(detector, "detect", pictures, captions, spans)
-    return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(found, pairs)]
+    results = batched(detector, "detect", pictures, captions, spans)
+    return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(results, pairs)]
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #f0313807
 def asked_checksum(data: Tricd) -> str:
@@ -90,9 +91,9 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
     if max_boxes < 1:
         raise ValueError(f"max_boxes: expected at least 1, got {max_boxes!r}")
     folders = folders_of(images)
-    asked = [Query.within(folders, str(pair.id), pair.group, pair.file_name, size=pair.size, what=pair)
-             for pair in take_groups(data, limit, seed).pairs]
-    frame = ask_pictures(detector, asked, partial(_ask, max_boxes=max_boxes),
+    queries = [Query.within(folders, str(pair.id), pair.group, pair.file_name, size=pair.size, what=pair)
+               for pair in take_groups(data, limit, seed).pairs]
+    frame = ask_pictures(detector, queries, partial(_ask, max_boxes=max_boxes),
                          dict.fromkeys(("scores", "boxes", "phrase_ids"), "object"), dataset=_about(data),
                          settings={"max_boxes": max_boxes}, limit=limit, seed=seed, **run_options)
     rows = frame[frame["error"].isna()].to_dict("records")
@@ -112,14 +113,14 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
     """
     path = file_source(source, "predictions")
     if path is not None:
-        found = read_predictions(path, data, on_error=run_options.get("on_error", "raise"))
+        predictions = read_predictions(path, data, on_error=run_options.get("on_error", "raise"))
         wanted = set(take_groups(data, limit, seed).pair_ids.tolist())
-        for id in [id for id in found if id not in wanted]:
-            del found[id]
-        found.attrs = {"model": {"name": f"predictions:{path.name}", "weights": found.form}, "dataset": _about(data),
-                       "settings": None, "limit": limit, "seed": seed, "seconds": None,
-                       "problems": [{"id": "", "image": "", "error": fault} for fault in found.faults]}
-        return found
+        for id in [id for id in predictions if id not in wanted]:
+            del predictions[id]
+        predictions.attrs = {"model": {"name": f"predictions:{path.name}", "weights": predictions.form},
+                             "dataset": _about(data), "settings": None, "limit": limit, "seed": seed, "seconds": None,
+                             "problems": [{"id": "", "image": "", "error": fault} for fault in predictions.faults]}
+        return predictions
     if images is None:
         raise ValueError(f"images: expected the folder of the pictures for the detector {source!r}, got None")
     detector = load_source(source, "detector", weights, device, seed=seed, **(model_options or {}))
@@ -148,23 +149,25 @@ def _card_of(questions: pd.DataFrame) -> dict[str, Any]:
 def _ask_all(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tuple[Any, str]],
              scores: bool) -> list[dict]:
     """Answer and yes score (or NaN) of each question. todo: (image_id, question)."""
-    asked = [text for _, text in todo]
-    said = batched(answerer, "answer", pictures, asked)
-    for (id, _), answer in zip(todo, said):
+    questions = [text for _, text in todo]
+    answers = batched(answerer, "answer", pictures, questions)
+    for (id, _), answer in zip(todo, answers):
         if not isinstance(answer, str):
             raise ValueError(f"answerer: expected a text as the answer for image_id {id}, got {type(answer).__name__}")
-    sure = [float(answerer.yes_score(*each)) for each in zip(pictures, asked)] if scores else [np.nan] * len(said)
-    return [{"answer": answer, "yes_score": score} for answer, score in zip(said, sure)]
+    sure = [np.nan] * len(answers)
+    if scores:
+        sure = [float(answerer.yes_score(*each)) for each in zip(pictures, questions)]
+    return [{"answer": answer, "yes_score": score} for answer, score in zip(answers, sure)]
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #9e2be385
 def _asked(questions: pd.DataFrame, folders: list[Path]) -> list[Query]:
     """A record of every question."""
-    found = []
+    queries = []
     for row in questions[list(_NEEDED)].to_dict("records"):
         text, id = row["question"], row["image_id"]
-        known = {"image_id": id, "question_id": row["question_id"], "asked": text}
-        found.append(Query.within(folders, str(id), row["group"], row["file_name"], what=(id, text), known=known))
-    return found
+        columns = {"image_id": id, "question_id": row["question_id"], "asked": text}
+        queries.append(Query.within(folders, str(id), row["group"], row["file_name"], what=(id, text), known=columns))
+    return queries
 
 
 def _columns(questions: pd.DataFrame) -> dict[str, Any]:
@@ -220,14 +223,14 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
         content = [{"image_id": by_question.get(str(one.get("question_id"))), **one} if isinstance(one, dict) else one
                    for one in content]
     try:
-        said = answers_by_id(content)
+        answers = answers_by_id(content)
     except ValueError as error:
         raise ExampleError(str(error), file=path.name) from error
-    if strange := [id for id in said if id not in set(ids)]:
+    if strange := [id for id in answers if id not in set(ids)]:
         raise ExampleError(f"no question has the id {strange[0]!r}", file=path.name, remedy="Is it of the same split?")
     rows = questions.rename(columns={"file_name": "image", "question": "asked"}).assign(
-        id=ids, answer=pd.Series([said.get(id) for id in ids], dtype=object, index=ids.index), yes_score=np.nan,
-        error=[None if id in said else f"{path.name}: no answer" for id in ids])
+        id=ids, answer=pd.Series([answers.get(id) for id in ids], dtype=object, index=ids.index), yes_score=np.nan,
+        error=[None if id in answers else f"{path.name}: no answer" for id in ids])
     return frame_of(rows.reset_index(drop=True), _columns(questions))
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #6fe46d26

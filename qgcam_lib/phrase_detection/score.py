@@ -52,8 +52,8 @@ class Matches:
     ties: str = "first"
 
     def __repr__(self) -> str:
-        kept = f"{len(self.kept)} kept for AP"
-        return f"Matches({len(self.order)} boxes for {len(self.data)} pairs, {kept}; ties {self.ties!r})"
+        n_kept = f"{len(self.kept)} kept for AP"
+        return f"Matches({len(self.order)} boxes for {len(self.data)} pairs, {n_kept}; ties {self.ties!r})"
 
     pair = cached_property(lambda self: self.packed.pair[self.kept])
     phrase = cached_property(lambda self: self.packed.phrase[self.kept])
@@ -86,8 +86,8 @@ def _hits_any(matches: Matches, truth: np.ndarray, starts: np.ndarray) -> np.nda
 
 def _ranks(matches: Matches, hit: np.ndarray, order: np.ndarray) -> np.ndarray:
     "Rank of each phrase's first hit among its boxes."
-    found = matching.first_hits(order, matches.packed.phrase, hit, len(matches.data.phrases))
-    return np.where(matches.asked, found, np.nan)
+    rank = matching.first_hits(order, matches.packed.phrase, hit, len(matches.data.phrases))
+    return np.where(matches.asked, rank, np.nan)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #e2412091
 def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
@@ -119,9 +119,9 @@ def match_predictions(data: Tricd, predictions: Any, *, ties: str = "first"
     except ValueError as error:
         raise ExampleError(str(error), file=getattr(predictions, "file", None)) from error
     order = matching.descending(packed.score, data.positive[packed.pair] if ties == "pessimistic" else None)
-    kept = matching.best_of_each(order, packed.pair, len(data), matching.MAX_BOXES)
-    hits = matching.match(packed.boxes[kept], packed.phrase[kept], data.truth, data.truth_starts, matching.THRESHOLDS)
-    return Matches(data, packed, order, kept, hits, ties)
+    best = matching.best_of_each(order, packed.pair, len(data), matching.MAX_BOXES)
+    hits = matching.match(packed.boxes[best], packed.phrase[best], data.truth, data.truth_starts, matching.THRESHOLDS)
+    return Matches(data, packed, order, best, hits, ties)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #74f843bb
 def overlap_aps(matches: Matches, part: Part, chosen: np.ndarray | None = None,
@@ -166,10 +166,10 @@ DETECTION_SCORES = {name: Metric(name, name, summary, (0, 1), True, undefined, s
 def detection_contract(name: str) -> Metric:
     """The contract of a score as `evaluate` names it ("group_recall@5"). Errors: ValueError for another name."""
     family, at, k = name.partition("@")
-    found = DETECTION_SCORES.get(f"{family}@k" if at else name)
-    if found is None or bool(at) != k.isdecimal():
+    contract = DETECTION_SCORES.get(f"{family}@k" if at else name)
+    if contract is None or bool(at) != k.isdecimal():
         raise ValueError(f"score: expected one of {tuple(DETECTION_SCORES)} with a number for k, got {name!r}")
-    return replace(found, name=name, symbol=name)
+    return replace(contract, name=name, symbol=name)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ec03b828
 def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]

@@ -41,8 +41,8 @@ def _values(table: pd.DataFrame) -> Numbers:
 
 
 def _constant(value: float, table: pd.DataFrame) -> tuple[Numbers, Numbers]:
-    found = _values(table)
-    return dict.fromkeys(found, value), found
+    values = _values(table)
+    return dict.fromkeys(values, value), values
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #8255fa01
 def _perfect(data: Tricd) -> tuple[Numbers, Numbers]:
@@ -72,23 +72,23 @@ def _shuffled(data: Tricd, predictions: Mapping, rng: np.random.Generator) -> tu
 def _order(data: Tricd, predictions: Mapping, seed: int) -> tuple[Numbers, Numbers]:
     distinct = break_ties(predictions, seed)
     other = _shuffled(data, distinct, np.random.default_rng(seed))
-    return tuple(_values(evaluate(*given)) for given in ((data, distinct), other))
+    return tuple(_values(evaluate(*inputs)) for inputs in ((data, distinct), other))
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #a669b915
 def _results(data: Tricd, predictions: Mapping) -> tuple[list[dict], list[dict], list[dict]]:
     "Pseudo-images, truth and results in COCO's form."
     index = {(data.pair_ids[pair], id): q for q, (pair, id) in enumerate(zip(data.phrase_pairs, data.phrase_ids), 1)}
     truth = [(q, box, 1.0) for q, phrase in enumerate(data.phrases, 1) for box in phrase.boxes]
-    found = []
+    results = []
     for key, entry in predictions.items():
         rows = sorted(zip(entry["scores"], entry["boxes"], entry["phrase_ids"]), key=lambda row: -row[0])[:100]
-        found += [(index[int(key), id], box, float(score)) for score, box, id in rows]
+        results += [(index[int(key), id], box, float(score)) for score, box, id in rows]
 
     def records(rows):
         return [{"id": n, "image_id": q, "category_id": 1, "iscrowd": 0, "area": float((b[2] - b[0]) * (b[3] - b[1])),
                  "bbox": [float(v) for v in (b[0], b[1], b[2] - b[0], b[3] - b[1])], "score": score}
                 for n, (q, b, score) in enumerate(rows, 1)]
-    return [{"id": q, "width": 1, "height": 1} for q in index.values()], records(truth), records(found)
+    return [{"id": q, "width": 1, "height": 1} for q in index.values()], records(truth), records(results)
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #cdd1baf7
 def pseudo_image_ap(data: Tricd, predictions: Mapping, backend: str = "pycocotools") -> dict[str, float]:
@@ -103,14 +103,14 @@ def pseudo_image_ap(data: Tricd, predictions: Mapping, backend: str = "pycocotoo
     else:
         from faster_coco_eval import COCO
         from faster_coco_eval import COCOeval_faster as COCOeval
-    images, truth, found = _results(data, predictions)
-    if not truth or not found:
+    images, truth, results = _results(data, predictions)
+    if not truth or not results:
         return dict.fromkeys(("AP", "AP50", "AP75"), 0.0 if truth else float("nan"))
     with redirect_stdout(StringIO()):
         coco = COCO()
         coco.dataset = {"images": images, "annotations": truth, "categories": [{"id": 1, "name": "phrase"}], "info": {}}
         coco.createIndex()
-        other = COCOeval(coco, coco.loadRes(found), "bbox")
+        other = COCOeval(coco, coco.loadRes(results), "bbox")
         other.params.maxDets, other.params.areaRng, other.params.areaRngLbl = [100], [[0, 1e10]], ["all"]
         other.evaluate()
         other.accumulate()
@@ -155,12 +155,12 @@ def _row(check: str, says: str, run: Callable[[], tuple[Numbers, Numbers]], tole
         expected, got = run()
         apart = max((abs(value - got.get(key, np.inf)) for key, value in expected.items()), default=np.inf)
         ok = apart <= tolerance
-        found = f"{len(expected)} values, at most {apart:.1g} apart"
+        outcome = f"{len(expected)} values, at most {apart:.1g} apart"
     except ImportError as error:
-        found, ok = f"not run ({error})", None
+        outcome, ok = f"not run ({error})", None
     except Exception as error:  # whatever goes wrong in a check is its result
-        found = f"{type(error).__name__}: {error}"
-    return {"check": check, "says": says, "got": found, "ok": ok, "seconds": time.perf_counter() - start}
+        outcome = f"{type(error).__name__}: {error}"
+    return {"check": check, "says": says, "got": outcome, "ok": ok, "seconds": time.perf_counter() - start}
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #4918f60b
 def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str | Path | Mapping | None = None, *,

@@ -54,20 +54,20 @@ def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
     if missing := [key for key in _KEYS if key not in target]:
         raise ValueError(f"target: expected the keys {', '.join(_KEYS)}, got none for {missing} in element {n}; "
                          "targets_of(data) makes targets from annotations")
-    found = {key: _listed(value) for key, value in target.items()}
-    asked, labels, boxes = found["phrases"], found["labels"], np.reshape(found["boxes"], (-1, 4))
-    if len(boxes) != len(labels) or not set(labels) <= set(asked) or len(set(asked)) < len(asked):
+    lists = {key: _listed(value) for key, value in target.items()}
+    phrases, labels, boxes = lists["phrases"], lists["labels"], np.reshape(lists["boxes"], (-1, 4))
+    if len(boxes) != len(labels) or not set(labels) <= set(phrases) or len(set(phrases)) < len(phrases):
         raise ValueError(f"target: expected distinct phrases, and a phrase as the label of each box, got phrases "
-                         f"{asked}, labels {labels} and {len(boxes)} boxes in element {n}")
+                         f"{phrases}, labels {labels} and {len(boxes)} boxes in element {n}")
     if not np.isfinite(boxes).all() or (boxes[:, 2:] <= boxes[:, :2]).any():
         raise ValueError(f"target: expected boxes x0, y0, x1, y1 with x0 < x1 and y0 < y1 in element {n}, got "
                          f"{boxes.tolist()}")
-    if (subset := found.get("subset", SUBSETS[0])) not in SUBSETS:
+    if (subset := lists.get("subset", SUBSETS[0])) not in SUBSETS:
         raise ValueError(f"target: expected a subset of {SUBSETS}, got {subset!r} in element {n}")
-    spans = found.get("spans") or [[[k, k + 1]] for k in range(len(asked))]
-    return {"id": int(found["image_id"]), "phrases": asked, "labels": labels, "boxes": boxes.tolist(), "spans": spans,
-            "positive": bool(found.get("positive", len(boxes) > 0)), "subset": subset,
-            "group": str(found.get("group", found["image_id"])), "side": int(found.get("side", 0))}
+    spans = lists.get("spans") or [[[k, k + 1]] for k in range(len(phrases))]
+    return {"id": int(lists["image_id"]), "phrases": phrases, "labels": labels, "boxes": boxes.tolist(), "spans": spans,
+            "positive": bool(lists.get("positive", len(boxes) > 0)), "subset": subset,
+            "group": str(lists.get("group", lists["image_id"])), "side": int(lists.get("side", 0))}
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #e21374d5
 def _pair(plain: Mapping[str, Any]) -> TricdPair:
@@ -123,10 +123,10 @@ class PhraseDetection(RecordMetric):
             raise ValueError(f"preds, target: expected two lists of equal length, got {type(preds).__name__} of "
                              f"{len(preds)} and {type(target).__name__} of {len(target)}")
         plain = [_plain(one, n) for n, one in enumerate(target)]
-        found = [_entry(one, n) for n, one in enumerate(preds)]
-        for pair, entry in zip(plain, found):  # lengths that differ, a label that is no phrase, NaN, an inverted box
+        entries = [_entry(one, n) for n, one in enumerate(preds)]
+        for pair, entry in zip(plain, entries):  # lengths that differ, a label that is no phrase, NaN, an inverted box
             pack(Tricd((_pair(pair),)), {pair["id"]: entry})
-        self.keep([{"target": pair, "found": entry} for pair, entry in zip(plain, found)])
+        self.keep([{"target": pair, "found": entry} for pair, entry in zip(plain, entries)])
 
     def score_values(self) -> dict[str, float]:
         """Scores in 0..1, NaN where undefined, and n_pairs."""
@@ -146,14 +146,14 @@ def gathered(self: PhraseDetection) -> tuple[Tricd, dict[int, dict[str, list]]]:
 
     Errors: ValueError for two different targets with one image_id.
     """
-    seen: dict[int, dict] = {}
+    by_id: dict[int, dict] = {}
     for one in self.records():
         id = one["target"]["id"]
-        if seen.setdefault(id, one)["target"] != one["target"]:
+        if by_id.setdefault(id, one)["target"] != one["target"]:
             raise ValueError(f"image_id: expected one target for each, got two different ones for {id}; a pair of "
                              "picture and caption has an id of its own")
-    pairs = tuple(_pair(seen[id]["target"]) for id in sorted(seen))
-    return Tricd(pairs), {id: one["found"] for id, one in seen.items()}
+    pairs = tuple(_pair(by_id[id]["target"]) for id in sorted(by_id))
+    return Tricd(pairs), {id: one["found"] for id, one in by_id.items()}
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #82e4ea17
 @patch

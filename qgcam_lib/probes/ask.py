@@ -49,11 +49,11 @@ def form_of(groups: Sequence[Any]) -> type:
 # %% ../../nbs/lib/probes/02_ask.ipynb #18a94be9
 def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
     """All prompts that these groups compare with each image: {picture: distinct prompts}, in order of appearance."""
-    found: dict[str, dict[str, None]] = {}
+    by_picture: dict[str, dict[str, None]] = {}
 
     def ask(pictures: Iterable[str], *prompts: str) -> None:
         for picture in pictures:
-            found.setdefault(picture, {}).update(dict.fromkeys(prompts))
+            by_picture.setdefault(picture, {}).update(dict.fromkeys(prompts))
 
     kind = form_of(groups)
     for group in groups:
@@ -64,30 +64,30 @@ def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
         else:
             for _, pictures, right, wrong in choices_of(group):
                 ask(pictures, right, wrong)
-    return {picture: list(prompts) for picture, prompts in found.items()}
+    return {picture: list(prompts) for picture, prompts in by_picture.items()}
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #adf1636b
 def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[Any]:
     "Scores of each picture with its own prompts."
     if hasattr(matcher, "score_batch"):
-        found = matcher.score_batch(pictures, [list(texts) for texts in prompts])
-        return as_results(found, len(pictures), "score_batch", "a row of scores for each picture")
-    found, same = [None] * len(pictures), {}
+        results = matcher.score_batch(pictures, [list(texts) for texts in prompts])
+        return as_results(results, len(pictures), "score_batch", "a row of scores for each picture")
+    results, same = [None] * len(pictures), {}
     for place, texts in enumerate(prompts):
         same.setdefault(texts, []).append(place)
     for texts, places in same.items():
         rows = matcher.score([pictures[place] for place in places], list(texts))
         for place, row in zip(places, as_results(rows, len(places), "score", "a row of scores for each picture")):
-            found[place] = row
-    return found
+            results[place] = row
+    return results
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #eb084116
 def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
     "The same as rows, checked."
     rows = []
-    for texts, found in zip(prompts, _answers(matcher, pictures, prompts)):
-        found = found.detach().cpu().numpy() if hasattr(found, "detach") else found
-        scores = np.asarray(found, np.float64)
+    for texts, row in zip(prompts, _answers(matcher, pictures, prompts)):
+        row = row.detach().cpu().numpy() if hasattr(row, "detach") else row
+        scores = np.asarray(row, np.float64)
         if scores.shape != (len(texts),) or not np.isfinite(scores).all():
             raise ValueError(f"matcher: expected {len(texts)} finite scores of a picture, got {scores.tolist()!r:.60}")
         rows.append({"scores": scores})
@@ -125,13 +125,13 @@ def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence
     model = as_model(model, "matcher")
     form, folders = form_of(groups), folders_of(images)
     by_picture = prompts_by_picture(take_groups(groups, limit, seed))
-    asked = [_asked(picture, prompts, folders) for picture, prompts in by_picture.items()]
+    queries = [_asked(picture, prompts, folders) for picture, prompts in by_picture.items()]
     about = {"name": name or FORM_NAMES[form], "groups": len(groups), "pictures": len(by_picture),
              "fingerprint": sha256_of(*map(repr, groups))}
-    frame = ask_pictures(model, asked, _ask, {"scores": "object"}, dataset=about, settings={}, limit=limit, seed=seed,
+    frame = ask_pictures(model, queries, _ask, {"scores": "object"}, dataset=about, settings={}, limit=limit, seed=seed,
                          **run_options)
     several = [len(prompts) for prompts in by_picture.values()]
-    scores = [np.full(n, np.nan) if found is None else found for n, found in zip(several, frame["scores"])]
+    scores = [np.full(n, np.nan) if row is None else row for n, row in zip(several, frame["scores"])]
     table = pd.DataFrame({"image": np.repeat(list(by_picture), several),
                           "prompt": [prompt for prompts in by_picture.values() for prompt in prompts],
                           "score": np.concatenate(scores)})

@@ -67,9 +67,9 @@ def effect_table(theirs: Frames, ours: Frames, metrics: Sequence[str], by: Seque
             for frames in (theirs, ours)]  # they differ in a rule: that is what is asked
     parts = [compare_probe(bare[0][model], bare[1][model], by, metrics=list(metrics), n_permutations=1,
                            **options)[[*by, *keep]].assign(model=model) for model in ours if model in theirs]
-    found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*by, *keep, "model"])
-    found = found.rename(columns={"a": "theirs", "b": "ours", "difference": "effect"})
-    return found[["model", *[name for name in found if name != "model"]]]
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*by, *keep, "model"])
+    table = table.rename(columns={"a": "theirs", "b": "ours", "difference": "effect"})
+    return table[["model", *[name for name in table if name != "model"]]]
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #cce97731
 def exchanged(groups: Sequence[ContextGroup]) -> list[ContextGroup]:
@@ -83,10 +83,10 @@ def _again(pairs: Sequence[SwapPair], scores: pd.DataFrame, read: Callable[[np.n
     cells = [(picture, prompt) for pair in pairs for picture in pair.images for prompt in pair.prompts]
     frame, S = score_groups(pairs, scores, missing="undefined"), ScoreTable(scores).of(*zip(*cells)).reshape(-1, 2, 2)
     good = ~np.isnan(S).any((1, 2))
-    found = read(S[good])
+    again = read(S[good])
     for name in ("text", "image", "group"):
-        frame.loc[good, f"{name}_score"] = found[name].to_numpy()
-    frame.loc[good, "confidence"] = found["confidence"].to_numpy()
+        frame.loc[good, f"{name}_score"] = again[name].to_numpy()
+    frame.loc[good, "confidence"] = again["confidence"].to_numpy()
     return frame
 
 
@@ -123,11 +123,11 @@ def stale(frame: pd.DataFrame, groups: Sequence[RelationGroup], scores: pd.DataF
         right, wrong = (table.of(group.positive_images, [prompt] * len(group.positive_images))
                         for prompt in (group.positive_prompt, group.subject_prompt))
         lead[group.id] = pd.Series(right - wrong).mean()
-    found, wrong = frame.copy(), frame["comparison"].isin(["subject_only", "other_only"])
+    changed, wrong = frame.copy(), frame["comparison"].isin(["subject_only", "other_only"])
     mean = frame.loc[wrong, "id"].map(lead)
     for name, what in (("correct", mean > 0), ("tie", mean == 0)):
-        found.loc[wrong, name] = what.astype("boolean").where(mean.notna(), pd.NA)
-    return found
+        changed.loc[wrong, name] = what.astype("boolean").where(mean.notna(), pd.NA)
+    return changed
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #a24e48b2
 def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
@@ -138,11 +138,11 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     """
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
         edited = values["edited"]
         for name, s in (("as computed", edited), ("half precision", edited.astype(np.float16).astype(np.float64))):
-            rules = {rule: ranking_average_precision(s, present, asked=asked, ties=rule) for rule in TIES}
-            last_first = ranking_average_precision(_apart(s, asked), present, asked=asked)
+            rules = {rule: ranking_average_precision(s, present, asked=compared, ties=rule) for rule in TIES}
+            last_first = ranking_average_precision(_apart(s, compared), present, asked=compared)
             good = ~np.isnan(last_first)
             tied = (rules["optimistic"] > rules["pessimistic"] + 1e-12)[good].sum()
             rows.append({"model": model, "scores": name, "n": int(good.sum()), "tied": int(tied),
@@ -151,9 +151,9 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #92ccaa28
-def _apart(scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+def _apart(scores: np.ndarray, compared: np.ndarray) -> np.ndarray:
     "Ranks [N, C] in which the later of equal scores is the higher."
-    order = np.argsort(np.where(asked, scores, -np.inf), axis=1, kind="stable")
+    order = np.argsort(np.where(compared, scores, -np.inf), axis=1, kind="stable")
     ranks = np.empty(scores.shape)
     np.put_along_axis(ranks, order, np.arange(scores.shape[1], dtype=float)[None].repeat(len(scores), 0), 1)
     return ranks
@@ -165,15 +165,15 @@ def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: 
 
     use: what pictures are ranked by, "softmax" over the classes asked, as published, or the "score" itself.
     """
-    values, present, asked = rankings(groups, ScoreTable(scores), "undefined")
+    values, present, compared = rankings(groups, ScoreTable(scores), "undefined")
     s = values["reference"]
-    s = class_confidences(np.where(asked, s, 0), asked=asked) if use == "softmax" else s
-    rows, places = np.nonzero(asked)
+    s = class_confidences(np.where(compared, s, 0), asked=compared) if use == "softmax" else s
+    rows, places = np.nonzero(compared)
     frame = pd.DataFrame({"class": [groups[row].classes[place] for row, place in zip(rows, places)],
                           "score": s[rows, places], "present": present[rows, places]})
-    found = [(name, ranking_average_precision([part["score"]], [part["present"]])[0], len(part), part["present"].sum())
+    table = [(name, ranking_average_precision([part["score"]], [part["present"]])[0], len(part), part["present"].sum())
              for name, part in frame.groupby("class", sort=False) if 0 < part["present"].mean() < 1]
-    return pd.DataFrame(found, columns=["class", "ap", "n_pictures", "n_present"])
+    return pd.DataFrame(table, columns=["class", "ap", "n_pictures", "n_present"])
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #8fa23d96
 def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
@@ -181,8 +181,8 @@ def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     n_pictures, n_classes."""
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
-        own = ranking_average_precision(values["reference"], present, asked=asked)
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
+        own = ranking_average_precision(values["reference"], present, asked=compared)
         of = {use: class_wise_ap(groups, table, use=use) for use in ("softmax", "score")}
         rows.append((model, np.nanmean(own), of["softmax"]["ap"].mean(), of["score"]["ap"].mean(),
                      int((~np.isnan(own)).sum()), len(of["score"])))
@@ -195,11 +195,11 @@ def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFram
     over once), n."""
     rows = []
     for model, table in scores.items():
-        values, present, asked = rankings(groups, ScoreTable(table), "undefined")
-        once = {name: present_confidence(s, present, asked=asked) for name, s in values.items()}
-        again = {name: class_confidences(np.where(asked, s, 0), asked=asked) for name, s in values.items()}
-        twice = {name: present_confidence(s, present, asked=asked) for name, s in again.items()}
-        lost = [np.nanmean(found["reference"] - found["edited"]) for found in (once, twice)]
+        values, present, compared = rankings(groups, ScoreTable(table), "undefined")
+        once = {name: present_confidence(s, present, asked=compared) for name, s in values.items()}
+        again = {name: class_confidences(np.where(compared, s, 0), asked=compared) for name, s in values.items()}
+        twice = {name: present_confidence(s, present, asked=compared) for name, s in again.items()}
+        lost = [np.nanmean(confidence["reference"] - confidence["edited"]) for confidence in (once, twice)]
         rows.append((model, *lost, ratio(np.array(lost[1]), np.array(lost[0])).item(),
                      int((~np.isnan(once["reference"])).sum())))
     return pd.DataFrame(rows, columns=["model", "once", "twice", "share", "n"])

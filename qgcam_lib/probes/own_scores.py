@@ -63,21 +63,21 @@ class NGrams:
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #fc7b49f9
 def _all_orders(top: Counter) -> list[Counter]:
     "Counts of the n-grams of order 1, 2, ... up to that of `top`; below it, of surroundings."
-    found = [top]
-    while len(next(iter(found[0]))) > 1:
+    counts = [top]
+    while len(next(iter(counts[0]))) > 1:
         shorter: Counter = Counter()
-        for gram, count in found[0].items():
+        for gram, count in counts[0].items():
             shorter[gram[1:]] += count if gram[1] == START else 1
-        found.insert(0, shorter)
-    return found
+        counts.insert(0, shorter)
+    return counts
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #4f5b7026
 def _by_context(grams: Counter) -> dict[tuple[str, ...], dict[str, int]]:
     "context -> {next word: count}."
-    found: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
+    contexts: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for gram, count in grams.items():
-        found[gram[:-1]][gram[-1]] = count
-    return {context: dict(words, **{"": sum(words.values())}) for context, words in found.items()}
+        contexts[gram[:-1]][gram[-1]] = count
+    return {context: dict(words, **{"": sum(words.values())}) for context, words in contexts.items()}
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #6a0421ee
 @patch
@@ -138,10 +138,10 @@ class Blind:
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #d4dc4ae7
 def blind_scores(groups: Sequence[Any], blind: Blind) -> pd.DataFrame:
     """The table of scores of a blind scorer, without opening a picture: image, prompt, score; see `ask_prompts`."""
-    asked = prompts_by_picture(groups)
-    prompts = [prompt for some in asked.values() for prompt in some]
-    table = pd.DataFrame({"image": np.repeat(list(asked), [len(some) for some in asked.values()]), "prompt": prompts,
-                          "score": blind.of(prompts)})
+    by_picture = prompts_by_picture(groups)
+    prompts = [prompt for some in by_picture.values() for prompt in some]
+    table = pd.DataFrame({"image": np.repeat(list(by_picture), [len(some) for some in by_picture.values()]),
+                          "prompt": prompts, "score": blind.of(prompts)})
     table.attrs = {"model": dict(blind.card)}
     return table
 
@@ -171,36 +171,36 @@ def score_pair_table(frame: pd.DataFrame, kind: ScoreKind | None = None, missing
     the pair itself. Errors: FormatError; see `pair_tables`.
     """
     kind = kind or ScoreKind()
-    found = pair_rows(kind.logits(pair_tables(frame, missing)))
+    scores = pair_rows(kind.logits(pair_tables(frame, missing)))
     if not kind.has_confidence:
-        found["confidence"] = np.nan
+        scores["confidence"] = np.nan
     ids = (frame["id"] if "id" in frame else pd.Series(range(len(frame)))).astype(str).to_numpy()
     if (twice := pd.Series(ids).duplicated()).any():
         raise FormatError(f"{frame.attrs.get('file', 'scores')}: expected each id once, got {ids[twice][0]!r} twice")
     groups = frame["group"].to_numpy() if "group" in frame else ids
-    known = {"id", "group", *PAIR_COLUMNS, *found}
-    labels = {name: frame[name].to_numpy() for name in frame if name not in known}
-    rows = pd.DataFrame({"id": ids, "group": groups, **labels, **found.to_dict("series")})
+    reserved = {"id", "group", *PAIR_COLUMNS, *scores}
+    labels = {name: frame[name].to_numpy() for name in frame if name not in reserved}
+    rows = pd.DataFrame({"id": ids, "group": groups, **labels, **scores.to_dict("series")})
     rows.attrs["kind"] = kind.name
     return rows
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #17f512ac
-def _right(found: pd.DataFrame) -> tuple[np.ndarray, Any, np.ndarray]:
+def _right(rows: pd.DataFrame) -> tuple[np.ndarray, Any, np.ndarray]:
     "The choices (1, 0; NaN where a tie decided), their chance, and which are ties."
-    name, tie, chance = ("correct", "tie", 0.5) if "correct" in found else ("text_score", "n_ties", 0.25)
-    if name not in found:
-        name, tie, chance = "first_reference", "n_ties", (found["n_present"] / found["n_classes"]).to_numpy()
-    tied = found[tie].astype("Int64").fillna(0) > 0
-    right = found[name].astype("Float64").mask(tied).to_numpy(np.float64, na_value=np.nan)
-    return right, chance, tied[found[name].notna()].to_numpy(bool)
+    name, tie, chance = ("correct", "tie", 0.5) if "correct" in rows else ("text_score", "n_ties", 0.25)
+    if name not in rows:
+        name, tie, chance = "first_reference", "n_ties", (rows["n_present"] / rows["n_classes"]).to_numpy()
+    tied = rows[tie].astype("Int64").fillna(0) > 0
+    right = rows[name].astype("Float64").mask(tied).to_numpy(np.float64, na_value=np.nan)
+    return right, chance, tied[rows[name].notna()].to_numpy(bool)
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #3a846a83
-def _findings(values: np.ndarray, kind: ScoreKind, compared: Sequence[str], found: pd.DataFrame,
+def _findings(values: np.ndarray, kind: ScoreKind, compared: Sequence[str], scored: pd.DataFrame,
               undone: dict[str, Any]) -> list[str]:
-    "What is suspicious about scores. found: the rows made of them; undone: a mistake -> the rows without it."
-    right, chance, tied = _right(found)
-    asked = {how: lambda rows=rows: _right(rows())[0] for how, rows in undone.items()}
-    return [*(score_findings(values, tied) or choice_findings(right, chance, found["group"], asked)),
+    "What is suspicious about scores. scored: the rows made of them; undone: a mistake -> the rows without it."
+    right, chance, tied = _right(scored)
+    decisions = {how: lambda rows=rows: _right(rows())[0] for how, rows in undone.items()}
+    return [*(score_findings(values, tied) or choice_findings(right, chance, scored["group"], decisions)),
             *kind_findings(values, kind, compared)]
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #7ab6b5f4
@@ -229,10 +229,10 @@ def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by
     undone = {REVERSED: lambda: other(-raw),
               "the scores moved down by one row": lambda: other(np.roll(raw, 1)),
               "the scores moved up by one row": lambda: other(np.roll(raw, -1))}
-    found = score_groups(groups, table, **options)
-    compared = ["prompts of a picture", ACROSS] if "text_score" in found else [ACROSS]
-    warn_of(_findings(rows["score"].to_numpy(), what, compared, found, undone), stacklevel=3)
-    return score_classes(groups, table, missing=options.get("missing", "raise")) if by_class else found
+    scored = score_groups(groups, table, **options)
+    compared = ["prompts of a picture", ACROSS] if "text_score" in scored else [ACROSS]
+    warn_of(_findings(rows["score"].to_numpy(), what, compared, scored, undone), stacklevel=3)
+    return score_classes(groups, table, missing=options.get("missing", "raise")) if by_class else scored
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #70f3540a
 def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") -> pd.DataFrame:
@@ -254,12 +254,12 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
         return scores
     numbers: dict[int, str] = {}
     for name in dict.fromkeys(name for group in groups for name in shown(group)):
-        found = re.findall(r"\d+", Path(name).stem)
-        if not found or numbers.setdefault(int(found[-1]), name) != name:
+        digits = re.findall(r"\d+", Path(name).stem)
+        if not digits or numbers.setdefault(int(digits[-1]), name) != name:
             raise ValueError(f"image_ids: expected a number of its own in the name of each picture, got {name!r}; name "
                              "the pictures in the table instead")
-    given = pd.to_numeric(scores["image"], errors="coerce")
-    return scores.assign(image=[numbers.get(number, name) for number, name in zip(given, scores["image"])])
+    ids = pd.to_numeric(scores["image"], errors="coerce")
+    return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #17636424
 def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence[Any] | None = None, *,

@@ -35,26 +35,26 @@ def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, avera
         which = np.flatnonzero(n == k)
         places = start[which][:, None] + np.arange(k)
         parts.append(probe_score.choice_scores(right[places], wrong[places], average=average).set_index(which))
-    found = pd.concat(parts) if parts else probe_score.choice_scores(np.zeros(0), np.zeros(0))
-    found = found.astype({"correct": "boolean", "tie": "boolean"}).reindex(range(len(rows)))
+    scores = pd.concat(parts) if parts else probe_score.choice_scores(np.zeros(0), np.zeros(0))
+    scores = scores.astype({"correct": "boolean", "tie": "boolean"}).reindex(range(len(rows)))
     whose = [group for group, *_ in rows]
     return pd.DataFrame({
         "id": [group.id for group in whose], "group": [group.image for group in whose],
         "comparison": [comparison for _, comparison, *_ in rows],
         "kind": [getattr(group, "kind", "relation") for group in whose],
         "right": [right for *_, right, _ in rows], "wrong": [wrong for *_, wrong in rows],
-        "n_images": n, "n_asked": several, **{name: found[name] for name in found}})
+        "n_images": n, "n_asked": several, **{name: scores[name] for name in scores}})
 
 # %% ../../nbs/lib/probes/03_run.ipynb #7db7e746
 def pair_rows(S: np.ndarray) -> pd.DataFrame:
     """`pair_scores` and ties of tables [N, 2, 2]: text_score, image_score, group_score, confidence, n_ties; NA for a
     table that lacks a score."""
     good = ~np.isnan(S).any((1, 2))
-    found = probe_score.pair_scores(S[good])
-    found = found.rename(columns={name: f"{name}_score" for name in ("text", "image", "group")})
+    rows = probe_score.pair_scores(S[good])
+    rows = rows.rename(columns={name: f"{name}_score" for name in ("text", "image", "group")})
     kinds = dict.fromkeys(("text_score", "image_score", "group_score"), "boolean") | {"n_ties": "Int64"}
-    found = found.assign(n_ties=probe_score.pair_ties(S[good])).astype(kinds).set_index(np.flatnonzero(good))
-    return found.reindex(range(len(S)))
+    rows = rows.assign(n_ties=probe_score.pair_ties(S[good])).astype(kinds).set_index(np.flatnonzero(good))
+    return rows.reindex(range(len(S)))
 
 # %% ../../nbs/lib/probes/03_run.ipynb #2f0df789
 def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> pd.DataFrame:
@@ -82,21 +82,22 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
 # %% ../../nbs/lib/probes/03_run.ipynb #c7cf4470
 def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and asked [N, C], both bool.
+    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and compared [N, C] (the classes of
+    each group), both bool.
 
-    A group with a missing score has nothing asked and nothing present; missing: see `score_groups`.
+    A group with a missing score has no class compared and none present; missing: see `score_groups`.
     """
     widest = max(len(group.classes) for group in groups)
-    asked = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
-    present = _present_mask(groups, asked.shape)
+    compared = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
+    present = _present_mask(groups, compared.shape)
     ids = [group.id for group in groups for _ in group.classes]
     prompts, scores = [prompt for group in groups for prompt in group.prompts], {}
     for name in _PICTURES:
-        scores[name] = np.full(asked.shape, np.nan)
+        scores[name] = np.full(compared.shape, np.nan)
         pictures = [group.pictures[name] for group in groups for _ in group.classes]
-        scores[name][asked] = look_up(table, ids, pictures, prompts, missing)
-    whole = ~np.any([(np.isnan(s) & asked).any(1) for s in scores.values()], axis=0)
-    return scores, present & whole[:, None], asked & whole[:, None]
+        scores[name][compared] = look_up(table, ids, pictures, prompts, missing)
+    whole = ~np.any([(np.isnan(s) & compared).any(1) for s in scores.values()], axis=0)
+    return scores, present & whole[:, None], compared & whole[:, None]
 
 # %% ../../nbs/lib/probes/03_run.ipynb #69a18898
 def _steps(values: Mapping[str, np.ndarray], share: str, lost: str) -> dict[str, np.ndarray]:
@@ -112,14 +113,14 @@ def _labels(groups: Sequence[ContextGroup]) -> pd.DataFrame:
 # %% ../../nbs/lib/probes/03_run.ipynb #d619afd2
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
     "One row a picture and filler."
-    scores, present, asked = rankings(groups, table, missing)
-    columns = {"ap_chance": probe_score.chance_average_precision(present, asked=asked)}
+    scores, present, compared = rankings(groups, table, missing)
+    columns = {"ap_chance": probe_score.chance_average_precision(present, asked=compared)}
     ap, confidence, n_ties = {}, {}, np.zeros(len(groups), np.int64)
     for name, s in scores.items():
-        ap[name] = columns[f"ap_{name}"] = probe_score.ranking_average_precision(s, present, asked=asked, ties=ties)
-        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, asked=asked)
-        columns[f"first_{name}"] = probe_score.first_is_present(s, present, asked=asked)
-        absent = np.where(asked & ~present, s, np.nan)
+        ap[name] = columns[f"ap_{name}"] = probe_score.ranking_average_precision(s, present, asked=compared, ties=ties)
+        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, asked=compared)
+        columns[f"first_{name}"] = probe_score.first_is_present(s, present, asked=compared)
+        absent = np.where(compared & ~present, s, np.nan)
         n_ties += np.array([np.isin(row[there], away).sum() for row, there, away in zip(s, present, absent)], np.int64)
     return _labels(groups).assign(**columns, **_steps(ap, "robustness", "change"),
                                   **_steps(confidence, "confidence_robustness", "confidence_change"), n_ties=n_ties)
@@ -145,17 +146,17 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
     table = scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
-    found, _, asked = rankings(groups, table, missing)
+    scores_of, _, compared = rankings(groups, table, missing)
     there = [(row, place) for row, group in enumerate(groups) for place, name in enumerate(group.classes)
              if name in group.present]
     rows, places = np.array(there).T
-    whole = asked[rows, places]
+    whole = compared[rows, places]
     frame = _labels(groups).iloc[rows].reset_index(drop=True)
     frame.insert(4, "class", [groups[row].classes[place] for row, place in there])
     confidence = {}
-    away = asked & ~_present_mask(groups, asked.shape)
-    for name, s in found.items():
-        shares = probe_score.class_confidences(np.where(asked, s, 0), asked=asked)[rows, places]
+    away = compared & ~_present_mask(groups, compared.shape)
+    for name, s in scores_of.items():
+        shares = probe_score.class_confidences(np.where(compared, s, 0), asked=compared)[rows, places]
         confidence[name] = frame[f"confidence_{name}"] = np.where(whole, shares, np.nan)
         best = np.where(away, s, -np.inf).max(1)[rows]
         frame[f"first_{name}"] = np.where(whole, s[rows, places] > best, np.nan)
@@ -165,9 +166,9 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
 def _check_options(average: str, ties: str, missing: str = "raise") -> dict[str, str]:
     "The options themselves; ValueError for a word that is none, whatever the probe."
     options = {"average": average, "ties": ties, "missing": missing}
-    for name, known in (("average", probe_score.AVERAGES), ("ties", probe_score.TIES), ("missing", MISSING)):
-        if options[name] not in known:
-            raise ValueError(f"{name}: expected one of {known}, got {options[name]!r}")
+    for name, choices in (("average", probe_score.AVERAGES), ("ties", probe_score.TIES), ("missing", MISSING)):
+        if options[name] not in choices:
+            raise ValueError(f"{name}: expected one of {choices}, got {options[name]!r}")
     return options
 
 # %% ../../nbs/lib/probes/03_run.ipynb #603caf36

@@ -157,13 +157,13 @@ def ranking_average_precision(scores: Any, present: Any, *, asked: Any = None, t
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
     scores, present, asked = _as_classes(scores, present, asked)
-    found, step = np.full(len(scores), np.nan), max(1, 2**21 // max(scores.shape[1], 1))
+    precision, step = np.full(len(scores), np.nan), max(1, 2**21 // max(scores.shape[1], 1))
     for k in range(0, len(scores), step):
         rows = slice(k, k + step)
         n = present[rows].sum(1)
         total = _precisions(*_tie_blocks(scores[rows], present[rows]), ties).sum(1) if scores.shape[1] else n * 0.0
-        found[rows] = np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
-    return found
+        precision[rows] = np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
+    return precision
 
 # %% ../../nbs/lib/probes/01_score.ipynb #d49919a7
 def chance_average_precision(present: Any, *, asked: Any = None) -> np.ndarray:
@@ -277,12 +277,12 @@ def look_up(table: ScoreTable, ids: Sequence[str], images: Sequence[str], prompt
     """
     if missing not in MISSING:
         raise ValueError(f"missing: expected one of {MISSING}, got {missing!r}")
-    found = table.of(images, prompts)
-    if missing == "raise" and (lost := np.isnan(found)).any():
+    scores = table.of(images, prompts)
+    if missing == "raise" and (lost := np.isnan(scores)).any():
         k = int(np.flatnonzero(lost)[0])
-        known = table.scores.index.levels[0]
-        place = "" if images[k] in known else f"; its pictures are such as {list(known[:2])}"
+        pictures = table.scores.index.levels[0]
+        place = "" if images[k] in pictures else f"; its pictures are such as {list(pictures[:2])}"
         raise ExampleError(f"the score of picture {images[k]!r} with prompt {prompts[k]!r} is missing ({lost.sum()} of "
-                           f"{len(found)} are){place}", str(ids[k]), "scores",
+                           f"{len(scores)} are){place}", str(ids[k]), "scores",
                            "Complete the table, or pass missing='undefined' to count such groups as undefined")
-    return found
+    return scores

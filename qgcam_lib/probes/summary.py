@@ -57,15 +57,15 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
     """
     words = attribute_words()
     if "class" in frame:
-        found = frame["class"].map(words.object_category)
+        category = frame["class"].map(words.object_category)
     elif "composition" in frame:
-        found = frame["category"].where(frame["category"] != "", frame["composition"].map(words.category))
+        category = frame["category"].where(frame["category"] != "", frame["composition"].map(words.category))
     elif "category" in frame:
-        found = frame["category"]
+        category = frame["category"]
     else:
         raise ValueError("by: expected pairs or the rows of score_classes for a table by category, got the columns "
                          f"{list(frame.columns)}")
-    return frame.assign(category=found.where(found != "", NO_CATEGORY))
+    return frame.assign(category=category.where(category != "", NO_CATEGORY))
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #ed002769
 def _chance(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -73,24 +73,24 @@ def _chance(frame: pd.DataFrame, name: str) -> pd.Series:
     fixed = PROBE_SCORES[name].chance
     value = pd.Series(np.nan if fixed is None else fixed, frame.index)
     if "n_classes" in frame:
-        present, asked = frame["n_present"], frame["n_classes"]
+        present, n_classes = frame["n_present"], frame["n_classes"]
         if name.startswith("ap_"):
             value = frame["ap_chance"]
         elif name.startswith("first_"):  # the best of several present ones, or this one above every absent one
-            value = 1 / (asked - present + 1) if "class" in frame else present / asked
+            value = 1 / (n_classes - present + 1) if "class" in frame else present / n_classes
         elif name in ("confidence_reference", "confidence_patch", "confidence_edited"):
-            value = 1 / asked
+            value = 1 / n_classes
     return value.where(frame[name].notna(), np.nan)
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #9dac9fa1
 def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> pd.DataFrame:
     "The rows of `blind` in the order of `frame`, undefined where the frame is."
     key = list(layout.key)
-    found = frame[key].merge(blind.drop_duplicates(key), "left", key, indicator=True)
-    if (alone := found["_merge"] != "both").any():
-        raise ValueError(f"blind: expected every row of the frame, {alone.sum()} of {len(found)} lack, first "
+    rows = frame[key].merge(blind.drop_duplicates(key), "left", key, indicator=True)
+    if (alone := rows["_merge"] != "both").any():
+        raise ValueError(f"blind: expected every row of the frame, {alone.sum()} of {len(rows)} lack, first "
                          f"{tuple(frame[key].iloc[int(alone.argmax())])}; score the same groups blind")
-    return pd.DataFrame({name: found[name].to_numpy(float, na_value=np.nan) for name in layout.metrics},
+    return pd.DataFrame({name: rows[name].to_numpy(float, na_value=np.nan) for name in layout.metrics},
                         index=frame.index).where(frame[list(layout.metrics)].notna(), np.nan)
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #fd4fb783
@@ -123,8 +123,8 @@ def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, 
     options |= {"by": by, "group": layout.group}
     table = summarize(frame, names, **options)
     chance = frame.assign(**{name: _chance(frame, name) for name in names})
-    seen = None if blind is None else frame.assign(**_same_rows(frame, blind, layout)[names])
-    for name, rows in (("blind", seen), ("chance", chance)):
+    blind_rows = None if blind is None else frame.assign(**_same_rows(frame, blind, layout)[names])
+    for name, rows in (("blind", blind_rows), ("chance", chance)):
         value = np.nan if rows is None else summarize(rows, names, **{**options, "n_bootstrap": 0})["value"]
         table.insert(list(table).index("ci_high") + 1, name, value)
     table.attrs = dict(frame.attrs)

@@ -41,10 +41,10 @@ def shuffled(words: Sequence[str], seed: int = 0) -> list[str]:
     """The words in another order, uniform over the orders that read differently; as they are where there is none."""
     if len(set(words)) < 2:
         return list(words)
-    rng, found = _rng(seed, "shuffle", *words), list(words)
-    while found == list(words):  # at most every second draw, with two different words
-        found = [words[place] for place in rng.permutation(len(words))]
-    return found
+    rng, order = _rng(seed, "shuffle", *words), list(words)
+    while order == list(words):  # at most every second draw, with two different words
+        order = [words[place] for place in rng.permutation(len(words))]
+    return order
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f010c
 PLACE_WORDS = frozenset("left right front back top bottom middle center centre side end corner background foreground "
@@ -71,12 +71,12 @@ def head_swapped(words: Sequence[str], seed: int = 0, tagger: str = "auto") -> l
 
     As they are where there is no second noun.
     """
-    found, (head, *others) = list(words), noun_places(words, tagger) or [-1]
+    swapped, (head, *others) = list(words), noun_places(words, tagger) or [-1]
     others = [place for place in others if words[place] != words[head]]
     if others:
         other = others[int(_rng(seed, "swap_head", *words).integers(len(others)))]
-        found[head], found[other] = words[other], words[head]
-    return found
+        swapped[head], swapped[other] = words[other], words[head]
+    return swapped
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f010f
 HOW = ("plain", "shuffle", "reverse", "nouns_adjectives", "swap_head", "shipped")
@@ -109,7 +109,7 @@ def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: in
     `perturb`. Errors: ExampleError naming the expression, also for "shipped" where no text was published, or one that
     distorts another sentence.
     """
-    found = []
+    perturbed = []
     for one in expressions:
         if how == "shipped" and (one.original not in ("", one.text) or "shuffle" not in one.shipped):
             raise ExampleError(f"no shuffled text was published with {one.text!r}", one.id, remedy="Perturb the "
@@ -119,6 +119,6 @@ def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: in
         except ValueError as error:
             raise ExampleError(str(error), one.id) from error
         if text.strip():
-            found.append(replace(one, text=text))
-    empty = len(expressions) - len(found)
-    return Expressions(found, left_out={"no noun and no adjective": empty} if empty else {})
+            perturbed.append(replace(one, text=text))
+    empty = len(expressions) - len(perturbed)
+    return Expressions(perturbed, left_out={"no noun and no adjective": empty} if empty else {})

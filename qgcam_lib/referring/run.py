@@ -63,39 +63,40 @@ def take_expressions(expressions: Sequence[Expression], limit: int | None = None
     for place, one in enumerate(expressions):
         places.setdefault(one.image, []).append(place)
     several = list(places.values())
-    kept = draw([len(some) for some in several], limit, seed)
-    return [expressions[place] for place in sorted(k for n, some in kept.items() for k in several[n][:some])]
+    chosen = draw([len(some) for some in several], limit, seed)
+    return [expressions[place] for place in sorted(k for n, some in chosen.items() for k in several[n][:some])]
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0308
 def _ranked(ranker: Any, pictures: list, boxes: list[np.ndarray], texts: list[list[str]]) -> list[Any]:
     "Scores [E, N] for each picture, its boxes and its expressions."
     if hasattr(ranker, "rank_batch"):
-        found = ranker.rank_batch(pictures, boxes, texts)
-        found = as_results(found, len(pictures), "rank_batch", "the scores for each picture")
-        return [as_results(scores, len(said), "rank_batch", "a row of scores for each expression of a picture")
-                for scores, said in zip(found, texts)]
-    return [[ranker.rank(picture, some, text) for text in said] for picture, some, said in zip(pictures, boxes, texts)]
+        results = ranker.rank_batch(pictures, boxes, texts)
+        results = as_results(results, len(pictures), "rank_batch", "the scores for each picture")
+        return [as_results(scores, len(several), "rank_batch", "a row of scores for each expression of a picture")
+                for scores, several in zip(results, texts)]
+    return [[ranker.rank(picture, some, text) for text in several]
+            for picture, some, several in zip(pictures, boxes, texts)]
 
 # %% ../../nbs/lib/referring/03_run.ipynb #3bbbd30f
-def _ask(ranker: Any, pictures: list, asked: list[tuple[tuple, str]]) -> list[dict[str, np.ndarray]]:
+def _ask(ranker: Any, pictures: list, queries: list[tuple[tuple, str]]) -> list[dict[str, np.ndarray]]:
     "Scores of the candidates for each (candidates, expression), whose picture stands beside it."
     places: dict[tuple, list[int]] = {}
-    for place, (picture, (boxes, _)) in enumerate(zip(pictures, asked)):
+    for place, (picture, (boxes, _)) in enumerate(zip(pictures, queries)):
         places.setdefault((id(picture), boxes), []).append(place)
-    found = _ranked(ranker, [pictures[some[0]] for some in places.values()],
-                    [np.array(boxes, np.float64) for _, boxes in places],
-                    [[asked[place][1] for place in some] for some in places.values()])
-    rows: list = [None] * len(asked)
-    for ((_, boxes), some), scores in zip(places.items(), found):
-        for place, given in zip(some, scores):
-            rows[place] = {"scores": _checked(given, len(boxes))}
+    results = _ranked(ranker, [pictures[some[0]] for some in places.values()],
+                      [np.array(boxes, np.float64) for _, boxes in places],
+                      [[queries[place][1] for place in some] for some in places.values()])
+    rows: list = [None] * len(queries)
+    for ((_, boxes), some), scores in zip(places.items(), results):
+        for place, row in zip(some, scores):
+            rows[place] = {"scores": _checked(row, len(boxes))}
     return rows
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0309
-def _checked(given: Any, n: int) -> np.ndarray:
+def _checked(values: Any, n: int) -> np.ndarray:
     "Scores of one expression as float64 [n], or a ValueError."
-    given = given.detach().cpu().float().numpy() if hasattr(given, "detach") else given
-    scores = np.asarray(given, np.float64)
+    values = values.detach().cpu().float().numpy() if hasattr(values, "detach") else values
+    scores = np.asarray(values, np.float64)
     if scores.shape != (n,) or not np.isfinite(scores).all():
         raise ValueError(f"rank: expected {n} finite scores, one for each candidate, got {scores.tolist()!r:.80}")
     return scores
@@ -119,13 +120,13 @@ def ask_expressions(model: Any, expressions: Sequence[Expression], images: str |
     model, folders = as_model(model, "ranker"), folders_of(images)
     expressions = Expressions(expressions)
     part = [one for one in take_expressions(expressions, limit, seed) if one.candidates]
-    asked = [Query.within(folders, one.id, one.group, one.image, what=(one.candidates, one.text)) for one in part]
+    queries = [Query.within(folders, one.id, one.group, one.image, what=(one.candidates, one.text)) for one in part]
     about = {"name": name or "referring expressions", "expressions": len(expressions),
              "pictures": len({one.image for one in part}), "fingerprint": sha256_of(*map(repr, expressions))}
-    frame = ask_pictures(model, asked, _ask, {"scores": "object"}, dataset=about, settings={}, limit=limit, seed=seed,
+    frame = ask_pictures(model, queries, _ask, {"scores": "object"}, dataset=about, settings={}, limit=limit, seed=seed,
                          **run_options)
     n = [len(one.candidates) for one in part]
-    scores = [np.full(k, np.nan) if found is None else found for k, found in zip(n, frame["scores"])]
+    scores = [np.full(k, np.nan) if row is None else row for k, row in zip(n, frame["scores"])]
     table = pd.DataFrame({"id": np.repeat([one.id for one in part], n).astype(object),
                           "candidate": np.concatenate([np.zeros(0, np.int64), *map(np.arange, n)]),
                           "score": np.concatenate([np.zeros(0), *scores])})
@@ -177,12 +178,12 @@ ORDERS = {"candidates counted from the last": lambda boxes: np.arange(len(boxes)
           "candidates from left to right": lambda boxes: np.argsort(boxes[:, 0], kind="stable")}
 
 
-def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], found: pd.DataFrame, options: dict[str, Any]
+def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], choices: pd.DataFrame, options: dict[str, Any]
               ) -> list[str]:
-    "What is suspicious about a table of scores, higher being better. found: its rows of `score_choices`."
+    "What is suspicious about a table of scores, higher being better. choices: its rows of `score_choices`."
     def right_of(rows: pd.DataFrame) -> np.ndarray:
-        asked = rows["predicted"].notna() & (rows["n_candidates"] > 1) & (rows["ties"] == 0)
-        return rows["correct"].astype("Float64").where(asked).to_numpy(np.float64, na_value=np.nan)
+        decided = rows["predicted"].notna() & (rows["n_candidates"] > 1) & (rows["ties"] == 0)
+        return rows["correct"].astype("Float64").where(decided).to_numpy(np.float64, na_value=np.nan)
 
     def other(**columns: Any) -> np.ndarray:
         return right_of(score_choices(expressions, frame.assign(**columns), **options))
@@ -196,9 +197,9 @@ def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], found: pd.
               "the scores moved down by one row": lambda: other(score=np.roll(scores, 1)),
               "the scores moved up by one row": lambda: other(score=np.roll(scores, -1)),
               **{how: partial(ordered, order) for how, order in ORDERS.items()}}
-    made = found[found["predicted"].notna() & (found["n_candidates"] > 1)]
+    made = choices[choices["predicted"].notna() & (choices["n_candidates"] > 1)]
     return score_findings(scores, made["ties"] > 0) or choice_findings(
-        right_of(found), found["random"], found["group"], undone)
+        right_of(choices), choices["random"], choices["group"], undone)
 
 # %% ../../nbs/lib/referring/03_run.ipynb #714491f9
 def _refuse_other_boxes(frame: pd.DataFrame, expressions: Sequence[Expression]) -> None:
@@ -235,15 +236,15 @@ def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequ
     frame = read_table(scores, columns, name="scores", empty=("score",))
     part = of_split(expressions, name) if name else list(expressions)
     if len(part) < len(expressions):
-        known, wanted = ({one.id for one in some} for some in (expressions, part))
-        frame = frame[frame["id"].isin(wanted) | ~frame["id"].isin(known)]  # an id that nobody has is refused below
+        ids, wanted = ({one.id for one in some} for some in (expressions, part))
+        frame = frame[frame["id"].isin(wanted) | ~frame["id"].isin(ids)]  # an id that nobody has is refused below
     what = score_kind(frame["score"], given=kind)
     frame = frame.assign(score=what.logits(frame["score"]))
     try:
-        found = score_choices(part, frame, **options)
+        choices = score_choices(part, frame, **options)
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, frame.attrs.get("file", error.file), error.remedy) from error
     _refuse_other_boxes(frame, part)
-    warn_of(_findings(frame, part, found, options))
-    found.attrs["kind"] = what.name
-    return found
+    warn_of(_findings(frame, part, choices, options))
+    choices.attrs["kind"] = what.name
+    return choices

@@ -62,11 +62,11 @@ def _refuse_missing(expressions: Sequence[Expression], matrix: np.ndarray, there
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f020b
 def _overlaps(expressions: Sequence[Expression], shape: tuple[int, int]) -> np.ndarray:
     "IoU of each candidate with the target: float64 [E, widest], -1 where there is no candidate."
-    found = np.full(shape, -1.0)
-    for row, one in zip(found, expressions):
+    overlaps = np.full(shape, -1.0)
+    for row, one in zip(overlaps, expressions):
         if one.candidates:
             row[:len(one.candidates)] = box_iou(one.candidates, one.box)[:, 0]
-    return found
+    return overlaps
 
 # %% ../../nbs/lib/referring/02_score.ipynb #2c69c84b
 def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, threshold: float = 0.5,

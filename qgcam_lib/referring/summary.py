@@ -137,18 +137,18 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
     if not shared.any():
         raise ValueError(f"equal: expected expressions of {a!r} and {b!r} with the same {equal!r}, there are none")
     codes, n_groups = group_codes(rows, "group")
-    found = {}
+    means_of = {}
     for name in ("correct", "random"):
         values = np.full((len(rows), 2 * len(kinds)), np.nan)
         values[np.arange(len(rows)), side * len(kinds) + strata] = rows[name].to_numpy(float)
         means, _ = mean_replicates(values, codes, n_groups, n_bootstrap, np.random.default_rng(seed))
-        found[name] = _difference(means.reshape(len(means), 2, -1), several[0] * shared)
-    drawn, effective = found["correct"][:, 2:], effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
+        means_of[name] = _difference(means.reshape(len(means), 2, -1), several[0] * shared)
+    drawn, effective = means_of["correct"][:, 2:], effective_groups(np.bincount(codes, minlength=n_groups)[:, None])[0]
     ends = (cluster_interval(of_replicates(drawn[0], drawn[1:], n_groups, effective), level) if
             interval == "cluster" else intervals.spread_of(drawn[1:], level))
     low, high = ends[:2, 0] if n_groups > 1 else (np.nan, np.nan)
     low, high = np.clip([low, high], -1, 1)
-    (value_a, value_b, difference), (random_a, random_b, _) = found["correct"][0], found["random"][0]
+    (value_a, value_b, difference), (random_a, random_b, _) = means_of["correct"][0], means_of["random"][0]
     return pd.DataFrame([{
         "a": a, "b": b, "value_a": value_a, "value_b": value_b, "difference": difference, "ci_low": low,
         "ci_high": high, "random_a": random_a, "random_b": random_b, "n_a": several[0][shared].sum(),
@@ -197,5 +197,5 @@ def implied_easy_share(table: pd.DataFrame) -> pd.DataFrame:
         return np.divide(t - h, e - h, out=np.full(np.shape(t - h), np.nan), where=np.abs(e - h) > 0.01)
 
     corners = share(test + steps[0], easy + steps[1], hard + steps[2])
-    kept = table.drop(columns=["test", "easy", "hard"]).reset_index(drop=True)
-    return kept.assign(share=share(test, easy, hard), lowest=corners.min(0), highest=corners.max(0))
+    rows = table.drop(columns=["test", "easy", "hard"]).reset_index(drop=True)
+    return rows.assign(share=share(test, easy, hard), lowest=corners.min(0), highest=corners.max(0))

@@ -33,19 +33,19 @@ class Mentions:
     notes: tuple[str, ...]
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #a0ed98ed
-def _read_captions(texts: Sequence[str], tagger: Tagger, known: frozenset[str], plural_only: frozenset[str]
+def _read_captions(texts: Sequence[str], tagger: Tagger, attributes: frozenset[str], plural_only: frozenset[str]
                    ) -> tuple[set[tuple[str, str]], frozenset[str]]:
     """Which (adjective, noun) a picture's captions say, and all their words."""
-    found, said = set(), set()
+    pairs, vocabulary = set(), set()
     for text in texts:
         words = words_of(text)
         kinds = tagger.kinds(words)
-        said.update(word.lower() for word in words)
-        said.update(lexicon.singular(word.lower(), plural_only)
-                    for word, kind in zip(words, kinds) if kind == "plural noun")
-        for adjective, noun, plural in lexicon.adjective_noun_pairs(words, kinds, known):
-            found.add((adjective, lexicon.singular(noun, plural_only) if plural else noun))
-    return found, frozenset(said)
+        vocabulary.update(word.lower() for word in words)
+        vocabulary.update(lexicon.singular(word.lower(), plural_only)
+                          for word, kind in zip(words, kinds) if kind == "plural noun")
+        for adjective, noun, plural in lexicon.adjective_noun_pairs(words, kinds, attributes):
+            pairs.add((adjective, lexicon.singular(noun, plural_only) if plural else noun))
+    return pairs, frozenset(vocabulary)
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #19e32b05
 def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
@@ -54,10 +54,10 @@ def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
     captions: see `read_captions`. tagger: see `load_tagger`. Errors: ValueError and SourceError as there.
     """
     words, used = lexicon.attribute_words(), load_tagger(tagger)
-    known = frozenset(word for names in words.categories.values() for word in names)
-    every, said = [], {}
+    attributes = frozenset(word for names in words.categories.values() for word in names)
+    every, vocabulary = [], {}
     for image, texts in captions.captions.items():
-        pairs, said[image] = _read_captions(texts, used, known, words.plural_only)
+        pairs, vocabulary[image] = _read_captions(texts, used, attributes, words.plural_only)
         every += [(image, *pair) for pair in pairs]
     steps = Steps()
 
@@ -66,12 +66,12 @@ def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
 
     steps.add("captions", sum(map(len, captions.captions.values())), len(captions.captions))
     count("an adjective and its noun", "reading=phrase")
-    every = [one for one in every if one[1] in known]
+    every = [one for one in every if one[1] in attributes]
     count("the attribute is in Table 6")
-    every = [one for one in every if one[2] not in words.not_objects and one[2] not in known]
+    every = [one for one in every if one[2] not in words.not_objects and one[2] not in attributes]
     count("the noun names a thing")
     count("enough captions say so", "min_captions=1")
-    return Mentions({id: one.file_name for id, one in captions.images.items()}, tuple(sorted(every)), said,
+    return Mentions({id: one.file_name for id, one in captions.images.items()}, tuple(sorted(every)), vocabulary,
                     tuple(steps.rows), used.name, (f"tagged by {used.version}",))
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #3b9a18ca

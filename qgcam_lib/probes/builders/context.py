@@ -52,9 +52,9 @@ class ContextOptions:
     seed: int = 0
 
     def __post_init__(self):
-        known = FILLERS if self.scenes else FILLERS[:3]
-        if not self.fillers or set(self.fillers) - set(known):
-            raise ValueError(f"fillers: expected some of {', '.join(known)} (scene needs folders of scenes), got "
+        choices = FILLERS if self.scenes else FILLERS[:3]
+        if not self.fillers or set(self.fillers) - set(choices):
+            raise ValueError(f"fillers: expected some of {', '.join(choices)} (scene needs folders of scenes), got "
                              f"{list(self.fillers)}")
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #a8ba17f0
@@ -134,13 +134,13 @@ def _edit(job: _Job, plan: _Plan) -> str:
     place = edits.draw_patch(objects, edits.patch_size(size), edits.seeded(plan.seed, name, "patch"))
     if place is None:
         return "no place for the patch on the background"
-    kept = {"removed": objects} | {one: mask_of(job.objects[k].segmentation, size) for one, k in job.single.items()}
+    regions = {"removed": objects} | {one: mask_of(job.objects[k].segmentation, size) for one, k in job.single.items()}
     for filler, parts in made.items():
         fill = edits.filler_picture(filler, size, edits.seeded(plan.seed, name, filler), plan.scenes)
         for part, path in parts.items():
             if not path.is_file():
                 done = (edits.put_patch(picture, place, fill) if part == "patch" else
-                        edits.keep_only(picture, kept[part], fill))
+                        edits.keep_only(picture, regions[part], fill))
                 write_whole(path, edits.png_bytes(done))
     return ""
 
@@ -179,21 +179,21 @@ class _Build:
         self.steps.add("with objects", len(listed), len(listed))
         for number in listed:
             masks = [instances.mask(one) for one in instances.of(number)]
-            found = [(one, mask) for one, mask in zip(instances.of(number), masks) if mask.any()]
-            if len(found) < len(masks):
-                self.lost["a region without a pixel"] += len(masks) - len(found)
+            visible = [(one, mask) for one, mask in zip(instances.of(number), masks) if mask.any()]
+            if len(visible) < len(masks):
+                self.lost["a region without a pixel"] += len(masks) - len(visible)
             union = np.any(masks, axis=0)
             if union.any() and not union.all():
                 image = instances.images[number]
-                yield (_Job(self.coco.picture(image.file_name), image, tuple(one for one, _ in found)),
-                       [float(mask.mean()) for _, mask in found], 1 - union.mean())
+                yield (_Job(self.coco.picture(image.file_name), image, tuple(one for one, _ in visible)),
+                       [float(mask.mean()) for _, mask in visible], 1 - union.mean())
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #f3d561ec
 @patch
-def limited(self: _Build, found: list) -> list:
+def limited(self: _Build, rows: list) -> list:
     """A random sample of the size of the limit."""
-    n = len(found) if self.options.limit is None else min(len(found), self.options.limit)
-    return [found[k] for k in sorted(random.Random(f"limit {self.options.seed}").sample(range(len(found)), n))]
+    n = len(rows) if self.options.limit is None else min(len(rows), self.options.limit)
+    return [rows[k] for k in sorted(random.Random(f"limit {self.options.seed}").sample(range(len(rows)), n))]
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #236f10c2
 @patch
@@ -294,18 +294,18 @@ def build_objects(coco: Coco, out: str | Path, options: ContextOptions, *, proce
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #5b239758
 def _with_targets(targets: Iterable[tuple[_Job, int]]) -> list[_Job]:
     """A job a picture, with all of its targets."""
-    found: dict[int, _Job] = {}
+    by_image: dict[int, _Job] = {}
     for job, k in targets:
-        job = found.get(job.image.id, job)
-        found[job.image.id] = replace(job, single={**job.single, job.objects[k].category: k})
-    return list(found.values())
+        job = by_image.get(job.image.id, job)
+        by_image[job.image.id] = replace(job, single={**job.single, job.objects[k].category: k})
+    return list(by_image.values())
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #47bdd9c2
 def _object_groups(build: _Build, job: _Job) -> list[ContextGroup]:
     shown, groups = {one.category for one in build.coco.instances.of(job.image.id)}, []
     for name in job.single:
-        asked = {one: prompt for one, prompt in build.prompts.items() if one == name or one not in shown}
+        compared = {one: prompt for one, prompt in build.prompts.items() if one == name or one not in shown}
         others = tuple(one for one in build.prompts if one in shown and one != name)
         groups += build.groups_of(f"{job.image.id}/{name}", job, "object", name, present=(name,), others=others,
-                                  classes=tuple(asked), prompts=tuple(asked.values()))
+                                  classes=tuple(compared), prompts=tuple(compared.values()))
     return groups

@@ -33,14 +33,14 @@ def find_scenes(folders: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
 
     Errors: ExampleError for a folder that is missing or has no picture.
     """
-    found: list[Path] = []
+    scenes: list[Path] = []
     for folder in [folders] if isinstance(folders, str | Path) else folders:
         inside = [path for path in Path(folder).rglob("*") if path.suffix.lower() in SCENE_FORMATS]
         if not inside:
             raise ExampleError(f"expected a folder with pictures ({', '.join(SCENE_FORMATS)}), found none", file=folder,
                                remedy="Give folders of scenes without the asked classes, or do without 'scene'")
-        found += sorted(inside, key=lambda path: path.relative_to(folder).as_posix())
-    return tuple(found)
+        scenes += sorted(inside, key=lambda path: path.relative_to(folder).as_posix())
+    return tuple(scenes)
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #fa6cded6
 def fit_scene(scene: Image.Image, size: tuple[int, int]) -> np.ndarray:

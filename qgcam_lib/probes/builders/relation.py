@@ -72,10 +72,10 @@ class Whereabouts:
 
     def __init__(self, images: np.ndarray, names: list[str], image: np.ndarray, name: np.ndarray):
         place = np.searchsorted(images, image)
-        known = np.isin(image, images)
+        usable = np.isin(image, images)
         self.images, self.names = images, names
-        self.in_image = Lists.of(place[known], name[known], len(images))
-        self.of_name = Lists.of(name[known], place[known], len(names))
+        self.in_image = Lists.of(place[usable], name[usable], len(images))
+        self.of_name = Lists.of(name[usable], place[usable], len(names))
 
     def company(self, names: np.ndarray) -> np.ndarray:
         """[m] int16: how many of the names each picture shows. names: distinct."""
@@ -93,25 +93,25 @@ class Whereabouts:
 def usable_relations(genome: VisualGenome, images: np.ndarray, options: RelationOptions,
                      steps: Steps) -> tuple[Triplets, Triplets, CoOccurrence]:
     """The distinct relations from which groups are made, all clean relations, and what occurs together in them."""
-    told = genome.triplets
-    clean = triplets.clean_triplets(told, genome.aliases("object"), genome.aliases("relationship"))
+    relations = genome.triplets
+    clean = triplets.clean_triplets(relations, genome.aliases("object"), genome.aliases("relationship"))
 
-    def count(step: str, found: Triplets, option: str = "") -> None:
-        steps.add(step, len(found), len(np.unique(found.image)), option)
+    def count(step: str, rows: Triplets, option: str = "") -> None:
+        steps.add(step, len(rows), len(np.unique(rows.image)), option)
 
     whole = triplets.chosen(clean, clean.predicate >= 0)
     often = triplets.frequent(clean, options.min_names, options.min_predicates)
-    count("relations", told)
+    count("relations", relations)
     count("relations with clean names and an interaction", whole, "aliases, stripped, spelling, interactions")
     count("relations of frequent names and predicates", triplets.chosen(clean, often),
           f"min_names={options.min_names}, min_predicates={options.min_predicates}")
-    found = triplets.chosen(clean, often & np.isin(clean.image, images))
-    count("relations of usable pictures", found)
-    found = triplets.distinct(triplets.chosen(found, found.subject != found.object))
-    count("distinct relations of two different names", found)
-    steps.add("predicates that may be drawn", len(np.unique(found.predicate)))
-    steps.add("subjects that may be drawn", len(np.unique(found.subject)))
-    return found, clean, CoOccurrence(whole, drawn=found)
+    usable = triplets.chosen(clean, often & np.isin(clean.image, images))
+    count("relations of usable pictures", usable)
+    usable = triplets.distinct(triplets.chosen(usable, usable.subject != usable.object))
+    count("distinct relations of two different names", usable)
+    steps.add("predicates that may be drawn", len(np.unique(usable.predicate)))
+    steps.add("subjects that may be drawn", len(np.unique(usable.subject)))
+    return usable, clean, CoOccurrence(whole, drawn=usable)
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #bf0c361c
 _TESTS = {"an unlikely predicate": "never with both, roles=own",
@@ -161,8 +161,8 @@ def _group(self: _Maker, place: int, row: int, alone: Callable[[int], np.ndarray
            rng: np.random.Generator) -> tuple[int, RelationGroup | None]:
     """How many of _TESTS a relation of a picture passes, and its group when it passes all. alone: the pictures that
     show a name and no other object of this picture; may_come: [names] which may be the other subject."""
-    told, least = self.relations, self.options.n_images
-    s, p, other = int(told.subject[row]), int(told.predicate[row]), int(told.object[row])
+    relations, least = self.relations, self.options.n_images
+    s, p, other = int(relations.subject[row]), int(relations.predicate[row]), int(relations.object[row])
     predicates = self.together.unlikely_predicates(s, other)
     if not len(predicates):
         return 0, None
@@ -208,14 +208,14 @@ def build_relation(genome: VisualGenome, options: RelationOptions | None = None,
     steps = Steps(_PAPER)
     maker = _Maker(genome, options, steps)
     order = np.random.default_rng([options.seed, 2]).permutation(maker.anchors)
-    found, anchors = {}, 0
+    by_place, anchors = {}, 0
     for place in tqdm(order, desc="Probe-R", disable=not progress):
-        if options.limit is not None and len(found) >= options.limit:
+        if options.limit is not None and len(by_place) >= options.limit:
             break
         anchors += 1
         if group := maker.of(int(place)):
-            found[int(place)] = group
-    groups = Groups([found[place] for place in sorted(found)], form="relation")
+            by_place[int(place)] = group
+    groups = Groups([by_place[place] for place in sorted(by_place)], form="relation")
     steps.add("anchors tried", anchors, anchors, "" if options.limit is None else f"limit={options.limit}")
     for (test, reading), n in zip(_TESTS.items(), maker.passed.tolist()):
         number = f"n_images={options.n_images}, " if "pictures" in test else ""

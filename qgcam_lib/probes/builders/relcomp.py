@@ -72,16 +72,16 @@ def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: CocoCaptions 
     coco |= {one.coco for one in images if one.file in files and one.coco is not None}
     prompts = {plain(text) for one in probes for text in (
         one.prompts if isinstance(one, SwapPair) else (one.positive_prompt, one.predicate_prompt, one.subject_prompt))}
-    said = {plain(text) for image, texts in (captions.captions.items() if captions else ()) for text in texts
-            if image in coco or captions.images[image].file_name in files}
-    return Taken(frozenset(files), frozenset(coco), frozenset(prompts), frozenset(said))
+    sentences = {plain(text) for image, texts in (captions.captions.items() if captions else ()) for text in texts
+                 if image in coco or captions.images[image].file_name in files}
+    return Taken(frozenset(files), frozenset(coco), frozenset(prompts), frozenset(sentences))
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #cf611fad
-def _attribute_places(words: Sequence[str], kinds: Sequence[str], known: frozenset[str]) -> list[int]:
+def _attribute_places(words: Sequence[str], kinds: Sequence[str], attributes: frozenset[str]) -> list[int]:
     """The places of the words that are attributes of a noun."""
-    found = {adjective for adjective, _, _ in adjective_noun_pairs(words, kinds, known)} & known
+    adjectives = {adjective for adjective, _, _ in adjective_noun_pairs(words, kinds, attributes)} & attributes
     no = ("other", "unknown", "plural noun")
-    return [k for k, word in enumerate(words) if word.lower() in found and kinds[k] not in no]
+    return [k for k, word in enumerate(words) if word.lower() in adjectives and kinds[k] not in no]
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #93474d94
 def with_words(text: str, words: Sequence[str], new: Mapping[int, str]) -> str:
@@ -109,9 +109,9 @@ def reworded(text: str, kinds: Sequence[str], said: Collection[str], words: Attr
     kinds: of its words, by a tagger. said: words, in lower case, that the picture's captions say: none of them, and
     none that means the same, is taken for an opposite. Draws among several words.
     """
-    known, parts = frozenset(one for many in words.categories.values() for one in many), words_of(text)
+    attributes, parts = frozenset(one for many in words.categories.values() for one in many), words_of(text)
     positive, negative = {}, {}
-    for k in _attribute_places(parts, kinds, known):
+    for k in _attribute_places(parts, kinds, attributes):
         word = parts[k].lower()
         opposites = [one for one in words.opposites.get(word, ()) if not {one, *words.alike.get(one, ())} & set(said)]
         for texts, choices in ((positive, words.alike.get(word, ())), (negative, opposites)):
@@ -124,10 +124,10 @@ def reworded(text: str, kinds: Sequence[str], said: Collection[str], words: Attr
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #3e781bc3
 def nearest_sentence(prompt: str, sentences: Sequence[str]) -> tuple[str, int]:
     """The sentence that shares the most distinct words with the prompt, and how many; ("", 0) where none shares any."""
-    asked, best = set(plain(prompt).split()), ("", 0, 0)
+    target, best = set(plain(prompt).split()), ("", 0, 0)
     for sentence in sentences:
         words = plain(sentence).replace(".", " ").replace(",", " ").split()
-        key = len(asked & set(words)), -len(words)
+        key = len(target & set(words)), -len(words)
         if key[0] and key > best[1:]:
             best = (sentence, *key)
     return best[0], best[1]
@@ -136,38 +136,38 @@ def nearest_sentence(prompt: str, sentences: Sequence[str]) -> tuple[str, int]:
 _Found = list[tuple[tuple[int, int], RelCompGroup]]  # (1, number in COCO) or (0, number in Visual Genome), group
 
 
-def _chosen(found: _Found, options: RelCompOptions, kind: int) -> _Found:
+def _chosen(candidates: _Found, options: RelCompOptions, kind: int) -> _Found:
     """At most `limit` groups, drawn."""
-    if options.limit is None or options.limit >= len(found):
-        return found
-    drawn = np.random.default_rng([options.seed, 4, kind]).choice(len(found), options.limit, replace=False)
-    return [found[k] for k in sorted(drawn.tolist())]
+    if options.limit is None or options.limit >= len(candidates):
+        return candidates
+    drawn = np.random.default_rng([options.seed, 4, kind]).choice(len(candidates), options.limit, replace=False)
+    return [candidates[k] for k in sorted(drawn.tolist())]
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #ded41195
 def composition_groups(captions: CocoCaptions, taken: Taken, options: RelCompOptions, steps: Steps,
                        tagger: Tagger, progress: bool = False) -> _Found:
     """The groups from COCO's captions."""
-    words, gone, found, read = attribute_words(), taken.captions | taken.prompts, [], 0
+    words, gone, candidates, read = attribute_words(), taken.captions | taken.prompts, [], 0
     free = {image: texts for image, texts in captions.captions.items() if image not in taken.coco
             and captions.images[image].file_name not in taken.files}
     steps.add("captions", sum(map(len, captions.captions.values())), len(captions.captions))
     steps.add("captions of pictures that the probes do not show", sum(map(len, free.values())), len(free),
               "disjoint=shown")
     for image, texts in tqdm(free.items(), desc="RelComp, captions", disable=not progress):
-        said = {word.lower() for text in texts for word in words_of(text)}
+        mentioned = {word.lower() for text in texts for word in words_of(text)}
         rng = np.random.default_rng([options.seed, 5, image % 2**32])
         for number, text in enumerate(texts):
             if plain(text) in gone:
                 continue
             read += 1
-            made = reworded(text, tagger.kinds(words_of(text)), said, words, rng)
+            made = reworded(text, tagger.kinds(words_of(text)), mentioned, words, rng)
             if made:
                 name = captions.images[image].file_name
-                found.append(((1, image), RelCompGroup(f"c{image}-{number}", name, text, *made, "composition")))
+                candidates.append(((1, image), RelCompGroup(f"c{image}-{number}", name, text, *made, "composition")))
     steps.add("captions that the probes do not have", read)
-    steps.add("captions with attributes that can be replaced", len(found), len({one[0] for one in found}),
+    steps.add("captions with attributes that can be replaced", len(candidates), len({one[0] for one in candidates}),
               f"replace=known, tagger={tagger.name}")
-    return _chosen(found, options, 0)
+    return _chosen(candidates, options, 0)
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #6a19ce1e
 def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions, steps: Steps,
@@ -177,10 +177,10 @@ def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions
     images = np.array([k for k in images.tolist() if genome.images[k].file not in taken.files
                        and genome.images[k].coco not in taken.coco], np.int64)
     steps.add("pictures that the probes do not show", len(images), len(images), "disjoint=shown")
-    told, _, together = usable_relations(genome, images, options.relation, steps)
+    relations, _, together = usable_relations(genome, images, options.relation, steps)
     gone = taken.captions | taken.prompts
-    found, asked, first = [], 0, np.searchsorted(told.image, images)
-    places = dict(zip(images.tolist(), zip(first, np.searchsorted(told.image, images, side="right"))))
+    groups, n_shared, first = [], 0, np.searchsorted(relations.image, images)
+    places = dict(zip(images.tolist(), zip(first, np.searchsorted(relations.image, images, side="right"))))
     for image, sentences in tqdm(genome.regions(), desc="RelComp, regions", disable=not progress):
         if image not in places:
             continue
@@ -188,28 +188,28 @@ def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions
         rng, info = np.random.default_rng([options.seed, 6, image % 2**32]), genome.images[image]
         key = (0, image) if info.coco is None else (1, info.coco)
         for row in range(*places[image]):
-            triplet = int(told.subject[row]), int(told.predicate[row]), int(told.object[row])
-            made = _predicate_texts(told, together, triplet, sentences, rng)
+            triplet = int(relations.subject[row]), int(relations.predicate[row]), int(relations.object[row])
+            made = _predicate_texts(relations, together, triplet, sentences, rng)
             if made:
-                asked += any(plain(text) in taken.prompts for text in made[1:])
-                found.append((key, RelCompGroup(f"p{image}-{row - places[image][0]}", info.file, *made, "predicate")))
-    steps.add("relations with an unlikely predicate and a sentence near their prompt", len(found),
+                n_shared += any(plain(text) in taken.prompts for text in made[1:])
+                groups.append((key, RelCompGroup(f"p{image}-{row - places[image][0]}", info.file, *made, "predicate")))
+    steps.add("relations with an unlikely predicate and a sentence near their prompt", len(groups),
               option="min_overlap=1")
-    steps.add("of these, relations of which Probe-R asks a prompt", asked,
+    steps.add("of these, relations of which Probe-R asks a prompt", n_shared,
               option="same_prompts=keep")
-    return _chosen(found, options, 1)
+    return _chosen(groups, options, 1)
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #0dc691bb
-def _predicate_texts(told: Triplets, together: CoOccurrence, triplet: tuple[int, int, int], sentences: Sequence[str],
+def _predicate_texts(rows: Triplets, together: CoOccurrence, triplet: tuple[int, int, int], sentences: Sequence[str],
                      rng: np.random.Generator) -> tuple[str, str, str] | None:
     """(caption, positive, negative) of a relation, or None."""
     s, p, o = triplet
     free = together.unlikely_predicates(s, o)
-    text = f"{told.names[s]} {told.predicates[p]} {told.names[o]}"
+    text = f"{rows.names[s]} {rows.predicates[p]} {rows.names[o]}"
     caption, shared = nearest_sentence(text, sentences)
     if not len(free) or not shared:
         return None
-    other = f"{told.names[s]} {told.predicates[int(rng.choice(free))]} {told.names[o]}"
+    other = f"{rows.names[s]} {rows.predicates[int(rng.choice(free))]} {rows.names[o]}"
     return caption, photo_prompt(text, "a"), photo_prompt(other, "a")
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #3a737e67
@@ -232,27 +232,27 @@ def build_relcomp(captions: CocoCaptions | None = None, genome: VisualGenome | N
     run.
     """
     options = options or RelCompOptions()
-    taken, steps, notes, found = taken_by(probes, captions, genome), Steps(_PAPER), [], []
+    taken, steps, notes, candidates = taken_by(probes, captions, genome), Steps(_PAPER), [], []
     if captions is not None:
         tagger = load_tagger(options.tagger)
         notes.append(f"tagged by {tagger.version}")
-        found += composition_groups(captions, taken, options, steps, tagger, progress)
+        candidates += composition_groups(captions, taken, options, steps, tagger, progress)
     if genome is not None:
         relations = predicate_groups(genome, taken, options, steps, progress)
-        found += relations
+        candidates += relations
         if probes and not relations:
             notes.append("no relation is left in a picture that the probes do not show: build Probe-R with a share of "
                          "the pictures spared (spared=0.1)")
         notes += ["built from the drawn scenes of the miniworld, not from Visual Genome"] if genome.is_miniworld else []
-    return _split(found, options, steps, tuple(notes))
+    return _split(candidates, options, steps, tuple(notes))
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #79866663
-def _split(found: _Found, options: RelCompOptions, steps: Steps, notes: tuple[str, ...]) -> dict[str, Built]:
+def _split(candidates: _Found, options: RelCompOptions, steps: Steps, notes: tuple[str, ...]) -> dict[str, Built]:
     """The two sets with their steps."""
-    sides = {"train": [one for key, one in found if not _is_test(key, options)],
-             "test": [one for key, one in found if _is_test(key, options)]}
-    known = {plain(one.caption) for one in sides["train"]}
-    steps.add("test groups with a caption of the train set", sum(plain(one.caption) in known for one in sides["test"]),
+    sides = {"train": [one for key, one in candidates if not _is_test(key, options)],
+             "test": [one for key, one in candidates if _is_test(key, options)]}
+    train = {plain(one.caption) for one in sides["train"]}
+    steps.add("test groups with a caption of the train set", sum(plain(one.caption) in train for one in sides["test"]),
               option="same_captions=keep")
     for side, groups in sides.items():
         for kind in ("composition", "predicate"):

@@ -51,10 +51,10 @@ def kept_names(aliases: Mapping[str, str], strip=strip_name) -> dict[str, str]:
             first.setdefault(strip(alias), strip(name))
 
     def end(name: str) -> str:
-        seen = {name}
-        while first.get(name, name) not in seen:
+        visited = {name}
+        while first.get(name, name) not in visited:
             name = first[name]
-            seen.add(name)
+            visited.add(name)
         return name
     return {alias: end(alias) for alias in first}
 
@@ -82,12 +82,12 @@ def misspelt(counts: Mapping[str, int], rare: int = 2, often: int = 100, letters
     for name in (name for name, n in counts.items() if n >= often):
         for cut in _cuts(name):
             near.setdefault(cut, set()).add(name)
-    found = {}
+    corrections = {}
     for name in (name for name, n in counts.items() if n <= rare and len(name) >= letters):
         meant = {one for cut in _cuts(name) for one in near.get(cut, ()) if one_edit_apart(name, one)}
         if len(meant) == 1 and name not in {one + "s" for one in meant} and name + "s" not in meant:
-            found[name] = meant.pop()
-    return found
+            corrections[name] = meant.pop()
+    return corrections
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #1ef7bc6b
 _ABOUT_LOOKS = frozenset("color colour colored coloured shade shaped very".split())
@@ -96,15 +96,15 @@ _ABOUT_LOOKS = frozenset("color colour colored coloured shade shaped very".split
 def is_interaction(predicate: str) -> bool:
     """Whether a stripped predicate is more than an attribute. False for "" and for words of the attribute table
     alone."""
-    known = {word for words in attribute_words().categories.values() for word in words} | _ABOUT_LOOKS
-    return not all(word in known for word in predicate.split())
+    appearance = {word for words in attribute_words().categories.values() for word in words} | _ABOUT_LOOKS
+    return not all(word in appearance for word in predicate.split())
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #1488ba27
 def clean_words(words: Sequence[str], counts: Sequence[int], aliases: Mapping[str, str],
                 strip: Callable[[str], str]) -> list[str]:
     """The clean form of each word; "" for one of which nothing is left. counts: how often each occurs."""
-    kept = kept_names(aliases, strip)
-    clean = [kept.get(strip(word), strip(word)) for word in words]
+    names = kept_names(aliases, strip)
+    clean = [names.get(strip(word), strip(word)) for word in words]
     total: Counter = Counter()
     for word, n in zip(clean, counts):
         total[word] += int(n)
@@ -208,6 +208,6 @@ class CoOccurrence:
         return _left(self.known_subjects, self.subjects_of_predicate[predicate], self.subjects_of_object[object])
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #4eaff1a3
-def _left(known: np.ndarray, *seen: np.ndarray) -> np.ndarray:
-    """The known numbers, ascending, that are in none of the others."""
-    return known[~np.isin(known, np.concatenate(seen))]
+def _left(numbers: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    """The numbers, ascending, that are in none of the others."""
+    return numbers[~np.isin(numbers, np.concatenate(others))]

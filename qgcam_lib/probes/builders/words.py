@@ -45,11 +45,11 @@ class AttributeWords:
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #c0210c71
 def _both_ways(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """word -> the words paired with it, sorted by name."""
-    found: dict[str, set] = {}
+    others: dict[str, set] = {}
     for one, other in pairs:
-        found.setdefault(one, set()).add(other)
-        found.setdefault(other, set()).add(one)
-    return {word: tuple(sorted(words)) for word, words in sorted(found.items())}
+        others.setdefault(one, set()).add(other)
+        others.setdefault(other, set()).add(one)
+    return {word: tuple(sorted(words)) for word, words in sorted(others.items())}
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #5f13bbf7
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ def adjective_noun_pairs(words: Sequence[str], kinds: Sequence[str], attributes:
     """
     lower, attributes = [word.lower() for word in words], frozenset(attributes)
     noun = [kind in ("noun", "plural noun") for kind in kinds]
-    found, adjectives = [], []
+    pairs, adjectives = [], []
     for k, (word, kind) in enumerate(zip(lower, kinds)):
         last = k + 1 == len(kinds)
         follows = not last and (noun[k + 1] or kinds[k + 1] == "adjective" or lower[k + 1] in attributes)
@@ -87,11 +87,11 @@ def adjective_noun_pairs(words: Sequence[str], kinds: Sequence[str], attributes:
             adjectives.append(word)
         elif noun[k]:
             if last or not noun[k + 1]:
-                found += [(adjective, word, kind == "plural noun") for adjective in adjectives]
+                pairs += [(adjective, word, kind == "plural noun") for adjective in adjectives]
                 adjectives = []
         elif word not in ("and", ",", "&"):
             adjectives = []
-    return found
+    return pairs
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #4be43804
 @lru_cache(maxsize=1)
@@ -110,8 +110,8 @@ def singular(noun: str, plural_only: frozenset[str] = frozenset()) -> str:
 @lru_cache(maxsize=65536)
 def photo_prompt(thing: str, article: str = "right") -> str:
     """"A photo of a small dog.": the prompt of a thing. article: "right" writes a or an, "a" always a, "" none."""
-    said = _inflect().a(thing) if article == "right" else f"{article} {thing}".strip()
-    return f"A photo of {said}."
+    phrase = _inflect().a(thing) if article == "right" else f"{article} {thing}".strip()
+    return f"A photo of {phrase}."
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #401bd433
 @dataclass
