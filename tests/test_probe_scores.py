@@ -165,8 +165,8 @@ def test_a_class_that_was_not_asked_is_as_if_it_were_not_there(case, data):
     for score in (ranking_average_precision, present_confidence, first_is_present):
         for n, rows in enumerate(asked):
             alone = score(scores[n:n + 1, rows], present[n:n + 1, rows])
-            assert np.allclose(score(whole, present, asked=asked)[n], alone[0], equal_nan=True), score.__name__
-    assert not class_confidences(whole, asked=asked)[~asked].any()
+            assert np.allclose(score(whole, present, queried=asked)[n], alone[0], equal_nan=True), score.__name__
+    assert not class_confidences(whole, queried=asked)[~asked].any()
 
 
 def test_many_rows_are_scored_in_parts_alike():
@@ -197,7 +197,7 @@ def test_confidence_is_softmax_over_the_classes(case):
     ([[1.0, 2.0]], [[1]], None), ([[1.0, np.nan]], [[1, 0]], None), ([[1.0, 2.0]], [[1, 0]], [[0, 1]])])
 def test_rankings_that_are_none_are_refused(scores, present, asked):
     with pytest.raises(ValueError):
-        ranking_average_precision(scores, present, asked=asked)
+        ranking_average_precision(scores, present, queried=asked)
 
 
 # --- change -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Rows:
     form: one of FORMS. kind: what a label is: "phrase" (an id), "place" (0-based number of the phrase in its pair) or
     "category". images: every image that is named, an id each, or (id, sentence). image int64 [N]: place in `images`;
     label int64 [N]; score float64 [N]; boxes float64 [N, 4] half-open xyxy; word, format: their name and order in what
-    was read. name(n): how an error names row n. asked: {image: number of phrases}, where it is said. faults: {row:
+    was read. name(n): how an error names row n. n_phrases: {image: number of phrases}, where it is said. faults: {row:
     ExampleError} of the inverted boxes.
     """
 
@@ -51,7 +51,7 @@ class Rows:
     word: str
     format: str
     name: Callable[[int], str]
-    asked: dict[Any, int]
+    n_phrases: dict[Any, int]
     faults: dict[int, ExampleError]
 
     def name_image(self, place: int) -> str:
@@ -88,7 +88,7 @@ def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndar
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #6774f518
 def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[str, Any],
-          name: Callable[[int], str], *, sized: bool = False, kind: str = "", asked: dict | None = None) -> Rows:
+          name: Callable[[int], str], *, sized: bool = False, kind: str = "", queries: dict | None = None) -> Rows:
     "Rows from labels, scores and boxes, in this order and under their own names. sized: boxes are x, y, width, height."
     (a, labels), (b, scores), (c, boxes) = columns.items()
     try:
@@ -97,7 +97,7 @@ def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[
         raise ExampleError(error.problem, name(error.row)) from error
     return Rows(form, kind or label.removesuffix("_id"), images, image, table[a].to_numpy(np.int64),
                 table[b].to_numpy(np.float64), _as_boxes(boxes, c, name), c, "xywh" if sized else "xyxy", name,
-                asked or {}, {})
+                queries or {}, {})
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #dae0488f
 def _need(record: Any, keys: Sequence[str], where: str) -> list:
@@ -185,7 +185,7 @@ def _flickr(content: Sequence) -> Rows:
             places.append(len(n_phrases) - 1)
             wheres.append(f"{where}, phrase {place}")
             lists.append({"phrases": [place] * len(boxes), "scores": scores, "boxes": boxes})
-    return _of_lists("flickr", "phrases", list(n_phrases), places, wheres, lists, kind="place", asked=n_phrases)
+    return _of_lists("flickr", "phrases", list(n_phrases), places, wheres, lists, kind="place", queries=n_phrases)
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #fdb8702d
 def _boxes_in(frame: pd.DataFrame) -> tuple[str, Sequence, bool]:

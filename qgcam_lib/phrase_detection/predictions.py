@@ -68,8 +68,8 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
             places.append(find(key))
             for place in places[-1]:
                 pair = data.pairs[place]
-                if rows.asked.get(key, len(pair.phrases)) != len(pair.phrases):
-                    raise ExampleError(f"has boxes for {rows.asked[key]} phrases, but pair {pair.id} has "
+                if rows.n_phrases.get(key, len(pair.phrases)) != len(pair.phrases):
+                    raise ExampleError(f"has boxes for {rows.n_phrases[key]} phrases, but pair {pair.id} has "
                                        f"{len(pair.phrases)}")
                 if place in taken:
                     raise ExampleError(f"pair {pair.id} occurs twice in the predictions")

@@ -141,8 +141,8 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
         values, present, compared = rankings(groups, ScoreTable(table), "undefined")
         edited = values["edited"]
         for name, s in (("as computed", edited), ("half precision", edited.astype(np.float16).astype(np.float64))):
-            rules = {rule: ranking_average_precision(s, present, asked=compared, ties=rule) for rule in TIES}
-            last_first = ranking_average_precision(_apart(s, compared), present, asked=compared)
+            rules = {rule: ranking_average_precision(s, present, queried=compared, ties=rule) for rule in TIES}
+            last_first = ranking_average_precision(_apart(s, compared), present, queried=compared)
             good = ~np.isnan(last_first)
             tied = (rules["optimistic"] > rules["pessimistic"] + 1e-12)[good].sum()
             rows.append({"model": model, "scores": name, "n": int(good.sum()), "tied": int(tied),
@@ -167,7 +167,7 @@ def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: 
     """
     values, present, compared = rankings(groups, ScoreTable(scores), "undefined")
     s = values["reference"]
-    s = class_confidences(np.where(compared, s, 0), asked=compared) if use == "softmax" else s
+    s = class_confidences(np.where(compared, s, 0), queried=compared) if use == "softmax" else s
     rows, places = np.nonzero(compared)
     frame = pd.DataFrame({"class": [groups[row].classes[place] for row, place in zip(rows, places)],
                           "score": s[rows, places], "present": present[rows, places]})
@@ -182,7 +182,7 @@ def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     rows = []
     for model, table in scores.items():
         values, present, compared = rankings(groups, ScoreTable(table), "undefined")
-        own = ranking_average_precision(values["reference"], present, asked=compared)
+        own = ranking_average_precision(values["reference"], present, queried=compared)
         of = {use: class_wise_ap(groups, table, use=use) for use in ("softmax", "score")}
         rows.append((model, np.nanmean(own), of["softmax"]["ap"].mean(), of["score"]["ap"].mean(),
                      int((~np.isnan(own)).sum()), len(of["score"])))
@@ -196,9 +196,9 @@ def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFram
     rows = []
     for model, table in scores.items():
         values, present, compared = rankings(groups, ScoreTable(table), "undefined")
-        once = {name: present_confidence(s, present, asked=compared) for name, s in values.items()}
-        again = {name: class_confidences(np.where(compared, s, 0), asked=compared) for name, s in values.items()}
-        twice = {name: present_confidence(s, present, asked=compared) for name, s in again.items()}
+        once = {name: present_confidence(s, present, queried=compared) for name, s in values.items()}
+        again = {name: class_confidences(np.where(compared, s, 0), queried=compared) for name, s in values.items()}
+        twice = {name: present_confidence(s, present, queried=compared) for name, s in again.items()}
         lost = [np.nanmean(confidence["reference"] - confidence["edited"]) for confidence in (once, twice)]
         rows.append((model, *lost, ratio(np.array(lost[1]), np.array(lost[0])).item(),
                      int((~np.isnan(once["reference"])).sum())))

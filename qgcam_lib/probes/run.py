@@ -114,12 +114,13 @@ def _labels(groups: Sequence[ContextGroup]) -> pd.DataFrame:
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
     "One row a picture and filler."
     scores, present, compared = rankings(groups, table, missing)
-    columns = {"ap_chance": probe_score.chance_average_precision(present, asked=compared)}
+    columns = {"ap_chance": probe_score.chance_average_precision(present, queried=compared)}
     ap, confidence, n_ties = {}, {}, np.zeros(len(groups), np.int64)
     for name, s in scores.items():
-        ap[name] = columns[f"ap_{name}"] = probe_score.ranking_average_precision(s, present, asked=compared, ties=ties)
-        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, asked=compared)
-        columns[f"first_{name}"] = probe_score.first_is_present(s, present, asked=compared)
+        ap[name] = probe_score.ranking_average_precision(s, present, queried=compared, ties=ties)
+        columns[f"ap_{name}"] = ap[name]
+        confidence[name] = columns[f"confidence_{name}"] = probe_score.present_confidence(s, present, queried=compared)
+        columns[f"first_{name}"] = probe_score.first_is_present(s, present, queried=compared)
         absent = np.where(compared & ~present, s, np.nan)
         n_ties += np.array([np.isin(row[there], away).sum() for row, there, away in zip(s, present, absent)], np.int64)
     return _labels(groups).assign(**columns, **_steps(ap, "robustness", "change"),
@@ -156,7 +157,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     confidence = {}
     away = compared & ~_present_mask(groups, compared.shape)
     for name, s in scores_of.items():
-        shares = probe_score.class_confidences(np.where(compared, s, 0), asked=compared)[rows, places]
+        shares = probe_score.class_confidences(np.where(compared, s, 0), queried=compared)[rows, places]
         confidence[name] = frame[f"confidence_{name}"] = np.where(whole, shares, np.nan)
         best = np.where(away, s, -np.inf).max(1)[rows]
         frame[f"first_{name}"] = np.where(whole, s[rows, places] > best, np.nan)

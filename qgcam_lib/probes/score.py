@@ -126,28 +126,28 @@ def _precisions(p: np.ndarray, m: np.ndarray, r: np.ndarray, a: np.ndarray, b: n
     return np.where((p > ahead) & (p <= ahead + r), (b + p - ahead) / (a + p), 0)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #f2d33431
-def _as_classes(scores: Any, present: Any, asked: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Scores [N, C] with -inf where a class was not asked, and the masks present and asked, bool [N, C]."
     values = np.array(scores.detach().cpu().numpy() if hasattr(scores, "detach") else scores, np.float64)
     if values.ndim != 2:
         raise ValueError(f"scores: expected [N, C], one row per image and one column per class, got {values.shape}")
-    present, asked = np.asarray(present), np.ones(values.shape, bool) if asked is None else np.asarray(asked)
-    for name, mask in (("present", present), ("asked", asked)):
+    present, queried = np.asarray(present), np.ones(values.shape, bool) if queried is None else np.asarray(queried)
+    for name, mask in (("present", present), ("asked", queried)):
         if mask.shape != values.shape or not np.isin(mask, (0, 1)).all():
             raise ValueError(f"{name}: expected true or false for each of {values.shape} scores, got shape "
                              f"{mask.shape} of {mask.dtype}")
-    present, asked = present.astype(bool), asked.astype(bool)
-    for wrong, text in ((present & ~asked, "present classes among those asked"),
-                        (asked & ~np.isfinite(values), "a finite score for each class asked")):
+    present, queried = present.astype(bool), queried.astype(bool)
+    for wrong, text in ((present & ~queried, "present classes among those asked"),
+                        (queried & ~np.isfinite(values), "a finite score for each class asked")):
         if wrong.any():
             raise ValueError(f"scores: expected {text}, which row {int(np.argwhere(wrong)[0][0])} lacks")
-    return np.where(asked, values, -np.inf), present, asked
+    return np.where(queried, values, -np.inf), present, queried
 
 # %% ../../nbs/lib/probes/01_score.ipynb #8fa38e8d
-def ranking_average_precision(scores: Any, present: Any, *, asked: Any = None, ties: str = "expected") -> np.ndarray:
+def ranking_average_precision(scores: Any, present: Any, *, queried: Any = None, ties: str = "expected") -> np.ndarray:
     """Average precision of the present classes in each picture's ranking of classes: float64 [N], 0..1.
 
-    scores: [N, C], higher is surer. present: bool [N, C]. asked: bool [N, C] where not every class was asked (None:
+    scores: [N, C], higher is surer. present: bool [N, C]. queried: bool [N, C] where not every class was asked (None:
     all were); other scores are not looked at. ties: "expected" (mean over all orders of equal scores), "pessimistic",
     "optimistic" (bounds), "block" (as scikit-learn's label_ranking_average_precision_score).
     Undefined: NaN where no class is present. Errors: ValueError for shapes that differ, a present class that was not
@@ -156,7 +156,7 @@ def ranking_average_precision(scores: Any, present: Any, *, asked: Any = None, t
     """
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
-    scores, present, asked = _as_classes(scores, present, asked)
+    scores, present, queried = _as_classes(scores, present, queried)
     precision, step = np.full(len(scores), np.nan), max(1, 2**21 // max(scores.shape[1], 1))
     for k in range(0, len(scores), step):
         rows = slice(k, k + step)
@@ -166,34 +166,34 @@ def ranking_average_precision(scores: Any, present: Any, *, asked: Any = None, t
     return precision
 
 # %% ../../nbs/lib/probes/01_score.ipynb #d49919a7
-def chance_average_precision(present: Any, *, asked: Any = None) -> np.ndarray:
+def chance_average_precision(present: Any, *, queried: Any = None) -> np.ndarray:
     """Expected average precision of a random ranking: float64 [N]; NaN where no class is present."""
-    return ranking_average_precision(np.zeros(np.shape(present)), present, asked=asked)
+    return ranking_average_precision(np.zeros(np.shape(present)), present, queried=queried)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #27c15fe7
-def class_confidences(scores: Any, *, asked: Any = None) -> np.ndarray:
+def class_confidences(scores: Any, *, queried: Any = None) -> np.ndarray:
     """Softmax over the queried classes, float64 [N, C]; 0 for other classes. Arguments as above."""
-    scores, *_ = _as_classes(scores, np.zeros(np.shape(scores), bool), asked)
+    scores, *_ = _as_classes(scores, np.zeros(np.shape(scores), bool), queried)
     top = scores.max(1, initial=-np.inf, keepdims=True)
     shares = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = shares.sum(1, keepdims=True)
     return np.divide(shares, total, out=np.zeros(shares.shape), where=total > 0)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #71504bee
-def present_confidence(scores: Any, present: Any, *, asked: Any = None) -> np.ndarray:
+def present_confidence(scores: Any, present: Any, *, queried: Any = None) -> np.ndarray:
     """Mean softmax share of the present classes: float64 [N], 0..1, NaN where none is present."""
-    scores, present, asked = _as_classes(scores, present, asked)
-    shares, n = class_confidences(np.where(asked, scores, 0), asked=asked), present.sum(1)
+    scores, present, queried = _as_classes(scores, present, queried)
+    shares, n = class_confidences(np.where(queried, scores, 0), queried=queried), present.sum(1)
     return np.divide((shares * present).sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #3b61afcd
-def first_is_present(scores: Any, present: Any, *, asked: Any = None) -> np.ndarray:
+def first_is_present(scores: Any, present: Any, *, queried: Any = None) -> np.ndarray:
     """Whether the best present class scores above every absent one: float64 [N] of 0 and 1, NaN where none is present.
 
     A tie with an absent class is 0. With one class present this is the accuracy of the choice.
     """
-    scores, present, asked = _as_classes(scores, present, asked)
-    best, rest = (np.where(mask, scores, -np.inf).max(1, initial=-np.inf) for mask in (present, asked & ~present))
+    scores, present, queried = _as_classes(scores, present, queried)
+    best, rest = (np.where(mask, scores, -np.inf).max(1, initial=-np.inf) for mask in (present, queried & ~present))
     return np.where(present.any(1), best > rest, np.nan)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #0aecdb4b

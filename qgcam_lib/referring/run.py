@@ -134,17 +134,17 @@ def ask_expressions(model: Any, expressions: Sequence[Expression], images: str |
     return table
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f030b
-def choices_of(expressions: Sequence[Expression], asked: pd.DataFrame, *, threshold: float = 0.5, strict: bool = False
+def choices_of(expressions: Sequence[Expression], answers: pd.DataFrame, *, threshold: float = 0.5, strict: bool = False
                ) -> pd.DataFrame:
     """The answers of `ask_expressions` as rows of `score_choices`, with text and error; see `refer`.
 
     expressions: those that were given to `ask_expressions`, which says in `asked.attrs` how many of them it drew.
     """
-    part = take_expressions(expressions, asked.attrs["limit"], asked.attrs["seed"])
-    failed = {problem["id"]: problem["error"] for problem in asked.attrs["problems"]}
-    frame = score_choices(part, asked, threshold=threshold, strict=strict, missing="undefined" if failed else "raise")
+    part = take_expressions(expressions, answers.attrs["limit"], answers.attrs["seed"])
+    failed = {problem["id"]: problem["error"] for problem in answers.attrs["problems"]}
+    frame = score_choices(part, answers, threshold=threshold, strict=strict, missing="undefined" if failed else "raise")
     frame["text"], frame["error"] = [one.text for one in part], [failed.get(one.id) for one in part]
-    frame.attrs |= asked.attrs
+    frame.attrs |= answers.attrs
     return frame
 
 # %% ../../nbs/lib/referring/03_run.ipynb #f0c55f2a

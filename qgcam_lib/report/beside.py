@@ -110,9 +110,9 @@ def beside_paper(paper: Paper, number: int, summary: pd.DataFrame, plan: pd.Data
                          not_comparable=not_comparable)
 
 # %% ../../nbs/lib/report/03_beside.ipynb #44739372
-def failures(found: Mapping[str, Any]) -> pd.DataFrame:
-    """The failures of each model: model, id, image, error, as texts. found: model -> what has problems in `attrs`."""
-    rows = [{"model": name} | dict(problem) for name, one in found.items()
+def failures(results: Mapping[str, Any]) -> pd.DataFrame:
+    """The failures of each model: model, id, image, error, as texts. results: model -> what has problems in `attrs`."""
+    rows = [{"model": name} | dict(problem) for name, one in results.items()
             for problem in getattr(one, "attrs", {}).get("problems", ())]
     return pd.DataFrame(rows, columns=["model", "id", "image", "error"]).astype("string")
 

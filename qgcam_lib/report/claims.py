@@ -109,14 +109,14 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
 # %% ../../nbs/lib/report/04_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and its test. text: our reading, in words that say what a case is; said: how often it
+    """A sentence of a paper and its test. text: our reading, in words that say what a case is; quantifier: how often it
     should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where something is
     left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model}, gives the
-    cases: true, false, or None for one whose interval includes zero; none where nothing can be compared. said: "most
-    ..." wants more than half of the cases, "some ..." one, anything else ("all models", "1 of 1") all."""
+    cases: true, false, or None for one whose interval includes zero; none where nothing can be compared. quantifier:
+    "most ..." wants more than half of the cases, "some ..." one, anything else ("all models", "1 of 1") all."""
 
     text: str
-    said: str
+    quantifier: str
     where: str
     count: Callable[[Mapping[str, pd.DataFrame], Mapping[str, str]], Any]
     needs: Sequence[str] = ()
@@ -151,10 +151,10 @@ def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str,
         return none, f"no {error.args[0]}"
 
 # %% ../../nbs/lib/report/04_claims.ipynb #ec930d95
-def verdict(said: str, true: int, undecided: int, of: int) -> str:
+def verdict(quantifier: str, true: int, undecided: int, of: int) -> str:
     """The verdict on a sentence from its counted cases: "holds", "does not hold", or "open" where too few cases are
-    true, but the undecided ones, whose intervals include zero, could make it. said: see `Claim`."""
-    needed = {"most": of // 2 + 1, "some": 1}.get(said.split()[0] if said else "", of)
+    true, but the undecided ones, whose intervals include zero, could make it. quantifier: see `Claim`."""
+    needed = {"most": of // 2 + 1, "some": 1}.get(quantifier.split()[0] if quantifier else "", of)
     return "holds" if true >= needed else "open" if true + undecided >= needed else "does not hold"
 
 # %% ../../nbs/lib/report/04_claims.ipynb #48335874
@@ -170,8 +170,8 @@ def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
     for claim in claims:
         cases, reason = _cases(claim, tables, roles or {})
         true, undecided, of = int(cases.sum()), int(cases.isna().sum()), len(cases)
-        word = verdict(claim.said, true, undecided, of) if of else f"not testable here: {reason}"
-        rows.append((claim.quote, claim.text, claim.where, claim.said, true, undecided, of, word))
+        word = verdict(claim.quantifier, true, undecided, of) if of else f"not testable here: {reason}"
+        rows.append((claim.quote, claim.text, claim.where, claim.quantifier, true, undecided, of, word))
     return pd.DataFrame(rows, columns=["quote", "claim", "where", "said", "holds", "undecided", "of", "result"])
 
 # %% ../../nbs/lib/report/04_claims.ipynb #caa53ca2

@@ -46,16 +46,16 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #7e03e654
-def find_inputs(known: Mapping[str, Parameter], values: Mapping[str, Any], cwd: str | Path = ROOT, *,
+def find_inputs(parameters: Mapping[str, Parameter], values: Mapping[str, Any], cwd: str | Path = ROOT, *,
                 options: Settings | None = None, here: bool = True) -> list[Input]:
     """The inputs of a run with these parameters; nothing is generated or fetched.
 
-    known: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder that
-    it runs in; options: the settings, None loads them; here: see `RunContext`. Raises
-    ParameterError that names the parameter whose data set or file is not there.
+    parameters: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder
+    that it runs in; options: the settings, None loads them; here: see `RunContext`. Raises ParameterError that names
+    the parameter whose data set or file is not there.
     """
     reading, inputs = RunContext(values, Path(cwd), options or load_settings(), here), []
-    for name, parameter in known.items():
+    for name, parameter in parameters.items():
         try:
             inputs += parameter.source.inputs([*_texts(values.get(name))], reading)
         except (FileFault, OSError, ValueError) as error:

@@ -193,29 +193,29 @@ def _random(one: Expression) -> str:
 _SHUFFLES = 8  # seeds of `perturb` behind the button
 
 
-def explore_word_order(said: SaidScene, scores: Mapping[str, np.ndarray], *, title: str = "") -> Explorer:
+def explore_word_order(scene: SaidScene, scores: Mapping[str, np.ndarray], *, title: str = "") -> Explorer:
     """An interactive page: move the words of an expression, leave some out, and watch how rankers rank the boxes.
 
-    scores: of each ranker [texts, candidates] for `said.texts`, higher fits better, kept to six digits; title: a line
+    scores: of each ranker [texts, candidates] for `scene.texts`, higher fits better, kept to six digits; title: a line
     above. For the expressions as said the page holds the values of `score_choices`, for every ranker. Its `widget()`
     has the attributes expression (its number), text and scores (of each ranker what `choice_of` says of the text).
     Errors: ValueError, see `score_tables`.
     """
-    tables = score_tables(scores, (len(said.texts), len(said.names)))
+    tables = score_tables(scores, (len(scene.texts), len(scene.names)))
     facts = {
-        "texts": list(said.texts), "rankers": list(tables), "scores": [table.tolist() for table in tables.values()],
+        "texts": list(scene.texts), "rankers": list(tables), "scores": [table.tolist() for table in tables.values()],
         "outcome_words": [_OUTCOMES[outcome] for outcome in OUTCOMES],
-        "expressions": [_record(said, k) for k in range(len(said.expressions))],
+        "expressions": [_record(scene, k) for k in range(len(scene.expressions))],
     }  # fmt: skip
 
     def library(state: Mapping) -> dict:
-        one, place = said.expressions[state["expression"]], said.texts.index(state["text"])
+        one, place = scene.expressions[state["expression"]], scene.texts.index(state["text"])
         return {name: choice_of(one, table[place]) for name, table in tables.items()}
 
-    start, *others = [{"expression": k, "text": one.text} for k, one in enumerate(said.expressions)]
-    body = (f'{_drawing(said)}<div class="controls">{_controls(said, title)}</div>'
+    start, *others = [{"expression": k, "text": one.text} for k, one in enumerate(scene.expressions)]
+    body = (f'{_drawing(scene)}<div class="controls">{_controls(scene, title)}</div>'
             '<div class="wide" tabindex="0" role="region" aria-label="scores">'
-            f"{_tables(said, tables, library(start))}</div>")
+            f"{_tables(scene, tables, library(start))}</div>")
     return Explorer(body, _CSS, _SCRIPT, facts, start, library, others)
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #373bf287

@@ -168,22 +168,22 @@ def shares(summary: pd.DataFrame, gained: str = "relcomp_text", lost: str = "ima
     return pd.concat(parts, ignore_index=True)[["stream", "alpha", "gain_kept", "loss_spared"]]
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #e1791810
-def patched_alphas(kept: pd.DataFrame) -> dict[str, float]:
-    """The alpha of each stream, see above. kept: of `shares`."""
+def patched_alphas(shares: pd.DataFrame) -> dict[str, float]:
+    """The alpha of each stream, see above. shares: of `shares`."""
     found = {}
-    for stream, rows in kept[(kept["alpha"] > 0) & (kept["alpha"] < 1)].groupby("stream", sort=False):
+    for stream, rows in shares[(shares["alpha"] > 0) & (shares["alpha"] < 1)].groupby("stream", sort=False):
         worst = rows[["gain_kept", "loss_spared"]].min(axis=1, skipna=False).round(9)  # equal shares are a tie
         middle = rows["alpha"].iloc[(len(rows) - 1) // 2]
         found[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
     return found
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #1856808a
-def alpha_reasons(kept: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFrame:
-    """Why each stream has its alpha: stream, alpha, chosen ("T 0.4", or "V 0.4, fallback"), why. kept: of `shares`;
+def alpha_reasons(shares: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFrame:
+    """Why each stream has its alpha: stream, alpha, chosen ("T 0.4", or "V 0.4, fallback"), why. shares: of `shares`;
     alphas: of `patched_alphas`."""
     rows = []
     for stream, alpha in alphas.items():
-        part = kept[(kept["stream"] == stream) & np.isclose(kept["alpha"], alpha)].iloc[0]
+        part = shares[(shares["stream"] == stream) & np.isclose(shares["alpha"], alpha)].iloc[0]
         if np.isnan(min(part["gain_kept"], part["loss_spared"])):
             lost = "gained" if np.isnan(part["gain_kept"]) else "lost"
             side = "nearer to the weights before" if alpha < 0.5 else "not nearer to the weights before"

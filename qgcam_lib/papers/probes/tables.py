@@ -248,18 +248,18 @@ def left_behind_data(relation: ProbeData) -> ProbeData:
     return replace(relation, groups=left_behind(relation.part), limit=0, beyond=0)
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #b8a6f599
-def counted(found: Evaluated) -> pd.DataFrame:
+def counted(results: Evaluated) -> pd.DataFrame:
     """`check_claims` of every claim of the paper about the three probes, on these scores."""
     options = {"n_bootstrap": 0}
-    tables = claims.claim_tables(summarize_all(found.relation, **options), "comparison")
-    pairs = claims.claim_tables(summarize_all(found.pairs, "kind", **options), "kind")
-    swapped = of_kind(found.pairs, "composition")
+    tables = claims.claim_tables(summarize_all(results.relation, **options), "comparison")
+    pairs = claims.claim_tables(summarize_all(results.pairs, "kind", **options), "kind")
+    swapped = of_kind(results.pairs, "composition")
     each, by_backbone = (summarize_all(frames, "category", **options) for frames in (swapped, backbones(swapped)))
     pairs |= claims.claim_tables(each, "category", "{} by category") if len(each) else {}
     pairs |= claims.claim_tables(by_backbone, "category", "{} by backbone") if len(by_backbone) else {}
-    context = claims.context_tables(summarize_all(found.context, "kind", **options),
-                             summarize_all(found.context, ["kind", "filler"], **options))
-    roles = assign_roles(claims.ROLES, [*found.relation, *by_backbone["model"].unique()])
+    context = claims.context_tables(summarize_all(results.context, "kind", **options),
+                             summarize_all(results.context, ["kind", "filler"], **options))
+    roles = assign_roles(claims.ROLES, [*results.relation, *by_backbone["model"].unique()])
     parts = ((claims.RELATION_CLAIMS, tables), (claims.COMPOSITION_CLAIMS, pairs),
              (claims.CONTEXT_CLAIMS + claims.AUDIT_CLAIMS, context))
     return pd.concat([check_claims(some, table, roles) for some, table in parts], ignore_index=True)

@@ -118,46 +118,47 @@ def _numbered(clean: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     return places.astype(np.int32), list(names)
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #3a43fffd
-def clean_triplets(told: Triplets, object_aliases: Mapping[str, str],
+def clean_triplets(triplets: Triplets, object_aliases: Mapping[str, str],
                    predicate_aliases: Mapping[str, str]) -> Triplets:
     """The relations with clean names, those of which nothing is left not among them. Not yet filtered by counts.
 
     `names` and `predicates` hold each clean word once. A predicate that is no interaction becomes -1 in `predicate`:
     its objects are still there to be seen.
     """
-    both = np.concatenate([told.subject, told.object])
-    names = clean_words(told.names, np.bincount(both, minlength=len(told.names)), object_aliases, strip_name)
-    predicates = clean_words(told.predicates, np.bincount(told.predicate, minlength=len(told.predicates)),
+    both = np.concatenate([triplets.subject, triplets.object])
+    names = clean_words(triplets.names, np.bincount(both, minlength=len(triplets.names)), object_aliases, strip_name)
+    predicates = clean_words(triplets.predicates, np.bincount(triplets.predicate, minlength=len(triplets.predicates)),
                              predicate_aliases, strip_predicate)
     predicates = [one if is_interaction(one) else "" for one in predicates]
     name_places, names = _numbered(names)
     predicate_places, predicates = _numbered(predicates)
-    subject, predicate, object = name_places[told.subject], predicate_places[told.predicate], name_places[told.object]
+    subject, object = name_places[triplets.subject], name_places[triplets.object]
     keep = (subject >= 0) & (object >= 0)
-    return Triplets(told.image[keep], subject[keep], predicate[keep], object[keep], names, predicates, told.images,
-                    told.left_out)
+    return Triplets(triplets.image[keep], subject[keep], predicate_places[triplets.predicate][keep], object[keep],
+                    names, predicates, triplets.images, triplets.left_out)
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #7bdac5a5
-def chosen(told: Triplets, keep: np.ndarray) -> Triplets:
+def chosen(triplets: Triplets, keep: np.ndarray) -> Triplets:
     """The relations for which `keep` [n] is true; the lists of names stay."""
-    return replace(told, image=told.image[keep], subject=told.subject[keep], predicate=told.predicate[keep],
-                   object=told.object[keep])
+    return replace(triplets, image=triplets.image[keep], subject=triplets.subject[keep],
+                   predicate=triplets.predicate[keep], object=triplets.object[keep])
 
 
-def frequent(told: Triplets, min_names: int, min_predicates: int) -> np.ndarray:
+def frequent(triplets: Triplets, min_names: int, min_predicates: int) -> np.ndarray:
     """[n] bool: has the relation a predicate, and do predicate and both names occur often enough? Counted once, on the
     relations that have a predicate."""
-    whole = told.predicate >= 0
-    names = np.bincount(np.concatenate([told.subject[whole], told.object[whole]]), minlength=len(told.names))
-    predicates = np.bincount(told.predicate[whole], minlength=max(len(told.predicates), 1))
-    often = (names[told.subject] >= min_names) & (names[told.object] >= min_names)
-    return whole & often & (predicates[told.predicate] >= min_predicates)
+    whole = triplets.predicate >= 0
+    both = np.concatenate([triplets.subject[whole], triplets.object[whole]])
+    names = np.bincount(both, minlength=len(triplets.names))
+    predicates = np.bincount(triplets.predicate[whole], minlength=max(len(triplets.predicates), 1))
+    often = (names[triplets.subject] >= min_names) & (names[triplets.object] >= min_names)
+    return whole & often & (predicates[triplets.predicate] >= min_predicates)
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #68f1be0d
-def distinct(told: Triplets) -> Triplets:
+def distinct(triplets: Triplets) -> Triplets:
     """Each triplet once in a picture, by picture, in a fixed order."""
-    rows = np.unique(np.stack([told.image, told.subject, told.predicate, told.object]), axis=1)
-    return replace(told, image=rows[0], subject=rows[1].astype(np.int32), predicate=rows[2].astype(np.int32),
+    rows = np.unique(np.stack([triplets.image, triplets.subject, triplets.predicate, triplets.object]), axis=1)
+    return replace(triplets, image=rows[0], subject=rows[1].astype(np.int32), predicate=rows[2].astype(np.int32),
                    object=rows[3].astype(np.int32))
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #08dacf8b
@@ -190,13 +191,13 @@ class CoOccurrence:
     subjects_of_predicate, subjects_of_object.
     """
 
-    def __init__(self, told: Triplets, drawn: Triplets | None = None):
-        self.names, self.predicates, n = told.names, told.predicates, len(told.names)
-        self.with_subject = Lists.of(told.subject, told.predicate, n)
-        self.with_object = Lists.of(told.object, told.predicate, n)
-        self.subjects_of_predicate = Lists.of(told.predicate, told.subject, len(told.predicates))
-        self.subjects_of_object = Lists.of(told.object, told.subject, n)
-        drawn = told if drawn is None else drawn
+    def __init__(self, triplets: Triplets, drawn: Triplets | None = None):
+        self.names, self.predicates, n = triplets.names, triplets.predicates, len(triplets.names)
+        self.with_subject = Lists.of(triplets.subject, triplets.predicate, n)
+        self.with_object = Lists.of(triplets.object, triplets.predicate, n)
+        self.subjects_of_predicate = Lists.of(triplets.predicate, triplets.subject, len(triplets.predicates))
+        self.subjects_of_object = Lists.of(triplets.object, triplets.subject, n)
+        drawn = triplets if drawn is None else drawn
         self.known_predicates, self.known_subjects = np.unique(drawn.predicate), np.unique(drawn.subject)
 
     def unlikely_predicates(self, subject: int, object: int) -> np.ndarray:
