@@ -60,8 +60,8 @@ app.command(example="qgcam papers q_groundcam/a9ce852358ae", part=_KEEP)(data.pa
 app.command(example="qgcam reference q_groundcam/a9ce852358ae", part=_KEEP)(data.reference)
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(value: bool) -> None:
+    if value:
         say(f"qgcam {__version__}")
         raise typer.Exit
 
@@ -96,10 +96,10 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
     """Print a notebook's parameters: name, type, default, and what its author says about it."""
     from qgcam_lib.runs.parameters import read_parameters
 
-    found = read_parameters(notebook).values()
+    own = read_parameters(notebook).values()
     if as_json:
-        return echo_json([{"name": p.name, "type": str(p.type), "default": p.default, "help": p.help} for p in found])
-    for p in found:
+        return echo_json([{"name": p.name, "type": str(p.type), "default": p.default, "help": p.help} for p in own])
+    for p in own:
         say(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
 
 # %% ../../nbs/lib/cli/09_main.ipynb #c628e8f6
@@ -151,11 +151,11 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
     path = results.notebook_path(notebook)
     if show:
         return _echo_parameters(path, as_json)
-    given = results.given_parameters(parameter, file)
+    values = results.given_parameters(parameter, file)
     if gather is not None:
         check_writable(gather, "gather")
-    _check_maps(resolve_parameters(read_parameters(path), given))
-    result = run_parts(path, given, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+    _check_maps(resolve_parameters(read_parameters(path), values))
+    result = run_parts(path, values, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
                        progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
@@ -184,11 +184,11 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 def _about(frame) -> dict[str, Any]:
     """What the rows of own maps say of themselves: how many there are and by which rules; what is rare only if it is
     there."""
-    kept, options = frame.attrs, frame.attrs["settings"]
-    rare = {"maps_with_negative_values": kept["negatives"]["n_maps"], "not_scored": int(frame["error"].notna().sum()),
-            "boxes_clipped": len(kept["clipped"]),
-            "in_one_file_only": kept["n_maps"] + kept["n_boxes"] - 2 * len(frame)}
-    return {**kept, "n": len(frame), "n_groups": frame["group"].nunique(), "protocol": options["protocol"]["name"],
+    counts, options = frame.attrs, frame.attrs["settings"]
+    rare = {"maps_with_negative_values": counts["negatives"]["n_maps"], "not_scored": int(frame["error"].notna().sum()),
+            "boxes_clipped": len(counts["clipped"]),
+            "in_one_file_only": counts["n_maps"] + counts["n_boxes"] - 2 * len(frame)}
+    return {**counts, "n": len(frame), "n_groups": frame["group"].nunique(), "protocol": options["protocol"]["name"],
             **{name: options[name] for name in ("ties", "tau", "delta")},
             **{name: count for name, count in rare.items() if count}}
 

@@ -130,13 +130,13 @@ build_app = Commands("Build the probes from the published files of Visual Genome
 # %% ../../nbs/lib/cli/04_probe.ipynb #3d680ca3
 def known_options(kind: type, prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """name -> (type, default) of a dataclass's fields, inner ones as "relation.n_images"."""
-    hints, found = typing.get_type_hints(kind), {}
+    hints, options = typing.get_type_hints(kind), {}
     for one in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[one.name]):
-            found |= known_options(hints[one.name], f"{prefix}{one.name}.")
+            options |= known_options(hints[one.name], f"{prefix}{one.name}.")
         else:
-            found[prefix + one.name] = (hints[one.name], one.default)
-    return found
+            options[prefix + one.name] = (hints[one.name], one.default)
+    return options
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #7fb34d47
 def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
@@ -146,12 +146,12 @@ def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known, values = known_options(kind), dict(more)
+    choices, values = known_options(kind), dict(more)
     for pair in pairs:
         name, mark, text = pair.partition("=")
-        if not mark or name not in known:
-            raise ValueError(f"option: expected NAME=VALUE with one of {', '.join(known)}, got {pair}")
-        is_list = typing.get_origin(known[name][0]) is tuple
+        if not mark or name not in choices:
+            raise ValueError(f"option: expected NAME=VALUE with one of {', '.join(choices)}, got {pair}")
+        is_list = typing.get_origin(choices[name][0]) is tuple
         outer, _, last = name.rpartition(".")
         place = values.setdefault(outer, {}) if outer else values
         place[last] = None if text.lower() == "none" else text.split(",") if is_list else text
@@ -176,11 +176,11 @@ def source_folder(name: str, argument: str = "root") -> Path:
     return folder
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #57f65552
-def _options(kind: type, given: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
+def _options(kind: type, pairs: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
     """The options of a builder as `with_options` reads them; where they are to be listed, they are printed instead."""
     if not listed:
         with refused():
-            return with_options(kind, given or [], **more)
+            return with_options(kind, pairs or [], **more)
     rows = [{"option": name, "default": None if default is dataclasses.MISSING else default,
              "type": getattr(hint, "__name__", str(hint))} for name, (hint, default) in known_options(kind).items()]
     if as_json:
@@ -286,11 +286,11 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     parts["both"] = parts["MR"] + parts["R"]
     if part not in parts:
         raise typer.BadParameter(f"part: expected {', '.join(parts)}, got {part}")
-    given = list(option or [])
-    if not scenes and not any(one.startswith("fillers=") for one in given):
-        given.append("fillers=black,gray,noise")
+    pairs = list(option or [])
+    if not scenes and not any(one.startswith("fillers=") for one in pairs):
+        pairs.append("fillers=black,gray,noise")
         say("without --scenes the filler scene is left out", err=True)
-    how = _options(ContextOptions, given, options, as_json, scenes=tuple(scenes or ()))
+    how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
         built = build(coco, out, how, processes=processes, progress=not quiet)

@@ -27,11 +27,11 @@ _Threshold = Annotated[float, typer.Option(min=0, max=1, help=(
 _Strict = Annotated[bool, typer.Option("--strict", help="a choice is correct only above the threshold, not at it")]
 
 
-def _summary(frame: Any, given: Any) -> Any:
+def _summary(frame: Any, options: Any) -> Any:
     from qgcam_lib.referring.summary import summarize_choices
 
-    return with_all(lambda by: summarize_choices(frame, by or ["split"], **given.statistics),
-                    [] if words(given.by) == ["split"] else words(given.by))
+    return with_all(lambda by: summarize_choices(frame, by or ["split"], **options.statistics),
+                    [] if words(options.by) == ["split"] else words(options.by))
 
 
 def _rule(threshold: float, strict: bool) -> str:

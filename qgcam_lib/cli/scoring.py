@@ -61,9 +61,9 @@ Metrics = Annotated[list[str] | None, typer.Option(help="report only these score
 Outputs = Annotated[Path | None, typer.Option(help="folder of the results; default: from the settings")]
 
 
-def words(given: Sequence[str] | str | None) -> list[str]:
+def words(texts_given: Sequence[str] | str | None) -> list[str]:
     """The words of options that were given several times or with commas."""
-    texts = [given] if isinstance(given, str) else given or []
+    texts = [texts_given] if isinstance(texts_given, str) else texts_given or []
     return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #a3000009
