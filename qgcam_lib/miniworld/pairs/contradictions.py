@@ -78,9 +78,9 @@ class Stage(Draft):
     def dress(self, person: Thing) -> None:
         "Dresses a person from dice that know only the noun; the garments that are wished for come first."
         key = (self.key, 62, _code(person.noun), self._others(person.noun))
-        kept, self.dice = self.dice, Loaded(*key, wishes=self.garments)
+        stage_dice, self.dice = self.dice, Loaded(*key, wishes=self.garments)
         super().dress(person)
-        self.garments, self.dice = tuple(self.dice.wishes), kept
+        self.garments, self.dice = tuple(self.dice.wishes), stage_dice
 
     def wear(self, person: Thing, noun: str, *look: str) -> None:
         "Puts a garment on, with the look that its noun has on this stage."

@@ -143,16 +143,16 @@ def neighbours(dice: Chooser) -> PairPlan:
     "'dog' and 'sheep', in the same place and where possible of the same colour."
     pair = dice.pair(NEIGHBOURS)
     at, colour = dice.pick(PLACES), dice.shared_colour(*pair)
-    said = named(dice, pair, colour if colour and dice.chance(0.35) else None)
-    return PairPlan(tuple((Act("stand", (noun,), at),) for noun in pair), said, pair[0], tinted(colour, *pair))
+    captions = named(dice, pair, colour if colour and dice.chance(0.35) else None)
+    return PairPlan(tuple((Act("stand", (noun,), at),) for noun in pair), captions, pair[0], tinted(colour, *pair))
 
 
 def in_the_sky(dice: Chooser) -> PairPlan:
     "'kite' and 'balloon', flying."
     pair, at = dice.pair((("kite", "balloon"), ("plane", "bird"), ("balloon", "bird"))), dice.pick(PLACES)
-    said = named(dice, pair)
+    captions = named(dice, pair)
     below = Act("stand", (dice.pick(("dog", "horse", "car", "boat", "tree")),), dice.pick(SIDES))
-    return PairPlan(tuple((Act("fly", (noun,), at), below) for noun in pair), said, pair[0])
+    return PairPlan(tuple((Act("fly", (noun,), at), below) for noun in pair), captions, pair[0])
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #97b55647
 _HELD_PAIRS = read_tables("pairs/choices")["held"]
@@ -187,8 +187,8 @@ def how_many(dice: Chooser) -> PairPlan:
     looks = tinted(colour, *pair) if colour and dice.chance(0.5) else {}
     rows = [Act("row", (noun,) * count, "middle" if alone else ends[0]) for noun in pair]
     others = [() if alone else (Act("stand", (noun,), ends[1]),) for noun in pair[::-1]]
-    said = tuple(Caption((Noun(dice.name(noun), count=count, bare=alone),)) for noun in pair)
-    return PairPlan(tuple((row, *other) for row, other in zip(rows, others)), said, pair[0], looks)
+    captions = tuple(Caption((Noun(dice.name(noun), count=count, bare=alone),)) for noun in pair)
+    return PairPlan(tuple((row, *other) for row, other in zip(rows, others)), captions, pair[0], looks)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #9fdf68e3
 _FIRST = {"on": 5, "inside": 3, "holding": 3, "riding": 3, "under": 3, "left of": 2, "behind": 3}  # with weights
@@ -214,9 +214,9 @@ def other_relation(dice: Chooser) -> PairPlan:
     at = dice.pick(SIDES)
     subject, obj = (Noun(dice.name(noun)) for noun in pair)
     acts = tuple(_act(p, pair, at) for p in (first, second))
-    said = tuple(stated(subject, p, obj, dice.link(p)) for p in (first, second))
+    captions = tuple(stated(subject, p, obj, dice.link(p)) for p in (first, second))
     order = dice.pick((1, -1))
-    return PairPlan(acts[::order], said[::order], pair[0])
+    return PairPlan(acts[::order], captions[::order], pair[0])
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #bf39e441
 def other_object(dice: Chooser) -> PairPlan:
@@ -229,8 +229,8 @@ def other_object(dice: Chooser) -> PairPlan:
     if make == "on":  # furniture stays in its place
         second = Act("stand", (what,), one), Act(make, (who, rival), two)
     subject = Noun(dice.name(who))
-    said = tuple(stated(subject, make, Noun(dice.name(noun)), words) for noun in (what, rival))
-    return PairPlan(((Act(make, (who, what), one), Act("stand", (rival,), two)), second), said, what)
+    captions = tuple(stated(subject, make, Noun(dice.name(noun)), words) for noun in (what, rival))
+    return PairPlan(((Act(make, (who, what), one), Act("stand", (rival,), two)), second), captions, what)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #3d25fad6
 def other_subject(dice: Chooser) -> PairPlan:
@@ -242,8 +242,8 @@ def other_subject(dice: Chooser) -> PairPlan:
     else:
         pair = who, dice.pick([noun for noun in CONTENT[make] if noun not in (who, what)])
     words, ends = dice.link(make), dice.shuffled(SIDES)
-    said = tuple(stated(Noun(dice.name(noun)), make, Noun(what), words) for noun in pair)
-    return PairPlan(by_turns(make, pair, what, ends), said, what)
+    captions = tuple(stated(Noun(dice.name(noun)), make, Noun(what), words) for noun in pair)
+    return PairPlan(by_turns(make, pair, what, ends), captions, what)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #1604ed2c
 def _attribute(dice: Chooser, noun: str) -> tuple[str, str, str]:
@@ -266,8 +266,8 @@ def other_attribute(dice: Chooser) -> PairPlan:
     usual = tinted(dice.colour(target), target)[target]
     looks = [((target, usual | {attribute: value}),) for value in values]
     acts = tuple((Act(make, pair, one, a), Act("stand", (target,), two, b)) for a, b in (looks, looks[::-1]))
-    told = [Noun(name, ((attribute, value),)) for value in values]
-    ends = [(n, Noun(pair[1])) if target == pair[0] else (Noun(pair[0]), n) for n in told]
+    variants = [Noun(name, ((attribute, value),)) for value in values]
+    ends = [(n, Noun(pair[1])) if target == pair[0] else (Noun(pair[0]), n) for n in variants]
     return PairPlan(acts, tuple(stated(subject, make, obj, words) for subject, obj in ends), target)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #97b069ef
@@ -280,8 +280,8 @@ def other_clothes(dice: Chooser) -> PairPlan:
     colours = colour, dice.colour(garment, colour)
     words, ends, person = dice.link("wearing"), dice.shuffled(SIDES), Noun(dice.name(who))
     acts = tuple(dressed(pair, (garment, garment), ends, shown) for shown in (colours, colours[::-1]))
-    said = tuple(stated(person, "wearing", Noun(garment, (("colour", c),)), words) for c in colours)
-    return PairPlan(acts, said, who)
+    captions = tuple(stated(person, "wearing", Noun(garment, (("colour", c),)), words) for c in colours)
+    return PairPlan(acts, captions, who)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #592074e8
 def dressed(who: tuple[str, str], worn: tuple[str, str], ends: tuple[str, str], colours: tuple[str, str]) -> tuple:
@@ -296,8 +296,8 @@ def recoloured(dice: Chooser) -> PairPlan:
     attribute, *values = _attribute(dice, noun)
     usual, name = tinted(dice.colour(noun), noun)[noun], dice.name(noun)
     acts = tuple((Act("stand", (noun,), at, ((noun, usual | {attribute: value}),)),) for value in values)
-    said = tuple(Caption((Noun(name, ((attribute, value),)),), parts=("there is", 0)) for value in values)
-    return PairPlan(acts, said, noun)
+    captions = tuple(Caption((Noun(name, ((attribute, value),)),), parts=("there is", 0)) for value in values)
+    return PairPlan(acts, captions, noun)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #971dc1cb
 OBJECT_PLANS = {"neighbours": (neighbours, 5.0), "in_the_sky": (in_the_sky, 1.0), "on_a_support": (on_a_support, 3.0),

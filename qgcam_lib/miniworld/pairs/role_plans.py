@@ -46,8 +46,8 @@ def swapped_beside(dice: Chooser) -> PairPlan:
     pair, what = _actors(dice, make)
     first, second, obj = (Noun(dice.name(noun)) for noun in (*pair, what))
     parts, links = (0, dice.link(make), 1, dice.link(side), 2), ((0, make, 1), (0, side, 2))
-    said = Caption((first, obj, second), links, parts), Caption((second, obj, first), links, parts)
-    return PairPlan(by_turns(make, pair, what, ENDS[side]), said, pair[0], tail=_tail(dice, 0.4))
+    captions = Caption((first, obj, second), links, parts), Caption((second, obj, first), links, parts)
+    return PairPlan(by_turns(make, pair, what, ENDS[side]), captions, pair[0], tail=_tail(dice, 0.4))
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #675ed008
 def two_deeds(dice: Chooser) -> PairPlan:
@@ -78,8 +78,8 @@ def _two_clauses(dice: Chooser, makes: tuple, who: tuple, what) -> PairPlan:
     orders = [tuple(zip(actors, what)) for actors in (who, who[::-1])]
     acts = tuple(tuple(Act(make, pair, end) for make, pair, end in zip(makes, pairs, ends)) for pairs in orders)
     parts = (0, words[0], 1, "and", 2, words[1], 3)
-    said = tuple(Caption(tuple(names[noun] for pair in pairs for noun in pair), links, parts) for pairs in orders)
-    return PairPlan(acts, said, who[0], tail=_tail(dice, 0.1))
+    captions = tuple(Caption(tuple(names[noun] for pair in pairs for noun in pair), links, parts) for pairs in orders)
+    return PairPlan(acts, captions, who[0], tail=_tail(dice, 0.1))
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #7a257f31
 def swapped_places(dice: Chooser) -> PairPlan:
@@ -94,8 +94,8 @@ def swapped_places(dice: Chooser) -> PairPlan:
         acts = tuple((Act(make, (first,) * many, x), Act("stand", (second,), y)) for x, y in (ends, ends[::-1]))
     one, other = Noun(dice.name(first), count=many), Noun(dice.name(second))
     words = dice.link(predicate)
-    said = stated(one, predicate, other, words), stated(other, predicate, one, words)
-    return PairPlan(acts, said, first, tail=_tail(dice))
+    captions = stated(one, predicate, other, words), stated(other, predicate, one, words)
+    return PairPlan(acts, captions, first, tail=_tail(dice))
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #ecc88910
 def swapped_colours(dice: Chooser) -> PairPlan:
@@ -103,12 +103,12 @@ def swapped_colours(dice: Chooser) -> PairPlan:
     pair, colours = dice.two_coloured()
     side = dice.pick(ENDS)
     names, words = [dice.name(noun) for noun in pair], dice.link(side)
-    acts, said = [], []
+    acts, captions = [], []
     for shown in (colours, colours[::-1]):
         acts.append(side_by_side(pair, ENDS[side], shown))
         subject, obj = (Noun(name, (("colour", colour),)) for name, colour in zip(names, shown))
-        said.append(stated(subject, side, obj, words))
-    return PairPlan(tuple(acts), tuple(said), pair[0], tail=_tail(dice))
+        captions.append(stated(subject, side, obj, words))
+    return PairPlan(tuple(acts), tuple(captions), pair[0], tail=_tail(dice))
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #9fa7b17e
 def swapped_clothes(dice: Chooser) -> PairPlan:
@@ -120,12 +120,12 @@ def swapped_clothes(dice: Chooser) -> PairPlan:
     ends, words = dice.shuffled(SIDES), dice.link("wearing")
     names = [Noun(dice.name(person)) for person in who]
     links, parts = ((0, "wearing", 1), (2, "wearing", 3)), (0, words, 1, "and", 2, words, 3)
-    acts, said = [], []
+    acts, captions = [], []
     for shown in (colours, colours[::-1]):
         acts.append(dressed(who, worn, ends, shown))
         clothes = [Noun(garment, (("colour", c),)) for garment, c in zip(worn, shown)]
-        said.append(Caption((names[0], clothes[0], names[1], clothes[1]), links, parts))
-    return PairPlan(tuple(acts), tuple(said), who[0])
+        captions.append(Caption((names[0], clothes[0], names[1], clothes[1]), links, parts))
+    return PairPlan(tuple(acts), tuple(captions), who[0])
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #5bc6d282
 ROLE_PLANS = {"swapped_beside": (swapped_beside, 4.0), "two_deeds": (two_deeds, 2.0), "two_places": (two_places, 2.0),

@@ -163,13 +163,13 @@ class Echo(Draft):
 
     def pick_noun(self, nouns) -> str:
         "A noun, preferably one that is there."
-        known = [t.noun for t in self.things if t.parent < 0 and t.noun in nouns]
-        return self.dice.pick(known) if known and self.dice.chance(_SAME_NOUN) else super().pick_noun(nouns)
+        present = [t.noun for t in self.things if t.parent < 0 and t.noun in nouns]
+        return self.dice.pick(present) if present and self.dice.chance(_SAME_NOUN) else super().pick_noun(nouns)
 
     def pick_colour(self, noun: str) -> str:
         "A colour, preferably one that is there."
-        known = [t.colour for t in self.things if t.colour in colours_of(noun)]
-        return self.dice.pick(known) if known and self.dice.chance(_SAME_COLOUR) else super().pick_colour(noun)
+        present = [t.colour for t in self.things if t.colour in colours_of(noun)]
+        return self.dice.pick(present) if present and self.dice.chance(_SAME_COLOUR) else super().pick_colour(noun)
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #de76efc7
 _PLANS = {"pair": 5.0, "mixed": 2.0, "row": 2.0}

@@ -86,11 +86,11 @@ class Rendering:
 
     def mask(self, number: int) -> np.ndarray:
         "Visible pixels of a thing, bool [H, W]; a person's include those of the clothes."
-        seen = self.owner == number
+        visible = self.owner == number
         for t in self.scene.things:
             if t.parent == number:
-                seen |= self.owner == t.id
-        return seen
+                visible |= self.owner == t.id
+        return visible
 
     def visible(self, number: int) -> float:
         "Share of the thing's pixels that is not hidden by others, 0..1."
@@ -176,7 +176,7 @@ def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #29bd987b
 def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
     "left of, right of and behind between the top-level things of a painted scene that nothing else ties together."
-    scene, found = picture.scene, []
+    scene, relations = picture.scene, []
     unit = scene.size / 96.0
     tied = {frozenset((r.subject, r.object)) for r in scene.relations}
     tops = [t for t in scene.top_level() if boxes.get(t.id)]
@@ -184,10 +184,10 @@ def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
         if frozenset((a.id, b.id)) in tied:
             continue
         if _is_left(boxes[a.id], boxes[b.id], unit):
-            found += [Relation(a.id, "left of", b.id), Relation(b.id, "right of", a.id)]
+            relations += [Relation(a.id, "left of", b.id), Relation(b.id, "right of", a.id)]
         if _is_behind(picture, a, b, unit):
-            found.append(Relation(a.id, "behind", b.id))
-    return found
+            relations.append(Relation(a.id, "behind", b.id))
+    return relations
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #a42add3d
 def settle(scene: Scene, paint: Callable[[Scene], Rendering] = render) -> Rendering:

@@ -44,8 +44,8 @@ class Thing:
     def facts(self) -> dict[str, str]:
         """The attributes of the object, in English order."""
         pattern = "" if self.pattern == "plain" else self.pattern
-        known = {"size": self.size, "pattern": pattern, "colour": self.colour, "material": self.material}
-        return {attribute: value for attribute, value in known.items() if value}
+        appearance = {"size": self.size, "pattern": pattern, "colour": self.colour, "material": self.material}
+        return {attribute: value for attribute, value in appearance.items() if value}
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #b11e1597
 @dataclass(frozen=True)

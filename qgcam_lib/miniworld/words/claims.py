@@ -28,10 +28,10 @@ class Noun:
     @property
     def words(self) -> str:
         "The phrase: 'a red ball', 'two dogs', 'sheep'."
-        said = [value for _, value in self.facts] + [self.word if self.count == 1 else plural(self.word)]
+        tokens = [value for _, value in self.facts] + [self.word if self.count == 1 else plural(self.word)]
         if self.bare or (self.count == 1 and self.word in BARE):
-            return " ".join(said)
-        return " ".join([article(said[0]) if self.count == 1 else NUMBERS[self.count][0], *said])
+            return " ".join(tokens)
+        return " ".join([article(tokens[0]) if self.count == 1 else NUMBERS[self.count][0], *tokens])
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0151dc46
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Caption:
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         "For every noun the characters of its phrase, [start, end)."
-        found, at = {}, 0
+        ranges, at = {}, 0
         for part in self.parts:
             words = self.nouns[part].words if isinstance(part, int) else part
             if isinstance(part, int):
-                found[part] = (at, at + len(words))
+                ranges[part] = (at, at + len(words))
             at += len(words) + 1
-        return tuple(found[k] for k in range(len(self.nouns)))
+        return tuple(ranges[k] for k in range(len(self.nouns)))
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #36331065
 def question(caption: Caption) -> str:
@@ -119,8 +119,8 @@ def linked(picture: Rendering, a: int, predicate: str, b: int, *, kindly: bool =
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0011e9fb
 def _ways(picture: Rendering, caption: Caption, kindly: bool) -> Iterator[tuple[int, ...]]:
-    seen = [t for t in picture.scene.things if t.box is not None]
-    fitting = [[t.id for t in seen if fits(t, noun, kindly=kindly)] for noun in caption.nouns]
+    visible = [t for t in picture.scene.things if t.box is not None]
+    fitting = [[t.id for t in visible if fits(t, noun, kindly=kindly)] for noun in caption.nouns]
     partial: list[tuple] = [()]
     for k, ids in enumerate(fitting):
         links = [(a, p, b) for a, p, b in caption.links if max(a, b) == k]
@@ -135,8 +135,8 @@ def denoted(picture: Rendering, caption: Caption, *, kindly: bool = False) -> tu
     kindly: the generous reading, which also takes what a person might grant.
     """
     ways = list(_ways(picture, caption, kindly))
-    found = tuple(frozenset(way[k] for way in ways) for k in range(len(caption.nouns)))
-    return found if ways and all(map(_enough, found, caption.nouns, [kindly] * len(found))) else None
+    objects = tuple(frozenset(way[k] for way in ways) for k in range(len(caption.nouns)))
+    return objects if ways and all(map(_enough, objects, caption.nouns, [kindly] * len(objects))) else None
 
 
 def _enough(ids: frozenset, noun: Noun, kindly: bool) -> bool:

@@ -125,8 +125,8 @@ def _short_clause(dice: Dice, scene: Scene, t: Thing) -> tuple[tuple[Clause, ...
     held = [other for relation, other in _related(scene, t) if relation == "holding"]
     if held and dice.chance(0.5):
         name, facts = dice.pick(NAMES[held[0].noun]), _facts(dice, held[0], 0.35)
-        said = [dice.pick(("holding", "with")), *adjectives(dice, facts), name]
-        return (Clause("holding", name, facts),), said
+        phrase = [dice.pick(("holding", "with")), *adjectives(dice, facts), name]
+        return (Clause("holding", name, facts),), phrase
     hair, worn = _garments(scene, t, hair=True), dice.shuffled(_garments(scene, t, hair=False))
     if hair and dice.chance(0.2):
         colour = hair[0].colour
@@ -203,7 +203,7 @@ def long_expression(dice: Dice, scene: Scene, t: Thing) -> Wording:
     if dice.chance(0.45):
         added.append(_beside(dice, scene, t, ("left of", "right of", "behind", "in front of")))
     clauses = tuple(clause for more, _ in added for clause in more)
-    words += [word for _, said in added for word in said]
+    words += [word for _, phrase in added for word in phrase]
     if t.pose != "flying" and (len(words) < 5 or dice.chance(0.15)):
         words += dice.pick(SETTINGS[scene.background])
     return Wording(" ".join(words), name, facts, clauses)
@@ -221,7 +221,7 @@ def expressions(scene: Scene, number: int, manner: str, count: int, dice: Dice) 
     """
     if manner not in MANNERS:
         raise ValueError(f"manner: expected one of {MANNERS}, got {manner!r}")
-    t, found, spare = scene.thing(number), {}, {}
+    t, by_claims, spare = scene.thing(number), {}, {}
     for _ in range(_DRAWS):
         if manner == "refcocog":
             e = long_expression(dice, scene, t)
@@ -229,8 +229,8 @@ def expressions(scene: Scene, number: int, manner: str, count: int, dice: Dice) 
             e = short_expression(dice, scene, t, sides=manner == "refcoco")
         if identifies(scene, e, number):
             claims = (e.name, e.facts, e.clauses, e.side)
-            spare.setdefault(e.words, e) if claims in found else found.setdefault(claims, e)
-        if len(found) >= count:
+            spare.setdefault(e.words, e) if claims in by_claims else by_claims.setdefault(claims, e)
+        if len(by_claims) >= count:
             break
-    said = {e.words: e for e in [*found.values(), *spare.values()]}
-    return list(said.values())[:count]
+    by_words = {e.words: e for e in [*by_claims.values(), *spare.values()]}
+    return list(by_words.values())[:count]

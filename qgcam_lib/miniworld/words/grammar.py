@@ -44,8 +44,8 @@ class Form:
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #524fecff
 def _forms() -> Iterator[Form]:
-    for relation, said in _TABLES["forms"].items():
-        for form in said:
+    for relation, patterns in _TABLES["forms"].items():
+        for form in patterns:
             before, _, after = form.removeprefix("~ ").partition("*")
             yield Form(relation, tuple(before.split()), tuple(after.split()), form.startswith("~"))
 
@@ -134,8 +134,8 @@ class Bag:
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #4f091abe
 def _sayable(words: tuple[str, ...]) -> list[Form]:
-    known = set(words)
-    return [form for form in FORMS if known.issuperset(form.words)]
+    vocabulary = set(words)
+    return [form for form in FORMS if vocabulary.issuperset(form.words)]
 
 
 def _less(state: tuple, k: int) -> tuple:
@@ -159,29 +159,29 @@ class Grammar:
         starts = [((), state)] + [((word,), after) for word, after in steps if word in DETERMINERS]
         pending = [(words, (), after) for words, after in starts]
         while pending:
-            words, said, after = pending.pop()
+            words, facts, after = pending.pop()
             for word, later in self.source.steps(after):
                 if word in NOUNS:
-                    yield (*words, word), said, word, later
-                elif word in ADJECTIVES and self._may_follow(said, word):
-                    pending.append(((*words, word), (*said, word), later))
+                    yield (*words, word), facts, word, later
+                elif word in ADJECTIVES and self._may_follow(facts, word):
+                    pending.append(((*words, word), (*facts, word), later))
 
-    def _may_follow(self, said: tuple[str, ...], word: str) -> bool:
+    def _may_follow(self, adjectives: tuple[str, ...], word: str) -> bool:
         rank = _RANK[ADJECTIVES[word][0]]
-        return not (self.source.ordered and said and _RANK[ADJECTIVES[said[-1]][0]] >= rank)
+        return not (self.source.ordered and adjectives and _RANK[ADJECTIVES[adjectives[-1]][0]] >= rank)
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #6658fa70
 @patch
 def phrases(self: Grammar, state: Any) -> list[Parse]:
     "All noun phrases that can come next."
     if state not in self._phrases:
-        found = self._phrases[state] = []
-        for words, said, noun, after in self.heads(state):
-            sure, possible = self.world.described(noun, said)
+        parses = self._phrases[state] = []
+        for words, adjectives, noun, after in self.heads(state):
+            sure, possible = self.world.described(noun, adjectives)
             if self.prune and not possible:
                 continue
-            found.append(Parse(words, noun, said, (), sure, possible, after))
-            found += [Parse(words + tail.words, noun, said, tail.relations, sure & tail.sure,
+            parses.append(Parse(words, noun, adjectives, (), sure, possible, after))
+            parses += [Parse(words + tail.words, noun, adjectives, tail.relations, sure & tail.sure,
                               possible & tail.possible, tail.rest)
                       for tail in self.tails(after) if not self.prune or possible & tail.possible]
     return self._phrases[state]
@@ -191,13 +191,13 @@ def phrases(self: Grammar, state: Any) -> list[Parse]:
 def tails(self: Grammar, state: Any) -> list[_Tail]:
     "All that can follow a name: one relation or several, the later ones with or without an 'and' before them."
     if state not in self._tails:
-        found = self._tails[state] = []
+        endings = self._tails[state] = []
         for one in self._single_tails(state):
-            found.append(one)
+            endings.append(one)
             joined = [(word, after) for word, after in self.source.steps(one.rest) if word == "and"]
             for joint, after in [((), one.rest), *(((word,), after) for word, after in joined)]:
-                found += [_Tail(one.words + joint + more.words, one.relations + more.relations,
-                                one.sure & more.sure, one.possible & more.possible, more.rest)
+                endings += [_Tail(one.words + joint + more.words, one.relations + more.relations,
+                                  one.sure & more.sure, one.possible & more.possible, more.rest)
                           for more in self.tails(after) if not self.prune or one.possible & more.possible]
     return self._tails[state]
 

@@ -58,14 +58,14 @@ def fitting(self: Narrator, word: str, facts: dict) -> list[Thing]:
 def tell_apart(self: Narrator, t: Thing, word: str, rich: float) -> tuple[dict, list[Thing]]:
     "Facts of a thing, each with probability `rich`, then as many more as it takes; and the things that they still fit."
     facts, worn = t.facts, t.category in ("clothing", "bodyparts")
-    told = {k for k in facts if self.dice.chance(rich) or (worn and k == "colour")}
-    in_store = self.dice.shuffled(k for k in facts if k not in told)
+    used = {k for k in facts if self.dice.chance(rich) or (worn and k == "colour")}
+    in_store = self.dice.shuffled(k for k in facts if k not in used)
     while True:
-        said = {k: v for k, v in facts.items() if k in told}
-        rivals = self.fitting(word, said)
+        attributes = {k: v for k, v in facts.items() if k in used}
+        rivals = self.fitting(word, attributes)
         if len(rivals) == 1 or not in_store:
-            return said, rivals
-        told.add(in_store.pop())
+            return attributes, rivals
+        used.add(in_store.pop())
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #8439d83f
 _ANIMAL = 0.04  # chance that an animal is just called one
@@ -105,14 +105,14 @@ def _sided(self: Narrator, t: Thing, rivals: list[Thing], words: list[str]) -> M
     if abs(gap) < _APART * (self.scene.size / 96.0):
         return None
     side = "left" if gap < 0 else "right"
-    said = ["the", side, *words] if self.dice.chance(0.5) else ["the", *words, "on the", side]
-    return self.phrase(" ".join(said), (t,))
+    phrase = ["the", side, *words] if self.dice.chance(0.5) else ["the", *words, "on the", side]
+    return self.phrase(" ".join(phrase), (t,))
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #e4cdc469
 @patch
 def group(self: Narrator) -> MarkedPhrase | None:
     "A plural phrase for all things of a sort, such as 'two dogs'; None when the scene has no such group."
-    found = []
+    candidates = []
     for word in sorted({word for t in self.tops for word in lex.NAMES[t.noun]} | set(lex.HYPERNYMS)):
         alike = self.fitting(word, {})
         if len(alike) < 2 or word in lex.BARE:
@@ -120,10 +120,10 @@ def group(self: Narrator) -> MarkedPhrase | None:
         for facts in [{}] + [{"colour": colour} for colour in sorted({t.colour for t in alike if t.colour})]:
             things = self.fitting(word, facts)
             if 2 <= len(things) <= max(lex.NUMBERS):
-                found.append((word, facts, things))
-    if not found:
+                candidates.append((word, facts, things))
+    if not candidates:
         return None
-    word, facts, things = self.dice.pick(found)
+    word, facts, things = self.dice.pick(candidates)
     return self.phrase(" ".join([self.dice.pick(lex.NUMBERS[len(things)]), *facts.values(), lex.plural(word)]), things)
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #01794787
@@ -149,9 +149,9 @@ _UNSEEN = 9  # mentions that are counted for what cannot be mentioned
 
 def _linked(speaker: Narrator, predicates: tuple[str, ...]) -> list | None:
     "Two things and what links them, those first that were said least; now and then with the place and the day."
-    scene, dice, said = speaker.scene, speaker.dice, speaker.said
+    scene, dice, mentions = speaker.scene, speaker.dice, speaker.said
     relations = dice.shuffled(r for r in scene.relations if r.predicate in predicates)
-    for relation in sorted(relations, key=lambda r: said.get(r.subject, _UNSEEN) + said.get(r.object, _UNSEEN)):
+    for relation in sorted(relations, key=lambda r: mentions.get(r.subject, _UNSEEN) + mentions.get(r.object, _UNSEEN)):
         subject, predicate, obj = scene.thing(relation.subject), relation.predicate, scene.thing(relation.object)
         if predicate == "behind" and dice.chance(0.4):
             subject, predicate, obj = obj, "in front of", subject
@@ -255,11 +255,11 @@ def group_sentence(speaker: Narrator) -> list | None:
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #216116e0
 def list_sentence(speaker: Narrator) -> list | None:
     "'A dog and a red ball .' or 'There is a dog .'"
-    said = [p for p in map(speaker.refer, speaker.seldom_said(speaker.tops)) if p is not None][:2]
-    if not said:
+    phrases = [p for p in map(speaker.refer, speaker.seldom_said(speaker.tops)) if p is not None][:2]
+    if not phrases:
         return None
     start = [MarkedPhrase("there", 0, "notvisual"), "is"] if speaker.dice.chance(0.3) else []
-    return [*start, said[0], *(["and", said[1]] if len(said) > 1 else [])]
+    return [*start, phrases[0], *(["and", phrases[1]] if len(phrases) > 1 else [])]
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #582c5281
 _PLANS = (

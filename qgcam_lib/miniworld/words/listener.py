@@ -192,11 +192,11 @@ def _related(self: Listener, relation: str, turned: bool, sure: bool, others: in
     key = relation, turned, sure, others
     if key not in self._sets:
         rows = self._rows(relation, turned, sure)
-        found, k = 0, 0
+        union, k = 0, 0
         while others >> k:
-            found |= rows[k] if others >> k & 1 else 0
+            union |= rows[k] if others >> k & 1 else 0
             k += 1
-        self._sets[key] = found
+        self._sets[key] = union
     return self._sets[key]
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #a51e0069
@@ -223,8 +223,8 @@ def links(self: Listener) -> list[tuple[Thing, str, Thing]]:
 @patch
 def hear(self: Listener, text: str) -> Meaning:
     """The meaning of a text with its words in order: the union over all its readings."""
-    found = Grammar(Sequence(words_of(text)), self, prune=False).whole()
-    return self._meaning([(one.sure, one.possible) for one in found])
+    parses = Grammar(Sequence(words_of(text)), self, prune=False).whole()
+    return self._meaning([(one.sure, one.possible) for one in parses])
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #eecd981f
 @patch
@@ -246,8 +246,8 @@ def orders(self: Listener, text: str) -> dict[str, int]:
     bits: dict[str, list] = {}
     for one in Grammar(Bag(words_of(text)), self, prune=True).whole():
         bits.setdefault(" ".join(one.words), []).append((one.sure, one.possible))
-    meant = {said: self._meaning(found).thing for said, found in sorted(bits.items())}
-    return {said: thing for said, thing in meant.items() if thing is not None}
+    meant = {order: self._meaning(parses).thing for order, parses in sorted(bits.items())}
+    return {order: thing for order, thing in meant.items() if thing is not None}
 
 
 def counted(orders: dict[str, int]) -> dict[int, int]:

@@ -70,15 +70,15 @@ def say(speaker: Speaker, number: int, count: int, known: set[str], draws: int =
 
     known: texts already said of the picture; what is said now is added.
     """
-    t, found = speaker.listener.scene.thing(number), []
+    t, texts = speaker.listener.scene.thing(number), []
     for _ in range(draws):
         text = " ".join(speaker.describe(t))
         if text not in known and len(text.split()) <= _MOST_WORDS and speaker.listener.hear(text).thing == number:
             known.add(text)
-            found.append(text)
-            if len(found) == count:
+            texts.append(text)
+            if len(texts) == count:
                 break
-    return found
+    return texts
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #b3e0d761
 @dataclass(frozen=True)
@@ -96,20 +96,20 @@ def most_confused(bag: dict[int, int], target: int) -> int | None:
 
 
 def _relations(one: Parse) -> list[Form]:
-    return [found for form, other in one.relations for found in (form, *_relations(other))]
+    return [relation for form, other in one.relations for relation in (form, *_relations(other))]
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #26fd854e
 def converses(text: str) -> list[str]:
     "The words of a text with one relation exchanged for its converse, as sorted bags, without the text's own."
-    found = set()
+    orders = set()
     for one in readings(text):
         for form in _relations(one):
             for other in (other for other in FORMS if other.relation == CONVERSES.get(form.relation)):
                 left = Counter(words_of(text))
                 left.subtract(form.words)
                 left.update(other.words)
-                found.add(" ".join(sorted(left.elements())))
-    return sorted(found - {" ".join(sorted(words_of(text)))})
+                orders.add(" ".join(sorted(left.elements())))
+    return sorted(orders - {" ".join(sorted(words_of(text)))})
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #3170c229
 def _awkward(one: Parse) -> int:
@@ -117,9 +117,9 @@ def _awkward(one: Parse) -> int:
     return sum(len(other.relations) * bool(form.after) + _awkward(other) for form, other in one.relations)
 
 
-def _plainest(orders: dict[str, int], thing: int, known: set[str]) -> list[str]:
+def _plainest(orders: dict[str, int], thing: int, used: set[str]) -> list[str]:
     "The texts for a thing that interrupt themselves least."
-    texts = [text for text, meant in sorted(orders.items()) if meant == thing and text not in known]
+    texts = [text for text, meant in sorted(orders.items()) if meant == thing and text not in used]
     cost = {text: min(map(_awkward, readings(text))) for text in texts}
     return [text for text in texts if cost[text] == min(cost.values())]
 
@@ -136,13 +136,13 @@ def retarget(listener: Listener, text: str, target: int, dice: Dice, known: set[
     thing = most_confused(counted(orders), target)
     if thing is None:
         return None
-    found = {"order": _plainest(orders, thing, known)}
-    if not found["order"] or not dice.chance(_REORDERED):
+    candidates = {"order": _plainest(orders, thing, known)}
+    if not candidates["order"] or not dice.chance(_REORDERED):
         others = [more for words in converses(text) if len(counted(more := listener.orders(words))) > 1]
-        found["converse"] = _plainest(dict(chain.from_iterable(map(dict.items, others))), thing, known)
-    kind = "converse" if found.get("converse") else "order"
-    if not found[kind]:
+        candidates["converse"] = _plainest(dict(chain.from_iterable(map(dict.items, others))), thing, known)
+    kind = "converse" if candidates.get("converse") else "order"
+    if not candidates[kind]:
         return None
-    said = dice.pick(found[kind])
-    known.add(said)
-    return Adversary(said, thing, kind)
+    new_text = dice.pick(candidates[kind])
+    known.add(new_text)
+    return Adversary(new_text, thing, kind)

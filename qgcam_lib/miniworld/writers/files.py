@@ -78,24 +78,24 @@ def layout(name: str, version: int, checksum: str, *, most: int = 99_999, of: st
         def ensure(*args, **kwargs) -> Path:
             call = signature(write).bind(*args, **kwargs)
             call.apply_defaults()
-            given = call.arguments
-            given["root"] = root = Path(given["root"])
-            counts = {key: count for key, count in given.items() if key == "n" or key.startswith("n_")}
+            arguments = call.arguments
+            arguments["root"] = root = Path(arguments["root"])
+            counts = {key: count for key, count in arguments.items() if key == "n" or key.startswith("n_")}
             for key, count in counts.items():
                 if not 0 <= count <= most:
                     raise ValueError(f"{key}: expected a number of {of} from 0 to {most}, got {count}")
             made = {"format": "miniworld", "layout": name, "version": version, "generator": checksum}
-            made |= {key: given[key] for key in ("seed", "size") if key in given}
-            if not given.get("natural", True):
+            made |= {key: arguments[key] for key in ("seed", "size") if key in arguments}
+            if not arguments.get("natural", True):
                 made["layout"] = f"{name}, unbiased"
             root.mkdir(parents=True, exist_ok=True)
             with locked_folder(root):
                 held = _held(root, made, of)
-                if given["anew"]:
+                if arguments["anew"]:
                     held = {}
                 if not held or any(count > held.get(_part(key), 0) for key, count in counts.items()):
                     counts = {key: max(count, held.get(_part(key), 0)) for key, count in counts.items()}
-                    given.update(counts)
+                    arguments.update(counts)
                     write_json(root / CARD, {**made, of: {}}, indent=1)
                     write(*call.args, **call.kwargs)
                     write_json(root / CARD, {**made, of: {_part(key): n for key, n in counts.items()}}, indent=1)

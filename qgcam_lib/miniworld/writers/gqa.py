@@ -70,9 +70,9 @@ class Asker:
 
     def call(self, t: Thing, without: str = "") -> Called | None:
         "Words that single a thing out, without one attribute; None where a few draws find none."
-        known = [fact for fact in t.facts.items() if fact[0] not in (*_SIZED, without)]
+        attributes = [fact for fact in t.facts.items() if fact[0] not in (*_SIZED, without)]
         for _ in range(4):
-            facts = tuple(fact for fact in known if self.dice.chance(0.5))
+            facts = tuple(fact for fact in attributes if self.dice.chance(0.5))
             words = " ".join([*(value for _, value in facts), t.noun])
             if self.listener.hear(f"the {words}").thing == t.id:
                 return Called(t, words, facts)
@@ -251,8 +251,8 @@ def exists(self: Asker) -> dict | None:
     t, holds = self.dice.pick(self.tops), self.dice.chance(0.5)
     noun, colour = t.noun, t.colour if self.dice.chance(0.5) else ""
     if not holds and colour:
-        known = {o.colour for o in self.tops if o.noun == noun}
-        colour = self.dice.pick([one for one in KINDS[noun].colours if one not in known] or [""])
+        colours = {o.colour for o in self.tops if o.noun == noun}
+        colour = self.dice.pick([one for one in KINDS[noun].colours if one not in colours] or [""])
         if not colour:
             return None
     elif not holds:
@@ -273,14 +273,14 @@ _EACH, _DRAWS = 6, 40
 
 def questions(scene: Scene) -> list[dict]:
     "Up to six questions about a scene, no text twice, without the numbers that a file gives them."
-    asker, found = Asker(Listener(scene), Dice(scene.seed, 35, scene.index)), {}
+    asker, by_text = Asker(Listener(scene), Dice(scene.seed, 35, scene.index)), {}
     for _ in range(_DRAWS):
         one = getattr(asker, asker.dice.pick(_WAYS, _WAYS.values()))()
         if one is not None:
-            found.setdefault(one["question"], {**one, "imageId": str(scene.index)})
-        if len(found) == _EACH:
+            by_text.setdefault(one["question"], {**one, "imageId": str(scene.index)})
+        if len(by_text) == _EACH:
             break
-    return list(found.values())
+    return list(by_text.values())
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #23e9a5ab
 def numbered(asked: list[dict]) -> dict[str, dict]:
@@ -301,9 +301,9 @@ VERSION = 1
 GQA_CHECKSUM = "b5ca25df2d3f03a42d1839021ddef77e045af5244ae412834eb8e66a66e8ae10"
 
 
-def _write_split(root: Path, split: str, asked: list[dict], graphs: dict[str, dict]) -> None:
+def _write_split(root: Path, split: str, rows: list[dict], graphs: dict[str, dict]) -> None:
     "The lists of a split; GQA's testdev has no scene graphs."
-    every = numbered(asked)
+    every = numbered(rows)
     balanced = {id: one for id, one in every.items() if one["isBalanced"]}
     whole = "train_all_questions/train_all_questions_0.json" if split == "train" else f"{split}_all_questions.json"
     write_json(root / "questions" / f"{split}_balanced_questions.json", balanced)
@@ -324,11 +324,11 @@ def ensure_gqa(root: str | Path, n_train: int = 200, n_val: int = 40, n_testdev:
     `miniworld.json`. Errors: ValueError, see `layout`.
     """
     for split, count in (("train", n_train), ("val", n_val), ("testdev", n_testdev)):
-        asked, graphs = [], {}
+        rows, graphs = [], {}
         for index in tqdm(range(count), f"miniworld gqa {split}", disable=not progress):
             picture = make_doubles(index, "test" if split == "testdev" else split, seed=seed)
             number = str(picture.scene.index)
             write_picture(root / "images" / f"{number}.jpg", picture, anew)
-            asked += questions(picture.scene)
+            rows += questions(picture.scene)
             graphs[number] = scene_graph(Listener(picture.scene))
-        _write_split(root, split, asked, graphs)
+        _write_split(root, split, rows, graphs)

@@ -103,11 +103,11 @@ def filler(index: int, folder: str, *, seed: int = SEED) -> Rendering:
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #761de861
 def filler_places(root: str | Path) -> dict[str, tuple[Path, ...]]:
     """Background -> the pictures of it in a folder of `ensure_fillers`, in the order of their numbers."""
-    found: dict[str, list[Path]] = {}
+    by_place: dict[str, list[Path]] = {}
     for folder, places in FILLERS.items():
         for path in sorted((Path(root) / folder).glob("*.png")):
-            found.setdefault(places[int(path.stem) % len(places)], []).append(path)
-    return {place: tuple(paths) for place, paths in found.items()}
+            by_place.setdefault(places[int(path.stem) % len(places)], []).append(path)
+    return {place: tuple(paths) for place, paths in by_place.items()}
 
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #d111e4b2
 FILLERS_VERSION = 1

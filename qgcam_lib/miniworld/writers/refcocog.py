@@ -40,9 +40,9 @@ def _choices(dice: Dice, bag: dict[int, int]) -> list[int]:
 def _checked(dice: Dice, thing: int, candidates: tuple[int, ...]) -> list[int]:
     "The three choices of stage 3, of which two are right."
     while True:
-        found = [dice.pick(candidates) if dice.chance(_SLIP) else thing for _ in range(3)]
-        if found.count(thing) >= 2:
-            return found
+        picks = [dice.pick(candidates) if dice.chance(_SLIP) else thing for _ in range(3)]
+        if picks.count(thing) >= 2:
+            return picks
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #ce5b3eda
 def told(scene: Scene) -> list[dict]:
@@ -51,32 +51,32 @@ def told(scene: Scene) -> list[dict]:
     thing, text; in val and test label, bag (thing -> number of orderings), share (of bag listeners that are right) and
     choices; in test, adversary where there is one: thing, text, kind, bag, share, choices.
     """
-    listener, known, found = Listener(scene), set(), []
+    listener, used, rows = Listener(scene), set(), []
     dice = Dice(scene.seed, 33, scene.index)
     speaker = Speaker(listener, dice)
     for thing in dice.shuffled(listener.candidates)[:_TARGETS]:
         count = dice.pick(_SENTENCES, _SENTENCE_WEIGHTS)
-        found += [{"thing": thing, "text": text} for text in say(speaker, thing, count, known)]
-    for one in found if scene.split != "train" else ():
+        rows += [{"thing": thing, "text": text} for text in say(speaker, thing, count, used)]
+    for one in rows if scene.split != "train" else ():
         bag = listener.bag(one["text"])
         one |= {"label": "easy" if len(bag) == 1 else "hard", "bag": bag, "share": bag_share(bag, one["thing"]),
                 "choices": _choices(dice, bag)}
-    for one in found if scene.split == "test" else ():
-        if one["label"] == "hard" and (turned := retarget(listener, one["text"], one["thing"], dice, known)):
+    for one in rows if scene.split == "test" else ():
+        if one["label"] == "hard" and (turned := retarget(listener, one["text"], one["thing"], dice, used)):
             bag = listener.bag(turned.text)
             one["adversary"] = {**asdict(turned), "bag": bag, "share": bag_share(bag, turned.thing),
                                 "choices": _checked(dice, turned.thing, listener.candidates)}
-    return found
+    return rows
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #64b5c6a7
 def references(scene: Scene, said: list[dict]) -> list[dict]:
     "A reference for each thing that something is said of, without the numbers that a file gives them."
-    found = {}
+    refs = {}
     for one in said:
         number = _annotation(scene, one["thing"])
-        ref = found.setdefault(number, refer.reference(scene, number, [], scene.split))
+        ref = refs.setdefault(number, refer.reference(scene, number, [], scene.split))
         ref["sentences"].append({"tokens": one["text"].split(), "raw": one["text"], "sent": one["text"]})
-    return list(found.values())
+    return list(refs.values())
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #9338af2f
 def _boxes(scene: Scene) -> dict[str, list[float]]:
@@ -123,20 +123,20 @@ def _moved(words: list[str], dice: Dice) -> list[str]:
     "The words in another order, if there is one."
     if len(set(words)) < 2:
         return list(words)
-    while (found := dice.shuffled(words)) == words:
+    while (moved := dice.shuffled(words)) == words:
         pass
-    return found
+    return moved
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #7594236d
 def raw_records(scene: Scene, said: list[dict], ref_ids: dict[int, int]) -> dict[str, dict]:
     "The records of `refcocog_adv_annotations.json`. ref_ids: reference of each annotation."
-    boxes, found = _boxes(scene), {}
+    boxes, by_hit = _boxes(scene), {}
     options = " ".join(f"<option value='{k}'>{k}</option>" for k in boxes)
     for k, one in enumerate(said):
         if "adversary" not in one:
             continue
         turned, number, hit = one["adversary"], _annotation(scene, one["thing"]), f"SIMULATED{scene.index}{k:03d}"
-        found[f"{hit}_batch1"] = {
+        by_hit[f"{hit}_batch1"] = {
             "GT_bbox_number": str(_number(scene, one["thing"])),
             "most_confused_bbox_number": str(_number(scene, turned["thing"])),
             "most_confused_bbox_GT_desc": turned["text"], "raw_str": one["text"],
@@ -146,10 +146,10 @@ def raw_records(scene: Scene, said: list[dict], ref_ids: dict[int, int]) -> dict
             **_distorted(one["text"], Dice(scene.seed, 34, scene.index, k)),
             "batch_id": "batch1", "hit_id": hit, "hit_type_id": "SIMULATED", "stage": "stage3",
             "bbox_html_dropdown": f"<option value='0'>Select the Box here</option> {options}"}
-    return found
+    return by_hit
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #7c15b520
-def _truth(scene: Scene, said: list[dict]) -> dict:
+def _truth(scene: Scene, rows: list[dict]) -> dict:
     numbers = {t.id: number for number, t in refer.annotated_things(scene).items()}
 
     def named(one: dict) -> dict:
@@ -161,7 +161,7 @@ def _truth(scene: Scene, said: list[dict]) -> dict:
 
     return {"image_id": scene.index, "file_name": f"{refer.image_name(scene.index)}.jpg", "split": scene.split,
             "scene": asdict(scene), "things": {str(number): thing for thing, number in numbers.items()},
-            "expressions": [named(one) for one in said]}
+            "expressions": [named(one) for one in rows]}
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #c41965fb
 def scene_of(record: dict) -> Scene:
@@ -189,8 +189,8 @@ def ensure_refcocog(root: str | Path, n_train: int = 200, n_val: int = 40, n_tes
     `scenes.json` (the truth) and `miniworld.json`. Errors: ValueError, see `layout`.
     """
     pictures, heard = [], []
-    asked = [(k, split) for split, n in (("train", n_train), ("val", n_val), ("test", n_test)) for k in range(n)]
-    for k, split in tqdm(asked, desc="miniworld refcocog", disable=not progress):
+    jobs = [(k, split) for split, n in (("train", n_train), ("val", n_val), ("test", n_test)) for k in range(n)]
+    for k, split in tqdm(jobs, desc="miniworld refcocog", disable=not progress):
         picture = make_doubles(k, split, seed=seed)
         write_picture(root / "images" / f"{refer.image_name(picture.scene.index)}.jpg", picture, anew)
         pictures.append(refer.objects_of(picture))
@@ -201,16 +201,17 @@ def ensure_refcocog(root: str | Path, n_train: int = 200, n_val: int = 40, n_tes
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #d6915bcd
 def _write_expressions(root: Path, heard: list[tuple[Scene, list[dict]]]) -> None:
     "The references, both forms of Ref-Adv and the truth. heard: the scenes, and what is said of each."
-    refs = refer.numbered(ref for scene, said in heard for ref in references(scene, said))
+    refs = refer.numbered(ref for scene, expressions in heard for ref in references(scene, expressions))
     ref_ids, raw, rows = {ref["ann_id"]: ref["ref_id"] for ref in refs}, {}, []
-    for scene, said in heard:
+    for scene, expressions in heard:
         if scene.split == "test":
-            raw |= raw_records(scene, said, ref_ids)
-            rows += labelled_rows(scene, said)
+            raw |= raw_records(scene, expressions, ref_ids)
+            rows += labelled_rows(scene, expressions)
     write_whole(root / "refs(umd).p", pickle.dumps(refs, protocol=2))
     write_json(root / "refcocog_adv_annotations.json", raw)
     write_json(root / "adv_easy_hard_annotations.json", {"annotations": rows})
-    write_json(root / "scenes.json", {"about": _ABOUT, "pictures": [_truth(scene, said) for scene, said in heard]})
+    truths = [_truth(scene, expressions) for scene, expressions in heard]
+    write_json(root / "scenes.json", {"about": _ABOUT, "pictures": truths})
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #a5ceeea1
 def split_counts(root: str | Path) -> pd.DataFrame:
@@ -222,12 +223,12 @@ def split_counts(root: str | Path) -> pd.DataFrame:
     rows = []
     for picture in json.loads((Path(root) / "scenes.json").read_text(encoding="utf-8"))["pictures"]:
         for one in picture["expressions"]:
-            said = [(picture["split"], one)]
-            said += [(one["label"], one)] if picture["split"] == "test" else []
-            said += [("adv", one["adversary"])] if "adversary" in one else []
+            pairs = [(picture["split"], one)]
+            pairs += [(one["label"], one)] if picture["split"] == "test" else []
+            pairs += [("adv", one["adversary"])] if "adversary" in one else []
             rows += [{"split": split, "picture": picture["image_id"], "words": len(which["text"].split()),
                       "candidates": len(picture["things"]), "random": 1 / len(picture["things"]),
-                      "bag": which.get("share")} for split, which in said]
+                      "bag": which.get("share")} for split, which in pairs]
     frame = pd.DataFrame(rows, columns=["split", "picture", "words", "candidates", "random", "bag"])
     table = frame.astype({"bag": float}).groupby("split").agg(
         expressions=("words", "size"), pictures=("picture", "nunique"), words=("words", "mean"),

@@ -63,14 +63,14 @@ def annotated_things(scene: Scene) -> dict[int, Thing]:
 
 def instances(picture: Rendering) -> list[dict]:
     "The annotations of a picture's top-level things."
-    found = []
+    records = []
     for number, t in annotated_things(picture.scene).items():
         x0, y0, x1, y1 = t.box
         mask = picture.mask(t.id)
-        found.append({"segmentation": rectangles(mask), "area": float(np.count_nonzero(mask)), "iscrowd": 0,
-                      "image_id": picture.scene.index, "bbox": [x0, y0, x1 - x0, y1 - y0],
-                      "category_id": category_id(t), "id": number})  # fmt: skip
-    return found
+        records.append({"segmentation": rectangles(mask), "area": float(np.count_nonzero(mask)), "iscrowd": 0,
+                        "image_id": picture.scene.index, "bbox": [x0, y0, x1 - x0, y1 - y0],
+                        "category_id": category_id(t), "id": number})  # fmt: skip
+    return records
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0159fb87
 _MOST_TARGETS = 2
@@ -103,7 +103,7 @@ def references(scene: Scene, manner: str) -> list[dict]:
 
     manner: 'refcoco', 'refcoco+' or 'refcocog'. A scene without two sentences for any target gives an empty list.
     """
-    found, dice = [], Dice(scene.seed, 23, scene.index, MANNERS.index(manner))
+    refs, dice = [], Dice(scene.seed, 23, scene.index, MANNERS.index(manner))
     most = dice.pick((1, _MOST_TARGETS), (3, 2))
     split = "test" if manner == "refcocog" and scene.split.startswith("test") else scene.split
     for number, t in dice.shuffled(annotated_things(scene).items()):
@@ -111,17 +111,17 @@ def references(scene: Scene, manner: str) -> list[dict]:
         if creature not in _SORTS.get(scene.split, (True, False)) or not rivals(scene, t.id):
             continue
         count = dice.pick(*_COUNTS.get(manner, _USUAL_COUNTS))
-        said = expressions(scene, t.id, manner, count, dice)
-        if len(said) >= 2:
-            found.append(reference(scene, number, [_sentence(e.words, manner, dice) for e in said], split))
-        if len(found) == most:
+        texts = expressions(scene, t.id, manner, count, dice)
+        if len(texts) >= 2:
+            refs.append(reference(scene, number, [_sentence(e.words, manner, dice) for e in texts], split))
+        if len(refs) == most:
             break
-    return found
+    return refs
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #f48c871f
 def in_turns(per_picture: list[list[dict]]) -> list[dict]:
     "The first targets of all pictures, then the second ones."
-    return [found[k] for k in range(_MOST_TARGETS) for found in per_picture if len(found) > k]
+    return [refs[k] for k in range(_MOST_TARGETS) for refs in per_picture if len(refs) > k]
 
 
 def numbered(rows: Iterable[dict]) -> list[dict]:
@@ -179,9 +179,9 @@ def ensure_refer(root: str | Path, n_test: int = 240, n_train: int = 40, n_val: 
     `miniworld.json`. Errors: ValueError, see `layout`.
     """
     counts = {"train": n_train, "val": n_val, "testA": n_test, "testB": n_test}
-    asked = sorted((index, split) for split, n in counts.items() for index in range(n))
+    jobs = sorted((index, split) for split, n in counts.items() for index in range(n))
     pictures, refs = [], {name: [] for name in MANNERS}
-    for index, split in tqdm(asked, desc="miniworld refer", disable=not progress):
+    for index, split in tqdm(jobs, desc="miniworld refer", disable=not progress):
         picture = make_crowd(index, split, seed=seed)
         name = f"{image_name(picture.scene.index)}.jpg"
         write_picture(root / "images/mscoco/images/train2014" / name, picture, anew)

@@ -34,12 +34,12 @@ _RARER_CHANCE = 0.12
 def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
     "A name for every visible top-level thing and hat that one or two words can single out."
     names = {}
-    seen = [t for t in picture.scene.things if t.box is not None and (t.parent < 0 or t.noun in ("hat", "cap"))]
-    for t in seen:
-        alike = [other for other in seen if other.noun == t.noun and other.id != t.id]
+    things = [t for t in picture.scene.things if t.box is not None and (t.parent < 0 or t.noun in ("hat", "cap"))]
+    for t in things:
+        alike = [other for other in things if other.noun == t.noun and other.id != t.id]
         word = dice.pick(NAMES.get(t.noun, (t.noun,)))
         word = _RARER[t.noun] if t.noun in _RARER and dice.chance(_RARER_CHANCE) else word
-        if _shared(word, t, seen):
+        if _shared(word, t, things):
             continue
         if not alike:
             names[t.id] = word
@@ -48,9 +48,9 @@ def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
     return names
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #2358fb4c
-def _shared(word: str, t: Thing, seen: list[Thing]) -> bool:
+def _shared(word: str, t: Thing, things: list[Thing]) -> bool:
     "Whether the word is a name of a thing of another sort as well, as 'person' is."
-    return any(o.noun != t.noun and word in (*NAMES.get(o.noun, ()), _RARER.get(o.noun)) for o in seen)
+    return any(o.noun != t.noun and word in (*NAMES.get(o.noun, ()), _RARER.get(o.noun)) for o in things)
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #1040187d
 _PER_PICTURE = 3
@@ -64,20 +64,20 @@ def _relations(picture: Rendering, named: dict[int, str], dice: Dice) -> tuple[l
     "All certain relations, and all certain falsehoods, of named things; a hat's only with its wearer."
     owner = {t.id: t.parent for t in picture.scene.things}
     pairs = [(a, b) for a in named for b in named if a != b and owner[a] in (-1, b) and owner[b] in (-1, a)]
-    said = [(a, predicate, b) for a, b in dice.shuffled(pairs) for predicate in PREDICATES9]
-    return [r for r in said if is_true(picture, *r)], [r for r in said if is_false(picture, *r)]
+    candidates = [(a, predicate, b) for a, b in dice.shuffled(pairs) for predicate in PREDICATES9]
+    return [r for r in candidates if is_true(picture, *r)], [r for r in candidates if is_false(picture, *r)]
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #62dc1dc9
 def _choose(true: list[Triple], false: list[Triple], dice: Dice) -> tuple[list[Triple], list[Triple]]:
     "Three of the true, mostly of rare predicates, no pair twice; then as many falsehoods, of the same pairs first."
-    told, lies = {}, {}
+    facts, lies = {}, {}
     for a, predicate, b in sorted(true, key=lambda r: _RANK.get(r[1], 3) + 4.0 * dice.unit()):
-        if len(told) < _PER_PICTURE:
-            told.setdefault(frozenset((a, b)), (a, predicate, b))
-    for a, predicate, b in sorted(false, key=lambda r: (frozenset((r[0], r[2])) not in told) + 0.8 * dice.unit()):
-        if len(lies) < len(told):
+        if len(facts) < _PER_PICTURE:
+            facts.setdefault(frozenset((a, b)), (a, predicate, b))
+    for a, predicate, b in sorted(false, key=lambda r: (frozenset((r[0], r[2])) not in facts) + 0.8 * dice.unit()):
+        if len(lies) < len(facts):
             lies.setdefault(frozenset((a, b)), (a, predicate, b))
-    return list(told.values()), list(lies.values())
+    return list(facts.values()), list(lies.values())
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #253105a2
 def _end(picture: Rendering, number: int, name: str) -> dict:
@@ -112,8 +112,8 @@ def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Rendering
     file = f"{number}_{dice.bits() >> 24:010x}.jpg"
     source = {"url": f"nyu_images/{file}"} if _nyu(index) else {"url": f"https://miniworld.invalid/flickr/{file}"}
     source |= {} if _nyu(index) else {"nsid": "miniworld"}
-    found = [{"_id": f"{dice.bits():016x}{dice.bits() >> 32:08x}", **a} for a in annotations(picture)]
-    return {**source, "height": height, "width": width, "split": split, "annotations": found}, picture
+    rows = [{"_id": f"{dice.bits():016x}{dice.bits() >> 32:08x}", **a} for a in annotations(picture)]
+    return {**source, "height": height, "width": width, "split": split, "annotations": rows}, picture
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #807cf6ed
 def image_path(entry: dict) -> Path:
@@ -138,8 +138,8 @@ def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, 
     Errors: ValueError, see `layout`.
     """
     entries, counts = [], {"train": n_train, "valid": n_valid, "test": n_test}
-    asked = [(index, split) for split, n in counts.items() for index in range(n)]
-    for index, split in tqdm(asked, "miniworld spatialsense", disable=not progress):
+    jobs = [(index, split) for split, n in counts.items() for index in range(n)]
+    for index, split in tqdm(jobs, "miniworld spatialsense", disable=not progress):
         entry, picture = record(index, split, seed=seed)
         write_picture(root / image_path(entry), picture, anew)
         if entry["annotations"]:
@@ -174,14 +174,15 @@ def annotated_objects(picture: Rendering) -> dict[int, Thing]:
     "The things that are annotated, by their numbers in the data set: a hundred times the image's number and up."
     scene = picture.scene
     dice = Dice(scene.seed, 72, scene.index)
-    seen = [t for t in scene.things if t.box is not None and (t.parent < 0 or dice.chance(_WORN_CHANCE))]
-    return {100 * scene.index + k: t for k, t in enumerate(t for t in seen if t.parent < 0 or can_be_named(scene, t))}
+    visible = [t for t in scene.things if t.box is not None and (t.parent < 0 or dice.chance(_WORN_CHANCE))]
+    named = [t for t in visible if t.parent < 0 or can_be_named(scene, t)]
+    return {100 * scene.index + k: t for k, t in enumerate(named)}
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #191d1c56
 def annotated_relations(picture: Rendering) -> list[tuple[int, str, int]]:
     """The relations of the annotated objects, as (number, predicate of `PREDICATE_ALIASES`, number)."""
     scene, numbers = picture.scene, {t.id: number for number, t in annotated_objects(picture).items()}
-    dice, told = Dice(scene.seed, 73, scene.index), []
+    dice, rows = Dice(scene.seed, 73, scene.index), []
     for r in scene.relations:
         if r.predicate == "right of" or not {r.subject, r.object} <= set(numbers):
             continue
@@ -190,8 +191,8 @@ def annotated_relations(picture: Rendering) -> list[tuple[int, str, int]]:
             row = (row[2], _MIRRORED[r.predicate], row[0]) if dice.chance(0.5) else row
             if not dice.chance(_BESIDE_CHANCE):
                 continue
-        told.append(row)
-    return told
+        rows.append(row)
+    return rows
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #db2936e0
 def _spelt(dice: Dice, row: tuple[str, ...]) -> str:
@@ -233,8 +234,8 @@ def genome_records(picture: Rendering) -> dict[str, dict]:
         row = PREDICATE_ALIASES[predicate]
         relations.append({"relationship_id": 100 * number + k, "predicate": _spelt(dice, row), "synsets": [],
                           "subject": _end_of(a, things[a]), "object": _end_of(b, things[b])})  # fmt: skip
-        said = [_words(things[k], objects[k]["names"][0]) for k in (a, b)]
-        regions.append((f"{said[0]} {row[0]} {said[1]}", things[a], things[b]))
+        phrases = [_words(things[k], objects[k]["names"][0]) for k in (a, b)]
+        regions.append((f"{phrases[0]} {row[0]} {phrases[1]}", things[a], things[b]))
     regions += [(_words(t, objects[k]["names"][0]), t) for k, t in things.items() if t.facts]
     looks = [{**one, **({"attributes": [*facts.values()]} if (facts := things[k].facts) else {})}
              for k, one in objects.items()]  # fmt: skip

@@ -60,11 +60,11 @@ def _told(caption: Caption) -> tuple[str, str, str]:
 def swap_record(group: Group, index: int) -> dict:
     "A pair as swaps.json has it."
     kind, row = swap_kind(group), {}
-    told = [_told(c) if kind == "attribute" else ("", "", "") for c in group.captions]
-    for k, (_, value, noun) in enumerate(told):
+    descriptions = [_told(c) if kind == "attribute" else ("", "", "") for c in group.captions]
+    for k, (_, value, noun) in enumerate(descriptions):
         row |= {f"img{k + 1}_prompt": prompt_of(group.captions[k]), f"img{k + 1}_id": swap_file(index, k),
                 f"img{k + 1}_composition": value, f"img{k + 1}_object": noun}  # fmt: skip
-    attribute = told[0][0]
+    attribute = descriptions[0][0]
     category = {"category": _CATEGORIES.get(attribute, attribute)} if attribute else {}
     return {**row, "id": str(_FIRST["all"] + index), "kind": kind, **category, "recipe": group.recipe}
 

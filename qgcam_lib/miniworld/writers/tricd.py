@@ -59,17 +59,17 @@ def records(g: Group, index: int, split: str, image: int = 1, box: int = 1, phra
     common = {"source": source, "contradiction": g.contradiction, "made_by": "miniworld"}
     kind = "object" if g.contradiction == "object" else "relation"
     pairs, annotations = [], []
-    for side, told in _FOUR:
-        caption, picture = g.captions[told], g.pictures[side]
+    for side, caption_side in _FOUR:
+        caption, picture = g.captions[caption_side], g.pictures[side]
         ids = range(phrase, phrase := phrase + len(caption.nouns))
         height, width = picture.image.shape[:2]
         pairs.append({
             "id": image + len(pairs), "license": 1, "file_name": file_name(index, split, side), "caption": caption.text,
-            "positive": side == told, "original_id": f"{index + 1}_{side}", "coco_type": kind,
+            "positive": side == caption_side, "original_id": f"{index + 1}_{side}", "coco_type": kind,
             "phrases": {str(i): [list(span)] for i, span in zip(ids, caption.spans)}, "height": height, "width": width,
             **common,
         })  # fmt: skip
-        if side == told:
+        if side == caption_side:
             for i, boxes in zip(ids, g.boxes(side)):
                 start = box + len(annotations)
                 annotations += [_annotation(start + k, pairs[-1]["id"], i, b) for k, b in enumerate(boxes)]
@@ -97,16 +97,16 @@ def grounding(groups: list[Group], split: str) -> dict:
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #d09d9728
 def questions(groups: list[Group], split: str) -> dict:
     "The content of TRICD_VQA_<split>.json."
-    asked, answers = [], []
+    entries, answers = [], []
     for index, g in enumerate(groups):
-        for p, (side, told) in zip(records(g, index, split, 4 * index + 1)[0], _FOUR):
+        for p, (side, caption_side) in zip(records(g, index, split, 4 * index + 1)[0], _FOUR):
             number = p["id"]
-            asked.append({"image_id": number, "question": question(g.captions[told]), "question_id": number,
-                          "file_name": p["file_name"]})  # fmt: skip
+            entries.append({"image_id": number, "question": question(g.captions[caption_side]), "question_id": number,
+                            "file_name": p["file_name"]})  # fmt: skip
             answers.append({"image_id": number, "source": p["source"], "answer_type": "yes/no",
-                            "answer": int(side == told), "answer_id": number,
+                            "answer": int(side == caption_side), "answer_id": number,
                             "coco_type": p["coco_type"]})  # fmt: skip
-    return {"questions": asked, "annotations": answers}
+    return {"questions": entries, "annotations": answers}
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #2b5ac930
 VERSION = 1
@@ -182,11 +182,11 @@ def _segmentation(mask: np.ndarray, polygons: list, form: str) -> list | dict:
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #c6b13fbd
 def coco_instances(picture: Rendering) -> list[dict]:
     """The annotations of an image's top-level objects; each mask has the visible pixels, in one of the three forms."""
-    seen, found = [t for t in picture.scene.top_level() if t.box is not None], instances(picture)
-    for t, one in zip(seen, found, strict=True):
+    things, records = [t for t in picture.scene.top_level() if t.box is not None], instances(picture)
+    for t, one in zip(things, records, strict=True):
         form = Dice(picture.scene.seed, 71, one["id"]).pick(*_FORMS)
         one["segmentation"] = _segmentation(picture.mask(t.id), one["segmentation"], form)
-    return found
+    return records
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #effb9890
 def coco_captions(picture: Rendering) -> list[dict]:

@@ -35,11 +35,11 @@ def context_tables(by_model: pd.DataFrame, by_filler: pd.DataFrame) -> dict[str,
     robustness as a share; and {"metric, kind, ci_low"}, {"..., ci_high"}. by_model, by_filler: summaries by kind, and
     by kind and filler."""
     both = pd.concat([by_model.assign(filler="all"), by_filler], ignore_index=True)
-    found = {}
+    tables = {}
     for kind, rows in both.groupby("kind"):
         for column, end in (("value", ""), ("ci_low", ", ci_low"), ("ci_high", ", ci_high")):
-            found |= claim_tables(rows, "filler", f"{{}}, {kind}{end}", column)
-    return {name: table / 100 if "robustness" in name else table for name, table in found.items()}
+            tables |= claim_tables(rows, "filler", f"{{}}, {kind}{end}", column)
+    return {name: table / 100 if "robustness" in name else table for name, table in tables.items()}
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #e7fb4be2
 _Tables, _Roles = Mapping[str, pd.DataFrame], Mapping[str, str]
@@ -143,10 +143,10 @@ _FAMILIES = ("flava", "vilt", "bridgetower", "blip", "blip2", "otter", "align", 
 def filler_models(models: Sequence[str]) -> list[str]:
     """Those of our models that section 7.3 averages fillers over: nine families, and of CLIP one with a CNN and one
     with a ViT: RN50x4 and ViT-L/14@336px or, where these did not run, the first that did."""
-    found = [name for name in models if PROBES.model(name) in _FAMILIES]
+    chosen = [name for name in models if PROBES.model(name) in _FAMILIES]
     for wanted, others in (("clip-rn50x4", BACKBONES["CNN"]), ("clip-vit-l14-336", BACKBONES["ViT"])):
-        found += [name for name in (wanted, *others) if name in models][:1]
-    return found
+        chosen += [name for name in (wanted, *others) if name in models][:1]
+    return chosen
 
 
 def _worse_fillers(t: _Tables, r: _Roles) -> list[bool]:
@@ -170,15 +170,15 @@ def _close(t: _Tables, table: str, column: str, points: float = 5) -> list[bool 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #ff54e5af
 def _patched_less(t: _Tables, r: _Roles, roles: Sequence[str]) -> list[bool]:
     "Whether each of some models keeps less of its AP under a patch than each that is none of them."
-    kept = kept_share(t, "reference_patch", "background")
-    named = [r[role] for role in roles if r.get(role) in kept]
-    return [kept[name] < other for name in named for other in kept.drop(named)]
+    shares = kept_share(t, "reference_patch", "background")
+    named = [r[role] for role in roles if r.get(role) in shares]
+    return [shares[name] < other for name in named for other in shares.drop(named)]
 
 
 def _least_kept(t: _Tables, r: _Roles) -> list[bool]:
     "Whether BridgeTower keeps less of its AP than another model when other objects go, too."
-    kept = kept_share(t, "reference_edited", "object")
-    return (kept.drop(r["bridgetower"]) > kept[r["bridgetower"]]).tolist()
+    shares = kept_share(t, "reference_edited", "object")
+    return (shares.drop(r["bridgetower"]) > shares[r["bridgetower"]]).tolist()
 
 
 def _gains(t: _Tables, kind: str) -> pd.DataFrame:

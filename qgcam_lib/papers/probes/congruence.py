@@ -42,25 +42,25 @@ def usual_places() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Of each class of the miniworld that keeps to places: where it is most usual, and where it is no more than drawn
     by chance. Its source is what was planted (`planted_biases`), not what was counted in pictures."""
     rows = planted_biases().query("bias == 'place of a thing'")
-    every, found = tuple(dict.fromkeys(rows["found"])), {}
+    every, by_category = tuple(dict.fromkeys(rows["found"])), {}
     for noun, part in rows.groupby("given", sort=False):
         usual = tuple(part["found"][part["weight"] == part["weight"].max()])
-        found[category_name(str(noun))] = (usual, tuple(one for one in every if one not in set(part["found"])))
-    return {name: places for name, places in found.items() if all(places)}
+        by_category[category_name(str(noun))] = (usual, tuple(one for one in every if one not in set(part["found"])))
+    return {name: places for name, places in by_category.items() if all(places)}
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #ec03d297
 def scenes_by_place(scenes: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     """Place -> pictures of it, empty. scenes: names or folders; of the miniworld's their backgrounds are known, of
     another folder each folder in it is a place."""
-    found: dict[str, list[Path]] = {}
+    by_place: dict[str, list[Path]] = {}
     for folder in map(dataset_folder, scenes):
         drawn = (folder / MINIWORLD_MARKER).is_file()
         parts = filler_places(folder) if drawn else {
             inside.name: sorted(path for path in inside.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
             for inside in sorted(folder.iterdir()) if inside.is_dir()}
         for place, paths in parts.items():
-            found.setdefault(place, []).extend(paths)
-    return {place: tuple(paths) for place, paths in found.items() if paths}
+            by_place.setdefault(place, []).extend(paths)
+    return {place: tuple(paths) for place, paths in by_place.items() if paths}
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #fe98cafa
 Target = tuple[CocoImage, CocoObject]
@@ -68,13 +68,13 @@ Target = tuple[CocoImage, CocoObject]
 
 def _targets(coco: Coco, going: Mapping[str, Any]) -> list[Target]:
     "The things that can be shown: the only one of a class, no crowd, of a class that keeps to places, large enough."
-    found = []
+    targets = []
     for number, image in coco.instances.images.items():
         objects = coco.instances.of(number)
         names = [one.category for one in objects]
-        found += [(image, one) for one in objects if one.category in going and names.count(one.category) == 1
-                  and not one.crowd and 0.01 <= coco.instances.mask(one).mean() < 1]
-    return found
+        targets += [(image, one) for one in objects if one.category in going and names.count(one.category) == 1
+                    and not one.crowd and 0.01 <= coco.instances.mask(one).mean() < 1]
+    return targets
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #853247e4
 def _draw_places(name: str, key: str, going: Mapping[str, Any], places: Mapping[str, Sequence[Path]], seed: int
@@ -154,12 +154,12 @@ def congruence_rows(groups: Sequence[ContextGroup], scores: pd.DataFrame) -> pd.
     """
     going = usual_places()
     whole = score_groups(groups, scores, missing="undefined")
-    raw, _, asked = rankings(groups, ScoreTable(scores), "undefined")
+    raw, _, answered = rankings(groups, ScoreTable(scores), "undefined")
     rows = whole[["id", "group", "filler"]].assign(**{"class": [one.present[0] for one in groups]})
     for name in ("ap", "confidence"):
         rows[f"{name}_usual"] = (whole[f"{name}_reference"] + whole[f"{name}_patch"]) / 2
         rows[f"{name}_unusual"] = whole[f"{name}_edited"]
-    raw = {part: np.where(asked, values, np.nan) for part, values in raw.items()}
+    raw = {part: np.where(answered, values, np.nan) for part, values in raw.items()}
     pulls = []
     for k, group in enumerate(groups):
         mine = {part: values[k, :len(group.classes)] for part, values in raw.items()}
@@ -183,15 +183,15 @@ def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased:
     twins = {name: rows[name] for name in (biased, unbiased) if name in rows and len(rows[name])}
     if len(twins) < 2:
         return pd.DataFrame(columns=_COLUMNS)
-    found = []
+    tables = []
     for contrast in CONTRASTS:
         sides = {name: [frame[["id", "group"]].assign(v=frame[f"{contrast}_{side}"]) for side in ("usual", "unusual")]
                  for name, frame in twins.items()}
         apart = [a.assign(v=a["v"] - b["v"]) for a, b in sides.values()]
         for name, (a, b) in [*sides.items(), (f"{biased} minus {unbiased}", apart)]:
-            found.append(compare(a, b, "v", **options).rename(columns={"a": "usual", "b": "unusual"}).assign(
+            tables.append(compare(a, b, "v", **options).rename(columns={"a": "usual", "b": "unusual"}).assign(
                 contrast=CONTRASTS[contrast], model=name))
-    return pd.concat(found, ignore_index=True)[_COLUMNS]
+    return pd.concat(tables, ignore_index=True)[_COLUMNS]
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #380bdd15
 def choose_turning(groups: Sequence[ContextGroup], rows: pd.DataFrame) -> ContextGroup:
@@ -220,7 +220,7 @@ def contrast_figure(table: pd.DataFrame) -> Figure:
     difference behind it. table: of `congruence_contrast`."""
     rows = table[(table["contrast"] == CONTRASTS["ap"]) & ~table["model"].str.contains(" minus ")]
     figure, ax = plt.subplots(figsize=(6.4, 2.2))
-    told, gaps, top = [], [], 115 * rows["usual"].max()
+    changes, gaps, top = [], [], 115 * rows["usual"].max()
     heights = (100 * rows["unusual"].sort_values(ascending=False) + top / 6 * np.arange(len(rows))).cummin()
     heights -= top / 6 * np.arange(len(rows))  # each label a sixth of the axis below the one above, or more
     for k, (place, row) in enumerate(rows.iterrows()):
@@ -229,9 +229,9 @@ def contrast_figure(table: pd.DataFrame) -> Figure:
         lost = with_interval(in_points(row.to_frame().T, "difference", "ci_low", "ci_high").iloc[0].astype(object),
                              Unit(1, 1, "", " points"), "difference")
         ax.text(1.05, heights[place], f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
-        told.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
+        changes.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
         gaps.append(f"{usual - unusual:.0f}{' points of AP' * (not gaps)} to {row['model']}")
     ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %",
            ylim=(0, top))
     return titled(figure, f"The usual background is worth {', '.join(gaps)}", "medium",
-                  alt=f"AP before a usual and an unusual background: {'; '.join(told)}.")
+                  alt=f"AP before a usual and an unusual background: {'; '.join(changes)}.")

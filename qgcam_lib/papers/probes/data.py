@@ -250,10 +250,10 @@ def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, 
     genome, coco, scenes = (root / name for name in ("visual_genome", "coco", "scenes"))
     text = {"captions": str(coco)} if coco.is_dir() else {}
     places = {"scenes": [str(scenes)]} if scenes.is_dir() else {"scenes": [], "fillers": ["black", "gray", "noise"]}
-    found = {"probe_relation": (genome, {"dataset": str(genome)}),
-             "probe_composition": (coco, {"dataset": [str(coco)], "swaps": []}),
-             "probe_background": (coco, {"dataset": str(coco)} | places)}
-    return {name: {folder.name: given | text | models} for name, (folder, given) in found.items() if folder.is_dir()}
+    sets = {"probe_relation": (genome, {"dataset": str(genome)}),
+            "probe_composition": (coco, {"dataset": [str(coco)], "swaps": []}),
+            "probe_background": (coco, {"dataset": str(coco)} | places)}
+    return {name: {folder.name: options | text | models} for name, (folder, options) in sets.items() if folder.is_dir()}
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #95c87d3e
 @contextmanager

@@ -118,9 +118,9 @@ def availability() -> pd.DataFrame:
     for name in sorted((one for one in list_published() if one.startswith("probes_table")), key=lambda n: int(n[12:])):
         frame = published(name)
         lost = "status" in frame and (frame["status"] == "not available").all()
-        said = "not available" if lost else "all"
+        numbers = "not available" if lost else "all"
         if lost and "unplaced" in frame:
             bold = frame.dropna(subset="unplaced")
-            said += "; without their column: " + ", ".join(f"{r.model} {r.unplaced}" for r in bold.itertuples())
-        rows.append((frame.attrs["source"]["table"], len(frame), said, cite(frame)))
+            numbers += "; without their column: " + ", ".join(f"{r.model} {r.unplaced}" for r in bold.itertuples())
+        rows.append((frame.attrs["source"]["table"], len(frame), numbers, cite(frame)))
     return pd.DataFrame(rows, columns=["table", "lines", "numbers", "where"])

@@ -64,17 +64,17 @@ def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -
     figure, axes = plt.subplots(rows, columns, figsize=(2.7 * columns + 0.4, 2.9 * rows + 0.9), squeeze=False)
     for ax in axes.ravel():
         bare(ax)
-    for ax, (model, found) in zip(axes.ravel(), maps.items()):
+    for ax, (model, features) in zip(axes.ravel(), maps.items()):
         ax.set_title(wrapped(model, 24, 3), fontsize="small")
-        if isinstance(found, str):
-            style.write_inside(ax, found, 7, 24, "small")
+        if isinstance(features, str):
+            style.write_inside(ax, features, 7, 24, "small")
             continue
         for kind, label in POINTS.items():
-            part, (marker, colour) = found[found["kind"] == kind], _LOOKS[kind]
+            part, (marker, colour) = features[features["kind"] == kind], _LOOKS[kind]
             ax.plot(part["x"], part["y"], linestyle="none", marker=marker, color=colour, markersize=4, label=label)
     shared_legend(figure, axes)
-    said = [f"{model} {'not drawn' if isinstance(one, str) else f'{len(one)} points'}" for model, one in maps.items()]
-    return titled(figure, title, alt=f"Points in a plane, a panel a model: {'; '.join(said) or 'none'}.")
+    panels = [f"{model} {'not drawn' if isinstance(one, str) else f'{len(one)} points'}" for model, one in maps.items()]
+    return titled(figure, title, alt=f"Points in a plane, a panel a model: {'; '.join(panels) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #587d5c7e
 def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
@@ -135,9 +135,9 @@ def score_matrix(summary: pd.DataFrame, *, title: str = "") -> Figure:
     ax.set_xticklabels(heads, rotation=90, fontsize="small")
     ax.set_yticklabels([wrapped(name, 24, 2) for name in down], fontsize="small")
     ax.tick_params(length=0)
-    said = [f"{name} {100 * row.min():.0f} to {100 * row.max():.0f}" for name, row in zip(down, np.nan_to_num(value))]
+    ranges = [f"{name} {100 * row.min():.0f} to {100 * row.max():.0f}" for name, row in zip(down, np.nan_to_num(value))]
     return titled(figure, title, alt=f"Numbers in cells, a line a model, a column a category: "
-                                     f"{'; '.join(said) or 'none'}.")
+                                     f"{'; '.join(ranges) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #36b80e87
 def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "") -> Figure:
@@ -204,17 +204,17 @@ def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[s
     rows = max(len(maps), 1)
     figure, axes = plt.subplots(rows, len(prompts) + 1, figsize=(2.5 * (len(prompts) + 1), 2.3 * rows + 1.1),
                                 squeeze=False)
-    said = []
+    notes = []
     for ax in axes.ravel():
         bare(ax)
-    for line, (model, found) in zip(axes, maps.items()):
-        agreement = map_correlation(np.asarray(found[0], float), np.asarray(found[-1], float))
+    for line, (model, attention) in zip(axes, maps.items()):
+        agreement = map_correlation(np.asarray(attention[0], float), np.asarray(attention[-1], float))
         alike = f"maps alike: r = {agreement:.2f}" if np.isfinite(agreement) else "a map is constant"
-        said.append(f"{model}, {alike}")
+        notes.append(f"{model}, {alike}")
         line[0].imshow(image)
         line[0].set_xlabel(f"{wrapped(model, 24, 2)}\n{alike}", fontsize="small")
-        top = max(float(np.max(one)) for one in found)
-        for ax, one in zip(line[1:], found, strict=True):
+        top = max(float(np.max(one)) for one in attention)
+        for ax, one in zip(line[1:], attention, strict=True):
             ax.imshow(image.convert("L"), cmap="gray", extent=(0, 1, 0, 1), aspect="auto")
             ax.imshow(np.asarray(one, float), cmap=style.HEAT, alpha=0.6, extent=(0, 1, 0, 1), aspect="auto", vmin=0,
                       vmax=top or 1, interpolation="bilinear")
@@ -222,7 +222,7 @@ def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[s
     for ax, prompt in zip(axes[0, 1:], prompts):
         ax.set_title(wrapped(prompt, 24, 4), fontsize="small", weight="normal")
     return titled(figure, title, alt=f"A picture and maps over it, a line a model, a column a prompt "
-                                     f"({'; '.join(prompts)}): {'; '.join(said) or 'none'}.")
+                                     f"({'; '.join(prompts)}): {'; '.join(notes) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #3a34b65e
 def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title: str = "") -> Figure:
@@ -234,7 +234,7 @@ def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title
     streams = list(dict.fromkeys(summary["stream"]))
     figure, axes = plt.subplots(1, len(streams), figsize=(2.2 * len(streams) + 0.4, 2.9), squeeze=False, sharex=True,
                                 sharey=True)
-    told, named, (across, up) = [], [], (paper.SWEPT[name] for name in ("imagenet_top1", "relcomp_text"))
+    changes, named, (across, up) = [], [], (paper.SWEPT[name] for name in ("imagenet_top1", "relcomp_text"))
     for k, (ax, stream) in enumerate(zip(axes[0], streams)):
         part = summary[summary["stream"] == stream].set_index("alpha").sort_index()
         x, y = (100 * part.loc[part["metric"] == name, ["value", "ci_low", "ci_high"]]
@@ -247,10 +247,10 @@ def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title
         named.append((ax, x["value"], y["value"], [f"{alpha:g}" for alpha in x.index]))
         ax.set_title(f"{stream} is trained", fontsize="small")
         ax.set_xlabel(f"{across}, %")
-        told.append(f"{stream} from ({x['value'].iloc[0]:.1f}, {y['value'].iloc[0]:.1f}) at alpha {x.index[0]:g} to "
-                    f"({x['value'].iloc[-1]:.1f}, {y['value'].iloc[-1]:.1f}) at {x.index[-1]:g}")
+        changes.append(f"{stream} from ({x['value'].iloc[0]:.1f}, {y['value'].iloc[0]:.1f}) at alpha {x.index[0]:g} to "
+                       f"({x['value'].iloc[-1]:.1f}, {y['value'].iloc[-1]:.1f}) at {x.index[-1]:g}")
     axes[0, 0].set_ylabel(f"{up}, %")
-    figure = titled(figure, title, "medium", alt=f"{up} over {across}, in percent: {'; '.join(told)}.")
+    figure = titled(figure, title, "medium", alt=f"{up} over {across}, in percent: {'; '.join(changes)}.")
     for points in named:  # the limits, which the axes share, stand now
         label_points(*points)
     return figure
@@ -269,15 +269,15 @@ LOSSES = {"matching": "matching loss", "contrast": "contrastive loss, nats", "ri
 def losses_figure(logs: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
     """The two losses and the share right over the training, an axis each, a line a stream. logs: of `mean_losses`."""
     figure, axes = plt.subplots(1, len(LOSSES), figsize=(7, 2.8))
-    told = []
+    changes = []
     for ax, (column, label) in zip(axes, LOSSES.items()):
         scale = 100 if column == "right" else 1
         for k, (stream, log) in enumerate(logs.items()):
             ax.plot(log["step"], scale * log[column], linewidth=1.6, label=stream, **line_look(k))
-            told.append(f"{label} of {stream} from {scale * log[column].iloc[0]:.3g} to "
-                        f"{scale * log[column].iloc[-1]:.3g}")
+            changes.append(f"{label} of {stream} from {scale * log[column].iloc[0]:.3g} to "
+                           f"{scale * log[column].iloc[-1]:.3g}")
         if column == "right":
             ax.axhline(50, color=GUIDE, linestyle=":", label="chance")
         ax.set(xlabel="training step", ylabel=label)
     style.legend_below(figure, *axes[-1].get_legend_handles_labels())
-    return titled(figure, title, "medium", alt=f"Curves over training steps: {'; '.join(told)}.")
+    return titled(figure, title, "medium", alt=f"Curves over training steps: {'; '.join(changes)}.")

@@ -67,8 +67,8 @@ def questions(test: ProbeData, relation: ProbeData | None, pairs: ProbeData | No
     choices = predicate_choices(relation.part) if relation is not None else []
 
     def ask(model: Remembering) -> dict[str, pd.DataFrame]:
-        found = relcomp_scores(model, test.part, test.folders, progress=False)
-        frames = {"relcomp": found.rename(columns={ours: name for name, ours in _RELCOMP.items()})}
+        scores = relcomp_scores(model, test.part, test.folders, progress=False)
+        frames = {"relcomp": scores.rename(columns={ours: name for name, ours in _RELCOMP.items()})}
         if choices:
             frames["probe_r"] = probe(model, choices, relation.folders, progress=False).rename(
                 columns={"correct": "probe_r"})
@@ -170,12 +170,12 @@ def shares(summary: pd.DataFrame, gained: str = "relcomp_text", lost: str = "ima
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #e1791810
 def patched_alphas(shares: pd.DataFrame) -> dict[str, float]:
     """The alpha of each stream, see above. shares: of `shares`."""
-    found = {}
+    alphas = {}
     for stream, rows in shares[(shares["alpha"] > 0) & (shares["alpha"] < 1)].groupby("stream", sort=False):
         worst = rows[["gain_kept", "loss_spared"]].min(axis=1, skipna=False).round(9)  # equal shares are a tie
         middle = rows["alpha"].iloc[(len(rows) - 1) // 2]
-        found[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
-    return found
+        alphas[stream] = float(middle if worst.isna().all() else rows["alpha"][worst.idxmax()])
+    return alphas
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #1856808a
 def alpha_reasons(shares: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFrame:
@@ -268,10 +268,10 @@ def learning_changes(trainings: pd.DataFrame) -> pd.DataFrame:
 def text_alone_scores(train: Sequence[RelCompGroup], test: Sequence[RelCompGroup]) -> dict[str, pd.DataFrame]:
     """Rows of `score_groups` of two scorers that see no picture, by name. train: what they count n-grams of."""
     positive = NGrams([text for group in train for text in (group.caption, group.positive)])
-    said = blind_scores(test, Blind(positive))
+    blind_table = blind_scores(test, Blind(positive))
     odds = blind_scores(test, Blind(NGrams([group.positive for group in train])))
     against = blind_scores(test, Blind(NGrams([group.negative for group in train])))
-    tables = {"text alone: how usual it is": said,
+    tables = {"text alone: how usual it is": blind_table,
               "text alone: positive or negative": odds.assign(score=odds["score"] - against["score"])}
     return {name: score_groups(test, table) for name, table in tables.items()}
 
@@ -318,8 +318,8 @@ def ties_apart(swept: Mapping[str, Mapping[str, pd.DataFrame]], same: pd.Series,
             for stream, one in every.items()}
     rows = [sweep_summary(one, **options).assign(groups=name) for name, one in (("all, ties wrong", every),
                                                                             ("without ties", left))]
-    found = pd.concat(rows).query("metric == 'relcomp_text'")
-    parts = [found[(found["stream"] == stream) & np.isclose(found["alpha"], alpha)].assign(scorer=name)
+    text_rows = pd.concat(rows).query("metric == 'relcomp_text'")
+    parts = [text_rows[(text_rows["stream"] == stream) & np.isclose(text_rows["alpha"], alpha)].assign(scorer=name)
              for name, stream, alpha in _scorers(alphas)]
     best = pd.DataFrame([{"scorer": "highest possible", "groups": "all, ties wrong", "value": 1 - same.mean(),
                           "n": len(same)}])

@@ -85,8 +85,8 @@ def turn_title(row: Any) -> str:
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #0462673e
 def _of(scores: pd.DataFrame, image: str, prompt: str) -> float:
     "The one score of a picture and a prompt; NaN where there is none."
-    found = scores.loc[(scores["image"] == image) & (scores["prompt"] == prompt), "score"]
-    return float(found.iloc[0]) if len(found) else np.nan
+    values = scores.loc[(scores["image"] == image) & (scores["prompt"] == prompt), "score"]
+    return float(values.iloc[0]) if len(values) else np.nan
 
 
 def _mark(is_right: bool) -> str:
@@ -111,11 +111,11 @@ def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFra
     rows, places = {}, [(i, j) for i in range(2) for j in range(2)]
     for model, frame in scores.items():
         table = np.array([_of(frame, pair.images[i], pair.prompts[j]) for i, j in places])
-        told = [f"{value:.2f}" if np.isfinite(value) else "–" for value in table]
+        cells = [f"{value:.2f}" if np.isfinite(value) else "–" for value in table]
         if np.isfinite(table).all():
-            found = pair_scores(table.reshape(1, 2, 2)).iloc[0]
-            told += [_mark(bool(found[name])) for name in ("text", "image", "group")]
-        rows[model] = told + ["–"] * (7 - len(told))
+            marks = pair_scores(table.reshape(1, 2, 2)).iloc[0]
+            cells += [_mark(bool(marks[name])) for name in ("text", "image", "group")]
+        rows[model] = cells + ["–"] * (7 - len(cells))
     heads = [f"I{i + 1}, P{j + 1}" for i, j in places]
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*heads, "text", "image", "group"])
 
@@ -125,14 +125,14 @@ def context_cells(group: ContextGroup, scores: Mapping[str, pd.DataFrame]) -> pd
     class is a present one, as texts."""
     rows = {}
     for model, frame in scores.items():
-        told = []
+        cells = []
         for name in group.pictures.values():
             values = np.array([_of(frame, name, prompt) for prompt in group.prompts])
             shares = np.exp(values - np.nanmax(values)) if np.isfinite(values).all() else np.full(len(values), np.nan)
             here = np.isin(group.classes, group.present)
-            told.append(f"{_mark(bool(here[int(np.argmax(values))]))} {(shares / shares.sum())[here].mean():.2f}"
-                        if np.isfinite(shares).all() else "–")
-        rows[model] = told
+            cells.append(f"{_mark(bool(here[int(np.argmax(values))]))} {(shares / shares.sum())[here].mean():.2f}"
+                         if np.isfinite(shares).all() else "–")
+        rows[model] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*group.pictures])
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ed255284
@@ -181,10 +181,10 @@ def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells:
     ax = figure.add_subplot(grid[1, :])
     ax.set_axis_off()
     _draw_cells(ax, cells, room, int(94 * left))
-    said = [f"{model}: " + ", ".join(f"{name} {text}" for name, text in row.items()) for model, row in cells.iterrows()]
+    rows = [f"{model}: " + ", ".join(f"{name} {text}" for name, text in row.items()) for model, row in cells.iterrows()]
     texts = "; ".join(text for _, text in [*pictures, *beside])
     return titled(figure, title, "medium", alt=f"Pictures with their prompts ({texts}). "
-                                               f"{'; '.join(said) or 'No model ran'}.")
+                                               f"{'; '.join(rows) or 'No model ran'}.")
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #1aa073b0
 Picture = Callable[[str], str | Path | Image.Image]

@@ -31,7 +31,7 @@ def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data:
                    device: str | None = None, seed: int = 0) -> tuple[dict[str, pd.DataFrame], str]:
     """`feature_map` of each model's pictures, true and predicate-swapped prompts, and a sentence about the models that
     have none; '' where all have."""
-    found, joint = {}, []
+    spaces, joint = {}, []
     if len(groups) < 2:
         return {}, "Too few groups for a map of features."
     for name in models:
@@ -44,9 +44,9 @@ def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data:
                 vectors = {"image": model.encode_images([data.picture(one.image) for one in groups]),
                            "positive": model.encode_texts([one.positive_prompt for one in groups]),
                            "swapped": model.encode_texts([one.predicate_prompt for one in groups])}
-            found[name] = feature_map(vectors, seed=seed)
+            spaces[name] = feature_map(vectors, seed=seed)
     text = f"Not drawn: {', '.join(joint)}. They read text and image together and have no features of an image alone."
-    return found, text if joint else ""
+    return spaces, text if joint else ""
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #d9c51686
 def _encoder(model: Any) -> tuple[Any, int]:
@@ -84,8 +84,8 @@ def _pixels(model: Any, image: Any) -> Any:
 def attention_of(models: Iterable[str], image: Any, prompts: Sequence[str], *, weights: str = "mini",
                  device: str | None = None, seed: int = 0) -> dict[str, list[np.ndarray]]:
     """`attention_maps` of each model that has some."""
-    found = {name: attention_maps(load_model(name, weights, device, seed=seed), image, prompts) for name in models}
-    return {name: maps for name, maps in found.items() if maps is not None}
+    by_model = {name: attention_maps(load_model(name, weights, device, seed=seed), image, prompts) for name in models}
+    return {name: maps for name, maps in by_model.items() if maps is not None}
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #2d5efe5e
 def prompt_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarray] | None:
@@ -120,19 +120,19 @@ def map_changes(models: Mapping[str, Any], data: ProbeData, groups: Sequence[Rel
     for group in groups:
         prompts = [group.positive_prompt, group.predicate_prompt]
         maps = {name: prompt_maps(model, data.picture(group.image), prompts) for name, model in models.items()}
-        if any(found is None for found in maps.values()):
+        if any(pair is None for pair in maps.values()):
             break
-        for name, found in maps.items():
-            values = {"true against swapped": map_correlation(*found)}
+        for name, pair in maps.items():
+            values = {"true against swapped": map_correlation(*pair)}
             if name != first:
                 values |= {what: map_correlation(one, other) for what, one, other in
-                           zip(("true prompt", "predicate swapped"), found, maps[first])}
+                           zip(("true prompt", "predicate swapped"), pair, maps[first])}
             rows += [{"model": name, "group": group.image, "maps": what, "pearson": r} for what, r in values.items()]
     columns = ["model", "metric", "value", "ci_low", "ci_high", "n", "n_undefined", "n_groups"]
     if not rows:
         return pd.DataFrame(columns=columns)
-    found = summarize(pd.DataFrame(rows), "pearson", by=["model", "maps"], **options)
-    return found.drop(columns="metric").rename(columns={"maps": "metric"})[columns]
+    summary = summarize(pd.DataFrame(rows), "pearson", by=["model", "maps"], **options)
+    return summary.drop(columns="metric").rename(columns={"maps": "metric"})[columns]
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #4509bc74
 _RULES = {"gain": "wrong before and right after, with the largest gain of confidence in the true prompt",

@@ -105,8 +105,8 @@ def ask_alphas(before: Any, half: Mapping[str, torch.Tensor], sets: StudySets, a
                ) -> dict[str, pd.DataFrame]:
     """What the models between `before` and its training answer: name -> alpha, id, the groups and columns of SWEPT."""
     swept = alpha_sweep(before, with_half(before.model, half), sets.ask, alphas)
-    kept = ("alpha", "id", "group", "image_1", "image_2", *SWEPT)
-    return {name: frame[[column for column in kept if column in frame]].astype(
+    wanted = ("alpha", "id", "group", "image_1", "image_2", *SWEPT)
+    return {name: frame[[column for column in wanted if column in frame]].astype(
         dict.fromkeys(set(SWEPT) & set(frame), float)) for name, frame in swept.items()}
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #2a4a4269
@@ -277,14 +277,14 @@ def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summa
     summary: of `sweep_summary`, for the intervals.
     """
     stream, seed = study.kept
-    known, rows = summary[summary["stream"] == stream].set_index(["alpha", "metric"]), []
+    stored_values, rows = summary[summary["stream"] == stream].set_index(["alpha", "metric"]), []
     for part, frame in again.items():
         stored = study.records[part].query("stream == @stream and seed == @seed")
         both = stored.merge(frame, on=["alpha", "id"], suffixes=("", "_now"), validate="one_to_one")
         for metric in (name for name in SWEPT if name in frame):
             for alpha, cell in both.groupby("alpha"):
                 old, new = cell[metric].mean(), cell[f"{metric}_now"].mean()
-                low, high = known.loc[(alpha, metric), ["ci_low", "ci_high"]]
+                low, high = stored_values.loc[(alpha, metric), ["ci_low", "ci_high"]]
                 rows.append((f"alpha {alpha:g}", metric, old, new, low, high, len(cell),
                              abs(new - old) <= 0.1 * (high - low) / 2))
     return pd.DataFrame(rows, columns=["model", "metric", "stored", "now", "ci_low", "ci_high", "n", "same"])
@@ -295,8 +295,8 @@ def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, s
     """Train one stream with the study's recipe and ask every alpha: the records, with the columns seed and alpha."""
     recipe = replace(RelCompRecipe.stored(study.about["recipe"]), stream=stream, seed=seed)
     done = finetune_relcomp(before, sets.train.part, sets.train.folders, work, recipe=recipe, progress=False)
-    found = ask_alphas(before, learned_half(before.model, done.model), sets, study.setup.alphas)
-    return {part: frame.assign(seed=seed) for part, frame in found.items()}
+    frames = ask_alphas(before, learned_half(before.model, done.model), sets, study.setup.alphas)
+    return {part: frame.assign(seed=seed) for part, frame in frames.items()}
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #4dd19c89
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -310,14 +310,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many (default: {SEEDS})")
     parser.add_argument("--keep", default="T-0", help="STREAM-SEED of the training whose weights are kept")
     parser.add_argument("--device", default="cpu")
-    given = {Setup: Setup(), RelCompRecipe: RECIPE}
-    for values in given.values():
+    defaults = {Setup: Setup(), RelCompRecipe: RECIPE}
+    for values in defaults.values():
         for field in fields(values):
             value = getattr(values, field.name)
             if field.name not in ("stream", "seed") and isinstance(value, int | float | str):
                 parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(value), default=value)
-    told = parser.parse_args(argv)
-    setup, recipe = (replace(values, **{field.name: getattr(told, field.name) for field in fields(values)
-                                        if field.name in told}) for values in given.values())
-    return run_study(told.out, setup, recipe, streams=told.streams, seeds=told.seeds, keep=told.keep, work=told.work,
-                     device=told.device)
+    options = parser.parse_args(argv)
+    setup, recipe = (replace(values, **{field.name: getattr(options, field.name) for field in fields(values)
+                                        if field.name in options}) for values in defaults.values())
+    return run_study(options.out, setup, recipe, streams=options.streams, seeds=options.seeds, keep=options.keep,
+                     work=options.work, device=options.device)

@@ -60,8 +60,8 @@ def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | 
     if not tables:
         return pd.DataFrame(columns=["model", "comparison", "kind", "filler", "category", "metric", "value", "ci_low",
                                      "ci_high", "chance", "blind", "n", "n_undefined", "n_groups"])
-    found = pd.concat(tables, ignore_index=True)
-    return found[["model", *(name for name in found if name != "model")]]
+    summary = pd.concat(tables, ignore_index=True)
+    return summary[["model", *(name for name in summary if name != "model")]]
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #56966f4d
 def baselines(summary: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -99,18 +99,18 @@ def pooled(frames: Mapping[str, pd.DataFrame], parts: Mapping[str, Sequence[str]
 
     parts: name -> models; None: "all models". A name without any of its models is left out.
     """
-    found = {}
+    pools = {}
     for name, models in (parts or {"all models": [*frames]}).items():
         mine = [frames[one].assign(id=one + " " + frames[one]["id"].astype(str)) for one in models if one in frames]
         if mine:
-            found[name] = pd.concat(mine, ignore_index=True)
-    return found
+            pools[name] = pd.concat(mine, ignore_index=True)
+    return pools
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #84afa98e
 def of_kind(frames: Mapping[str, pd.DataFrame], kind: str) -> dict[str, pd.DataFrame]:
     """The rows of one kind of each model's frame; a model without any is left out."""
-    found = {model: frame[frame["kind"] == kind].reset_index(drop=True) for model, frame in frames.items()}
-    return {model: frame for model, frame in found.items() if len(frame)}
+    selected = {model: frame[frame["kind"] == kind].reset_index(drop=True) for model, frame in frames.items()}
+    return {model: frame for model, frame in selected.items() if len(frame)}
 
 
 def backbones(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -281,14 +281,14 @@ def moved_claims(ours: Evaluated, theirs: Evaluated, everywhere: Evaluated) -> p
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #267df7e2
 def probe_c_values(candidates: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The candidates of `probe_c_candidates`, with what each is for every model of a run, in percent."""
-    found, names = candidates.copy(), {"confidence": "confidence"}
+    table, names = candidates.copy(), {"confidence": "confidence"}
     for model, frame in frames.items():
         means = frame.groupby("kind")[["text_score", "image_score", "group_score", "confidence"]].mean().astype(float)
         means.loc["both"] = means.loc[[one for one in ("composition", "object") if one in means.index]].mean()
-        columns = [names.get(score, f"{score}_score") for score in found["score"]]
-        found[model] = [100 * means.loc[split, column] if split in means.index else np.nan
-                        for split, column in zip(found["split"], columns)]
-    return found
+        columns = [names.get(score, f"{score}_score") for score in table["score"]]
+        table[model] = [100 * means.loc[split, column] if split in means.index else np.nan
+                        for split, column in zip(table["split"], columns)]
+    return table
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #741fa236
 _NAMES = {"robustness_reference_patch": "robustness to a patch",
