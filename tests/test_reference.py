@@ -10,7 +10,7 @@ from qgcam_lib.cli import main as cli
 from qgcam_lib.errors import RunError
 from qgcam_lib.runs import reference as references
 from qgcam_lib.runs.record import git_state, register_output, uncommitted, update_run, write_run
-from qgcam_lib.runs.reference import KEPT_ROWS, compare, report, table_differences, write_reference
+from qgcam_lib.runs.reference import KEPT_ROWS, compare_with_reference, report, table_differences, write_reference
 
 SUMMARY = pd.DataFrame({"model": ["blip", "blip", "centre"], "metric": ["io_ratio", "pg_hit", "pg_hit"],
                         "value": [0.374, 0.622, 0.067], "ci_low": [0.339, 0.563, 0.045],
@@ -55,13 +55,13 @@ def moved(table, row, column, value):
 
 
 def lines(folder, reference):
-    return [str(one).split(" (")[0] for one in compare(folder, reference)]
+    return [str(one).split(" (")[0] for one in compare_with_reference(folder, reference)]
 
 
 def test_a_run_holds_its_own_reference_in_any_order_of_rows_and_under_another_id(make, reference):
     other = make("b" * 12, summary=SUMMARY[::-1], claims=CLAIMS.assign(seconds=9.0),
                  results={"seconds": 8.0})
-    assert compare(make(), reference) == compare(other, reference) == []
+    assert compare_with_reference(make(), reference) == compare_with_reference(other, reference) == []
     assert sum(path.stat().st_size for path in reference.rglob("*.*")) < 3000  # also with a long table
 
 
@@ -73,7 +73,7 @@ WITHIN = {"a tenth of the half width": {"summary": moved(SUMMARY, 1, "value", 0.
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_values_may_move_within_the_rule(make, reference, name):
-    assert compare(make("b" * 12, **WITHIN[name]), reference) == []
+    assert compare_with_reference(make("b" * 12, **WITHIN[name]), reference) == []
 
 
 BEYOND = {
@@ -124,15 +124,15 @@ def test_on_another_processor_numbers_are_one_line_and_a_verdict_is_not(make, re
 def test_an_interrupted_run_a_changed_table_and_a_missing_reference_are_refused(make, reference):
     folder = make("b" * 12)
     with pytest.raises(RunError, match="make papers"):
-        compare(folder, reference.with_name("other"))
+        compare_with_reference(folder, reference.with_name("other"))
     (folder / "tables" / "claims.csv").write_text("claim\n")
     with pytest.raises(RunError, match="has changed"):
-        compare(folder, reference)
+        compare_with_reference(folder, reference)
     for status in ("running", "failed"):
         folder = make("c" * 12)
         update_run(folder, status=status)
         with pytest.raises(RunError, match="expected a finished run"):
-            compare(folder, reference)
+            compare_with_reference(folder, reference)
 
 
 def test_the_command_compares_what_the_engine_ran_last(make, reference, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INTERVAL_SHARE', 'RELATIVE', 'SMALLEST', 'REFERENCES', 'REFERENCE_FILE', 'KEPT_ROWS', 'MEANT', 'allowed',
            'Difference', 'table_differences', 'kept_table', 'processor_of', 'write_reference', 'read_reference',
-           'compare', 'report']
+           'compare_with_reference', 'report']
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #789b9b21
 import json
@@ -279,7 +279,7 @@ def _result_differences(before: Any, after: Any) -> list[Difference]:
             if size is not None and not size <= 1] + _lost_and_new("results", "", old, new)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #28feddab
-def compare(folder: str | Path, reference: str | Path) -> list[Difference]:
+def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Difference]:
     """The differences of the tables and results of the finished run in `folder` from the reference; empty if there are
     none.
 
@@ -312,14 +312,15 @@ def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -
     On another processor than the reference's, numbers that differ give one line and hold, unless `strict`; a verdict
     that differs never holds. Errors: as of `compare`.
     """
-    differences = compare(folder, reference)
+    differences = compare_with_reference(folder, reference)
     here, there = processor_of(read_run(folder)), read_reference(reference).get("processor", "")
     name = f"{Path(reference).name}/{Path(folder).name}"
     if not differences:
         return True, []
     if here != there and not strict and not any(one.is_verdict for one in differences):
         most = max(differences, key=lambda one: -1 if math.isnan(one.size) else one.size)
-        return True, [f"{name}: {len(differences)} numbers differ on this processor ({here}; the page: {there}), the "
+        differ = "1 number differs" if len(differences) == 1 else f"{len(differences)} numbers differ"
+        return True, [f"{name}: {differ} on this processor ({here}; the page: {there}), the "
                       f"most {most}. Every verdict stands."]
     more = [f"... and {len(differences) - _MOST} more"] * (len(differences) > _MOST)
     where = f" (this processor: {here}; the page's: {there})" * (here != there)

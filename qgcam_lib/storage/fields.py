@@ -85,7 +85,7 @@ def _fault(error: ValidationError) -> str:
     expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     expected = expected.partition(" or an instance of")[0]
     where = f"field {field!r}: " if field else ""
-    return f"{where}{expected}, got {first['input']!r:.60}"
+    return f"{where}{expected}" if ", got " in expected else f"{where}{expected}, got {first['input']!r:.60}"
 
 # %% ../../nbs/lib/storage/05_fields.ipynb #738fbc54
 def checked(kind: Any, value: Any, example: str = "", file: str | Path = "", remedy: str = "") -> Any:

@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from ..miniworld.scenes.render import SEED, Rendering, settle
+from ..miniworld.scenes.render import SEED, Rendering, paint_scene
 from ..miniworld.scenes.scene import Scene, Thing
 from ..miniworld.words.claims import Caption, Noun, certainly_true
 from ..probes.score import pair_scores, pair_ties
@@ -47,7 +47,7 @@ def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Render
               flip=ends[0] == _RIGHT),
         Thing(1, "ball", "things", colour, x=ends[1], y=_FOOT, height=20.0, depth=_FOOT),
     )  # fmt: skip
-    return settle(Scene("test", 950_000, SEED, 96, _PLACES[background], 42.0, False, things))
+    return paint_scene(Scene("test", 950_000, SEED, 96, _PLACES[background], 42.0, False, things))
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #91a1cb04
 def _captions() -> list[Caption]:

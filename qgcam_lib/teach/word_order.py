@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from ..miniworld.scenes.render import SEED, Rendering, settle
+from ..miniworld.scenes.render import SEED, Rendering, paint_scene
 from ..miniworld.scenes.scene import Scene, Thing
 from ..miniworld.words.grammar import ADJECTIVES, NOUNS, orderings
 from ..miniworld.words.listener import OUTCOMES, Listener, judge
@@ -61,7 +61,7 @@ def _row() -> Rendering:
         Thing(2, "ball", "things", "blue", x=66.0, y=_FOOT, height=19.0, depth=_FOOT),
         Thing(3, "dog", "animals", "white", x=92.0, y=_FOOT, height=26.0, depth=_FOOT, flip=True),
     )  # fmt: skip
-    return settle(Scene("test", 960_000, SEED, 112, "grass", 48.0, False, things))
+    return paint_scene(Scene("test", 960_000, SEED, 112, "grass", 48.0, False, things))
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #b5436b30
 def said_scene() -> SaidScene:

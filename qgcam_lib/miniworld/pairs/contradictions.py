@@ -22,7 +22,7 @@ from qgcam_lib.miniworld.pairs.plans import (
 )
 from .role_plans import ROLE_PLANS
 from ..scenes.draft import Draft
-from ..scenes.render import SEED, Rendering, settle
+from ..scenes.render import SEED, Rendering, paint_scene
 from ..scenes.sampler import CLUSTERS, place
 from ..scenes.scene import BACKGROUNDS, KINDS, Thing, place_weight
 from ..words.claims import Caption, certainly_false, certainly_true, denoted
@@ -192,7 +192,7 @@ def _draw(plan: PairPlan, side: int, key: int, number: int, background: str) -> 
         stage.looks = {**plan.looks, **dict(part.looks)}
         if not _put(stage, part, k):
             return None
-    return settle(stage.scene("test", number, key & 0xFFFFFFFF, _SIZE))
+    return paint_scene(stage.scene("test", number, key & 0xFFFFFFFF, _SIZE))
 
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #681de443
 _LEAST_SIDE, _LEAST_CLOTHES_SIDE, _LEAST_VISIBLE = 8, 5, 0.45

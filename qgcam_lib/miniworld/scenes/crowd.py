@@ -15,7 +15,7 @@ import numpy as np
 
 from ..art.draw import Dice
 from .draft import Draft
-from .render import Rendering, mask_box, settle
+from .render import Rendering, mask_box, paint_scene
 from .sampler import CLUSTERS, FAR, FLYERS, HELD, NEAR, hand_over, place
 from qgcam_lib.miniworld.scenes.scene import (
     ANIMALS,
@@ -148,7 +148,7 @@ def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
     dice = Dice(seed, 22, SPLITS[split], index)
     size = dice.pick(_SIDES)
     for attempt in range(_ATTEMPTS):
-        picture = settle(draft_crowd(index, split, seed, size, attempt))
+        picture = paint_scene(draft_crowd(index, split, seed, size, attempt))
         tops = picture.scene.top_level()
         if tops and rivals(picture.scene, tops[0].id):
             return crop(picture, _frame(picture, dice))
@@ -244,7 +244,7 @@ def make_doubles(index: int, split: str, *, seed: int) -> Rendering:
     scene_number(DOUBLES_SPLITS, index, split)
     size = Dice(seed, 32, DOUBLES_SPLITS[split], index).pick(_DOUBLES_SIDES)
     for attempt in range(_DOUBLES_ATTEMPTS):
-        picture = settle(draft_doubles(index, split, seed, size, attempt))
+        picture = paint_scene(draft_doubles(index, split, seed, size, attempt))
         if is_usable(picture.scene):
             return picture
     raise RuntimeError(f"no scene after {_DOUBLES_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")

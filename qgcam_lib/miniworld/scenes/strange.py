@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..art.draw import COLOURS, Canvas, Dice, Pen, make_paint, noise
 from ..art.people import draw_figure
-from .render import Rendering, draw_thing, far_to_near, settle
+from .render import Rendering, draw_thing, far_to_near, paint_scene
 from .sampler import draft_scene
 from .scene import COLOUR_BIAS, PLACE_BIAS, SCENE_COLOUR_BIAS, Scene, place_weight
 
@@ -204,7 +204,7 @@ def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Renderi
         scene = draft_scene(index, "test", key & 0xFFFFFFFF, size, False, attempt)
         scene = _moved(_change(scene, Dice(key, attempt)), dx, dy)
         empty = paint_place(place, height, width, int(scene.horizon), Dice(key)).rgb
-        picture = settle(scene, lambda s, empty=empty: _paint(s, empty))
+        picture = paint_scene(scene, lambda s, empty=empty: _paint(s, empty))
         if len(picture.scene.top_level()) >= 2:
             return replace(picture, image=spoil(picture.image, faults, dice))
     raise RuntimeError(f"no strange scene after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")

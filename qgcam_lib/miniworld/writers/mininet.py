@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ..art.draw import Dice
 from ..scenes.draft import Draft
-from ..scenes.render import SEED, Rendering, render, settle
+from ..scenes.render import SEED, Rendering, paint_scene, render
 from ..scenes.sampler import FLYERS
 from ..scenes.scene import BACKGROUNDS, KINDS, Scene, scene_number
 from ..words.words import article
@@ -51,7 +51,7 @@ def mininet_picture(name: str, index: int, *, seed: int = SEED) -> Rendering:
         _put_in_the_middle(draft, name)
         left, top, right, bottom = draft.extent(0)
         if min(left, top) >= _MARGIN and max(right, bottom) <= 1.0 - _MARGIN:
-            return settle(draft.scene("val", number, seed, _SIZE))
+            return paint_scene(draft.scene("val", number, seed, _SIZE))
     raise RuntimeError(f"no {name} in the middle after {_ATTEMPTS} attempts (index={index}, seed={seed})")
 
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #b287194f
