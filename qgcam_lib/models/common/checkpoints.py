@@ -194,19 +194,19 @@ class Config:
     retired: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def read(cls, given: "Self | Mapping[str, Any] | str | Path") -> Self:
+    def read(cls, source: "Self | Mapping[str, Any] | str | Path") -> Self:
         """A config from itself, a dictionary or a JSON file.
 
         JSON's lists become tuples; a key that is no field is a ValueError.
         """
-        if isinstance(given, str | Path):
-            given = read_config(given)
-        if isinstance(given, Mapping):
-            known = [field.name for field in fields(cls)]
-            if unknown := [key for key in given if key not in (*known, *cls.retired)]:
-                raise ValueError(f"config: unknown keys {unknown}. Expected some of {known}.")
-            given = cls(**{key: _as_tuple(value) for key, value in given.items() if key in known})
-        return given
+        if isinstance(source, str | Path):
+            source = read_config(source)
+        if isinstance(source, Mapping):
+            names = [field.name for field in fields(cls)]
+            if unknown := [key for key in source if key not in (*names, *cls.retired)]:
+                raise ValueError(f"config: unknown keys {unknown}. Expected some of {names}.")
+            source = cls(**{key: _as_tuple(value) for key, value in source.items() if key in names})
+        return source
 
     def to_dict(self) -> dict[str, Any]:
         """The sizes as JSON values."""

@@ -60,11 +60,11 @@ def hub_folder(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #f49b4979
-def not_on_hub(repository: str, files: str, found: object = "") -> str:
+def not_on_hub(repository: str, files: str, error: object = "") -> str:
     """What an error says of a repository that could not be read: why, where its files have to lie, and how they get
     there. files: those that are needed, as text; found: the library's own words, of which the first line is kept.
     """
-    words = str(found).strip().splitlines()
+    words = str(error).strip().splitlines()
     why = f" ({words[0][:120]})" if words else ""
     return (f"{repository} is neither in Hugging Face's cache nor reachable, or it has no such files{why}. Needed: "
             f"{files}, in {hub_folder(repository)}. `huggingface-cli download {repository}` fills that folder where "
