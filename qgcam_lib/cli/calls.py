@@ -36,7 +36,7 @@ def with_flags(text: Any, options: Sequence[Any]) -> str:
     """A message on one line with NAME='VALUE' written as on the command line, --name VALUE. options: of the command."""
     flags = {one.name: one.opts[-1] for one in options if one.opts[-1].startswith("--")}
     names = rf"""\b({"|".join(flags) or "(?!)"})=(?:True\b|(['"]?)([\w.-]+)\2)"""
-    return re.sub(names, lambda found: " ".join(filter(None, (flags[found[1]], found[3]))), _one_line(text))
+    return re.sub(names, lambda match: " ".join(filter(None, (flags[match[1]], match[3]))), _one_line(text))
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #b26f6df0
 @contextmanager
@@ -183,8 +183,8 @@ def echo_table(frame: Any, form: Callable[[float], str] = "{:.3f}".format) -> No
     from rich.console import Console
 
     console = Console()
-    known = console.is_terminal or "COLUMNS" in os.environ
-    say(table_text(frame, console.width if known else None, form))
+    has_width = console.is_terminal or "COLUMNS" in os.environ
+    say(table_text(frame, console.width if has_width else None, form))
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:

@@ -42,18 +42,19 @@ _SCORES = (*dict.fromkeys([
 def _score_rows(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     """The stores of map scores ("model" is the run's own model), and the tables with a row per example: by model, or by
     what was made of one model (stream and alpha of RelComp)."""
-    found: dict[str, ModelRows] = {}
+    tables: dict[str, ModelRows] = {}
     for place in sorted({file.parent for file in (folder / "records").glob("*/*.parquet")}):
         name, rows = place.name, RecordStore(place).read()
         if {"id", "group"} <= set(rows) and set(METRICS) & set(rows):
-            found.setdefault("map scores", {})[record["parameters"].get(name, name) if name == "model" else name] = rows
+            model = record["parameters"].get(name, name) if name == "model" else name
+            tables.setdefault("map scores", {})[model] = rows
     for path in [Path(item["path"]) for item in record["outputs"] if item["kind"] == "table"]:
         if re.fullmatch(r"((congruence_)?records|choices_).*\.parquet", path.name):
             rows, table = pd.read_parquet(folder / path), "choices" if path.stem.startswith("choices_") else path.stem
             if "model" not in rows:
                 rows["model"] = "alpha " + rows["alpha"].astype(str) if "alpha" in rows else table
-            found.setdefault(table, {}).update(list(rows.groupby("model", sort=False)))
-    return found
+            tables.setdefault(table, {}).update(list(rows.groupby("model", sort=False)))
+    return tables
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #a37f85a4
 @dataclass(frozen=True)
@@ -69,34 +70,34 @@ class _Found:
 # %% ../../nbs/lib/cli/06_compare.ipynb #853c8e8a
 def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     """The predictions of every detector."""
-    places, given = record["results"].get("predictions"), record["parameters"]
+    places, parameters = record["results"].get("predictions"), record["parameters"]
     if not isinstance(places, dict):
         return {}
-    files = tricd_files(given.get("dataset", ""), given.get("split", "test"))
+    files = tricd_files(parameters.get("dataset", ""), parameters.get("split", "test"))
     if record["results"].get("annotations_sha256") != file_sha256(files.grounding):
         raise ParameterError(f"run {record['run_id']}: {files.grounding.name} has changed since. Run it again")
     data = load_tricd(files.grounding)
-    part = take_groups(data, given.get("limit", 0), given.get("seed", 0))
+    part = take_groups(data, parameters.get("limit", 0), parameters.get("seed", 0))
     return {"detections": {name: _Found(part, read_predictions(folder / place, data))
                            for name, place in places.items()}}
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #2f6edd40
 def _answers(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     """The answers of every model: is each right?"""
-    path, given = folder / "tables" / "answers.parquet", record["parameters"]
-    if not path.is_file() or "unparsable" not in given:
+    path, parameters = folder / "tables" / "answers.parquet", record["parameters"]
+    if not path.is_file() or "unparsable" not in parameters:
         return {}
-    files = tricd_files(given.get("dataset", ""), given.get("split", "test"))
+    files = tricd_files(parameters.get("dataset", ""), parameters.get("split", "test"))
     truth = load_tricd_vqa(files.questions, files.grounding).set_index("image_id")[["answer", "subset"]]
     rows = pd.read_parquet(path)
     if lost := set(rows["image_id"]) - set(truth.index):
         raise ParameterError(f"run {record['run_id']}: {files.questions.name} has changed since, and has no question "
                              f"about {min(lost)}. Run its notebook again")
-    unread = {"wrong": 0.0, "opposite": 0.0, "drop": np.nan}[given["unparsable"]]
-    asked, answers = truth.loc[rows["image_id"]], map(parse_answer, rows["answer"])
-    rows["subset"] = asked["subset"].to_numpy()
+    unread = {"wrong": 0.0, "opposite": 0.0, "drop": np.nan}[parameters["unparsable"]]
+    questions, answers = truth.loc[rows["image_id"]], map(parse_answer, rows["answer"])
+    rows["subset"] = questions["subset"].to_numpy()
     rows["correct"] = [unread if answer is None else float(bool(answer) == bool(right))
-               for answer, right in zip(answers, asked["answer"])]
+               for answer, right in zip(answers, questions["answer"])]
     return {"answers": dict(list(rows.groupby("model", sort=False)))}
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #4f1dc817
@@ -116,17 +117,17 @@ def read_side(folder: str | Path) -> dict[str, Any]:
 # %% ../../nbs/lib/cli/06_compare.ipynb #87c56a41
 def _evaluated(folder: Path) -> dict[str, ModelRows]:
     """What `qgcam evaluate` keeps of each example: {task: {model: rows}}."""
-    about, found = read_json(folder / _EVALUATE), {}
-    for task, kept in about["tasks"].items():
+    about, tables = read_json(folder / _EVALUATE), {}
+    for task, attrs in about["tasks"].items():
         path = folder / f"{task}.csv"
         if task == "tricd":
             data = load_tricd(tricd_files(about["data"][task]).grounding)
             rows = _Found(take_groups(data, about["limit"], about["seed"]), read_predictions(path, data))
         else:
             rows = read_table(path, {"id": str}, {"group": str})
-            rows.attrs = kept
-        found[task] = {about["model"]: rows}
-    return found
+            rows.attrs = attrs
+        tables[task] = {about["model"]: rows}
+    return tables
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #07d47270
 def example_rows(folder: str | Path) -> dict[str, ModelRows]:
@@ -139,10 +140,10 @@ def example_rows(folder: str | Path) -> dict[str, ModelRows]:
     if (folder / _EVALUATE).is_file():
         return _evaluated(folder)
     record = finished_run(folder, ("table", "records", "predictions"))
-    if not (found := _score_rows(folder, record) | _detections(folder, record) | _answers(folder, record)):
+    if not (tables := _score_rows(folder, record) | _detections(folder, record) | _answers(folder, record)):
         raise ParameterError(f"run {folder.name}: {Path(record['notebook']).stem} keeps no scores of single "
                              "examples, so it cannot be compared example by example")
-    return found
+    return tables
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #9479e5d2
 _FREE = frozenset("""model models weights checkpoint vocab device limit twin_limit probe_limit map_limit class_limit
@@ -154,13 +155,13 @@ _BESIDE = ("published", "words", "captions")  # inputs that no score of an examp
 
 def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The differences of two runs except their models, one line each; a, b: their records."""
-    found = []
+    differences = []
     if Path(a["notebook"]).stem != Path(b["notebook"]).stem:
-        found.append(f"notebook: {Path(a['notebook']).stem} and {Path(b['notebook']).stem}")
+        differences.append(f"notebook: {Path(a['notebook']).stem} and {Path(b['notebook']).stem}")
     first, second = a["parameters"], b["parameters"]
     for name in [name for name in {**first, **second} if name not in _FREE]:
-        if first.get(name) != second.get(name) and (not found or name in first and name in second):
-            found.append(f"{name}: {first.get(name)!r} and {second.get(name)!r}")
+        if first.get(name) != second.get(name) and (not differences or name in first and name in second):
+            differences.append(f"{name}: {first.get(name)!r} and {second.get(name)!r}")
     kinds = [{item["kind"] for item in one["data"]} for one in (a, b)]  # of evaluate: the tasks
     left = _BESIDE if a["notebook"] != _EVALUATE else kinds[0] ^ kinds[1]
     sums = [{(item["kind"], item["sha256"]): item["path"] for item in one["data"] if item["kind"] not in left}
@@ -168,8 +169,8 @@ def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[
     if set(sums[0]) != set(sums[1]):
         names = [", ".join(sorted(path for key, path in one.items() if key not in other)) or "nothing more"
                  for one, other in (sums, sums[::-1])]
-        found.append(f"data, by their checksums: {names[0]} and {names[1]}")
-    return found
+        differences.append(f"data, by their checksums: {names[0]} and {names[1]}")
+    return differences
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #8489c731
 def _model_pairs(a: ModelRows, b: ModelRows, own: Sequence[str | None], chosen: Sequence[str]) -> list[tuple[str, str]]:
@@ -252,21 +253,21 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
     for table in [name for name in rows[0] if name in rows[1]]:
         for first, second in _model_pairs(rows[0][table], rows[1][table], own, (model_a, model_b)):
             one, other = rows[0][table][first], rows[1][table][second]
-            found, n = (_compared_detections(one, other, options) if isinstance(one, _Found) else
+            cells, n = (_compared_detections(one, other, options) if isinstance(one, _Found) else
                         _compared_rows(one, other, options, allow))
             names = {"table": table, "model_a": first, "model_b": second}
             pairs.append(names | {"rows_a": len(one), "rows_b": len(other), "paired": n,
                                   "fall_away": len(one) + len(other) - 2 * n})
-            tables += [rows_of_cell.assign(**names) for rows_of_cell in found]
+            tables += [rows_of_cell.assign(**names) for rows_of_cell in cells]
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
         raise ParameterError(f"expected a task and a model in both, got {folders[0].name} with {models[0]} and "
                              f"{folders[1].name} with {models[1]}. Name one of each: model_a='A', model_b='B'")
     if not tables:
         raise ParameterError("runs: expected examples that both have, got none. Were they drawn with other seeds?")
-    found = pd.concat(tables, ignore_index=True)[_COLUMNS]
-    found.attrs = {"differences": differ, "pairs": pairs}
-    return found
+    differences = pd.concat(tables, ignore_index=True)[_COLUMNS]
+    differences.attrs = {"differences": differ, "pairs": pairs}
+    return differences
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #9af41956
 def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> pd.DataFrame:
@@ -281,6 +282,6 @@ def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> p
         raise ValueError("expected rows with the same id in both files, got none; are they of the same data?")
     pair = {"table": "scores", "model_a": a.name, "model_b": b.name, "rows_a": len(rows[0]), "rows_b": len(rows[1]),
             "paired": paired, "fall_away": len(rows[0]) + len(rows[1]) - 2 * paired}
-    found = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]
-    found.attrs = {"differences": [], "pairs": [pair]}
-    return found
+    differences = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]
+    differences.attrs = {"differences": [], "pairs": [pair]}
+    return differences

@@ -97,8 +97,8 @@ def data_ids(dataset: Annotated[str, typer.Argument(help="a folder, or a name fr
     from qgcam_lib.grounding.run import drawn_ids
 
     with refused():
-        found = drawn_ids(load_dataset(dataset, split, on_error="record"), limit, seed)
-    echo_json([{"id": id} for id in found]) if as_json else say("\n".join(found))
+        ids = drawn_ids(load_dataset(dataset, split, on_error="record"), limit, seed)
+    echo_json([{"id": id} for id in ids]) if as_json else say("\n".join(ids))
 
 # %% ../../nbs/lib/cli/08_data.ipynb #e5fe7c02
 @data_app.command("fetch", example="qgcam data fetch spatialsense")
@@ -132,7 +132,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
 
 # %% ../../nbs/lib/cli/08_data.ipynb #f0a7e210
 PAGE = files("qgcam_lib.cli").joinpath("formats.md").read_text(encoding="utf-8")
-FORMATS = {found["name"]: found for found in re.finditer(
+FORMATS = {match["name"]: match for match in re.finditer(
     r"## (?P<name>.+)\n\nRead by `(?P<command>.+)`\.\n\n(?P<what>.+)\n"
     r"(?:\n`(?P<file>.+)`:\n\n```text\n(?P<example>[^`]+)```\n)?", PAGE)}
 
@@ -169,7 +169,8 @@ def _shown(outputs: Path | None) -> list[str]:
     """The runs that the stored pages show, as NOTEBOOK/RUN_ID: what the engine has written last."""
     path = results.outputs_folder(outputs) / "gathered" / "shown.txt"
     if not path.is_file():
-        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or: make reproduce")
+        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or create the runs "
+                                "of the stored pages with `make reproduce`.")
     return path.read_text(encoding="utf-8").split()
 
 

@@ -44,8 +44,8 @@ def _probe_relation(model: Any, data: str, limit: int, seed: int, statistics: di
     frame = probe(model, groups, genome.folders, limit=limit, seed=seed, **options)
     table = summarize_probe(frame, **statistics)
     tied = table["comparison"].map(frame.groupby("comparison")["tie"].sum())
-    told = tied.map("{:.0f} of the answers are ties, which count as wrong".format).where(tied > 0, "")
-    table["note"] = [", ".join(filter(None, texts)) for texts in zip(table["note"].fillna(""), told)]
+    tie_notes = tied.map("{:.0f} of the answers are ties, which count as wrong".format).where(tied > 0, "")
+    table["note"] = [", ".join(filter(None, texts)) for texts in zip(table["note"].fillna(""), tie_notes)]
     return frame, table, "miniworld" if genome.is_miniworld else data
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #64717e09
@@ -105,12 +105,12 @@ TASKS = {
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #34ffaab9
 def _defaults(context: typer.Context, path: Path | None) -> Path | None:
     """Take the values of a settings file for what is not typed."""
-    known = {one.opts[-1].lstrip("-"): one.name for one in context.command.params}
+    names = {one.opts[-1].lstrip("-"): one.name for one in context.command.params}
     context.default_map = {}
     for name, value in (read_settings(path) if path else {}).items():
-        if name not in known:
-            raise typer.BadParameter(f"{path}: {name!r} is not an option; options: {', '.join(known)}")
-        context.default_map[known[name]] = ([f"{key}={one}" for key, one in value.items()] if isinstance(value, dict)
+        if name not in names:
+            raise typer.BadParameter(f"{path}: {name!r} is not an option; options: {', '.join(names)}")
+        context.default_map[names[name]] = ([f"{key}={one}" for key, one in value.items()] if isinstance(value, dict)
                                             else ",".join(value) if isinstance(value, list) else value)
     return path
 
@@ -138,12 +138,12 @@ def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
         return None, None, "", f"failed ({_sentence(error)})"
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #0d6f1bca
-def _table(found: dict[str, tuple], only: bool = False) -> Any:
+def _table(results: dict[str, tuple], only: bool = False) -> Any:
     """The summaries below each other; only: what is printed of them."""
     import pandas as pd
 
     parts = []
-    for name, (_, summary, where, status) in found.items():
+    for name, (_, summary, where, status) in results.items():
         if summary is None:
             parts.append(pd.DataFrame([{"task": name, "status": status}]))
             continue
@@ -158,27 +158,27 @@ def _table(found: dict[str, tuple], only: bool = False) -> Any:
     return table.astype(dict.fromkeys(["n", "n_undefined", "n_groups"], "Int64"))
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #61faddc9
-def _write(folder: Path, found: dict[str, tuple], asked: dict[str, Any]) -> None:
+def _write(folder: Path, results: dict[str, tuple], request: dict[str, Any]) -> None:
     """One CSV per task, summary.csv, and evaluate.json: what was asked of which model, on which data, by what code."""
     from qgcam_lib.runs.record import git_state, to_json, versions
     from qgcam_lib.storage.files import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    done = {name: frame for name, (frame, *_) in found.items() if frame is not None}
+    done = {name: frame for name, (frame, *_) in results.items() if frame is not None}
     write_files(*((folder / f"{name}.csv", frame) for name, frame in done.items()),
-                (folder / "summary.csv", _table(found)))
-    write_json(folder / "evaluate.json", to_json({**asked, "status": {name: one[3] for name, one in found.items()},
+                (folder / "summary.csv", _table(results)))
+    write_json(folder / "evaluate.json", to_json({**request, "status": {name: one[3] for name, one in results.items()},
                                              "tasks": {name: frame.attrs for name, frame in done.items()},
                                              "versions": versions(), "git": git_state()}), indent=1)
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #b93ca5df
 def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
     """The tasks that are named, and the data set of each. Errors: BadParameter."""
-    given = dict(one.partition("=")[::2] for one in data)
+    sources = dict(one.partition("=")[::2] for one in data)
     names = words(tasks) or [*TASKS]
-    if lost := [name for name in (*names, *given) if name not in TASKS]:
+    if lost := [name for name in (*names, *sources) if name not in TASKS]:
         raise typer.BadParameter(f"expected some of {', '.join(TASKS)}, got {lost[0]!r}", param_hint="'--tasks'")
-    paths = {name: given.get(name, TASKS[name].data) for name in names}
+    paths = {name: sources.get(name, TASKS[name].data) for name in names}
     return {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in paths.items()}
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #294e90ab
@@ -218,18 +218,18 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
     options = {"on_error": on_error, "progress": not quiet, "batch_images": batch_size}
     work = {"limit": limit, "seed": seed, "options": options,
             "statistics": {"n_bootstrap": n_bootstrap, "level": level, "seed": seed}}
-    found = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
-    _, _, why, status = found[next(iter(found))]
-    if status.startswith("not run") and {one[3] for one in found.values()} == {status}:
+    results = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
+    _, _, why, status = results[next(iter(results))]
+    if status.startswith("not run") and {one[3] for one in results.values()} == {status}:
         raise typer.BadParameter(why, param_hint="MODEL")
-    if scored := any(one[3] == "ok" for one in found.values()):
-        _write(folder, found, {"model": model, "data": chosen, **load, **work})
+    if scored := any(one[3] == "ok" for one in results.values()):
+        _write(folder, results, {"model": model, "data": chosen, **load, **work})
     if as_json:
-        echo_json({"folder": str(folder), "level": level, "summary": rows_of(_table(found))})
+        echo_json({"folder": str(folder), "level": level, "summary": rows_of(_table(results))})
     else:
-        echo_table(readable(_table(found, only=True), level))
+        echo_table(readable(_table(results, only=True), level))
         if scored:
             say(f"\n{short_path(folder)}: rows of each task, summary.csv, evaluate.json")
-    failed = [one[3].startswith("failed") for one in found.values()]
+    failed = [one[3].startswith("failed") for one in results.values()]
     if any(failed) or not scored:
         raise typer.Exit(1 if any(failed) else 2)

@@ -60,8 +60,8 @@ app.command(example="qgcam papers q_groundcam/a9ce852358ae", part=_KEEP)(data.pa
 app.command(example="qgcam reference q_groundcam/a9ce852358ae", part=_KEEP)(data.reference)
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(show: bool) -> None:
+    if show:
         say(f"qgcam {__version__}")
         raise typer.Exit
 
@@ -96,10 +96,11 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
     """Print a notebook's parameters: name, type, default, and what its author says about it."""
     from qgcam_lib.runs.parameters import read_parameters
 
-    found = read_parameters(notebook).values()
+    parameters = read_parameters(notebook).values()
     if as_json:
-        return echo_json([{"name": p.name, "type": str(p.type), "default": p.default, "help": p.help} for p in found])
-    for p in found:
+        return echo_json([{"name": p.name, "type": str(p.type), "default": p.default, "help": p.help}
+                          for p in parameters])
+    for p in parameters:
         say(f"{p.name}: {p.type} = {p.default!r}" + (f"   # {p.help}" if p.help else ""))
 
 # %% ../../nbs/lib/cli/09_main.ipynb #c628e8f6
@@ -151,11 +152,11 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
     path = results.notebook_path(notebook)
     if show:
         return _echo_parameters(path, as_json)
-    given = results.given_parameters(parameter, file)
+    parameters = results.given_parameters(parameter, file)
     if gather is not None:
         check_writable(gather, "gather")
-    _check_maps(resolve_parameters(read_parameters(path), given))
-    result = run_parts(path, given, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+    _check_maps(resolve_parameters(read_parameters(path), parameters))
+    result = run_parts(path, parameters, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
                        progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
@@ -184,11 +185,11 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 def _about(frame) -> dict[str, Any]:
     """What the rows of own maps say of themselves: how many there are and by which rules; what is rare only if it is
     there."""
-    kept, options = frame.attrs, frame.attrs["settings"]
-    rare = {"maps_with_negative_values": kept["negatives"]["n_maps"], "not_scored": int(frame["error"].notna().sum()),
-            "boxes_clipped": len(kept["clipped"]),
-            "in_one_file_only": kept["n_maps"] + kept["n_boxes"] - 2 * len(frame)}
-    return {**kept, "n": len(frame), "n_groups": frame["group"].nunique(), "protocol": options["protocol"]["name"],
+    attrs, options = frame.attrs, frame.attrs["settings"]
+    rare = {"maps_with_negative_values": attrs["negatives"]["n_maps"], "not_scored": int(frame["error"].notna().sum()),
+            "boxes_clipped": len(attrs["clipped"]),
+            "in_one_file_only": attrs["n_maps"] + attrs["n_boxes"] - 2 * len(frame)}
+    return {**attrs, "n": len(frame), "n_groups": frame["group"].nunique(), "protocol": options["protocol"]["name"],
             **{name: options[name] for name in ("ties", "tau", "delta")},
             **{name: count for name, count in rare.items() if count}}
 
@@ -206,7 +207,7 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
           size: Annotated[str | None, typer.Option(metavar="HxW", help=(
               "image size, if the file of boxes has none"))] = None,
           missing: choice(MISSING, "raise", "drop") = "raise",
-          on_error: OnError = "raise", *, given: Any) -> tuple:
+          on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
@@ -224,8 +225,8 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
         warnings.filterwarnings("ignore", message=".*clipped")  # they are counted below
         frame = score_files(maps, boxes, protocol=protocol, ties=ties, tau=tau, delta=delta, negatives=negatives,
                             box_format=box_format, size=_image_size(size), common=missing == "drop",
-                            on_error=on_error, by=words(given.by))
-    table = with_all(lambda by: summarize(frame, by=by or (), **given.statistics), words(given.by))
+                            on_error=on_error, by=words(common.by))
+    table = with_all(lambda by: summarize(frame, by=by or (), **common.statistics), words(common.by))
     return {"out": frame}, table, _about(frame)
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d0d2f1c1

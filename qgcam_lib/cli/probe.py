@@ -58,10 +58,10 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     return score_classes(groups, scores) if by_class else score_groups(groups, scores, **options | {"missing": "raise"})
 
 
-def _summary(frame: Any, blind: Any, given: Any) -> Any:
+def _summary(frame: Any, blind: Any, common: Any) -> Any:
     from qgcam_lib.probes.summary import summarize_probe
 
-    return with_all(lambda by: summarize_probe(frame, by, blind=blind, **given.statistics), words(given.by))
+    return with_all(lambda by: summarize_probe(frame, by, blind=blind, **common.statistics), words(common.by))
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
@@ -79,7 +79,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           image_ids: Annotated[str, typer.Option(help=(
               "how the table identifies pictures: name or number"))] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help="report Probe-B for each class")] = False,
-          average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, given: Any) -> tuple:
+          average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
     Columns of --by: comparison, kind, category, filler or class. Exit code: 0 scored, 1 a file or a record in it is
@@ -87,10 +87,10 @@ def score(scores: Annotated[Path, typer.Argument(help=(
     """
     from qgcam_lib.probes.own_scores import score_files
 
-    options = {"missing": given.missing} | ({} if groups is None else {"average": average, "ties": ties})
+    options = {"missing": common.missing} | ({} if groups is None else {"average": average, "ties": ties})
     records = None if groups is None else _groups(groups, form)
     frame = score_files(scores, records, kind=kind, image_ids=image_ids, by_class=by_class, **options)
-    table = _summary(frame, _blind(records, blind, by_class, options), given)
+    table = _summary(frame, _blind(records, blind, by_class, options), common)
     about = {"scores": short_path(scores), "groups": short_path(groups) if groups else "", "rows": len(frame),
              "kind": frame.attrs["kind"], "options": frame.attrs.get("options", {})}
     return {"out": frame}, table, about
@@ -100,7 +100,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`, or module:factory")],
         groups: Annotated[Path, typer.Argument(help=_GROUPS)], images: Images,
         form: _Form = None, average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *,
-        given: Any) -> tuple:
+        common: Any) -> tuple:
     """Run a matcher on the groups of a probe: means, intervals, chance, ties and undefined values.
 
     Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
@@ -110,16 +110,16 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
     from qgcam_lib.probes.run import score_groups
 
     records = _groups(groups, form, images)
-    matcher = load_source(model, "matcher", **given.load)
-    answers = ask_prompts(matcher, records, images, limit=given.limit, seed=given.seed, store=given.store,
-                        on_error=given.on_error, batch_images=given.batch_size, name=groups.name,
-                        progress=not given.quiet)
+    matcher = load_source(model, "matcher", **common.load)
+    answers = ask_prompts(matcher, records, images, limit=common.limit, seed=common.seed, store=common.store,
+                        on_error=common.on_error, batch_images=common.batch_size, name=groups.name,
+                        progress=not common.quiet)
     failed = len(answers.attrs["problems"])
     options = {"average": average, "ties": ties, "missing": "undefined" if failed else "raise"}
-    part = take_groups(records, given.limit, given.seed)
+    part = take_groups(records, common.limit, common.seed)
     frame = score_groups(part, answers, **options)
-    table = _summary(frame, _blind(part, blind, False, options), given)
-    about = {"model": model, "weights": given.weights, "kind": frame.attrs["kind"],
+    table = _summary(frame, _blind(part, blind, False, options), common)
+    about = {"model": model, "weights": common.weights, "kind": frame.attrs["kind"],
              "groups": f"{len(part)} of {short_path(groups)}", "failed_pictures": failed,
              "options": frame.attrs.get("options", {})}
     return {"scores": answers, "out": frame}, table, about
@@ -130,13 +130,13 @@ build_app = Commands("Build the probes from the published files of Visual Genome
 # %% ../../nbs/lib/cli/04_probe.ipynb #3d680ca3
 def known_options(kind: type, prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """name -> (type, default) of a dataclass's fields, inner ones as "relation.n_images"."""
-    hints, found = typing.get_type_hints(kind), {}
+    hints, options = typing.get_type_hints(kind), {}
     for one in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[one.name]):
-            found |= known_options(hints[one.name], f"{prefix}{one.name}.")
+            options |= known_options(hints[one.name], f"{prefix}{one.name}.")
         else:
-            found[prefix + one.name] = (hints[one.name], one.default)
-    return found
+            options[prefix + one.name] = (hints[one.name], one.default)
+    return options
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #7fb34d47
 def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
@@ -146,12 +146,12 @@ def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known, values = known_options(kind), dict(more)
+    options, values = known_options(kind), dict(more)
     for pair in pairs:
         name, mark, text = pair.partition("=")
-        if not mark or name not in known:
-            raise ValueError(f"option: expected NAME=VALUE with one of {', '.join(known)}, got {pair}")
-        is_list = typing.get_origin(known[name][0]) is tuple
+        if not mark or name not in options:
+            raise ValueError(f"option: expected NAME=VALUE with one of {', '.join(options)}, got {pair}")
+        is_list = typing.get_origin(options[name][0]) is tuple
         outer, _, last = name.rpartition(".")
         place = values.setdefault(outer, {}) if outer else values
         place[last] = None if text.lower() == "none" else text.split(",") if is_list else text
@@ -176,11 +176,11 @@ def source_folder(name: str, argument: str = "root") -> Path:
     return folder
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #57f65552
-def _options(kind: type, given: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
+def _options(kind: type, pairs: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
     """The options of a builder as `with_options` reads them; where they are to be listed, they are printed instead."""
     if not listed:
         with refused():
-            return with_options(kind, given or [], **more)
+            return with_options(kind, pairs or [], **more)
     rows = [{"option": name, "default": None if default is dataclasses.MISSING else default,
              "type": getattr(hint, "__name__", str(hint))} for name, (hint, default) in known_options(kind).items()]
     if as_json:
@@ -286,11 +286,11 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     parts["both"] = parts["MR"] + parts["R"]
     if part not in parts:
         raise typer.BadParameter(f"part: expected {', '.join(parts)}, got {part}")
-    given = list(option or [])
-    if not scenes and not any(one.startswith("fillers=") for one in given):
-        given.append("fillers=black,gray,noise")
+    pairs = list(option or [])
+    if not scenes and not any(one.startswith("fillers=") for one in pairs):
+        pairs.append("fillers=black,gray,noise")
         say("without --scenes the filler scene is left out", err=True)
-    how = _options(ContextOptions, given, options, as_json, scenes=tuple(scenes or ()))
+    how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
         built = build(coco, out, how, processes=processes, progress=not quiet)

@@ -26,14 +26,14 @@ def outputs_folder(given: str | Path | None) -> Path:
     return Path(given or settings.outputs)
 
 
-def _no_run(name: str, outputs: Path, found: list[tuple[Path, dict]]) -> FileNotFoundError:
+def _no_run(name: str, outputs: Path, finished_runs: list[tuple[Path, dict]]) -> FileNotFoundError:
     """What to say when nothing has this name: what is like it, and how to see all."""
-    if not found:
+    if not finished_runs:
         return FileNotFoundError(f"no finished run in {short_path(outputs)}. Make one: qgcam run q_groundcam")
     if not name:
         return FileNotFoundError("a run's id, its folder or its notebook is needed. See: qgcam runs")
-    known = dict.fromkeys(text for folder, _ in found for text in (folder.parent.name, folder.name))
-    near = get_close_matches(name, known, 3, 0.5) or [text for text in known if text.startswith(name[:4])][:3]
+    names = dict.fromkeys(text for folder, _ in finished_runs for text in (folder.parent.name, folder.name))
+    near = get_close_matches(name, names, 3, 0.5) or [text for text in names if text.startswith(name[:4])][:3]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return FileNotFoundError(f"no finished run {name!r} in {short_path(outputs)}.{hint} See: qgcam runs")
 
@@ -59,16 +59,16 @@ def find_run(name: str | None = None, outputs: str | Path | None = None) -> tupl
     if name and read_run(folder).get("status") == "ok":
         return folder.absolute(), read_run(folder)
     outputs = outputs_folder(outputs)
-    found = find_runs(outputs, say=left_out)
+    finished_runs = find_runs(outputs, say=left_out)
     parts = (name or "").removesuffix(".ipynb").strip("/").split("/")
-    for folder, record in found:
+    for folder, record in finished_runs:
         if name is None or parts[-1] == folder.name and parts[-2:-1] in ([], [folder.parent.name]) or (
                 parts[-1] == folder.parent.name):
             return folder, record
-    begun = [one for one in found if parts[-1] and one[0].name.startswith(parts[-1])]
+    begun = [one for one in finished_runs if parts[-1] and one[0].name.startswith(parts[-1])]
     if len(begun) == 1 and parts[-2:-1] in ([], [begun[0][0].parent.name]):
         return begun[0]
-    raise _no_run(name or "", outputs, found)
+    raise _no_run(name or "", outputs, finished_runs)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #73f2f46a
 def notebook_path(name: str) -> Path:
@@ -77,10 +77,10 @@ def notebook_path(name: str) -> Path:
 
     if not Path(name).name:
         return Path(name)
-    known = ROOT / "nbs" / "papers" / Path(name).with_suffix(".ipynb")
-    if Path(name).exists() or Path(name).name != name or known.exists():
-        return known if not Path(name).exists() and Path(name).name == name else Path(name)
-    if near := get_close_matches(Path(name).stem, [file.stem for file in known.parent.glob("*.ipynb")], 1):
+    paper = ROOT / "nbs" / "papers" / Path(name).with_suffix(".ipynb")
+    if Path(name).exists() or Path(name).name != name or paper.exists():
+        return paper if not Path(name).exists() and Path(name).name == name else Path(name)
+    if near := get_close_matches(Path(name).stem, [file.stem for file in paper.parent.glob("*.ipynb")], 1):
         raise FileNotFoundError(f"there is no notebook {name}. Did you mean {near[0]}?")
     return Path(name)
 
@@ -89,12 +89,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file: names and values. Errors: FormatError for a file that is not that."""
     yaml = needed("yaml", "a file of settings")
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: not usable as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise FormatError(f"{path}: expected lines NAME: VALUE, got {type(found).__name__}")
-    return found
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise FormatError(f"{path}: expected lines NAME: VALUE, got {type(values).__name__}")
+    return values
 
 # %% ../../nbs/lib/cli/07_results.ipynb #4029ad81
 Parameters = Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
@@ -125,9 +125,9 @@ def _defaults(notebook: str) -> dict[str, Any]:
 # %% ../../nbs/lib/cli/07_results.ipynb #11d4e62d
 def _set(record: dict[str, Any]) -> str:
     """The parameters of a run that differ from the defaults of its notebook."""
-    known = _defaults(record["notebook"])
+    defaults = _defaults(record["notebook"])
     return ", ".join(f"{name}={value}" for name, value in record["parameters"].items()
-                     if value not in ("", None) and (name not in known or value != known[name]))
+                     if value not in ("", None) and (name not in defaults or value != defaults[name]))
 
 # %% ../../nbs/lib/cli/07_results.ipynb #afe92f3c
 def runs(notebook: Annotated[str | None, typer.Argument(help="list only runs of this notebook")] = None,
@@ -142,16 +142,16 @@ def runs(notebook: Annotated[str | None, typer.Argument(help="list only runs of 
         raise typer.BadParameter(f"`--status {status}`: expected ok, failed, running, interactive or all.")
     outputs = outputs_folder(outputs)
     stem = Path(notebook).stem if notebook else None
-    found = find_runs(outputs, stem, None if status == "all" else status, say=left_out)
-    if not found:
+    run_list = find_runs(outputs, stem, None if status == "all" else status, say=left_out)
+    if not run_list:
         raise _no_run(notebook or "", outputs, find_runs(outputs, say=lambda _: None))
     rows = [{"run": record["run_id"], "notebook": Path(record["notebook"]).stem, "started": record.get("started"),
              "seconds": record.get("seconds"), "status": record["status"], "parameters": record["parameters"],
-             "folder": str(folder)} for folder, record in found]
+             "folder": str(folder)} for folder, record in run_list]
     if as_json:
         return echo_json(rows)
     shown = [row | {"parameters": _set(record), "started": str(row["started"])[:16]}
-             for row, (_, record) in zip(rows, found)]
+             for row, (_, record) in zip(rows, run_list)]
     frame = pd.DataFrame(shown).drop(columns=["folder", "status"] if status == "ok" else ["folder"])
     say(table_text(frame, 120, "{:.1f}".format))
 
@@ -211,11 +211,11 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
                      outputs=outputs, again=again)
-    found = frame.attrs
+    forecasts = frame.attrs
     if as_json:
-        return echo_json(found | {"rows": rows_of(frame)})
-    say(f"{found['pictures']} pictures on {found['device']}: {found['asking']:.0f} s of asking in all, and "
-        f"{found['fixed']:.0f} s that every shard pays; tables and figures come on top, once")
+        return echo_json(forecasts | {"rows": rows_of(frame)})
+    say(f"{forecasts['pictures']} pictures on {forecasts['device']}: {forecasts['asking']:.0f} s of asking in all, and "
+        f"{forecasts['fixed']:.0f} s that every shard pays; tables and figures come on top, once")
     echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
@@ -240,13 +240,13 @@ def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
     say(f"Report: {short_path(report) if report.is_file() else 'make reproduce writes it'}")
 
 # %% ../../nbs/lib/cli/07_results.ipynb #5d32912a
-def _echo_comparison(found: Any, level: float) -> None:
+def _echo_comparison(comparison: Any, level: float) -> None:
     """Print each pair of models with its differences."""
-    for line in found.attrs["differences"]:
+    for line in comparison.attrs["differences"]:
         say(f"allowed: the runs differ in {line}")
-    for pair in found.attrs["pairs"]:
-        rows = found[(found["table"] == pair["table"]) & (found["model_a"] == pair["model_a"])
-                     & (found["model_b"] == pair["model_b"])]
+    for pair in comparison.attrs["pairs"]:
+        rows = comparison[(comparison["table"] == pair["table"]) & (comparison["model_a"] == pair["model_a"])
+                          & (comparison["model_b"] == pair["model_b"])]
         say(f"\n{pair['table']}: a = {pair['model_a']}, b = {pair['model_b']}; {pair['paired']} pairs of "
             f"{pair['rows_a']} and {pair['rows_b']} examples, {pair['fall_away']} fall away")
         if len(rows):
@@ -293,18 +293,19 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
     with refused():
         if any(tables) and not all(tables):
             raise ValueError(f"expected two runs, two evaluations or two tables of scores, got {run_a} and {run_b}")
-        found = compare_files(*sides, **options) if all(tables) else compare_runs(
+        comparison = compare_files(*sides, **options) if all(tables) else compare_runs(
             *sides, model_a=model_a, model_b=model_b, **options)
-        names = words(metrics) or list(found["metric"])
-        if lost := [name for name in names if name not in set(found["metric"])]:
-            raise ValueError(f"metrics: expected some of {', '.join(dict.fromkeys(found['metric']))}, got {lost[0]}")
-    shown = found[found["metric"].isin(names)]
-    shown.attrs = found.attrs
+        names = words(metrics) or list(comparison["metric"])
+        if lost := [name for name in names if name not in set(comparison["metric"])]:
+            choices = ", ".join(dict.fromkeys(comparison["metric"]))
+            raise ValueError(f"metrics: expected some of {choices}, got {lost[0]}")
+    shown = comparison[comparison["metric"].isin(names)]
+    shown.attrs = comparison.attrs
     records = [{} if all(tables) else read_side(side) for side in sides]
     if as_json:
         a, b = [{"run": record["run_id"], "notebook": record["notebook"], "folder": str(side)} if record else
                 {"file": str(side)} for side, record in zip(sides, records)]
-        return echo_json({"a": a, "b": b, "level": level, **found.attrs, "scores": rows_of(shown)})
+        return echo_json({"a": a, "b": b, "level": level, **comparison.attrs, "scores": rows_of(shown)})
     if not all(tables):
         say("a: run {}, b: run {}".format(*(record["run_id"] for record in records)))
     _echo_comparison(shown, level)

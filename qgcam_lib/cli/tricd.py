@@ -41,10 +41,10 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
         raise FileNotFoundError(f"{text}: no such file or folder, and not 'tricd' or 'miniworld-tricd'")
     folder = tricd_folder(text or "tricd")
     files = tricd_files(folder, split or tricd_splits(folder)[0])
-    found = files.grounding if kind == "grounding" else files.questions
-    if found is None:
+    path = files.grounding if kind == "grounding" else files.questions
+    if path is None:
         raise FileNotFoundError(f"{folder}: no TRICD_{kind}_{files.split}.json there")
-    return found
+    return path
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #fcaf1a98
 def _there(path: Path) -> None:
@@ -61,13 +61,13 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(map(int, ranks))
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #16d0a4e3
-def _mapping(text: str | None, name: str, known: Sequence[str]) -> Any:
+def _mapping(text: str | None, name: str, keywords: Sequence[str]) -> Any:
     """What --image-ids and --phrases give: a known word, or the content of a file (JSON, or one text a line)."""
-    if text is None or text in known:
+    if text is None or text in keywords:
         return int(text) if text in ("0", "1") else text
     path = Path(text)
     if not path.is_file():
-        raise ValueError(f"{name}: expected {', '.join(known)} or a file, got {text}; there is no such file")
+        raise ValueError(f"{name}: expected {', '.join(keywords)} or a file, got {text}; there is no such file")
     return read_json(path) if path.suffix == ".json" else path.read_text(encoding="utf-8").splitlines()
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #5572be22
@@ -76,18 +76,18 @@ _UNUSUAL = {"pairs_without": "pairs have no box", "phrases_without": "phrases ha
             "no_area": "boxes have no area", "tied": "scores tie with another in the ranking of their phrase"}
 
 
-def _echo_scores(table: Any, data: Any, found: Any, level: float) -> None:
+def _echo_scores(table: Any, data: Any, detections: Any, level: float) -> None:
     """Print the scores, and under them what they are scores of, and what is unusual about it."""
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     echo_table(scoring.readable(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
     none = f"; none of {', '.join(empty)}" if empty else ""
     say(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}{none}")
-    asked = sum(len(entry["scores"]) > 0 for entry in found.values())
-    say(f"{found.n_boxes} boxes for {asked} pairs from {short_path(found.file)} (form {found.form})")
-    for reason, count in found.left_out.items():
+    n_pairs = sum(len(entry["scores"]) > 0 for entry in detections.values())
+    say(f"{detections.n_boxes} boxes for {n_pairs} pairs from {short_path(detections.file)} (form {detections.form})")
+    for reason, count in detections.left_out.items():
         say(f"{count} boxes left out: {reason}")
-    for fault in found.faults[:10]:
+    for fault in detections.faults[:10]:
         say(f"  {fault}")
     for name, text in _UNUSUAL.items():
         if count := table.attrs["input"][name]:
@@ -137,22 +137,22 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
         _there(predictions)
         path = _annotations(annotations, split)
         data = load_tricd(path)
-        found = read_predictions(predictions, data, image_ids=_mapping(image_ids, "image_ids", ("pair", "file")),
-                                 phrases=_mapping(phrases, "phrases", ("id", "0", "1")), on_error=on_error,
-                                 box_format=box_format)
+        detections = read_predictions(predictions, data, image_ids=_mapping(image_ids, "image_ids", ("pair", "file")),
+                                      phrases=_mapping(phrases, "phrases", ("id", "0", "1")), on_error=on_error,
+                                      box_format=box_format)
         options = {"recall_at": _ranks(recall_at), "n_bootstrap": n_bootstrap, "n_subsets": n_subsets, "level": level,
                    "seed": seed, "ties": ties, "metrics": scoring.words(metrics) or phrase_detection.METRICS,
                    "subsets": scoring.words(subsets) or None, "by": ",".join(scoring.words(by)) or "subset"}
-        table = phrase_detection.evaluate(data, found, **options)
+        table = phrase_detection.evaluate(data, detections, **options)
     empty = set(options["subsets"] or ()) - set(table.loc[(table["n"] > 0) | (table["n_undefined"] > 0), "subset"])
     if options["by"] == "subset" and empty:
         raise ExampleError(f"subset: none of its pairs is of {', '.join(sorted(empty))}", file=path)
     scoring.write_files((out, table))
     if not as_json:
-        return _echo_scores(table, data, found, level)
-    echo_json({"predictions": str(predictions), "annotations": str(path), "form": found.form, "boxes": found.n_boxes,
-               "left_out": found.left_out, "faults": list(found.faults), "pairs": len(data),
-               "groups": len(data.group_names), "options": options, "input": table.attrs["input"],
+        return _echo_scores(table, data, detections, level)
+    echo_json({"predictions": str(predictions), "annotations": str(path), "form": detections.form,
+               "boxes": detections.n_boxes, "left_out": detections.left_out, "faults": list(detections.faults),
+               "pairs": len(data), "groups": len(data.group_names), "options": options, "input": table.attrs["input"],
                "scores": rows_of(table)})
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #1c36eb41
@@ -180,10 +180,10 @@ def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: an
             raise ValueError("n_bootstrap: expected 0, or at least 2 replicates, got 1")
         _there(answers)
         path = _annotations(asked, split, "VQA")
-        given = read_json(answers, nan=True)
+        values = read_json(answers, nan=True)
         frame = load_tricd_vqa(path, annotations)
         try:
-            table = evaluate_answers(frame, given, on_missing="error" if missing == "raise" else "count",
+            table = evaluate_answers(frame, values, on_missing="error" if missing == "raise" else "count",
                                      n_bootstrap=n_bootstrap, level=level, seed=seed)
         except (ValueError, TypeError, AttributeError) as error:
             raise ExampleError(str(error), file=answers) from error
