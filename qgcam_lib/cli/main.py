@@ -206,7 +206,7 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
           size: Annotated[str | None, typer.Option(metavar="HxW", help=(
               "image size, if the file of boxes has none"))] = None,
           missing: choice(MISSING, "raise", "drop") = "raise",
-          on_error: OnError = "raise", *, given: Any) -> tuple:
+          on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
@@ -224,8 +224,8 @@ def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a
         warnings.filterwarnings("ignore", message=".*clipped")  # they are counted below
         frame = score_files(maps, boxes, protocol=protocol, ties=ties, tau=tau, delta=delta, negatives=negatives,
                             box_format=box_format, size=_image_size(size), common=missing == "drop",
-                            on_error=on_error, by=words(given.by))
-    table = with_all(lambda by: summarize(frame, by=by or (), **given.statistics), words(given.by))
+                            on_error=on_error, by=words(common.by))
+    table = with_all(lambda by: summarize(frame, by=by or (), **common.statistics), words(common.by))
     return {"out": frame}, table, _about(frame)
 
 # %% ../../nbs/lib/cli/09_main.ipynb #d0d2f1c1

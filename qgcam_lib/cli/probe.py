@@ -58,10 +58,10 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     return score_classes(groups, scores) if by_class else score_groups(groups, scores, **options | {"missing": "raise"})
 
 
-def _summary(frame: Any, blind: Any, given: Any) -> Any:
+def _summary(frame: Any, blind: Any, common: Any) -> Any:
     from qgcam_lib.probes.summary import summarize_probe
 
-    return with_all(lambda by: summarize_probe(frame, by, blind=blind, **given.statistics), words(given.by))
+    return with_all(lambda by: summarize_probe(frame, by, blind=blind, **common.statistics), words(common.by))
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
@@ -79,7 +79,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           image_ids: Annotated[str, typer.Option(help=(
               "how the table identifies pictures: name or number"))] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help="report Probe-B for each class")] = False,
-          average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, given: Any) -> tuple:
+          average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
     Columns of --by: comparison, kind, category, filler or class. Exit code: 0 scored, 1 a file or a record in it is
@@ -87,10 +87,10 @@ def score(scores: Annotated[Path, typer.Argument(help=(
     """
     from qgcam_lib.probes.own_scores import score_files
 
-    options = {"missing": given.missing} | ({} if groups is None else {"average": average, "ties": ties})
+    options = {"missing": common.missing} | ({} if groups is None else {"average": average, "ties": ties})
     records = None if groups is None else _groups(groups, form)
     frame = score_files(scores, records, kind=kind, image_ids=image_ids, by_class=by_class, **options)
-    table = _summary(frame, _blind(records, blind, by_class, options), given)
+    table = _summary(frame, _blind(records, blind, by_class, options), common)
     about = {"scores": short_path(scores), "groups": short_path(groups) if groups else "", "rows": len(frame),
              "kind": frame.attrs["kind"], "options": frame.attrs.get("options", {})}
     return {"out": frame}, table, about
@@ -100,7 +100,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`, or module:factory")],
         groups: Annotated[Path, typer.Argument(help=_GROUPS)], images: Images,
         form: _Form = None, average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *,
-        given: Any) -> tuple:
+        common: Any) -> tuple:
     """Run a matcher on the groups of a probe: means, intervals, chance, ties and undefined values.
 
     Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
@@ -110,16 +110,16 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
     from qgcam_lib.probes.run import score_groups
 
     records = _groups(groups, form, images)
-    matcher = load_source(model, "matcher", **given.load)
-    answers = ask_prompts(matcher, records, images, limit=given.limit, seed=given.seed, store=given.store,
-                        on_error=given.on_error, batch_images=given.batch_size, name=groups.name,
-                        progress=not given.quiet)
+    matcher = load_source(model, "matcher", **common.load)
+    answers = ask_prompts(matcher, records, images, limit=common.limit, seed=common.seed, store=common.store,
+                        on_error=common.on_error, batch_images=common.batch_size, name=groups.name,
+                        progress=not common.quiet)
     failed = len(answers.attrs["problems"])
     options = {"average": average, "ties": ties, "missing": "undefined" if failed else "raise"}
-    part = take_groups(records, given.limit, given.seed)
+    part = take_groups(records, common.limit, common.seed)
     frame = score_groups(part, answers, **options)
-    table = _summary(frame, _blind(part, blind, False, options), given)
-    about = {"model": model, "weights": given.weights, "kind": frame.attrs["kind"],
+    table = _summary(frame, _blind(part, blind, False, options), common)
+    about = {"model": model, "weights": common.weights, "kind": frame.attrs["kind"],
              "groups": f"{len(part)} of {short_path(groups)}", "failed_pictures": failed,
              "options": frame.attrs.get("options", {})}
     return {"scores": answers, "out": frame}, table, about

@@ -42,7 +42,7 @@ def _rule(threshold: float, strict: bool) -> str:
                  "qgcam refer score scores.parquet adv_easy_hard_annotations.json --split ref-adv")
 def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .json with id, candidate, score")],
           expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
-          kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, given: Any) -> tuple:
+          kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Evaluate your file of scores: accuracy with interval, random choice, candidates and ties. Needs no model.
 
     The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
@@ -51,10 +51,10 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
     from qgcam_lib.referring.run import score_file
 
     frame = score_file(scores, expressions, split=split, kind=kind, threshold=threshold, strict=strict,
-                       missing=given.missing)
+                       missing=common.missing)
     about = {"scores": short_path(scores), "expressions": f"{len(frame)} of {short_path(expressions)}",
              "kind": frame.attrs["kind"], "right": _rule(threshold, strict)}
-    return {"out": frame}, _summary(frame, given), about
+    return {"out": frame}, _summary(frame, common), about
 
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc10a
 @scoring_command(refer_app, OF_MODEL,
@@ -63,7 +63,7 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
         expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], images: Images, split: _Split = "",
         how: Annotated[str, typer.Option("--perturb", help=(
             "the words: plain, shuffle, reverse, nouns_adjectives, swap_head or shipped; empty: as written"))] = "",
-        threshold: _Threshold = 0.5, strict: _Strict = False, *, given: Any) -> tuple:
+        threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Run a ranker on referring expressions: accuracy with interval, random choice, candidates and ties.
 
     Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
@@ -73,17 +73,17 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
     from qgcam_lib.referring.run import ask_expressions, choices_of, read_expressions
 
     records = read_expressions(expressions, split)
-    records = perturb_expressions(records, how, seed=given.seed) if how else records
-    ranker = load_source(model, "ranker", **given.load)
-    answers = ask_expressions(ranker, records, images, limit=given.limit, seed=given.seed, store=given.store,
-                            on_error=given.on_error, batch_images=given.batch_size, name=expressions.name,
-                            progress=not given.quiet)
+    records = perturb_expressions(records, how, seed=common.seed) if how else records
+    ranker = load_source(model, "ranker", **common.load)
+    answers = ask_expressions(ranker, records, images, limit=common.limit, seed=common.seed, store=common.store,
+                            on_error=common.on_error, batch_images=common.batch_size, name=expressions.name,
+                            progress=not common.quiet)
     frame = choices_of(records, answers, threshold=threshold, strict=strict)
-    about = {"model": model, "weights": given.weights, "words": how or "as written", "right": _rule(threshold, strict),
+    about = {"model": model, "weights": common.weights, "words": how or "as written", "right": _rule(threshold, strict),
              "expressions": f"{len(frame)} of {short_path(expressions)}", "failed": int(frame["error"].notna().sum())}
     if how and records.left_out:
         about["without_words"] = sum(records.left_out.values())
-    return {"scores": answers, "out": frame}, _summary(frame, given), about
+    return {"scores": answers, "out": frame}, _summary(frame, common), about
 
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc10c
 @refer_app.command(example="qgcam refer splits adv_easy_hard_annotations.json --out form.csv")

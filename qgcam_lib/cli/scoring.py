@@ -144,26 +144,26 @@ def scoring_command(app: Commands, options: dict[str, tuple[Any, Any]], example:
     """A decorator for a command that scores. options: `OF_SUMMARY`, `OF_SCORES` or `OF_MODEL`, which it has besides its
     own; part: see `Commands.command`.
 
-    The function gets `given`, the values of these options by name, as `given.statistics` those of the summary and as
-    `given.load` those of `load_source`. It returns the frames to write ("out", "scores"), the summary, and what that is
-    a summary of (`report`).
+    The function gets `common`, the values of these options by name, as `common.statistics` those of the summary and as
+    `common.load` those of `load_source`. It returns the frames to write ("out", "scores"), the summary, and what that
+    is a summary of (`report`).
     """
     def decorate(function: Callable) -> Callable:
-        own = [one for one in inspect.signature(function).parameters.values() if one.name != "given"]
+        own = [one for one in inspect.signature(function).parameters.values() if one.name != "common"]
         shared = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
                   for name, (kind, default) in options.items()]
 
         @wraps(function)
         def command(**values: Any) -> None:
-            given = SimpleNamespace(**{name: values.pop(name) for name in options})
-            given.statistics = {name: getattr(given, name) for name in ("n_bootstrap", "level", "seed")}
-            given.load = {name: getattr(given, name) for name in (*_LOADS, "seed") if hasattr(given, name)}
-            files = {name: getattr(given, name, None) for name in ("scores", "out")}
+            common = SimpleNamespace(**{name: values.pop(name) for name in options})
+            common.statistics = {name: getattr(common, name) for name in ("n_bootstrap", "level", "seed")}
+            common.load = {name: getattr(common, name) for name in (*_LOADS, "seed") if hasattr(common, name)}
+            files = {name: getattr(common, name, None) for name in ("scores", "out")}
             with refused():
                 check_files(**files)
-                frames, summary, about = function(**values, given=given)
+                frames, summary, about = function(**values, common=common)
             write_files(*((path, frames.get(name)) for name, path in files.items()))
-            report(summary, about, given.level, given.as_json)
+            report(summary, about, common.level, common.as_json)
 
         command.__signature__ = inspect.Signature([*own, *shared])
         command.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}

@@ -25,15 +25,15 @@ def as_results(found: Any, n: int, verb: str, each: str = "one for each that was
     return results
 
 # %% ../../nbs/lib/data/14_batches.ipynb #655017d4
-def batched(model: Any, verb: str, *given: Sequence) -> list[Any]:
-    """`model.VERB_batch(*given)`, or where there is none, `model.VERB` of one after the other.
+def batched(model: Any, verb: str, *arguments: Sequence) -> list[Any]:
+    """`model.VERB_batch(*arguments)`, or where there is none, `model.VERB` of one after the other.
 
-    given: lists of one length. Errors: ValueError where the model gives another number of results.
+    arguments: lists of one length. Errors: ValueError where the model gives another number of results.
     """
     several = getattr(model, f"{verb}_batch", None)
     if several is None:
-        return [getattr(model, verb)(*one) for one in zip(*given)]
-    return as_results(several(*given), len(given[0]), f"{verb}_batch")
+        return [getattr(model, verb)(*one) for one in zip(*arguments)]
+    return as_results(several(*arguments), len(arguments[0]), f"{verb}_batch")
 
 # %% ../../nbs/lib/data/14_batches.ipynb #f316d296
 def run_isolated(work: Callable[[list], Sequence], items: list, alone: bool = True) -> list[Any]:
