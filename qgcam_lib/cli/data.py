@@ -169,7 +169,8 @@ def _shown(outputs: Path | None) -> list[str]:
     """The runs that the stored pages show, as NOTEBOOK/RUN_ID: what the engine has written last."""
     path = results.outputs_folder(outputs) / "gathered" / "shown.txt"
     if not path.is_file():
-        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or: make reproduce")
+        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or create the runs "
+                                "of the stored pages with `make reproduce`.")
     return path.read_text(encoding="utf-8").split()
 
 

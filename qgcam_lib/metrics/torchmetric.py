@@ -177,8 +177,8 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Refuse a mean over examples with image sizes and without, when no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
-        raise ValueError("image_sizes: expected in every update or in none, since the default protocol depends on "
-                         f"them, got {sized[0]} examples with and {sized[1]} without; name a protocol")
+        raise ValueError(f"image_sizes: {sized[0]} examples have one and {sized[1]} have none. Pass image_sizes in every "
+                         "update or in none, because they decide the default protocol, or name a protocol.")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)

@@ -66,8 +66,8 @@ class Blip2Explainer(AttentionExplainer):
 def _encode(self: Blip2Explainer, pixels: torch.Tensor) -> EncodedImage:
     model, states = self.model, self.model.vision_model(pixel_values=pixels).last_hidden_state
     if self.head == "itc":
-        seen = model.qformer(query_embeds=model.query_tokens, encoder_hidden_states=states).last_hidden_state
-        return EncodedImage(_Seen(states, [], F.normalize(model.vision_projection(seen[0]), dim=-1)),
+        summaries = model.qformer(query_embeds=model.query_tokens, encoder_hidden_states=states).last_hidden_state
+        return EncodedImage(_Seen(states, [], F.normalize(model.vision_projection(summaries[0]), dim=-1)),
                             self._card_grid())
     inner = [getattr(layer, "crossattention", None) for layer in model.qformer.encoder.layer]
     pairs = [None if one is None else tuple(split_heads(part(states[0]), one.attention) for part in
@@ -81,9 +81,9 @@ def _match(self: Blip2Explainer, state: EncodedImage, tokens: Tokens) -> torch.T
     mixed = model.embeddings(input_ids=tokens.ids, query_embeds=model.query_tokens.expand(count, -1, -1))
     mask = torch.cat([tokens.mask.new_ones(count, self.queries), tokens.mask], 1).long()
     states = state.states.states.expand(count, -1, -1)
-    found = model.qformer(query_embeds=mixed, query_length=self.queries, attention_mask=mask,
+    output = model.qformer(query_embeds=mixed, query_length=self.queries, attention_mask=mask,
                           encoder_hidden_states=states)
-    return model.itm_head(found.last_hidden_state[:, :self.queries]).mean(1)
+    return model.itm_head(output.last_hidden_state[:, :self.queries]).mean(1)
 
 
 @patch
@@ -142,8 +142,8 @@ def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: tor
 # %% ../../nbs/lib/models/03_blip2.ipynb #935f44f8
 def _ask(block, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Cross-attention of queries [P, Q, C] to one picture's keys and values [heads, M, d]."""
-    asked = split_heads(block.attention.query(queries).flatten(0, 1), block.attention)
-    mixed = F.scaled_dot_product_attention(asked[None], keys[None], values[None])[0]
+    q = split_heads(block.attention.query(queries).flatten(0, 1), block.attention)
+    mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None])[0]
     return block.output(mixed.transpose(0, 1).flatten(1).unflatten(0, queries.shape[:2]), queries)
 
 # %% ../../nbs/lib/models/03_blip2.ipynb #4562d70e

@@ -48,11 +48,11 @@ def phrase_tokens(offsets: Sequence[tuple[int, int]], phrases: Sequence[Spans]) 
     (start, end) of the same text, half-open. A phrase beyond a text that was cut has no token.
     """
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    found = np.zeros((len(phrases), len(starts)), bool)
-    for row, spans in zip(found, phrases):
+    belongs = np.zeros((len(phrases), len(starts)), bool)
+    for row, spans in zip(belongs, phrases):
         for start, end in spans:
             row |= (starts < end) & (ends > start) & (ends > starts)
-    return found
+    return belongs
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #0bcf971f
 def phrase_scores(logits: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
@@ -122,14 +122,14 @@ def _pairs(self: GroundingDinoDetector, picture: Image.Image, caption: str, phra
     text = caption if caption.rstrip().endswith(".") else f"{caption.rstrip()}."  # as in training
     logits, boxes, offsets = self.pairs(picture, text)
     mine = phrase_tokens(offsets, phrases)
-    kept = mine.any(1).nonzero()[0]
-    if len(kept) < len(phrases):
-        warnings.warn(f"{len(phrases) - len(kept)} phrases have no token in what was read and get no boxes",
+    numbers = mine.any(1).nonzero()[0]
+    if len(numbers) < len(phrases):
+        warnings.warn(f"{len(phrases) - len(numbers)} phrases have no token in what was read and get no boxes",
                       stacklevel=4)
-    if not len(kept):
+    if not len(numbers):
         return NOTHING
-    found = best_pairs(phrase_scores(logits, mine[kept]), boxes, self.max_boxes)
-    return Detections(found.scores, found.boxes, kept[found.phrases])
+    best = best_pairs(phrase_scores(logits, mine[numbers]), boxes, self.max_boxes)
+    return Detections(best.scores, best.boxes, numbers[best.phrases])
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #5efb243c
 def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,
@@ -182,12 +182,12 @@ class OmDetDetector(BoxDetector):
 
     def text_inputs(self, task: str, classes: Sequence[str]) -> dict[str, torch.Tensor]:
         """Token numbers and masks of a task and its classes, by the names of the model's arguments."""
-        found = {"classes_structure": torch.tensor([len(classes)])}
+        inputs = {"classes_structure": torch.tensor([len(classes)])}
         for name, texts in (("tasks", [task]), ("classes", classes)):
             ids = self.tokenize([plain_phrase(text) for text in texts])
             last = (ids == self.tokenize.end).int().argmax(1, keepdim=True)
-            found |= {f"{name}_input_ids": ids, f"{name}_attention_mask": (torch.arange(ids.shape[1]) <= last).long()}
-        return {name: value.to(self.device) for name, value in found.items()}
+            inputs |= {f"{name}_input_ids": ids, f"{name}_attention_mask": (torch.arange(ids.shape[1]) <= last).long()}
+        return {name: value.to(self.device) for name, value in inputs.items()}
 
     @torch.no_grad()
     def pairs(self, image: Image.Image, task: str, classes: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,9 +201,9 @@ class OmDetDetector(BoxDetector):
     def _pairs(self, picture: Image.Image, caption: str, phrases: Sequence[Spans], words: Sequence[str],
                texts: Any) -> Detections:
         logits, boxes = self.pairs(picture, caption, words)
-        found = best_pairs(torch.sigmoid(logits), boxes, len(boxes))
-        found = without_duplicates(found, 0.5, *picture.size)
-        return found if self.max_boxes is None else found.best(self.max_boxes)
+        detections = best_pairs(torch.sigmoid(logits), boxes, len(boxes))
+        detections = without_duplicates(detections, 0.5, *picture.size)
+        return detections if self.max_boxes is None else detections.best(self.max_boxes)
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #2c04440e
 def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, seed: int = 0,

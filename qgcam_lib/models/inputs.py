@@ -34,23 +34,23 @@ def _zoo_entry(folder: Path, name: str, code: tuple[str, ...] = ()) -> Input:
 # %% ../../nbs/lib/models/08_inputs.ipynb #d0c004b9
 def loader_modules(*names: str) -> tuple[str, ...]:
     """The library's modules that load some models and those that they are made of, by dotted name."""
-    found, todo = {}, [*names]
+    modules, todo = {}, [*names]
     while todo:
         entry = MODELS[todo.pop()]
         module = entry.loader.split(":")[0]
-        found |= {module: None} if module.startswith("qgcam_lib.") else {}
+        modules |= {module: None} if module.startswith("qgcam_lib.") else {}
         todo += entry.loads
-    return tuple(sorted(found))
+    return tuple(sorted(modules))
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #d699a103
 def _official(entry: ModelEntry, reading: RunContext) -> Input:
     """The published weights of a model, fetched by loading it once where they are not on this machine."""
-    given = {name: value for name in ("checkpoint", "vocab") if (value := reading.parameters.get(name))}
-    given |= {"vocab": str(reading.path(given["vocab"]))} if "vocab" in given else {}
-    if "checkpoint" in given and entry.file:  # AMC has two files under one name
-        entry = replace(entry, file=given["checkpoint"].replace("-", "_") + ".pth")
+    arguments = {name: value for name in ("checkpoint", "vocab") if (value := reading.parameters.get(name))}
+    arguments |= {"vocab": str(reading.path(arguments["vocab"]))} if "vocab" in arguments else {}
+    if "checkpoint" in arguments and entry.file:  # AMC has two files under one name
+        entry = replace(entry, file=arguments["checkpoint"].replace("-", "_") + ".pth")
     files = {file.name: file for file in cached_files(entry)}
-    fetch = None if files else partial(load_model, entry.name, "official", **given)
+    fetch = None if files else partial(load_model, entry.name, "official", **arguments)
     return Input("weights", "published checkpoint", entry.name, files, loader_modules(entry.name), fetch)
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #033d8f5e
@@ -71,12 +71,11 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
     """The files behind a user's factory."""
     folders = [reading.cwd, Path.cwd()]
     if not is_module(module, folders):
-        raise FileNotFoundError(f"expected package.module:factory with a module that Python finds, given {text!r}, but "
-                                f"there is no module {module!r}. Install it, start in the folder that it is in, or set "
-                                "PYTHONPATH to it.")
+        raise FileNotFoundError(f"{text!r} names module {module!r}, which Python cannot find. Install it, run from its "
+                                "folder, or add that folder to PYTHONPATH.")
     files, name = module_files(module, folders), factory_source(text)[1].split(".")[0]
-    if (known := defined_names(module, files)) and name not in known:
-        near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, 1, 0.7))
+    if (names := defined_names(module, files)) and name not in names:
+        near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, names, 1, 0.7))
         raise ParameterError(f"expected a function of {module}, given {text!r}: {module} defines no {name}.{near}")
     check_weights(text, reading.parameters.get("weights", WEIGHTS[0]))
     return Input("weights", "own model", text, files)
@@ -169,12 +168,12 @@ class AlbefEntry(NamedInput):
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        given = reading.parameters.get("zoo", "")
-        zoo = reading.path(given) or zoo_folder()
+        folder = reading.parameters.get("zoo", "")
+        zoo = reading.path(folder) or zoo_folder()
         for text in texts:
             if not (zoo / text / "card.json").is_file():
                 raise FileNotFoundError(f"expected a folder of the zoo with a card, given {text!r}, not in {zoo}.")
-            yield _zoo_entry(zoo / text, f"{given or 'data/zoo'}/{text}", loader_modules("albef-amc"))
+            yield _zoo_entry(zoo / text, f"{folder or 'data/zoo'}/{text}", loader_modules("albef-amc"))
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #b358c341
 class DeviceName(NamedInput):

@@ -41,8 +41,8 @@ def file_source(source: str, word: str) -> Path | None:
 # %% ../../nbs/lib/models/07_named.ipynb #edd3db0a
 def factory_source(source: Any) -> tuple[str, str] | None:
     """Module and function in the spelling package.module:factory; None for anything else."""
-    found = _FACTORY.fullmatch(source) if isinstance(source, str) else None
-    return (found[1], found[2]) if found and found[1] not in FILE_WORDS else None
+    match = _FACTORY.fullmatch(source) if isinstance(source, str) else None
+    return (match[1], match[2]) if match and match[1] not in FILE_WORDS else None
 
 # %% ../../nbs/lib/models/07_named.ipynb #d0e20009
 _VERBS = {"explainer": "maps(image, phrases)", "matcher": "score(images, texts)",
@@ -55,16 +55,15 @@ def _factory(source: str, module: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found = pkgutil.resolve_name(source)
+        target = pkgutil.resolve_name(source)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ParameterError(f"model: expected package.module:factory with a module that Python finds, given "
-                             f"{source!r}, but there is no module {error.name!r}. Install it, or set PYTHONPATH to the "
-                             "folder that it is in.") from None
+        raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, run "
+                             "from its folder, or add that folder to PYTHONPATH.") from None
     except AttributeError as error:
         raise ParameterError(f"model: expected a function of {module}, given {source!r} ({error}).") from None
-    return found
+    return target
 
 # %% ../../nbs/lib/models/07_named.ipynb #e71b0fc6
 def check_role(model: Any, role: str, source: str = "model") -> Any:
@@ -75,9 +74,9 @@ def check_role(model: Any, role: str, source: str = "model") -> Any:
     method, card = getattr(model, _VERBS[role].split("(")[0], None), getattr(model, "card", None)
     if callable(method) and isinstance(card, dict) and not isinstance(model, type):
         return model
-    given = f"the class {model.__name__} itself" if isinstance(model, type) else f"a {type(model).__name__}"
+    kind = f"the class {model.__name__} itself" if isinstance(model, type) else f"a {type(model).__name__}"
     raise ParameterError(f"{source}: expected {ROLES[role]} with a method {_VERBS[role]} and a dictionary `card`, such "
-                         f'as {{"name": "mine"}}, given {given}.')
+                         f'as {{"name": "mine"}}, given {kind}.')
 
 # %% ../../nbs/lib/models/07_named.ipynb #d0e2000f
 _FUNCTIONS = {"explainer": as_explainer, "matcher": as_matcher, "ranker": as_ranker}
@@ -121,24 +120,24 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
     factory = _factory(source, named[0])
     if not callable(factory):
         return check_role(factory, role, source)
-    known = inspect.signature(factory).parameters
-    given = {"device": device, "precision": precision, "batch_size": batch_size}
-    given = {name: value or getattr(settings, name) for name, value in given.items()} | {"seed": seed}
-    given = {name: value for name, value in given.items() if name in known} | options
+    parameters = inspect.signature(factory).parameters
+    arguments = {"device": device, "precision": precision, "batch_size": batch_size}
+    arguments = {name: value or getattr(settings, name) for name, value in arguments.items()} | {"seed": seed}
+    arguments = {name: value for name, value in arguments.items() if name in parameters} | options
     check_weights(source, weights)
-    given |= {"weights": str(weights)} if str(weights) != WEIGHTS[0] else {}
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    if unknown := [name for name in given if name not in known and not takes_all]:
+    arguments |= {"weights": str(weights)} if str(weights) != WEIGHTS[0] else {}
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if unknown := [name for name in arguments if name not in parameters and not takes_all]:
         raise ParameterError(f"model: {source} has no parameter {unknown[0]!r}, which was given. It has: "
-                             f"{', '.join(known) or 'none'}.")
-    needs = [name for name, one in known.items() if one.default is one.empty and one.kind not in _ANY
-             and name not in given]
+                             f"{', '.join(parameters) or 'none'}.")
+    needs = [name for name, one in parameters.items() if one.default is one.empty and one.kind not in _ANY
+             and name not in arguments]
     if needs and isinstance(factory, type):
         raise ParameterError(f"model: expected a class that needs nothing, given {source}, whose __init__ needs "
                              f"{', '.join(needs)}. Name a function instead: def make(): return {factory.__name__}(...)")
     if needs:
         return _FUNCTIONS[role](factory, source) if role in _FUNCTIONS else check_role(factory, role, source)
-    return _watched(check_role(factory(**given), role, source), source)
+    return _watched(check_role(factory(**arguments), role, source), source)
 
 # %% ../../nbs/lib/models/07_named.ipynb #c047cd17
 def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | None = None, **options: Any) -> Any:

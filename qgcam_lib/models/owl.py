@@ -98,8 +98,8 @@ def padded_square(image: Image.Image, size: int) -> torch.Tensor:
     shrink = longest / size
     blurred = ndimage.gaussian_filter(square, (max(0.0, (shrink - 1) / 2),) * 2 + (0.0,), mode="mirror")
     zoomed = ndimage.zoom(blurred, (1 / shrink, 1 / shrink, 1), order=1, mode="mirror", grid_mode=True)
-    found = torch.from_numpy(np.clip(zoomed, square.min(), square.max())).permute(2, 0, 1)
-    return ((found - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]).float()
+    tensor = torch.from_numpy(np.clip(zoomed, square.min(), square.max())).permute(2, 0, 1)
+    return ((tensor - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]).float()
 
 # %% ../../nbs/lib/models/04_owl.ipynb #3929876d
 def box_scale(width: int, height: int, pads: bool) -> tuple[int, int]:

@@ -67,26 +67,26 @@ def _generate(self: PromptedAnswerer, image: Picture, question: str, **options: 
     picture = as_picture(image).convert("RGB")
     inputs = self.processor(images=picture, text=self.text(question), return_tensors="pt")
     inputs = inputs.to(self.device, self.model.dtype)
-    found = self.model.generate(**inputs, do_sample=False, num_beams=1, return_dict_in_generate=True, **options)
-    return found, inputs["input_ids"][0]
+    output = self.model.generate(**inputs, do_sample=False, num_beams=1, return_dict_in_generate=True, **options)
+    return output, inputs["input_ids"][0]
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #db7ce489
 @patch
 @torch.no_grad()
 def answer(self: PromptedAnswerer, image: Picture, question: str) -> str:
     """The reply, without the prompt and special tokens."""
-    found, asked = self._generate(image, question, max_new_tokens=self.max_new_tokens)
-    ids = found.sequences[0]
-    repeated = len(ids) >= len(asked) and torch.equal(ids[:len(asked)], asked)
-    return self.processor.decode(ids[len(asked) if repeated else 0:], skip_special_tokens=True).strip()
+    output, prompt = self._generate(image, question, max_new_tokens=self.max_new_tokens)
+    ids = output.sequences[0]
+    repeated = len(ids) >= len(prompt) and torch.equal(ids[:len(prompt)], prompt)
+    return self.processor.decode(ids[len(prompt) if repeated else 0:], skip_special_tokens=True).strip()
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #8fc5ef2e
 @patch
 @torch.no_grad()
 def yes_score(self: PromptedAnswerer, image: Picture, question: str) -> float:
     """Probability that the reply begins like "yes" rather than like "no", 0..1."""
-    found, _ = self._generate(image, question, max_new_tokens=1, output_logits=True)
-    logits = found.logits[0][0].float()
+    output, _ = self._generate(image, question, max_new_tokens=1, output_logits=True)
+    logits = output.logits[0][0].float()
     yes, no = (logits[ids].logsumexp(0) for ids in self._first_tokens())
     return float(torch.sigmoid(yes - no))
 
@@ -95,12 +95,12 @@ def yes_score(self: PromptedAnswerer, image: Picture, question: str) -> float:
 def _first_tokens(self: PromptedAnswerer) -> tuple[list[int], list[int]]:
     """Ids of the first tokens of the spellings of yes and of no, without those that both have."""
     words = getattr(self.processor, "tokenizer", self.processor)
-    found = []
+    ids_by_word = []
     for word in ("yes", "no"):
         texts = [form.format(each) for each in (word, word.capitalize()) for form in _SPELLINGS]
         ids = {tuple(words(text, add_special_tokens=False).input_ids)[0] for text in texts}
-        found.append(ids - {words.unk_token_id})
-    yes, no = found[0] - found[1], found[1] - found[0]
+        ids_by_word.append(ids - {words.unk_token_id})
+    yes, no = ids_by_word[0] - ids_by_word[1], ids_by_word[1] - ids_by_word[0]
     if not yes or not no:
         raise ValueError("yes_score: the model's vocabulary does not tell the beginnings of yes and no apart")
     return sorted(yes), sorted(no)
@@ -189,7 +189,8 @@ def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
     levels = np.unique(scores)
     candidates = np.concatenate([[levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]])
     yes = scores[None] >= candidates[:, None]
-    f1 = [2 * (said & true).sum(1) / (said.sum(1) + true.sum()) for said, true in ((yes, truth), (~yes, ~truth))]
+    f1 = [2 * (answers & true).sum(1) / (answers.sum(1) + true.sum())
+          for answers, true in ((yes, truth), (~yes, ~truth))]
     macro = (f1[0] + f1[1]) / 2
     best = np.flatnonzero(macro >= macro.max() - 1e-12)
     return float(candidates[best[len(best) // 2]])
@@ -224,14 +225,14 @@ class MatchingAnswerer:
         rows: dict[int, list[int]] = {}
         for row, image in enumerate(images):
             rows.setdefault(id(image), []).append(row)
-        said = ["undecided"] * len(questions)
+        answers = ["undecided"] * len(questions)
         if self.threshold is None:
-            return said
+            return answers
         for places in rows.values():
             scores = self.matcher.score([images[places[0]]], [question_to_caption(questions[k]) for k in places])[0]
             for row, score in zip(places, scores.tolist()):
-                said[row] = "yes" if score >= self.threshold else "no"
-        return said
+                answers[row] = "yes" if score >= self.threshold else "no"
+        return answers
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #9be0bfda
 AS_ANSWERERS = {"blip-base-as-answerer": ("blip-base", 0.5),
@@ -270,5 +271,5 @@ class BaselineAnswerer:
         """"yes" or "no"."""
         if self.name != "coin":
             return self.name.removeprefix("always ")
-        known = f"{self.seed}|{question}|".encode() + as_picture(image).convert("RGB").tobytes()
-        return ("no", "yes")[sha256(known).digest()[0] & 1]
+        content = f"{self.seed}|{question}|".encode() + as_picture(image).convert("RGB").tobytes()
+        return ("no", "yes")[sha256(content).digest()[0] & 1]

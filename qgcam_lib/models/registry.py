@@ -66,9 +66,9 @@ def _entries(name: str, thing: Any) -> dict[str, ModelEntry]:
 def _read_models() -> dict[str, ModelEntry]:
     """The entries of data/published/models.toml: what a family has in common, and each model's own."""
     families = tomllib.loads(project_file("data/published/models.toml").read_text(encoding="utf-8"))["family"]
-    own = {name: {**family, **given} for family in families for name, given in family.pop("models").items()}
+    own = {name: {**family, **values} for family in families for name, values in family.pop("models").items()}
     return {name: ModelEntry(name, **{key: tuple(value) if isinstance(value, list) else value
-                                      for key, value in given.items()}) for name, given in own.items()}
+                                      for key, value in values.items()}) for name, values in own.items()}
 
 # %% ../../nbs/lib/models/02_registry.ipynb #b4f1a40d
 MODELS: dict[str, ModelEntry] = Open(_read_models(), "qgcam.models", _entries)
@@ -128,8 +128,8 @@ def load_model(name: str, weights: str | Path = "mini", device: str | None = Non
     if weights not in WEIGHTS and not Path(weights).exists():
         raise FileNotFoundError(f"weights: expected one of {WEIGHTS} or an existing path, got {str(weights)!r}.")
     module, function = entry.loader.split(":")
-    given = {"precision": precision, "batch_size": batch_size}
-    outer = _OPTIONS.set((_OPTIONS.get() or {}) | {option: value for option, value in given.items() if value})
+    choices = {"precision": precision, "batch_size": batch_size}
+    outer = _OPTIONS.set((_OPTIONS.get() or {}) | {option: value for option, value in choices.items() if value})
     try:
         load = getattr(importlib.import_module(module), function)
         model = load(entry, weights, device=device or settings.device, seed=seed, **options)
@@ -180,8 +180,8 @@ def cached_files(entry: ModelEntry) -> list[Path]:
         home = os.environ.get("HF_HOME") or caches / "huggingface"
         hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub")
         folder = hub / ("models--" + "--".join(entry.checkpoint.removeprefix(_HUB).split("/")[:2]))
-        found = sorted(folder.glob("snapshots/*/*"))
-        return found if any(file.suffix in (".safetensors", ".bin", ".pt") for file in found) else []
+        files = sorted(folder.glob("snapshots/*/*"))
+        return files if any(file.suffix in (".safetensors", ".bin", ".pt") for file in files) else []
     name = entry.file or entry.checkpoint.rsplit("/", 1)[-1]
     torch_home = Path(os.environ.get("TORCH_HOME") or caches / "torch")
     places = (torch_home / "hub" / "checkpoints", Path.home() / ".cache/clip")
@@ -192,9 +192,9 @@ def _available(entry: ModelEntry) -> str:
     """Which weights an entry can be loaded with on this machine, as text."""
     by_hand = entry.checkpoint.startswith(("https://drive.google.com/", "https://onedrive.live.com/"))
     fetched = "by hand" if by_hand else "download"
-    found = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
+    choices = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
     official = [f"official ({'cached' if cached_files(entry) else fetched})"] if entry.checkpoint else []
-    return ", ".join([*found, "random", *official])
+    return ", ".join([*choices, "random", *official])
 
 # %% ../../nbs/lib/models/02_registry.ipynb #411ed594
 def list_models() -> pd.DataFrame:

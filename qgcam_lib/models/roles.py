@@ -58,15 +58,15 @@ class FunctionExplainer:
 
     def maps(self, image: "Image.Image | str | Path", phrases: Sequence[str]) -> np.ndarray:
         """The function's map for each phrase, float32 [P, h, w]. Raises ValueError if it is not one 2-D map."""
-        found = []
+        heatmaps = []
         for phrase in phrases:
-            told = self.function(image, phrase)
-            told = told.detach().cpu() if hasattr(told, "detach") else told
-            found.append(np.asarray(told, np.float32))
-            if found[-1].ndim != 2 or not found[-1].size or found[-1].shape != found[0].shape:
+            relevance = self.function(image, phrase)
+            relevance = relevance.detach().cpu() if hasattr(relevance, "detach") else relevance
+            heatmaps.append(np.asarray(relevance, np.float32))
+            if heatmaps[-1].ndim != 2 or not heatmaps[-1].size or heatmaps[-1].shape != heatmaps[0].shape:
                 raise ValueError(f"{self.card['name']}: expected one map [h, w] a phrase, of one size for a picture, "
-                                 f"got an array of shape {found[-1].shape} for {phrase!r:.60}")
-        return np.stack(found) if found else np.zeros((0, 1, 1), np.float32)
+                                 f"got an array of shape {heatmaps[-1].shape} for {phrase!r:.60}")
+        return np.stack(heatmaps) if heatmaps else np.zeros((0, 1, 1), np.float32)
 
 # %% ../../nbs/lib/models/01_roles.ipynb #8350888f
 def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: str, card: dict) -> Any:
@@ -102,15 +102,15 @@ class FunctionMatcher:
 
     def score(self, images: Sequence, texts: Sequence[str]) -> np.ndarray:
         """The function's scores, float64 [I, T]. Raises ValueError if a score is not one number."""
-        found = np.empty((len(images), len(texts)))
-        for place in np.ndindex(*found.shape):
-            given = self.function(images[place[0]], texts[place[1]])
-            value = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float64)
+        scores = np.empty((len(images), len(texts)))
+        for place in np.ndindex(*scores.shape):
+            result = self.function(images[place[0]], texts[place[1]])
+            value = np.asarray(result.detach().cpu() if hasattr(result, "detach") else result, np.float64)
             if value.size != 1:
                 raise ValueError(f"{self.card['name']}: expected one number for a picture and a text, got an array of "
                                  f"shape {value.shape} for {texts[place[1]]!r:.60}")
-            found[place] = value.item()
-        return found
+            scores[place] = value.item()
+        return scores
 
 # %% ../../nbs/lib/models/01_roles.ipynb #f6e3075e
 def as_matcher(model: Any, name: str = "", **card: Any) -> Matcher:

@@ -30,8 +30,8 @@ NOT_RUN = "not run (no GPU)"
 
 def least_seconds(device: str, precision: str, flops: float, n_bytes: float) -> float:
     """Seconds below which no device of this name stays; NaN for one that PEAKS lacks. n_bytes: moved at least."""
-    found = next((peak for name, peak in PEAKS.items() if name in device), None)
-    return max(flops / found[precision], n_bytes / found["bytes"]) if found else np.nan
+    peaks = next((peak for name, peak in PEAKS.items() if name in device), None)
+    return max(flops / peaks[precision], n_bytes / peaks["bytes"]) if peaks else np.nan
 
 # %% ../../nbs/lib/models/09_speed.ipynb #5e1f0409
 COLUMNS = ("device", "a second", "lowest", "highest", "peak MB", "TFLOP a call", "share of the limit")

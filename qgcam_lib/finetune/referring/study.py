@@ -239,9 +239,11 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
         raise FileFault(f"study: expected {arm}/arm.json in {study}, it is not there. Run the arm: python -m "
                         f"qgcam_lib.finetune.referring --arm {arm}")
     told, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
-    if told["way"] != "alone" or not 0 < rows * told["recipe"]["log_every"] <= told["steps"]:
-        raise ParameterError(f"arm, rows: expected an arm on expressions alone and at most "
-                             f"{told['steps'] // told['recipe']['log_every']} rows, got {arm!r} and {rows}.")
+    longest = told["steps"] // told["recipe"]["log_every"]
+    if told["way"] != "alone":
+        raise ParameterError(f"arm: expected one that was trained on expressions alone, got {arm!r} ({told['way']}).")
+    if not 0 < rows <= longest:
+        raise ParameterError(f"rows: expected 1 to {longest}, as many as {arm} has logged, got {rows}.")
     data, recipe = _learned(told, Path(study), root, cache, progress), RankerRecipe.stored(told["recipe"])
     network = vilbert.build_vilbert(vilbert.ViLBERTConfig.read(told["network"]), len(data.tokenizer),
                                     data.regions.features.shape[1], recipe.seed)

@@ -92,13 +92,13 @@ def inference_state(state: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Ten
     first row of the type embedding is added to the word embedding. A fitting `temp` stays. The result is checked by
     `load_state`, not here.
     """
-    kept = {key: value for key, value in state.items() if not any(re.match(part, key) for part in _TRAINING_ONLY)}
-    kept = {key.replace("text_encoder.bert.", "text_encoder.", 1): value for key, value in kept.items()}
-    types = kept.pop("text_encoder.embeddings.token_type_embeddings.weight", None)
+    weights = {key: value for key, value in state.items() if not any(re.match(part, key) for part in _TRAINING_ONLY)}
+    weights = {key.replace("text_encoder.bert.", "text_encoder.", 1): value for key, value in weights.items()}
+    types = weights.pop("text_encoder.embeddings.token_type_embeddings.weight", None)
     words = "text_encoder.embeddings.word_embeddings.weight"
-    if types is not None and words in kept:
-        kept[words] = kept[words] + types[0]
-    return kept
+    if types is not None and words in weights:
+        weights[words] = weights[words] + types[0]
+    return weights
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #ff38e046
 def clean_caption(phrase: str, max_words: int = 50) -> str:
@@ -186,16 +186,16 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, checkpo
     ValueError.
     """
     entry, (_, max_words, published) = find_model(entry), CHECKPOINTS[one_of("checkpoint", checkpoint, CHECKPOINTS)]
-    model, sizes, found, ignored = load_lavis(
+    model, sizes, source, ignored = load_lavis(
         entry, weights, published, build_albef, load_albef_weights, seed=seed, config=config, vocab=vocab,
         lavis_tokens=False, official=lambda entry: official_amc(entry, checkpoint))
     # momentum copies and the word-guessing head as one line each: "text_encoder_m.*"
     dropped = dict.fromkeys(re.sub(r"^(\w+_m|text_encoder\.cls)\..*", r"\1.*", name) for name in ignored)
-    card = {"file": found.file.name if found.file else "", "ignored_keys": len(ignored), "dropped": list(dropped),
-            **found.card}
+    card = {"file": source.file.name if source.file else "", "ignored_keys": len(ignored), "dropped": list(dropped),
+            **source.card}
     # AMC's choice, 8 of 12, for any depth; never the last layer when there is another fusing one
     block = max(sizes.fusion_layer, min(sizes.fusion_layer + 2, sizes.text_depth - 2))
-    usual = {"block": block, "tokens": entry.tokens, "cleaning": "albef", **found.card}
+    usual = {"block": block, "tokens": entry.tokens, "cleaning": "albef", **source.card}
     options = {name: usual[name] for name in ("block", "tokens", "cleaning")} | {"max_words": max_words} | options
     return AlbefExplainer(model, sizes, card=card, **options)
 
@@ -230,12 +230,12 @@ def albef_vqa_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
     Momentum copies are left out, and type embeddings are added to the words.
     """
-    kept = inference_state(state)
-    types = kept.pop("text_decoder.bert.embeddings.token_type_embeddings.weight", None)
+    weights = inference_state(state)
+    types = weights.pop("text_decoder.bert.embeddings.token_type_embeddings.weight", None)
     words = "text_decoder.bert.embeddings.word_embeddings.weight"
-    if types is not None and words in kept:
-        kept[words] = kept[words] + types[0]
-    return kept
+    if types is not None and words in weights:
+        weights[words] = weights[words] + types[0]
+    return weights
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #7237cf76
 def _read_vqa(model: torch.nn.Module, path: str | Path) -> list[str]:
@@ -258,7 +258,7 @@ def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *,
     weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab, config, options: as in
     `load_blip_vqa`; the published model keeps 25 tokens of a question.
     """
-    model, sizes, found, _ = load_lavis(find_model(entry), weights, ALBEF_VQA_CONFIGS["albef-vqa"], build_albef_vqa,
+    model, sizes, source, _ = load_lavis(find_model(entry), weights, ALBEF_VQA_CONFIGS["albef-vqa"], build_albef_vqa,
                                         _read_vqa, seed=seed, config=config, vocab=vocab, lavis_tokens=False,
                                         folders=False)
-    return AlbefAnswerer(model, sizes, card=found.card, **options)
+    return AlbefAnswerer(model, sizes, card=source.card, **options)

@@ -155,8 +155,8 @@ def _text_vectors(self: BlipExplainer, tokens: Tokens) -> torch.Tensor:
     """Unit vectors [P, D] of texts alone, `[CLS]` first. Source: LAVIS's BlipITM, match_head="itc"."""
     ids = tokens.ids.clone()
     ids[:, 0] = self.model.tokenizer.cls_token_id
-    found = self.model.text_encoder(ids, attention_mask=tokens.mask, return_dict=True, mode="text").last_hidden_state
-    return F.normalize(self.model.text_proj(found[:, 0]), dim=-1)
+    states = self.model.text_encoder(ids, attention_mask=tokens.mask, return_dict=True, mode="text").last_hidden_state
+    return F.normalize(self.model.text_proj(states[:, 0]), dim=-1)
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #a4b6a304
 @patch
@@ -179,9 +179,10 @@ def tokenize(self: BlipExplainer, phrases: Sequence[str], counts: Sequence[int] 
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #0647e8d8
 @patch
-def _token_maps(self: BlipExplainer, seen: list | cam.ImageKeys, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+def _token_maps(self: BlipExplainer, image_keys: list | cam.ImageKeys, tokens: Tokens
+                ) -> tuple[torch.Tensor, torch.Tensor]:
     text, head = self.model.text_encoder, self.model.itm_head
-    attention, gradient, logits = cam.attention_gradients(text, head, tokens, seen, self.block)
+    attention, gradient, logits = cam.attention_gradients(text, head, tokens, image_keys, self.block)
     return cam.token_maps(attention, gradient, self.config.grid, tokens), logits
 
 
@@ -231,11 +232,11 @@ def maps_batch(self: BlipExplainer, images: Sequence, phrases_per_image: Sequenc
     if few or any(isinstance(image, ImageState) for image in images):
         return PhraseExplainer.maps_batch(self, images, phrases_per_image)
     same_length(images, phrases_per_image=phrases_per_image)
-    found = []
+    maps = []
     for start in range(0, len(images), self.batch_size):
         part = slice(start, start + self.batch_size)
-        found += self._maps_together(images[part], phrases_per_image[part])
-    return found
+        maps += self._maps_together(images[part], phrases_per_image[part])
+    return maps
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #07bc0290
 @patch
@@ -248,8 +249,8 @@ def _maps_together(self: BlipExplainer, images: Sequence[Picture], phrases_per_i
         part = slice(start, start + step)
         if texts := [text for phrases in phrases_per_image[part] for text in phrases]:
             tokens = self.tokenize(texts, counts[part])
-            seen = cam.ImageKeys(self.model.text_encoder, states[part])
-            each, _ = self._token_maps(seen, tokens)
+            image_keys = cam.ImageKeys(self.model.text_encoder, states[part])
+            each, _ = self._token_maps(image_keys, tokens)
             maps.append(cam.phrase_maps(each, tokens, self._weights(tokens)))
     return list(torch.cat(maps).cpu().split(counts))
 
@@ -295,8 +296,8 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: in
     it is a ValueError.
     """
     entry = find_model(entry)
-    model, sizes, found, _ = load_lavis(entry, weights, CONFIGS[entry.name], build_blip_itm, load_weights, seed=seed,
+    model, sizes, source, _ = load_lavis(entry, weights, CONFIGS[entry.name], build_blip_itm, load_weights, seed=seed,
                                         config=config, vocab=vocab)
-    usual = {"block": min(entry.block, max(sizes.text_depth - 2, 0)), "tokens": entry.tokens, **found.card}
+    usual = {"block": min(entry.block, max(sizes.text_depth - 2, 0)), "tokens": entry.tokens, **source.card}
     options = {name: usual[name] for name in ("block", "tokens")} | options
-    return BlipExplainer(model, sizes, card=found.card, **options)
+    return BlipExplainer(model, sizes, card=source.card, **options)

@@ -100,8 +100,8 @@ def answer_scores(self: LavisAnswerer, image: Picture, question: str,
                   answers: Sequence[str] | None = None) -> torch.Tensor:
     """Ranking scores float32 [A] of the answers (by default the model's list): higher is likelier, at most 0."""
     ids, mask = self._answers(answers or self.answers)
-    states, seen = self._read([image], [question])
-    return self._losses(states, seen, ids[None], mask[None])[0].neg().cpu()
+    states, text_mask = self._read([image], [question])
+    return self._losses(states, text_mask, ids[None], mask[None])[0].neg().cpu()
 
 
 @patch
@@ -127,41 +127,41 @@ def _read(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> tu
     place = {id(image): k for k, image in enumerate({id(image): image for image in images}.values())}
     fresh = {id(image): image for image in images}
     pixels = torch.stack([prepare_image(image, self.config.image_size) for image in fresh.values()])
-    seen = image_states(self.model.visual_encoder, pixels.to(self.model.visual_encoder.pos_embed))
-    seen = seen[[place[id(image)] for image in images]]
-    found = self.model.text_encoder.forward_automask(tokenized_text=tokens, visual_embeds=seen)
-    return found.last_hidden_state, tokens.attention_mask
+    image_features = image_states(self.model.visual_encoder, pixels.to(self.model.visual_encoder.pos_embed))
+    image_features = image_features[[place[id(image)] for image in images]]
+    output = self.model.text_encoder.forward_automask(tokenized_text=tokens, visual_embeds=image_features)
+    return output.last_hidden_state, tokens.attention_mask
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #a304a7e5
 @patch
 def _answers(self: LavisAnswerer, answers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    found = self.model.tokenizer(list(answers), padding="longest", return_tensors="pt").to(self.device)
-    return self._open(found.input_ids, "answer"), found.attention_mask
+    tokens = self.model.tokenizer(list(answers), padding="longest", return_tensors="pt").to(self.device)
+    return self._open(tokens.input_ids, "answer"), tokens.attention_mask
 
 
 @patch
-def _losses(self: LavisAnswerer, states: torch.Tensor, seen: torch.Tensor, ids: torch.Tensor,
+def _losses(self: LavisAnswerer, states: torch.Tensor, text_mask: torch.Tensor, ids: torch.Tensor,
             mask: torch.Tensor) -> torch.Tensor:
     """Loss [Q, K] float32 of K answers [Q, K, T] to each of Q questions."""
     each, ids, mask = ids.shape[1], ids.flatten(0, 1), mask.flatten(0, 1)
     labels = ids.masked_fill(ids == self.model.tokenizer.pad_token_id, -100)
-    found = self.model.text_decoder(
+    output = self.model.text_decoder(
         ids, attention_mask=mask, encoder_hidden_states=states.repeat_interleave(each, 0),
-        encoder_attention_mask=seen.repeat_interleave(each, 0), labels=labels, return_dict=True, reduction="none")
-    return found.loss.float().unflatten(0, (-1, each))
+        encoder_attention_mask=text_mask.repeat_interleave(each, 0), labels=labels, return_dict=True, reduction="none")
+    return output.loss.float().unflatten(0, (-1, each))
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #a1eb47bb
 @patch
-def _rank(self: LavisAnswerer, states: torch.Tensor, seen: torch.Tensor) -> list[str]:
+def _rank(self: LavisAnswerer, states: torch.Tensor, text_mask: torch.Tensor) -> list[str]:
     """The best answer of each question, among those whose first tokens are most likely."""
     ids, mask = self._answers(self.answers)
-    kept = torch.arange(len(ids), device=self.device).expand(len(states), -1)
+    candidates = torch.arange(len(ids), device=self.device).expand(len(states), -1)
     if self.candidates < len(ids):
         first = self.model.text_decoder(ids[:1, :1].expand(len(states), 1), encoder_hidden_states=states,
-                                        encoder_attention_mask=seen, return_dict=True).logits[:, 0]
-        kept = first.float()[:, ids[:, 1]].topk(self.candidates, dim=1).indices
-    best = self._losses(states, seen, ids[kept], mask[kept]).argmin(1, keepdim=True)
-    return [self.answers[k] for k in kept.gather(1, best)[:, 0].tolist()]
+                                        encoder_attention_mask=text_mask, return_dict=True).logits[:, 0]
+        candidates = first.float()[:, ids[:, 1]].topk(self.candidates, dim=1).indices
+    best = self._losses(states, text_mask, ids[candidates], mask[candidates]).argmin(1, keepdim=True)
+    return [self.answers[k] for k in candidates.gather(1, best)[:, 0].tolist()]
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #c2fc86ba
 _POSITIONS = r"text_(en|de)coder\.(bert\.)?embeddings\.position_ids$"
@@ -185,8 +185,8 @@ def load_blip_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, 
     weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab: path of a vocab.txt; config: sizes (or
     their JSON file) other than the published ones; options: those of `LavisAnswerer`.
     """
-    model, sizes, found, ignored = load_lavis(
+    model, sizes, source, ignored = load_lavis(
         find_model(entry), weights, VQA_CONFIGS["blip-vqa"], build_blip_vqa,
         lambda model, path: load_vqa_state(model, read_state(path)), seed=seed, config=config, vocab=vocab,
         folders=False)
-    return LavisAnswerer(model, sizes, card={**found.card, "ignored_keys": len(ignored)}, **options)
+    return LavisAnswerer(model, sizes, card={**source.card, "ignored_keys": len(ignored)}, **options)

@@ -112,15 +112,15 @@ def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextT
     ValueError where special tokens are missing, `[END]` is not the last or a token comes twice.
     """
     words = tuple(Path(vocab).read_text(encoding="utf-8").splitlines() if isinstance(vocab, (str, Path)) else vocab)
-    numbers, told = {word: number for number, word in enumerate(words)}, set()
+    numbers, reported = {word: number for number, word in enumerate(words)}, set()
     if words[:2] != (PAD, UNKNOWN) or words[-2:] != (START, END) or len(numbers) != len(words):
         raise ValueError(f"vocab: expected distinct tokens from {PAD}, {UNKNOWN} to {START}, {END} (the end token "
                          f"needs the largest number), got {list(words[:2])} ... {list(words[-2:])}.")
 
     def encode(text: str) -> list[int]:
         parts = _words(text)
-        if unknown := sorted({word for word in parts if word not in numbers} - told):
-            told.update(unknown)
+        if unknown := sorted({word for word in parts if word not in numbers} - reported):
+            reported.update(unknown)
             warnings.warn(f"words that this model never saw were read as {UNKNOWN}: {unknown}", stacklevel=5)
         return [numbers.get(word, 1) for word in parts]
 
@@ -317,8 +317,8 @@ class ClipGScoreCam(ClipExplainer):
         self.card = {**self.card, "block": block, "n_channels": n_channels}
 
     def _explain(self, pixels: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.scorecam(pixels, texts)
-        return found.maps, found.logits
+        explanation = self.scorecam(pixels, texts)
+        return explanation.maps, explanation.logits
 
     def scorecam(self, pixels: torch.Tensor, texts: torch.Tensor) -> ScoreCam:
         """`gscorecam` of prepared pixels [3, S, S] and text vectors [P, D], with the account of shared work."""

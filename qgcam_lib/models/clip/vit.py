@@ -187,12 +187,12 @@ def sliding_windows(width: int, height: int) -> np.ndarray:
     The square roots of their areas are SIZES of the picture's shorter side, their width over height is one of SHAPES,
     and they move by STEP of their side at most. A window that would be wider or higher than the picture is cut to it.
     """
-    found = [(0.0, 0.0, float(width), float(height))]
+    boxes = [(0.0, 0.0, float(width), float(height))]
     for size, shape in product(SIZES, SHAPES):
         side = size * min(width, height)
         across, down = min(side * shape**0.5, width), min(side / shape**0.5, height)
-        found += [(x, y, x + across, y + down) for y in _places(height, down) for x in _places(width, across)]
-    return np.array(list(dict.fromkeys(found)))
+        boxes += [(x, y, x + across, y + down) for y in _places(height, down) for x in _places(width, across)]
+    return np.array(list(dict.fromkeys(boxes)))
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #25fe8626
 def _places(room: float, side: float) -> list[float]:
@@ -284,8 +284,8 @@ def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
     if not _is_torchscript(path):
         return read_state(path)
     from open_clip.pretrained import list_pretrained_models_by_tag
-    known = {published_address(name).split("/")[-2] for name in list_pretrained_models_by_tag("openai")}
-    if file_sha256(path) not in known:
+    checksums = {published_address(name).split("/")[-2] for name in list_pretrained_models_by_tag("openai")}
+    if file_sha256(path) not in checksums:
         raise FormatError(f"weights: {path.name} is a TorchScript archive, which is a program, and its SHA-256 is none "
                           "of OpenAI's. It was not opened. Give OpenAI's own file, or weights as safetensors.")
     return dict(torch.jit.load(path, map_location="cpu").state_dict())

@@ -34,15 +34,15 @@ class Adapter:
         self.device, self.precision = use_device(device), use_precision(precision or chosen("precision"))
         self.batch_size = chosen("batch_size")
         self.model = model.to(self.device, memory_format=layout).eval().requires_grad_(False)
-        said = {} if precision is None and self.precision == "float32" else {"precision": self.precision}
-        self.card = {**(card or {}), **facts, **said,
+        precision_line = {} if precision is None and self.precision == "float32" else {"precision": self.precision}
+        self.card = {**(card or {}), **facts, **precision_line,
                      "parameters": sum(parameter.numel() for parameter in model.parameters())}
         watch_use(self.model, self.card.get("name", type(self).__name__))
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        public = not name.startswith("_") and isinstance(found, MethodType) and found.__self__ is self
-        return MethodType(in_precision(found.__func__), self) if public else found
+        value = super().__getattribute__(name)
+        public = not name.startswith("_") and isinstance(value, MethodType) and value.__self__ is self
+        return MethodType(in_precision(value.__func__), self) if public else value
 
     def __repr__(self) -> str:
         what = f"{self.card.get('name', '?')}, weights={self.card.get('weights', '?')}"
@@ -93,11 +93,11 @@ def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
 
     The same picture is the same object, or the same path.
     """
-    known: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     pictures, places = [], []
     for image in images:
-        places.append(known.setdefault(str(image) if isinstance(image, (str, Path)) else id(image), len(known)))
-        if len(known) > len(pictures):
+        places.append(numbers.setdefault(str(image) if isinstance(image, (str, Path)) else id(image), len(numbers)))
+        if len(numbers) > len(pictures):
             pictures.append(image)
     return pictures, places
 
@@ -111,11 +111,11 @@ def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]
     if any(isinstance(texts, str) for texts in texts_per_image):
         raise TypeError("texts_per_image: expected a list of texts per image, got one text.")
     pictures, places = distinct_pictures(images)
-    asked: dict[int, dict[str, int]] = defaultdict(dict)
+    texts_by_picture: dict[int, dict[str, int]] = defaultdict(dict)
     for place, texts in zip(places, texts_per_image):
         for text in texts:
-            asked[place].setdefault(text, len(asked[place]))
-    return pictures, places, [asked[place] for place in range(len(pictures))]
+            texts_by_picture[place].setdefault(text, len(texts_by_picture[place]))
+    return pictures, places, [texts_by_picture[place] for place in range(len(pictures))]
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #61b1c008
 def equal_lengths(lengths: torch.Tensor, most: int) -> list[torch.Tensor]:
@@ -139,11 +139,11 @@ class PhraseExplainer(Adapter):
         """Scores [T_i] of every image with its own texts, equal to `score` image by image; each distinct picture is
         encoded once and asked each distinct text once.
         """
-        pictures, places, asked = texts_of_pictures(images, texts_per_image)
-        needed = [place for place, texts in enumerate(asked) if texts]
+        pictures, places, queries = texts_of_pictures(images, texts_per_image)
+        needed = [place for place, texts in enumerate(queries) if texts]
         states = self._states([pictures[place] for place in needed])
-        found = {place: self._score_texts(state, list(asked[place])) for place, state in zip(needed, states)}
-        return [found[place][[asked[place][text] for text in texts]] if texts else torch.zeros(0)
+        scores = {place: self._score_texts(state, list(queries[place])) for place, state in zip(needed, states)}
+        return [scores[place][[queries[place][text] for text in texts]] if texts else torch.zeros(0)
                 for place, texts in zip(places, texts_per_image)]
 
     def _score_texts(self, state: Any, texts: list[str]) -> torch.Tensor:
@@ -224,11 +224,11 @@ class BoxDetector(Adapter):
         """`detect` for several captions, equal to one by one; each different text is encoded once."""
         same_length(images, captions=captions, phrases_per_image=phrases_per_image)
         words = [phrase_texts(caption, phrases) for caption, phrases in zip(captions, phrases_per_image)]
-        texts, found = self._texts(captions, words), []
+        texts, detections = self._texts(captions, words), []
         for image, caption, phrases, own in zip(images, captions, phrases_per_image, words):
             picture = as_picture(image).convert("RGB")
-            found.append(self._pairs(picture, caption, phrases, own, texts) if own else NOTHING)
-        return found
+            detections.append(self._pairs(picture, caption, phrases, own, texts) if own else NOTHING)
+        return detections
 
     def _texts(self, captions: Sequence[str], words: Sequence[Sequence[str]]) -> Any:
         """What all captions of a call share: texts encoded once. words: of each caption's phrases."""

@@ -202,10 +202,10 @@ class Config:
         if isinstance(given, str | Path):
             given = read_config(given)
         if isinstance(given, Mapping):
-            known = [field.name for field in fields(cls)]
-            if unknown := [key for key in given if key not in (*known, *cls.retired)]:
-                raise ValueError(f"config: unknown keys {unknown}. Expected some of {known}.")
-            given = cls(**{key: _as_tuple(value) for key, value in given.items() if key in known})
+            names = [field.name for field in fields(cls)]
+            if unknown := [key for key in given if key not in (*names, *cls.retired)]:
+                raise ValueError(f"config: unknown keys {unknown}. Expected some of {names}.")
+            given = cls(**{key: _as_tuple(value) for key, value in given.items() if key in names})
         return given
 
     def to_dict(self) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def watch_use(network: torch.nn.Module, name: str) -> None:
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
     reads = [layer for layer in layers if isinstance(layer, torch.nn.Conv2d) and layer.in_channels == 3]
 
-    def note(layer: torch.nn.Module, given: tuple) -> None:
+    def note(layer: torch.nn.Module, inputs: tuple) -> None:
         weight = next(layer.parameters())
-        note_use(name, str(weight.device), precision_now(weight), len(given[0]) if reads else 0)
+        note_use(name, str(weight.device), precision_now(weight), len(inputs[0]) if reads else 0)
 
     for layer in (reads or layers)[:1]:
         layer.register_forward_pre_hook(note)

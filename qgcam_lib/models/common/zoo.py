@@ -46,9 +46,9 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
     that is missing.
     """
     zoo = Path(zoo or zoo_folder())
-    known = sorted(path.parent.name for path in zoo.glob("*/card.json"))
-    if name not in known:
-        raise ParameterError(f"name: expected one of {known} in {zoo.name}/, got {name!r}. `make zoo` trains the "
+    names = sorted(path.parent.name for path in zoo.glob("*/card.json"))
+    if name not in names:
+        raise ParameterError(f"name: expected one of {names} in {zoo.name}/, got {name!r}. `make zoo` trains the "
                              "missing ones.")
     folder = zoo / name
     return ZooModel(folder, read_card(folder), read_config(folder / "config.json"), folder / "vocab.txt")
@@ -123,12 +123,12 @@ _PROBED = "probe model part metric value ci_low ci_high chance blind n n_groups"
 def _matcher_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of a matcher."""
     scores = _scores(card).rename(columns={"examples": "probe"})
-    asked = scores[scores.metric.isin(_ASKED)]
-    cells = [f"{row.probe} {row.part} ({row.metric})" for row in asked[asked.model == "trained"].itertuples()]
+    rows = scores[scores.metric.isin(_ASKED)]
+    cells = [f"{row.probe} {row.part} ({row.metric})" for row in rows[rows.model == "trained"].itertuples()]
     above, others = card["above_chance"], [cell for cell in cells if cell not in card["above_chance"]]
     return [
         "## Conceptual probes of unseen test scenes (miniworld)",
-        _table(asked, _PROBED),
+        _table(rows, _PROBED),
         "95 % intervals, bootstrapped over pictures (n_groups), beside chance and a scorer that reads the prompts and "
         "not the picture. `qgcam_lib.probes` defines the metrics. The stored float16 weights were scored.",
         f"The whole interval lies above chance and above the blind scorer in: {'; '.join(above)}." if above else
@@ -144,7 +144,7 @@ def _ranker_scores(card: Mapping) -> list[str]:
     """The card's parts about the scores of a ranker of boxes."""
     above = [_SPLITS[split] for split in card["above_bag"]]
     below = [name for name in _SPLITS.values() if name not in above]
-    asked = card.get("answers_on_dev")
+    dev = card.get("answers_on_dev")
     return [
         "## Referring expressions on unseen test pictures (miniworld RefCOCOg)",
         _table(_scores(card), "model split value ci_low ci_high random candidates bag n n_groups"),
@@ -152,8 +152,8 @@ def _ranker_scores(card: Mapping) -> list[str]:
         "candidates and the ceiling of an exact listener that knows all words and not their order (bag). "
         "`qgcam_lib.referring` defines the score. The stored float16 weights were scored.",
         *([f"Negatives: {card['negatives']}."] if "negatives" in card else []),
-        *([f"It answers {asked['accuracy']:.3f} of {asked['n']} questions of GQA-Rel on development pictures; the "
-           f"answer that is most frequent in training is right for {asked['most_frequent']:.3f}."] if asked else []),
+        *([f"It answers {dev['accuracy']:.3f} of {dev['n']} questions of GQA-Rel on development pictures; the "
+           f"answer that is most frequent in training is right for {dev['most_frequent']:.3f}."] if dev else []),
         *([f"The whole interval lies above that ceiling on: {', '.join(above)}."] if above else []),
         *([f"**Not above that ceiling: {', '.join(below)}.** Nothing there shows that the order of the words is read."]
           if below else []),

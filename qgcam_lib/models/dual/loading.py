@@ -124,8 +124,8 @@ def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, 
                 **options: Any) -> DualMatcher:
     """OTTER; a checkpoint needs the vocabulary of DeCLUTR-sci-base (`vocab`, its vocab.txt)."""
     def by_hand(entry: ModelEntry) -> Path:
-        raise FileNotFoundError(f"weights: fetch {entry.file} by hand from {entry.checkpoint} (the list is in otter.py "
-                                "of facebookresearch/OTTER), and pass its path as `weights`.")
+        raise FileNotFoundError(f"weights: download {entry.file} manually from {entry.checkpoint} (otter.py of "
+                                "facebookresearch/OTTER lists the files), and pass its path as `weights`.")
 
     source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=by_hand)
     if source.file is not None and vocab is None:

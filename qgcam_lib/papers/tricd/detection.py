@@ -249,8 +249,8 @@ def _kept(folder: Path, record: Mapping[str, Any], data: Tricd) -> dict[str, Pre
     sums = {entry["path"]: entry["sha256"] for entry in record["outputs"]}
     for name, place in record["results"]["predictions"].items():
         if not (folder / place).is_file() or file_sha256(folder / place) != sums.get(place):
-            raise FormatError(f"{folder / place}: expected the predictions that run {record['run_id']} kept of {name}, "
-                              f"found another file or none. Run {NOTEBOOK} again")
+            raise FormatError(f"{folder / place}: the predictions of {name} that run {record['run_id']} stored are "
+                              f"missing or were replaced. Run {NOTEBOOK} again.")
     return {name: read_predictions(folder / place, data) for name, place in record["results"]["predictions"].items()}
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #e1f7a752
