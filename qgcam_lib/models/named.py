@@ -59,8 +59,8 @@ def _factory(source: str, module: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, run "
-                             "from its folder, or add that folder to PYTHONPATH.") from None
+        raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, "
+                             "run from its folder, or add that folder to PYTHONPATH.") from None
     except AttributeError as error:
         raise ParameterError(f"model: expected a function of {module}, given {source!r} ({error}).") from None
     return target
