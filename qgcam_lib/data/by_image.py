@@ -235,14 +235,15 @@ def describe(self: ByImage) -> dict:
     total = self._all
     types = sorted(total.categories.items(), key=lambda item: (-item[1], item[0]))
     skipped = {name[8:]: count for name, count in sorted(total.counts.items()) if name.startswith("skipped ")}
-    seen = {name: count for name, count in sorted(total.counts.items()) if not name.startswith(("skipped ", "cut "))}
+    read_counts = {name: count for name, count in sorted(total.counts.items())
+                   if not name.startswith(("skipped ", "cut "))}
     shares = np.concatenate([np.zeros(0), *(total.shares[image_id] for image_id in self._ids)])
     share = {"mean": float(shares.mean()), "median": float(np.median(shares))} if len(shares) else dict.fromkeys(
         ("mean", "median"), float("nan"))
     expected = {} if self.expected is None else {"expected_examples": self.expected}
     return {
         "name": self.name, "split": self.split, "layout": self.layout, "is_miniworld": self.is_miniworld,
-        "images": len(self.images()), **seen, "examples": len(self), "skipped": skipped,
+        "images": len(self.images()), **read_counts, "examples": len(self), "skipped": skipped,
         "problems": len(self.problems), "clipped_boxes": total.counts["cut boxes"],
         "types": dict(types[:100]), "box_share": share, **expected, "options": dict(self.options),
         "licence": self.licence, "fingerprint": self.fingerprint(),

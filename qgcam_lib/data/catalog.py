@@ -110,10 +110,10 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
     if not folder.is_dir():
         problem = f"there is no such folder, and no data set of this name (names: {', '.join(NAMES)})"
         return ExampleError(problem, file=folder, remedy=f"Give a folder in a known layout ({expected})")
-    found = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:12]) or "nothing"
+    entries = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:12]) or "nothing"
     nearer = [child.name for child in folder.iterdir() if child.is_dir() and recognise(child)]
     hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"
-    return ExampleError(f"no known layout: expected one of ({expected}), found {found}", file=folder, remedy=hint)
+    return ExampleError(f"no known layout: expected one of ({expected}), found {entries}", file=folder, remedy=hint)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:

@@ -67,8 +67,8 @@ class GeneratedRecipe(Generated):
         """Draw what is missing, with a bar; anew: all of it."""
         module, function = WRITERS[self.name]["writer"].split(":")
         write = getattr(importlib.import_module(_MODULES + module), function)
-        given = {"splits": self.split, "natural": self.name == "miniworld"} if self.split else {}
-        write(self.folder, anew=anew, progress=progress, **given)
+        options = {"splits": self.split, "natural": self.name == "miniworld"} if self.split else {}
+        write(self.folder, anew=anew, progress=progress, **options)
 
     def files(self) -> dict[str, Path]:
         """What was drawn, by the path in its folder."""

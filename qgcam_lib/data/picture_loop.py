@@ -252,7 +252,7 @@ def own_batches(pictures: Sequence, size: int, shard: tuple[int, int]) -> list:
     return [picture for i, picture in enumerate(pictures) if i // size % shard[1] == shard[0] - 1]
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #91c8aa2a
-def _finish_batch(kept: ResumeStore, lost: list, ready: list, answers: list, finish: Callable | None,
+def _finish_batch(rows: ResumeStore, lost: list, ready: list, answers: list, finish: Callable | None,
                   alone: bool) -> None:
     """Turn a batch's answers into values and keep them, with the faults of queries that could not be answered."""
     if finish is not None:
@@ -261,10 +261,10 @@ def _finish_batch(kept: ResumeStore, lost: list, ready: list, answers: list, fin
                             alone)
         for k, values in zip(valid, done):
             answers[k] = values
-    kept.add(lost + [(item, answer) for (item, _), answer in zip(ready, answers)])
+    rows.add(lost + [(item, answer) for (item, _), answer in zip(ready, answers)])
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #3ff5b24f
-def _run(todo: Iterable[list[Query]], asker: BatchAsker, kept: ResumeStore, bar: tqdm, prepare: Callable | None,
+def _run(todo: Iterable[list[Query]], asker: BatchAsker, rows: ResumeStore, bar: tqdm, prepare: Callable | None,
          finish: Callable | None) -> None:
     """Run the model batch by batch, while other threads open the next batch and score the last one."""
     most, under_way = asker.size, deque()
@@ -275,7 +275,7 @@ def _run(todo: Iterable[list[Query]], asker: BatchAsker, kept: ResumeStore, bar:
                 ready, lost = (sum(parts, []) for parts in zip(*batch))
                 if lost and not asker.alone:
                     raise lost[0][1]
-                under_way.append(settler.submit(_finish_batch, kept, lost, ready, asker(ready), finish, asker.alone))
+                under_way.append(settler.submit(_finish_batch, rows, lost, ready, asker(ready), finish, asker.alone))
                 while len(under_way) > 1:
                     under_way.popleft().result()
                 bar.update(len(batch))
@@ -284,7 +284,7 @@ def _run(todo: Iterable[list[Query]], asker: BatchAsker, kept: ResumeStore, bar:
         finally:
             openers.shutdown(cancel_futures=True)
             settler.shutdown()
-            kept.flush()
+            rows.flush()
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #cb6db250
 def ask_pictures(model: Any, asked: Sequence[Query] | Sequence[PictureRecords],
@@ -324,25 +324,25 @@ def ask_pictures(model: Any, asked: Sequence[Query] | Sequence[PictureRecords],
     same = {key: dataset[key] for key in ("name", "split", "fingerprint") if key in dataset}
     made_by = {"code": code_fingerprint("qgcam_lib.data.picture_loop", ask, model, loader),
                "own_code": own_code(ask, model, type(loader)), "loaded_weights": weights_fingerprint(model)}
-    kept = ResumeStore(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
-    shard = (1, 1) if whole or kept.store is None else shard_of()
+    rows = ResumeStore(store, maps, {"model": story["model"], "dataset": same, **settings, **made_by}, columns)
+    shard = (1, 1) if whole or rows.store is None else shard_of()
     pictures = own_batches(everything, batch_images, shard)
-    todo = [picture for picture in pictures if kept.lacking(picture)]
-    for place in (kept.store, maps) if todo else ():
+    todo = [picture for picture in pictures if rows.lacking(picture)]
+    for place in (rows.store, maps) if todo else ():
         if place is not None:
             check_writable(place.folder)
     name = f"{model.card.get('name', 'model')} on {dataset['name']}"
     asker = BatchAsker(model, ask, on_error == "record", batch_images)
     with tqdm(total=len(pictures), initial=len(pictures) - len(todo), desc=name, unit="image",
               disable=not progress) as bar:
-        _run((one.records(kept.lacking(one)) for one in todo), asker, kept, bar, prepare, finish)
-    frame = kept.frame(everything, ids)
+        _run((one.records(rows.lacking(one)) for one in todo), asker, rows, bar, prepare, finish)
+    frame = rows.frame(everything, ids)
     failed = frame.loc[frame["error"].notna(), ["id", "image", "error"]].to_dict("records")
     if shard[1] > 1:  # for `qgcam plan`
-        write_json(kept.store.folder / SHARD_FILE, {"pictures": len(everything), "own": len(pictures),
+        write_json(rows.store.folder / SHARD_FILE, {"pictures": len(everything), "own": len(pictures),
                                                     "asked": len(todo), "seconds": time.perf_counter() - begin})
     frame.attrs = {**story, "limit": limit, "seed": seed, "seconds": round(time.perf_counter() - begin, 3),
-                   "problems": [row for row in failed if row["id"] in kept.states]}
+                   "problems": [row for row in failed if row["id"] in rows.states]}
     if asker.halved:
         frame.attrs["batch_halved_to"] = asker.size
     return frame

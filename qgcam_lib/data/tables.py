@@ -125,8 +125,8 @@ def read_table(table: str | Path | pd.DataFrame | list[dict], columns: Mapping[s
         wrong |= frame[name].isna().to_numpy() if name in columns and name not in empty else False
         if wrong.any():
             row = int(wrong.argmax())
-            given = frame[name].tolist()[row]
+            value = frame[name].tolist()[row]
             place = frame.index[row] if "file" in frame.attrs else row  # a part of a file keeps its lines
-            raise CellError(f"{name}: expected {_WANTED.get(kind, 'a value')}, got {given!r:.60}", int(place), where)
+            raise CellError(f"{name}: expected {_WANTED.get(kind, 'a value')}, got {value!r:.60}", int(place), where)
         frame[name] = converted
     return frame

@@ -205,7 +205,7 @@ class _InstancesFile(_CaptionsFile):
 def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None = None,
           categories: Mapping[int, str] | None = None) -> Iterator[Any]:
     """The rows as `kind`: each with an id of its own, and with a listed image and category."""
-    what, seen = kind.__name__.strip("_").lower() if images is None else "annotation", set()
+    what, row_ids = kind.__name__.strip("_").lower() if images is None else "annotation", set()
     references = [(name, ids) for name, ids in (("image_id", images), ("category_id", categories)) if ids is not None]
     try:
         all_at_once = checked(list[kind], rows)
@@ -217,9 +217,9 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
         for name, ids in references:
             if getattr(one, name) not in ids:
                 raise ExampleError(f"field {name!r}: {getattr(one, name)} is not in the file", where, file)
-        if one.id in seen:
+        if one.id in row_ids:
             raise ExampleError("field 'id': it is used twice", where, file)
-        seen.add(one.id)
+        row_ids.add(one.id)
         yield one
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #f4dbfd30

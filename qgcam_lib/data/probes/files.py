@@ -66,13 +66,13 @@ def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping 
             groups += context_groups(row, number, form, table, fillers)
     if images is None:
         return Groups(groups, form=form, left_out=left_out, notes=["pictures were not looked for: no `images` given"])
-    kept = []
+    complete = []
     for group in groups:
         lost = next((part for part in ("patch", "reference", "edited")
                      if not picture_file(group.pictures[part], images).is_file()), "")
         left_out.update([f"{group.filler}: the {lost} picture is not there"] if lost else [])
-        kept += [] if lost else [group]
-    return Groups(kept, form=form, left_out=left_out)
+        complete += [] if lost else [group]
+    return Groups(complete, form=form, left_out=left_out)
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #10cc84f4
 def _prompt_table(groups: Sequence[ContextGroup], extra: Mapping[str, str] | None, path: Path) -> dict[str, str]:

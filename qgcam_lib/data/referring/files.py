@@ -88,10 +88,10 @@ class _LabelledRow:
     gt_bbox: Either
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #71fec3b9
-def _labelled_expression(row: Mapping, place: int, seen: Counter) -> Expression:
+def _labelled_expression(row: Mapping, place: int, id_counts: Counter) -> Expression:
     read = checked(_LabelledRow, row, f"row {place}")
-    id = f"{read.label}/{read.annID}/{seen[read.label, read.annID]}"
-    seen[read.label, read.annID] += 1
+    id = f"{read.label}/{read.annID}/{id_counts[read.label, read.annID]}"
+    id_counts[read.label, read.annID] += 1
     boxes, path = _candidates(read.bboxes, id), PurePosixPath(read.img_file_name)
     image = read.img_file_name
     if read.label != "adv":
@@ -112,16 +112,17 @@ def _rows(path: Path) -> tuple[str, Any]:
                       "files of aws-refcocog-adv")
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #edab2c55
-def _findings(found: Sequence[Expression]) -> list[str]:
+def _findings(expressions: Sequence[Expression]) -> list[str]:
     "What is suspicious about all records together: boxes in corners, copies."
-    boxes = np.array([box for one in found for box in one.candidates]).reshape(-1, 4)
+    boxes = np.array([box for one in expressions for box in one.candidates]).reshape(-1, 4)
     low, extent = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
-    copies = len(found) - len({(one.image, one.text, one.candidates, one.box, one.split) for one in found})
-    told = {"all boxes are wider than what is left of them and higher than what is above: are they corners, x0, y0, x1, "
-            "y1, where x, y, width, height is expected?": len(boxes) >= 20 and bool((extent > low).all()),
-            f"{copies} of {len(found)} records are copies of others: was a file joined to itself?":
-                copies > 0.1 * len(found)}
-    return [text for text, wrong in told.items() if wrong]
+    copies = len(expressions) - len({(one.image, one.text, one.candidates, one.box, one.split) for one in expressions})
+    suspicions = {
+        "all boxes are wider than what is left of them and higher than what is above: are they corners, x0, y0, x1, "
+        "y1, where x, y, width, height is expected?": len(boxes) >= 20 and bool((extent > low).all()),
+        f"{copies} of {len(expressions)} records are copies of others: was a file joined to itself?":
+            copies > 0.1 * len(expressions)}
+    return [text for text, wrong in suspicions.items() if wrong]
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #e7e37d23
 def read_ref_adv(path: str | Path) -> Expressions:
@@ -133,10 +134,10 @@ def read_ref_adv(path: str | Path) -> Expressions:
     Errors: FormatError for a file in neither form, ExampleError that names file, record and field.
     """
     form, rows = _rows(Path(path))
-    seen: Counter = Counter()
+    id_counts: Counter = Counter()
     try:
         expressions = Expressions(_raw_expression(id, row) for id, row in rows.items()) if form == "raw" else Expressions(
-            _labelled_expression(row, place, seen) for place, row in enumerate(rows))
+            _labelled_expression(row, place, id_counts) for place, row in enumerate(rows))
     except ExampleError as error:
         raise ExampleError(error.problem, error.example, str(path), error.remedy) from error
     if findings := _findings(expressions):
@@ -151,7 +152,7 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
     with several candidate lists, the first is kept.
     Errors: ExampleError when an expression has no original, or its record no usable `GT_bbox_number`.
     """
-    originals, seen = {}, Counter()
+    originals, id_counts = {}, Counter()
     for one in adv:
         if not one.original:
             raise ExampleError("original: expected the expression it was made from, got none", one.id,
@@ -159,8 +160,8 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
         if (one.annotation, one.original) in originals:
             continue
         boxes = {str(place + 1): box for place, box in enumerate(one.candidates)}
-        id = f"hard/{one.annotation}/{seen[one.annotation]}"
-        seen[one.annotation] += 1
+        id = f"hard/{one.annotation}/{id_counts[one.annotation]}"
+        id_counts[one.annotation] += 1
         originals[one.annotation, one.original] = Expression(
             id, one.image, one.group, one.original, _target(boxes, one.shipped.get("GT_bbox_number", ""), one.id),
             one.candidates, "hard", one.ref, one.annotation, shipped=one.shipped)

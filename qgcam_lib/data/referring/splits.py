@@ -39,8 +39,8 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
             rows = parse_json(one.shipped.get("assigns", "null"))
             numbers = [int(row["dropdownselect"]) for row in rows]
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            given = one.shipped.get("assigns", "nothing")[:60]
-            raise ExampleError(f'assigns: expected a JSON list of {{"dropdownselect": number}}, got {given}', one.id,
+            text = one.shipped.get("assigns", "nothing")[:60]
+            raise ExampleError(f'assigns: expected a JSON list of {{"dropdownselect": number}}, got {text}', one.id,
                                remedy="Read the raw form, refcocog_adv_annotations.json") from error
         choices[one.id] = [number - 1 if number else None for number in numbers]
     return choices

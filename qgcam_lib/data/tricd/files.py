@@ -77,10 +77,10 @@ def _problems(files: TricdFiles) -> list[Problem]:
         data = load_tricd(files.grounding)
     except ExampleError as error:
         return [Problem.of(error)]
-    problems, seen = _question_problems(files, {pair.id: pair.positive for pair in data.pairs}), set()
+    problems, file_names = _question_problems(files, {pair.id: pair.positive for pair in data.pairs}), set()
     for pair in data.pairs:
-        if pair.file_name not in seen:
-            seen.add(pair.file_name)
+        if pair.file_name not in file_names:
+            file_names.add(pair.file_name)
             problems += [Problem(p.file, p.problem, p.severity, str(pair.id))
                       for p in image_problems(files.picture(pair.file_name), pair.size, files.folder)]  # fmt: skip
         h, w = pair.size

@@ -59,7 +59,7 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
     entry, counted from 0.
     """
     check_file(path)
-    number, seen = 0, set()
+    number, keys = 0, set()
     try:
         reader = _Reader(Path(path).read_text(encoding="utf-8"))
         reader.take(brackets[0])
@@ -67,10 +67,10 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
             if number:
                 reader.take(",")
             key = number if brackets == "[]" else checked(Text, reader.value())
-            if key in seen:
+            if key in keys:
                 raise ValueError(f"expected each key once, got {key[:60]!r} twice")
             if brackets == "{}":
-                seen.add(key)
+                keys.add(key)
                 reader.take(":")
             yield key, reader.value()
             number += 1
@@ -82,7 +82,7 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #67f81854
 Image = Annotated[Whole, Field(validation_alias=AliasChoices("image_id", "id"))]
-Names = Annotated[list[Text], BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+Names = Annotated[list[Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
                   Field(validation_alias=AliasChoices("name", "names"))]
 
 
