@@ -88,7 +88,7 @@ LINES = [  # place, command, the rest of the line, exit code
     ("probe", "probe run", "clip-rn50 groups.json FOLDER --weights random --quiet --bootstrap 5", 0),
     ("probe", "probe build composition", "COCO OUT -o tagger=hanta", 0),
     ("probe", "probe build background", "COCO OUT --part MR -o limit=1 -o fillers=black --quiet", 0),
-    ("probe", "probe build relcomp", "x OUT --options", 0),
+    ("probe", "probe build relcomp", "x OUT --list-options", 0),
     ("refer", "refer score", "scores.csv adv_easy_hard_annotations.json --bootstrap 5", 0),
     ("refer", "refer score", "scores.csv adv_easy_hard_annotations.json --bootstrap 0 --by n_words,split", 0),
     ("refer", "refer run", "left refcocog_adv_annotations.json IMAGES --perturb swap_head --quiet", 0),

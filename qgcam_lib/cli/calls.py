@@ -136,7 +136,7 @@ class Commands(typer.Typer):
 
     def command(self, name: str | None = None, *, example: str, part: str | None = None, **more: Any) -> Any:
         """A decorator for a command. example: a call of it, shown in its help; part: its heading in the group's."""
-        more |= {"cls": _Command, "epilog": f"Example: {example}. Files: qgcam formats", "rich_help_panel": part}
+        more |= {"cls": _Command, "epilog": f"Example: {example}. File formats: qgcam formats", "rich_help_panel": part}
         return super().command(name, **more)
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #048eedb2

@@ -50,7 +50,7 @@ def data_list(as_json: Json = False) -> None:
 @data_app.command("verify", example="qgcam data verify flickr30k-entities")
 def data_verify(path: Annotated[str, typer.Argument(help="a folder, or a name from `qgcam data list`")],
                 split: Annotated[str | None, typer.Option(help=(
-                    "read only this split; default: every split that has a list"))] = None,
+                    "read only this split; default: every split with a list file, such as test.txt"))] = None,
                 as_json: Json = False) -> None:
     """Read every file of a data set and list those that are missing or invalid."""
     from qgcam_lib.data.catalog import NAMES, verify_dataset

@@ -65,16 +65,17 @@ def _summary(frame: Any, blind: Any, common: Any) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
-    "captions for the blind scorer: a text file, COCO's or Visual Genome's"))]
+    "training captions of the blind scorer (an n-gram model without images): text file, COCO's or Visual Genome's"))]
 _Form = Annotated[str | None, typer.Option(help="format of the file of groups, if it cannot be recognised")]
 _Average = Annotated[str, typer.Option(help="average logits or probabilities over the images of a group")]
 _Ties = choice(TIES, "expected", "optimistic", "pessimistic", "block")
-_GROUPS = "the groups, in a published form of any probe"
+_GROUPS = "file of the probe's groups, in one of the published formats"
 
 
 @scoring_command(probe_app, OF_SCORES, "qgcam probe score scores.parquet groups.json --by category")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with image, prompt, score; or with c0_i0, c0_i1, c1_i0, c1_i1"))],
+              ".parquet, .csv, .tsv or .json with image, prompt, score; or with c0_i0, c0_i1, c1_i0, c1_i1: scores of "
+              "two captions with two images"))],
           groups: Annotated[Path | None, typer.Argument(help=_GROUPS)] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(
               "how the table identifies pictures: name or number"))] = "name",
@@ -218,11 +219,11 @@ def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -
         raise typer.Exit(1)
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #e447c8e5
-_GENOME = "folder of Visual Genome, visual-genome or miniworld-visual-genome"
-_COCO = "folder of COCO, coco or miniworld-coco"
+_GENOME = "folder of Visual Genome, or one of the names visual-genome, miniworld-visual-genome"
+_COCO = "folder of COCO, or one of the names coco, miniworld-coco"
 _Option = Annotated[list[str] | None, typer.Option("-o", "--option", metavar="NAME=VALUE", help=(
     "an option of the builder"))]
-_List = Annotated[bool, typer.Option("--options", help="list the options and their defaults, and build nothing")]
+_List = Annotated[bool, typer.Option("--list-options", help="list the options and their defaults, and build nothing")]
 
 
 @build_app.command(example="qgcam probe build relation miniworld-visual-genome OUT -o n_images=10")
@@ -231,7 +232,8 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                  "folder of pictures, one or more"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: one relation per picture, with an unlikely predicate and subject."""
+    """Build Probe-R from Visual Genome: per image a true relation, one with an unlikely predicate, one with an unlikely
+    subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -256,7 +258,7 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
                 out: Annotated[Path, typer.Argument(help="a folder for the two files")],
                 split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
                 option: _Option = None, options: _List = False, as_json: Json = False) -> None:
-    """Build Probe-C from COCO's captions: attributes swapped for opposites, and things with one attribute swapped."""
+    """Build Probe-C from COCO's captions: same object, opposite attribute; same attribute, another object."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.composition import find_mentions, swap_compositions, swap_objects
 

@@ -201,7 +201,7 @@ def not_scored(folder: Path) -> str:
 def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its name in nbs/papers")],
          parameter: Parameters = None, file: ParametersFile = None,
          shards: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help=(
-             "number of shards; several times for several; default: 1, 2, 4 and 8"))] = None,
+             "number of shards; repeat the option to compare several; default: 1, 2, 4 and 8"))] = None,
          again: Annotated[bool, typer.Option("--again", help="repeat the calibration")] = False,
          outputs: Outputs = None, as_json: Json = False) -> None:
     """Predict the hours, memory and disk space of a run and its shards on this machine.
@@ -222,7 +222,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
 def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
               "id or folder of a run, or a notebook: its newest run"))] = None,
           outputs: Outputs = None, as_json: Json = False) -> None:
-    """Print the score tables of the newest finished run, its id and the path of its report.
+    """Print the score tables of a run (default: the newest finished one), its id and the path of its report.
 
     Refuses a run whose table files have changed since it recorded them.
     """

@@ -33,7 +33,8 @@ def choice(text: str, *names: str) -> Any:
     return Annotated[str, typer.Option(help=f"{text}: {', '.join(names[:-1])} or {names[-1]}")]
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #c5c0ec42
-TIES, MISSING = "order of tied scores", "what to do with records that only one of the files has"
+TIES = "treatment of ties (equal scores, or equal maxima of a map)"
+MISSING = "what to do with records that only one of the files has"
 Missing = choice(MISSING, "raise", "undefined")
 Kind = Annotated[str | None, typer.Option(help=(
     "kind of the scores: logit, cosine, probability, log-probability or distance; default: inferred from the values"))]

@@ -30,8 +30,8 @@ Metric = needed("torchmetrics", "a torchmetrics metric").Metric
 def _same(digests: torch.Tensor) -> torch.Tensor:
     """The one digest of [k, 16]; refuses to bring together what was scored under different options."""
     if not bool((digests == digests[0]).all()):
-        raise ValueError("options: expected the same protocol, ties, tau, delta, distance, clip_dice and negatives on "
-                         "both sides, got different ones; merge only scores that were computed in the same way")
+        raise ValueError("options: metrics can only be merged if they were computed in the same way; protocol, ties, "
+                         "tau, delta, distance, clip_dice and negatives must be equal in all of them")
     return digests[0]
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20

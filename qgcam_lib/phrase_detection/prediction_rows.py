@@ -218,7 +218,7 @@ def _records(content: Sequence, form: str = "coco", silent: Sequence = ()) -> Ro
     "A list with an object a box."
     for n, record in enumerate(content):
         if not isinstance(record, Mapping):
-            raise ExampleError(f"expected an object, got {type(record).__name__}", f"row {n + 1}")
+            raise ExampleError(f"expected a JSON object, got {type(record).__name__}", f"row {n + 1}")
     columns = ["image_id", "phrase_id", "score", "bbox"]
     return _table(pd.DataFrame.from_records(content) if content else pd.DataFrame(columns=columns), form, silent)
 

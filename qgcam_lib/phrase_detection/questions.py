@@ -182,7 +182,8 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
 def check_questions(questions: pd.DataFrame, columns: Sequence[str]) -> None:
     "Refuse a frame without one of these columns, or with an image_id twice: ValueError."
     if lost := [name for name in columns if name not in questions]:
-        raise ValueError(f"questions: expected columns {lost}, as load_tricd_vqa gives; got {list(questions.columns)}")
+        raise ValueError(f"questions: columns {lost} are missing (load_tricd_vqa gives them); the frame has "
+                         f"{list(questions.columns)}")
     if (twice := questions["image_id"].duplicated()).any():
         raise ValueError(f"questions: expected each image_id once, got {questions['image_id'][twice].iloc[0]} twice")
 

@@ -72,9 +72,9 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     missing = [name for name in names if name not in frame]
     if missing or not names:
-        raise ValueError(f"metrics: expected columns of the frame, got {missing or 'none of the score columns'} (those "
-                         f"of a task are known after import qgcam_lib.probes, qgcam_lib.referring); it has "
-                         f"{str(list(frame.columns)):.300}")
+        raise ValueError(f"metrics: the frame has no column {missing or 'of a known score'}. Its columns: "
+                         f"{str(list(frame.columns)):.300}. To summarise scores of a probe or of referring "
+                         "expressions, import qgcam_lib.probes or qgcam_lib.referring first.")
     return names
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #17340113
