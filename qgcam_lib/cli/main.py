@@ -25,6 +25,7 @@ from .results import echo_tables
 from qgcam_lib.cli.scoring import (
     MISSING,
     OF_SUMMARY,
+    TIES,
     BoxFormat,
     Json,
     OnError,
@@ -196,8 +197,7 @@ def _about(frame) -> dict[str, Any]:
 def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a folder of .npy, or a map store")],
           boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
           protocol: Annotated[str, typer.Option(help="paper, pixel, amc, gscorecam or native")] = "paper",
-          ties: choice("how pg_hit treats several maxima of a map", "expected", "first", "optimistic",
-                       "pessimistic") = "expected",
+          ties: choice(TIES, "expected", "first", "optimistic", "pessimistic") = "expected",
           tau: Annotated[float, typer.Option(help="a peak is a local maximum above this value")] = 0.7,
           delta: Annotated[float, typer.Option(help="two peaks closer than this, in pixels, count as one")] = 50.0,
           negatives: Annotated[str, typer.Option(help=(
