@@ -158,7 +158,7 @@ def gather(records: Annotated[list[Path], typer.Argument(help=(
 
 # %% ../../nbs/lib/cli/08_data.ipynb #c08002db
 def zoo(context: typer.Context) -> None:
-    """Train the small models of data/zoo again. Further options go to `python -m qgcam_lib.finetune`."""
+    """Retrain the small models of data/zoo. All options go to `python -m qgcam_lib.finetune`; see its --help."""
     import runpy
 
     sys.argv = ["qgcam zoo", *context.args]

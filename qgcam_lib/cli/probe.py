@@ -276,7 +276,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
                split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of pictures for filler scene"))] = None,
+                   "folder of pictures for the filler scene; default: without this filler"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-B from COCO's instances: pictures without their background, with a patch, with one object left."""
@@ -306,7 +306,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             coco: Annotated[str | None, typer.Option(help=f"for the compositions: {_COCO}")] = None,
             split: Annotated[str, typer.Option(help="split of COCO, as it occurs in the file names")] = "train2014",
             probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                "a file of Probe-R or Probe-C: none of its pictures and captions come back"))] = None,
+                "exclude the pictures and captions of this file of Probe-R or Probe-C"))] = None,
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build RelComp: captions with other attributes (COCO) and relations with another predicate (Visual Genome)."""
     from qgcam_lib.data.coco.folder import Coco
