@@ -27,7 +27,7 @@ def warn_of(findings: Sequence[str], stacklevel: int = 2) -> list[str]:
 
 # %% ../nbs/lib/05_checks.ipynb #799aba98
 def _shares(boxes: np.ndarray, sizes: np.ndarray) -> str:
-    "A warning if boxes are given in fractions of the picture, not in pixels, or ''; ValueError where that is certain."
+    "A warning, or '', about boxes in fractions of the image instead of pixels; ValueError if that is certain."
     side = sizes.min(1)
     is_share = (boxes.max(1) <= 1.05) & (boxes.min(1) >= -0.05) & (side >= 16)
     if is_share.mean() < 0.5:
@@ -56,7 +56,7 @@ def _share_outside(boxes: np.ndarray, sizes: np.ndarray) -> float:
 
 # %% ../nbs/lib/05_checks.ipynb #2529e8a6
 def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
-    "A warning, or '', about boxes that are inverted or extend beyond the picture, with the box format that fits."
+    "A warning, or '', about boxes that are inverted or extend beyond the image, with the box format that fits."
     if (share := _share_outside(boxes, sizes)) < 0.1 or len(boxes) < 10:
         return ""
     left = {how: _share_outside(read(boxes), sizes) for how, read in READINGS.items()}
@@ -68,7 +68,7 @@ def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
 
 # %% ../nbs/lib/05_checks.ipynb #846428fb
 def _units(sizes: np.ndarray) -> dict[str, np.ndarray]:
-    "The units in which boxes of resized pictures may be given: text -> [K, 2], horizontal and vertical."
+    "The units in which boxes of resized images may be given: text -> [K, 2], horizontal and vertical."
     ends = sizes[:, ::-1]
     return {"{:.0%} of the sides": ends, "pixel {:.0f}": np.ones_like(ends),
             "pixel {:.0f} of the longer side": ends / ends.max(1, keepdims=True)}
@@ -83,7 +83,7 @@ def _pile(ends: np.ndarray, at_border: np.ndarray) -> float:
 
 # %% ../nbs/lib/05_checks.ipynb #9ed7a99c
 def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
-    "A warning, or '', about boxes that all end before the borders, at one pixel or one fraction of the picture."
+    "A warning, or '', about boxes that all end before the borders, at one pixel or one fraction of the image."
     _, first, picture = np.unique(pictures, return_index=True, return_inverse=True)
     if len(first) < 20:
         return ""
@@ -249,8 +249,8 @@ ACROSS = "pictures of a prompt"
 
 @dataclass(frozen=True)
 class ScoreKind:
-    """The kind of scores. name: one of SCORE_KINDS. over: the axis over which they add up to 1 (such as ACROSS), "" for
-    none. guessed: the kind is inferred, not given."""
+    """The kind of scores. name: one of SCORE_KINDS. over: the axis over which the scores add up to 1 (such as ACROSS),
+    "" for none. guessed: whether the kind is inferred, not given."""
 
     name: str = "logit"
     over: str = ""

@@ -73,8 +73,8 @@ class MapProtocol:
         return asdict(self)
 
     def grid_for(self, map_size: tuple[int, int], image_size: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The (height, width) at which a map of `map_size` is scored. image_size: size of its image; None: the map's
-        own."""
+        """The (height, width) at which a map of `map_size` is scored. image_size: size of its image; None uses
+        `map_size` for the grid "image"."""
         if self.grid == "native" or (self.grid == "image" and image_size is None):
             return tuple(map_size)
         return tuple(image_size) if self.grid == "image" else self.grid

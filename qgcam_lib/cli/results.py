@@ -157,7 +157,7 @@ def runs(notebook: Annotated[str | None, typer.Argument(help="list only runs of 
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ff89a6cf
 def score_tables(folder: Path) -> list[dict[str, Any]]:
-    """The score tables of a run (all its tables when none has "score" in its name): name, caption, path, frame.
+    """The score tables of a run (all tables if none has "score" in its name): name, caption, path, frame.
 
     Raises RunError for tables that have changed since the run recorded them.
     """

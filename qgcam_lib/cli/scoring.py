@@ -110,8 +110,8 @@ def readable(summary: Any, level: float = 0.95) -> Any:
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #3af2a44a
 def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) -> Any:
-    """The summary over all rows, and below it the summary by the columns `by`, if there are any. In the rows of the
-    first these columns contain "all"."""
+    """The summary over all rows, and below it the summary by the columns `by`, if there are any. In the overall rows
+    these columns contain "all"."""
     import pandas as pd
 
     parts = [summarize(None), *([summarize(list(by))] if by else [])]

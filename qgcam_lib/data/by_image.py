@@ -328,7 +328,7 @@ class ExampleList(ByImage):
         return []
 
     def fingerprint(self) -> str:
-        """sha256 over the examples' values, with the picture's file name in place of its path."""
+        """sha256 over the examples' values, with the image's file name in place of its path."""
         texts = [", ".join(repr((e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size)) for e in examples)
                  for examples in self._by_image.values()]
         return sha256_of("[", *(text if k == 0 else f", {text}" for k, text in enumerate(texts)), "]")

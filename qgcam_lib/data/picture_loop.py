@@ -85,8 +85,8 @@ class Query:
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #61c2973c
 @dataclass(frozen=True, slots=True)
 class PictureRecords:
-    """The ids of the queries of one image, and a function that reads them. path: the image file; read: () -> queries,
-    which may include those of other images."""
+    """The ids of the queries of one image, and a function that reads the queries. path: the image file; read: () ->
+    queries, which may include those of other images."""
 
     ids: list[str]
     path: Path | None
@@ -99,8 +99,8 @@ class PictureRecords:
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #8cc83a7c
 def by_picture(records: Sequence[Query], read: Callable[[], list[Query]] | None = None) -> list[PictureRecords]:
-    """The queries grouped by image, in the order of first occurrence. read: reads them again, so that they need not stay
-    in memory; None keeps them."""
+    """The queries grouped by image, in the order of first occurrence. read: function that reads the queries again, so
+    that they need not stay in memory; None keeps them."""
     groups: dict[tuple, list[Query]] = {}
     for item in records:
         groups.setdefault((item.path or item.id, item.size), []).append(item)
@@ -185,8 +185,8 @@ class ResumeStore:
         return [id for id in picture.ids if id not in answered or id not in mapped]
 
     def add(self, answers: Sequence[tuple[Query, Any]]) -> None:
-        """Store the answers to some queries: values (a raw map under "map", if there is one) or an exception. They are
-        written when there are enough of them, or after `PART_SECONDS`, and by `flush`."""
+        """Store the answers to some queries: values (a raw map under "map", if there is one) or an exception. Answers
+        are written once there are enough of them, once `PART_SECONDS` have passed, and by `flush`."""
         rows = [row_of(item, values) for item, values in answers]
         maps = {row["id"]: row.pop("map") for row in rows if "map" in row}
         if self.maps is not None:
@@ -229,7 +229,7 @@ def _opened(items: list[Query], prepare: Callable | None) -> tuple[list[tuple], 
     valid = [item for item in items if not item.fault]
     try:
         first = valid[0] if valid else None
-        named = "" if not first or first.id.startswith(first.image) else first.id  # the path contains it
+        named = "" if not first or first.id.startswith(first.image) else first.id  # the path names the image
         picture = open_image(first.path, first.size, named) if first else None
         picture = prepare(picture) if first and prepare else picture
         return [(item, picture) for item in valid], lost

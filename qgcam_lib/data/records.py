@@ -88,7 +88,7 @@ def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
 # %% ../../nbs/lib/data/01_records.ipynb #18a9ab53
 @dataclass(frozen=True, eq=False)
 class GroundingExample:
-    """A phrase, the image it describes, and the boxes where it is true.
+    """A phrase, its image, and the ground-truth boxes of the phrase.
 
     id: unique in its data set. image: path of the image file (opened only by `open_image`). prompt: the phrase.
     boxes: float64 [k, 4], half-open xyxy pixels of the original image, counted from 0, inside the image; k = 0 only

@@ -37,7 +37,7 @@ def image_name(id: int | str, rule: str) -> str:
 def image_id(name: str, rule: str) -> int | str:
     """Return the number that `rule` formats as this file name, or the name itself if there is none.
 
-    Errors: ValueError for any other name of digits only, since it would be read as a number.
+    Errors: ValueError for a name of digits only that `rule` does not produce, since it would be read as a number.
     """
     value = next((int(digits) for digits in re.findall(r"[0-9]+", name) if image_name(int(digits), rule) == name), name)
     if isinstance(value, str) and value.isascii() and value.isdigit():
