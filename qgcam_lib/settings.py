@@ -25,8 +25,8 @@ SETTINGS_FILE = "settings.ini"
 def find_root() -> Path:
     """The project's root: the nearest parent folder with both `settings.ini` and `qgcam_lib/`.
 
-    The search starts from the package's own folder, then from the current folder. Returns the current folder if neither
-    is inside a project (a package installed from a wheel).
+    The search starts from the package's own folder, then from the current folder. If neither is inside a project (a
+    package installed from a wheel), the root is the current folder.
     """
     here = globals().get("__file__")  # undefined while this code runs inside its notebook
     starts = [*([Path(here).resolve().parent] if here else []), Path.cwd()]

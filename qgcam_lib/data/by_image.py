@@ -84,14 +84,14 @@ OPTIONS = {"boxes": ("list", "union"), "on_error": ("raise", "record")}
 
 
 def check_options(options: dict[str, str], choices: dict[str, tuple[str, ...]] = OPTIONS) -> None:
-    """Raise ValueError for a value that is not among the choices of its option."""
+    """Check that every value is among the choices of its option. Errors: ValueError."""
     for name, value in options.items():
         if value not in choices[name]:
             raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices[name]))}, got {value!r}")
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #fee3ebf0
 def check_layout(folder: Path, names: Sequence[str], remedy: str) -> None:
-    """Raise ExampleError if a file or folder of these names is missing; the message lists the existing ones."""
+    """Check that the files and folders of these names exist. Errors: ExampleError that lists the existing ones."""
     if missing := [name for name in names if not (folder / name).exists()]:
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) if folder.is_dir() else "no such folder"
         raise ExampleError(f"expected {', '.join(missing)}, found {inside or 'nothing'}", file=folder, remedy=remedy)

@@ -222,7 +222,7 @@ def problem_frame(problems: Sequence[Problem]) -> pd.DataFrame:
 
 # %% ../../nbs/lib/data/01_records.ipynb #014fcfbd
 def check_distinct(ids: Iterable[str]) -> None:
-    """Raise ExampleError for an id that occurs twice."""
+    """Check that no id occurs twice. Errors: ExampleError."""
     for id, count in Counter(ids).items():
         if count > 1:
             raise ExampleError("the id is used twice", id, remedy="Give every record an id of its own")
