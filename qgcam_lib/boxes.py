@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 def as_numbers(values: Any, what: str) -> np.ndarray:
     """Real numbers (array, nested list, torch tensor on any device) as a float64 array of any shape.
 
-    what: the argument, for the message. Errors: ValueError for lists of several lengths, complex numbers,
-    truth values, texts, and whole numbers beyond 64 bits.
+    what: name of the argument, for the message. Errors: ValueError for lists of several lengths, complex numbers,
+    booleans, strings, and integers beyond 64 bits.
     """
-    if type(values) is np.ndarray and values.dtype == np.float64:  # most of what comes
+    if type(values) is np.ndarray and values.dtype == np.float64:  # the usual case
         return values
     try:
         array = np.asarray(values.detach().double().cpu() if hasattr(values, "detach") else values)
@@ -35,7 +35,7 @@ def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
     """One or more xyxy boxes as a float64 array [k, 4].
 
     boxes: [4] or [k, 4], any number type, pixels; check: refuse boxes that are not finite or have no area.
-    Errors: ValueError for another shape, what is no real number, NaN or infinity, and x1 <= x0 or y1 <= y0.
+    Errors: ValueError for another shape, for values that are not real or not finite, and for x1 <= x0 or y1 <= y0.
     """
     array = as_numbers(boxes, "boxes")
     if array.ndim == 1 and array.size == 4:
@@ -61,7 +61,7 @@ def as_boxes(boxes: ArrayLike, *, check: bool = True) -> np.ndarray:
 
 # %% ../nbs/lib/02_boxes.ipynb #2914d0b5
 def _fours(boxes: ArrayLike) -> np.ndarray:
-    """Boxes in any order of their numbers as float64 [..., 4]; ValueError for another shape."""
+    """Boxes in any coordinate order as float64 [..., 4]; ValueError for another shape."""
     array = as_numbers(boxes, "boxes")
     array = array if array.size else array.reshape(0, 4)
     if array.ndim == 0 or array.shape[-1] != 4:
@@ -70,14 +70,14 @@ def _fours(boxes: ArrayLike) -> np.ndarray:
 
 
 def xywh_to_xyxy(boxes: ArrayLike) -> np.ndarray:
-    """Corner and size (x, y, width, height; COCO, RefCOCO) to half-open xyxy. [..., 4] -> [..., 4] float64."""
+    """Convert corner and size (x, y, width, height; COCO, RefCOCO) to half-open xyxy. [..., 4] -> [..., 4] float64."""
     b = _fours(boxes)
     with np.errstate(over="ignore"):  # an infinite corner is refused where boxes are checked
         return np.concatenate([b[..., :2], b[..., :2] + b[..., 2:]], axis=-1)
 
 # %% ../nbs/lib/02_boxes.ipynb #1b2acf9a
 def yyxx_to_xyxy(boxes: ArrayLike) -> np.ndarray:
-    """Rows first (y0, y1, x0, x1; SpatialSense) to half-open xyxy. [..., 4] -> [..., 4] float64."""
+    """Convert rows first (y0, y1, x0, x1; SpatialSense) to half-open xyxy. [..., 4] -> [..., 4] float64."""
     return _fours(boxes)[..., [2, 0, 3, 1]]
 
 
@@ -85,10 +85,10 @@ TO_XYXY = {"xyxy": _fours, "xywh": xywh_to_xyxy, "yyxx": yyxx_to_xyxy}  # box fo
 
 # %% ../nbs/lib/02_boxes.ipynb #2ae386b1
 def voc_to_xyxy(boxes: ArrayLike) -> np.ndarray:
-    """1-based corners with the last pixel included (Flickr30k Entities, Pascal VOC) to 0-based half-open xyxy.
+    """Convert 1-based corners, last pixel included (Flickr30k Entities, Pascal VOC), to 0-based half-open xyxy.
 
-    [..., 4] -> [..., 4] float64. The lower corner moves by one, the upper corner is the same number. Flickr30k's own
-    tools subtract one, MDETR's copy of the annotations does not: its boxes lie one pixel to the lower right.
+    [..., 4] -> [..., 4] float64. One is subtracted from x0 and y0; x1 and y1 keep their numbers. Flickr30k's own
+    tools subtract one; MDETR's copy of the annotations does not, so its boxes are one pixel further to the lower right.
     """
     return _fours(boxes) - np.array([1.0, 1.0, 0.0, 0.0])
 
@@ -97,7 +97,7 @@ def box_iou(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Intersection over union of every box of `a` with every box of `b`.
 
     a: [N, 4], b: [M, 4], half-open xyxy, x0 <= x1 and y0 <= y1. Returns [N, M] float64 in 0..1.
-    Two boxes without area have no union: their IoU is 0. No pixel is added to any side.
+    The IoU of two boxes without area is 0. No pixel is added to any side.
     """
     a, b = as_boxes(a, check=False), as_boxes(b, check=False)
     if 1e100 < (top := max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))) < np.inf:  # areas beyond a double
@@ -118,10 +118,10 @@ def union_box(boxes: ArrayLike) -> np.ndarray:
 
 # %% ../nbs/lib/02_boxes.ipynb #fe49d6ae
 def clip_boxes(boxes: ArrayLike, size: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Boxes cut to the image, and how many of them stuck out.
+    """Boxes clipped to the image, and the number of boxes that extended beyond it.
 
     boxes: [k, 4] xyxy; size: (height, width). Returns ([k, 4] float64, count).
-    Errors: ValueError for a box wholly outside, since nothing of it would be left.
+    Errors: ValueError for a box that is entirely outside the image.
     """
     b, (h, w) = as_boxes(boxes), size
     clipped = np.clip(b, 0, [w, h, w, h])
@@ -133,10 +133,9 @@ def clip_boxes(boxes: ArrayLike, size: tuple[int, int]) -> tuple[np.ndarray, int
 
 # %% ../nbs/lib/02_boxes.ipynb #44a7e7f2
 def pixel_ranges(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
-    """The pixels whose centre lies in each box, as index ranges: [k, 4] xyxy -> [k, 4] int64 (j0, i0, j1, i1),
-    half-open.
+    """The pixels whose centre is in each box, as half-open index ranges: [k, 4] xyxy -> [k, 4] int64 (j0, i0, j1, i1).
 
-    A range is empty (j1 <= j0) when a box is too small to hold a pixel centre. Ranges are cut to `size` (height,
+    A range is empty (j1 <= j0 or i1 <= i0) if the box contains no pixel centre. Ranges are clipped to `size` (height,
     width).
     """
     h, w = size
@@ -147,8 +146,8 @@ def box_mask(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
     """The union of boxes as a boolean image.
 
     boxes: [k, 4] or [4] xyxy on the grid of `size` = (height, width). Returns bool [height, width].
-    Pixel (i, j) is True when its centre (j + 0.5, i + 0.5) lies in [x0, x1) x [y0, y1) of some box (our choice; the
-    papers only have integer boxes, for which it is the same as slicing).
+    Pixel (i, j) is True if its centre (j + 0.5, i + 0.5) is in [x0, x1) x [y0, y1) of some box. This rule is our
+    choice; the papers only have integer boxes, for which it is the same as slicing.
     """
     mask = np.zeros(size, dtype=bool)
     for j0, i0, j1, i1 in pixel_ranges(boxes, size):
@@ -157,24 +156,24 @@ def box_mask(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
 
 # %% ../nbs/lib/02_boxes.ipynb #c5640f1e
 def resize_boxes(boxes: ArrayLike, old: tuple[int, int], new: tuple[int, int]) -> np.ndarray:
-    """Boxes on a grid of size `old` (height, width), carried to a grid of size `new`. [k, 4] -> [k, 4] float64."""
+    """Boxes scaled from a grid of size `old` (height, width) to a grid of size `new`. [k, 4] -> [k, 4] float64."""
     y, x = new[0] / old[0], new[1] / old[1]
     return as_boxes(boxes, check=False) * np.array([x, y, x, y])
 
 # %% ../nbs/lib/02_boxes.ipynb #b5840442
 def pad_boxes(boxes: ArrayLike, top: float, left: float) -> np.ndarray:
-    """Boxes after `top` rows and `left` columns were added before the image. [k, 4] -> [k, 4] float64.
+    """Boxes after `top` rows are added above the image and `left` columns to its left. [k, 4] -> [k, 4] float64.
 
-    Rows and columns added behind the image move nothing.
+    Rows below and columns to the right of the image leave the boxes unchanged.
     """
     return as_boxes(boxes, check=False) + np.array([left, top, left, top], dtype=np.float64)
 
 # %% ../nbs/lib/02_boxes.ipynb #56eca094
 def crop_boxes(boxes: ArrayLike, window: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes after the image was cropped to `window` (one xyxy box), and which of them are still seen.
+    """Boxes after the image is cropped to `window` (one xyxy box), and a mask of the boxes that are kept.
 
-    boxes: [k, 4]. Returns (boxes [m, 4] on the grid of the crop, kept: bool [k], m = number kept). A box is kept when
-    some of its area lies in the window, and is cut to it.
+    boxes: [k, 4]. Returns (boxes [m, 4] on the grid of the crop, kept: bool [k], m = number kept). A box is kept if
+    some of its area is in the window, and is clipped to the window.
     """
     b, (x0, y0, x1, y1) = as_boxes(boxes), as_boxes(window)[0]
     moved = np.clip(pad_boxes(b, -y0, -x0), 0, [x1 - x0, y1 - y0, x1 - x0, y1 - y0])
@@ -183,7 +182,7 @@ def crop_boxes(boxes: ArrayLike, window: ArrayLike) -> tuple[np.ndarray, np.ndar
 
 # %% ../nbs/lib/02_boxes.ipynb #d0c8ea0c
 def flip_boxes(boxes: ArrayLike, size: tuple[int, int], axis: str = "x") -> np.ndarray:
-    """Boxes after the image was mirrored, `axis` "x" (left to right) or "y" (upside down). [k, 4] -> [k, 4] float64."""
+    """Boxes after the image is flipped along `axis`, "x" (left-right) or "y" (top-bottom). [k, 4] -> [k, 4] float64."""
     if axis not in ("x", "y"):
         raise ValueError(f"axis: expected 'x' or 'y', got {axis!r}")
     b, a = as_boxes(boxes, check=False).copy(), "xy".index(axis)

@@ -20,14 +20,14 @@ from .errors import SuspiciousInput
 
 # %% ../nbs/lib/05_checks.ipynb #8d3208c1
 def warn_of(findings: Sequence[str], stacklevel: int = 2) -> list[str]:
-    """One `SuspiciousInput` for all findings, none for none; they are returned. stacklevel: as for `warnings.warn`."""
+    """Issue one `SuspiciousInput` for all findings, if any, and return them. stacklevel: as for `warnings.warn`."""
     if findings:
         warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=stacklevel + 1)
     return list(findings)
 
 # %% ../nbs/lib/05_checks.ipynb #799aba98
 def _shares(boxes: np.ndarray, sizes: np.ndarray) -> str:
-    "Are boxes given in shares of the picture, not in pixels? ValueError where that is certain."
+    "A warning, or '', about boxes in fractions of the image instead of pixels; ValueError if that is certain."
     side = sizes.min(1)
     is_share = (boxes.max(1) <= 1.05) & (boxes.min(1) >= -0.05) & (side >= 16)
     if is_share.mean() < 0.5:
@@ -56,7 +56,7 @@ def _share_outside(boxes: np.ndarray, sizes: np.ndarray) -> float:
 
 # %% ../nbs/lib/05_checks.ipynb #2529e8a6
 def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
-    "Is a share of the boxes inverted or out of the picture, and which reading repairs that?"
+    "A warning, or '', about boxes that are inverted or extend beyond the image, with the box format that fits."
     if (share := _share_outside(boxes, sizes)) < 0.1 or len(boxes) < 10:
         return ""
     left = {how: _share_outside(read(boxes), sizes) for how, read in READINGS.items()}
@@ -68,14 +68,14 @@ def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
 
 # %% ../nbs/lib/05_checks.ipynb #846428fb
 def _units(sizes: np.ndarray) -> dict[str, np.ndarray]:
-    "What boxes of resized pictures are shares of: text -> [K, 2], across and down."
+    "The units in which boxes of resized images may be given: text -> [K, 2], horizontal and vertical."
     ends = sizes[:, ::-1]
     return {"{:.0%} of the sides": ends, "pixel {:.0f}": np.ones_like(ends),
             "pixel {:.0f} of the longer side": ends / ends.max(1, keepdims=True)}
 
 # %% ../nbs/lib/05_checks.ipynb #65e6603f
 def _pile(ends: np.ndarray, at_border: np.ndarray) -> float:
-    "Where the ends [n] of boxes pile up short of the border; NaN where they fade out."
+    "The value at which the ends [n] of boxes pile up before the border; NaN if their density decreases gradually."
     far = np.quantile(ends, 0.98, method="lower")
     near = np.abs(ends / far - 1) < 0.005
     piled, before = (near & ~at_border).mean(), ((ends > 0.9 * far) & (ends < 0.995 * far)).mean()
@@ -83,7 +83,7 @@ def _pile(ends: np.ndarray, at_border: np.ndarray) -> float:
 
 # %% ../nbs/lib/05_checks.ipynb #9ed7a99c
 def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
-    "Do boxes end short of the borders, all at one pixel or one share of the picture?"
+    "A warning, or '', about boxes that all end before the borders, at one pixel or one fraction of the image."
     _, first, picture = np.unique(pictures, return_index=True, return_inverse=True)
     if len(first) < 20:
         return ""
@@ -100,9 +100,9 @@ def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
 def box_findings(boxes: Any, sizes: Any, pictures: Any = None, *, most: float = 0.1) -> list[str]:
     """Warnings about boxes that do not fit the sizes of their images, over all boxes.
 
-    boxes: [K, 4] as given (x0, y0, x1, y1, not yet clipped; inverted ones too). sizes: [K, 2], (height, width) of the
-    picture of each. pictures: [K], what tells the pictures apart; None where each box has its own. most: the share of
-    boxes that may stick out. Errors: ValueError for boxes that are all shares of the picture.
+    boxes: [K, 4] as given (x0, y0, x1, y1, not yet clipped; inverted ones too). sizes: [K, 2], (height, width) of each
+    box's image. pictures: [K], an identifier of the image; None if each box has its own. most: the fraction of boxes
+    that may extend beyond the image. Errors: ValueError for boxes that are all fractions of the image.
     """
     boxes, sizes = np.asarray(boxes, np.float64), np.asarray(sizes, np.float64)
     if not len(boxes):
@@ -115,7 +115,7 @@ def box_findings(boxes: Any, sizes: Any, pictures: Any = None, *, most: float = 
 
 # %% ../nbs/lib/05_checks.ipynb #30b7a47d
 def z_by_groups(values: np.ndarray, groups: np.ndarray) -> float:
-    """Mean of values [N] over its standard error by groups [N]; 0 with fewer than 10 groups."""
+    """Mean of values [N] divided by its standard error, clustered by groups [N]; 0 for fewer than 10 groups."""
     _, group = np.unique(groups, return_inverse=True)
     if group.max(initial=-1) < 9:
         return 0.0
@@ -127,10 +127,10 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
                     ) -> list[str]:
     """Warnings about choices that are clearly worse than chance, or better after undoing a mistake.
 
-    right: [N], 1 or 0 a choice (a share for ties), NaN left out. chance: what guessing gets, one number or [N]. groups:
-    [N], what is right or wrong together; None where each choice stands alone. undone: what was done to the input ->
-    a function that gives `right` for it. They are asked only where the choices are nearer to chance than to 1, and told
-    where they gain a tenth and z > 4; worse than chance is z < -4. what: what `right` says, for the texts.
+    right: [N], 1 or 0 for each choice (a fraction for ties), NaN is ignored. chance: accuracy by chance, one number or
+    [N]. groups: [N], the group of each choice; None if the choices are independent. undone: name of a mistake -> a
+    function that returns `right` without it. The functions are called only if the mean is nearer to chance than to 1,
+    and reported if they gain 0.1 and z > 4; worse than chance is z < -4. what: what `right` counts, for the texts.
     """
     right = np.asarray(right, np.float64)
     groups, is_defined = np.arange(len(right)) if groups is None else np.asarray(groups), ~np.isnan(right)
@@ -152,9 +152,9 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
 
 # %% ../nbs/lib/05_checks.ipynb #5f0c1a2e
 def not_by_place(what: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -> np.ndarray:
-    """Which choices are right, NaN unless they beat those of other records: z > 4, and a tenth.
+    """Correctness of the choices [n]; all NaN unless it exceeds that of the choices of other records (by 0.1, z > 4).
 
-    what: numbers of records [n] -> is the choice of each right for the record at its place, [n]. groups: [n].
+    what: function from record indices [n] to the correctness, 1 or 0, of their choices for records 0..n-1. groups: [n].
     """
     own, others = (np.asarray(what(np.roll(np.arange(len(groups)), by)), np.float64) for by in (0, len(groups) // 2))
     gain, valid = own - others, ~np.isnan(own - others)
@@ -163,7 +163,7 @@ def not_by_place(what: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -
 
 # %% ../nbs/lib/05_checks.ipynb #00454157
 def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dict[str, np.ndarray]:
-    """Boxes [K, 4] as shares of their pictures if those were resized: {text: [K, 4]}. Arguments: see `box_findings`."""
+    """Boxes as fractions of their images, if these were resized: {text: [K, 4]}. Arguments: see `box_findings`."""
     candidates, (_, picture) = {}, np.unique(pictures, return_inverse=True)
     for what, unit in _units(np.asarray(sizes, np.float64)).items():
         parts, far = boxes / np.tile(unit, 2), np.full(picture.max(initial=0) + 1, -np.inf)
@@ -174,16 +174,16 @@ def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dic
 
 # %% ../nbs/lib/05_checks.ipynb #a8085bbd
 def some_records(n: int, most: int = 400) -> np.ndarray:
-    "Numbers of at most `most` of n records, in ten runs of neighbours."
+    "Indices of at most `most` of n records, in ten runs of consecutive records."
     run = max(1, most // 10)
     starts = np.linspace(0, n - run, 10).astype(int)[:, None]
     return np.arange(n) if n <= 10 * run else (starts + np.arange(run)).ravel()
 
 # %% ../nbs/lib/05_checks.ipynb #eba1971b
 def peaks_of(maps: Sequence[np.ndarray]) -> np.ndarray:
-    """Centres of the highest and the lowest cell of each map, as shares of the picture: float64 [n, 4], x, y, x, y.
+    """Positions of the maximum and minimum of each map, as fractions of the image: float64 [n, 4], x, y, x, y.
 
-    maps: 2-D arrays. A constant map has NaN.
+    maps: 2-D arrays. The row of a constant map is NaN.
     """
     rows = []
     for a in maps:
@@ -194,7 +194,7 @@ def peaks_of(maps: Sequence[np.ndarray]) -> np.ndarray:
 
 # %% ../nbs/lib/05_checks.ipynb #ba251b40
 def _exchanged(groups: np.ndarray) -> np.ndarray:
-    "The number of the record at the mirrored place of its group, [n]."
+    "For each record, the index of the record at the mirrored position in its group, [n]."
     number, mirrored = np.arange(len(groups)), np.empty(len(groups), np.int64)
     mirrored[np.lexsort((number, groups))] = np.lexsort((-number, groups))
     return mirrored
@@ -202,7 +202,7 @@ def _exchanged(groups: np.ndarray) -> np.ndarray:
 # %% ../nbs/lib/05_checks.ipynb #5f0c1a30
 _TURNS = {"mirrored left to right": (1, 0, 0), "turned upside down": (0, 1, 0), "turned by 180 degrees": (1, 1, 0),
           "transposed": (0, 0, 1), "turned by 90 degrees, clockwise": (1, 0, 1),
-          "turned by 90 degrees, anticlockwise": (0, 1, 1)}  # across, down: 1 minus it; are both exchanged first?
+          "turned by 90 degrees, anticlockwise": (0, 1, 1)}  # flip x, flip y (1 - value); exchange both first
 
 
 def _turned(points: np.ndarray, turn: tuple[int, int, int]) -> np.ndarray:
@@ -210,10 +210,10 @@ def _turned(points: np.ndarray, turn: tuple[int, int, int]) -> np.ndarray:
 
 # %% ../nbs/lib/05_checks.ipynb #2c4d3667
 def peak_findings(peaks: np.ndarray, boxes: Sequence[np.ndarray], sizes: np.ndarray, groups: Any = None) -> list[str]:
-    """Warnings about the maxima of maps: worse than those of other maps, or much better after undoing a mistake; and
-    about constant maps.
+    """Warnings about constant maps, and about maxima that hit boxes less often than those of other maps, or much more
+    often after undoing a mistake.
 
-    peaks: of `peaks_of`, [n, 4]. boxes: [k, 4] a map. sizes: [n, 2], (height, width) of the pictures. groups: [n].
+    peaks: from `peaks_of`, [n, 4]. boxes: [k, 4] per map. sizes: [n, 2], (height, width) of the images. groups: [n].
     """
     n, (top, low) = len(peaks), (peaks[:, :2], peaks[:, 2:])
     if n < 10:
@@ -249,8 +249,8 @@ ACROSS = "pictures of a prompt"
 
 @dataclass(frozen=True)
 class ScoreKind:
-    """The kind of scores. name: one of SCORE_KINDS. over: what they add up to 1 over (ACROSS, for one), "" for nothing.
-    guessed: nobody said so."""
+    """The kind of scores. name: one of SCORE_KINDS. over: the axis over which the scores add up to 1 (such as ACROSS),
+    "" for none. guessed: whether the kind is inferred, not given."""
 
     name: str = "logit"
     over: str = ""
@@ -263,7 +263,7 @@ class ScoreKind:
         return self.over != ACROSS and bool(is_probability or self.name in ("logit", "log-probability"))
 
     def logits(self, scores: Any) -> np.ndarray:
-        """Scores of this kind as numbers of which higher is better, logits where `has_confidence`."""
+        """Scores of this kind as numbers where higher is better; logits if `has_confidence`."""
         scores = np.asarray(scores, np.float64)
         if self.name != "probability" or not self.has_confidence:
             return -scores if self.name == "distance" else scores
@@ -272,7 +272,7 @@ class ScoreKind:
 
 # %% ../nbs/lib/05_checks.ipynb #5c0e0004
 def _over(values: np.ndarray, sums: Callable[[np.ndarray], Mapping[str, Any]] | None) -> str:
-    "What values add up to 1 over, or an empty text."
+    "The axis over which values add up to 1, or an empty text."
     for what, totals in (sums(values) if sums else {}).items():
         whole = np.abs(np.asarray(totals, np.float64) - 1) < 1e-3
         if whole.size >= 3 and whole.mean() >= 0.95:
@@ -284,8 +284,8 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
                ) -> ScoreKind:
     """The kind of scores: the given one, else inferred.
 
-    scores: numbers of any shape, NaN left out. sums: a function from such numbers to {what is added up: the sums}.
-    given: of SCORE_KINDS. Errors: ValueError for another word, and for scores outside the range of the kind given.
+    scores: numbers of any shape, NaN is ignored. sums: a function from such numbers to {name of an axis: sums over it}.
+    given: one of SCORE_KINDS. Errors: ValueError for any other text, and for scores outside the range of this kind.
     """
     scores = np.asarray(scores, np.float64)
     values = scores[~np.isnan(scores)]
@@ -304,15 +304,15 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
 
 # %% ../nbs/lib/05_checks.ipynb #3e01b4c3
 def kind_of_card(card: Any) -> ScoreKind:
-    """The kind of scores on a model's card, logits if it has none."""
+    """The kind of scores that a model card names; logits if it names none."""
     text = str(card.get("score", "")) if isinstance(card, Mapping) else ""
     return ScoreKind(next((name for name in ("log-probability", "probability") if name in text),
                           "cosine" if text == "cosine" else "logit"))
 
 # %% ../nbs/lib/05_checks.ipynb #5c0e0007
 def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) -> list[str]:
-    """Warnings about the kind of scores. compared: scores that were softmaxed over one of these are no longer
-    comparable."""
+    """Warnings about the kind of scores. compared: axes; scores after a softmax over one of them are not comparable.
+    """
     scores = np.asarray(scores, np.float64)
     scores = scores[~np.isnan(scores)]
     if kind.over in (ACROSS, *compared):
@@ -331,9 +331,9 @@ def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) ->
 
 # %% ../nbs/lib/05_checks.ipynb #988769d2
 def score_findings(scores: Any, tied: Any = ()) -> list[str]:
-    """Warnings about scores: all are equal, one is filled in, or ties decide a fifth of the choices.
+    """Warnings about scores: all are equal, one value is a filler, or ties decide more than a fifth of the choices.
 
-    scores: numbers of any shape, NaN left out. tied: bool [N], was a choice decided by equal scores?
+    scores: numbers of any shape, NaN is ignored. tied: bool [N], True if equal scores decided a choice.
     """
     scores = np.asarray(scores, np.float64).ravel()
     scores, tied = scores[~np.isnan(scores)], np.asarray(tied, bool)

@@ -20,15 +20,15 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 
 def visible(text: object) -> str:
-    """A text with control characters, marks that turn the direction, and halves of characters spelled out: `\\x1b`.
+    """A text with control characters, bidirectional marks and lone surrogates written as escapes, such as `\\x1b`.
 
-    Line breaks and tabs stay. What is returned can be encoded, printed, and written into HTML (escaped) and SVG.
+    Line breaks and tabs stay. The result can be encoded, printed, and written into HTML (escaped) and SVG.
     """
     return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), str(text))
 
 # %% ../nbs/lib/01_errors.ipynb #829e2f1a
 class QgcamError(Exception):
-    """Base of every error of this library. `exit_code` is what the command line returns for it."""
+    """Base class of every error of this library. The command line exits with `exit_code`."""
 
     exit_code = 2
 
@@ -38,15 +38,15 @@ class QgcamError(Exception):
 
 # %% ../nbs/lib/01_errors.ipynb #60ab9579
 class SettingsError(QgcamError, ValueError):
-    """A setting that is unknown, has the wrong type or cannot be read; the text names it and the remedy."""
+    """A setting is unknown, has the wrong type or cannot be read. The message names the setting and the fix."""
 
 
 class ParameterError(QgcamError, ValueError):
-    """A parameter cell or a given value that cannot be used; the text names it, what was expected, and the remedy."""
+    """A parameter cell or a given value cannot be used. The message names it, the expected value, and the fix."""
 
 
 class StoreError(QgcamError, RuntimeError):
-    """A store cannot be used: a damaged, foreign or duplicate part, or other settings. The text names the file."""
+    """A store cannot be used: a damaged, foreign or duplicate part, or other settings. The message names the file."""
 
 # %% ../nbs/lib/01_errors.ipynb #efaf21e2
 EXTRAS = {
@@ -62,11 +62,11 @@ EXTRAS = {
 
 
 class MissingExtra(QgcamError, ModuleNotFoundError):
-    """An optional package is not installed; the text names it, its use, and the command that installs it."""
+    """An optional package is not installed. The message names the package, its use, and the command to install it."""
 
 # %% ../nbs/lib/01_errors.ipynb #086868ef
 def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None:
-    """The installation command after a failed import; None if no extra has the package. what: its use, as a noun."""
+    """MissingExtra for a failed import; None if no extra has the package. what: what needs the package, as a noun."""
     name = (error.name or getattr(error.__cause__, "name", None) or "").split(".")[0]
     if name == "lavis":
         return MissingExtra(f'LAVIS is not installed; {what} needs it: in the clone, pip install ".[models]", '
@@ -77,7 +77,7 @@ def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None
 
 # %% ../nbs/lib/01_errors.ipynb #37bcd6e4
 def needed(module: str, what: str) -> ModuleType:
-    """A module of an extra, imported. MissingExtra where it is not installed; what: what needs it, as a noun."""
+    """Import and return a module of an extra. MissingExtra if it is not installed; what: what needs it, as a noun."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -87,20 +87,20 @@ def needed(module: str, what: str) -> ModuleType:
 
 # %% ../nbs/lib/01_errors.ipynb #76973474
 class FileFault(QgcamError, ValueError):
-    """A file, or one record in it, cannot be used. The text names the file, the record, and what to do."""
+    """A file, or one record in it, cannot be used. The message names the file, the record, and the fix."""
 
     exit_code = 1
 
 
 class FormatError(FileFault):
-    """A file has the wrong format; the text has the expected and the found one."""
+    """A file has the wrong format. The message names the expected format and the one that was found."""
 
 # %% ../nbs/lib/01_errors.ipynb #893fe7ce
 class ExampleError(FileFault):
-    """An example, or a file it needs, cannot be used.
+    """An example, or a file that it needs, cannot be used.
 
-    problem: what was expected and what was found. example: id of the example, "" when a whole file is meant.
-    file: the file at fault. remedy: what the reader can do. All four are kept as attributes.
+    problem: what was expected and what was found. example: id of the example, "" if the whole file is invalid.
+    file: the invalid file. remedy: how to fix it. All four are kept as attributes.
     """
 
     def __init__(self, problem: str, example: str = "", file: str | Path = "", remedy: str = ""):
@@ -113,25 +113,25 @@ class ExampleError(FileFault):
 
 # %% ../nbs/lib/01_errors.ipynb #f0b3db13
 class SourceError(QgcamError, ValueError):
-    """A source cannot be fetched or unpacked; the text has the reason and the fix."""
+    """A source cannot be fetched or unpacked. The message gives the reason and the fix."""
 
     exit_code = 1
 
 
 class OutOfMemory(QgcamError, MemoryError):
-    """Not enough memory for the scores; the text says what to reduce."""
+    """Not enough memory to compute the scores. The message names what to reduce."""
 
     exit_code = 1
 
 
 class DiskError(QgcamError, OSError):
-    """A file cannot be written: a full disk or a read-only folder. The text has the place and the fix."""
+    """A file cannot be written: the disk is full or the folder read-only. The message names the path and the fix."""
 
     exit_code = 1
 
 # %% ../nbs/lib/01_errors.ipynb #02dc6c3c
 class RunError(QgcamError, RuntimeError):
-    """A run that failed or could not be started; `folder` is where its files are."""
+    """A run failed or could not be started; `folder` contains its files."""
 
     exit_code = 1
 
@@ -145,7 +145,7 @@ _LITTLE = re.compile("(?i)tried to allocate|cannot allocate memory(?! in static)
 
 @contextmanager
 def enough_memory(text: str) -> Iterator[None]:
-    """Too little memory in the block, however it shows, is an OutOfMemory with this text."""
+    """Raise OutOfMemory with this text for any error in the block that is caused by too little memory."""
     try:
         yield
     except QgcamError:
@@ -157,7 +157,7 @@ def enough_memory(text: str) -> Iterator[None]:
 
 # %% ../nbs/lib/01_errors.ipynb #5a59c002
 class SuspiciousInput(UserWarning):
-    """The input resembles a known mistake, which the text names, but may be valid. Silence it with
+    """The input may be valid, but resembles a known mistake, which the message names. Silence the warning with
     `warnings.simplefilter("ignore", SuspiciousInput)`."""
 
     def __str__(self) -> str:

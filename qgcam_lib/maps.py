@@ -27,20 +27,20 @@ NORMALISATIONS, RESAMPLERS, EDGES = (
 class MapProtocol:
     """The steps from a raw map to the scored map. Frozen, comparable, and JSON-ready with `as_dict`.
 
-    name: under which results are recorded. before: normalisation of the raw map. LAVIS's display path takes min-max
-    first; a map without any mass stays all zero there and here. AMC takes none, gScoreCAM min-max. The paper thresholds
-    at .5 and .7, which means nothing on raw GradCAM (values near 1e-4), so it must have normalised. resampler:
-    `bilinear`, `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC); `spline`: the interpolating
-    cubic B-spline of SciPy, which is scikit-image's order 3 (LAVIS). edge: what lies beyond the border. torch holds the
-    last value; LAVIS asks scikit-image for mode="constant", so zeros. antialias: when an axis shrinks, blur first with
-    sigma = (ratio - 1) / 2, as scikit-image does by default and torch does not. clip: `input`: cut to the range the map
-    had before resampling. scikit-image does so by default, and LAVIS leaves it so. It makes exact ties (see below); the
-    paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM exactly 0) are what this step would give. blur: Gaussian
-    sigma as a share of the longer side. LAVIS's display uses 0.02. After a blur no exact tie survives, yet the paper
-    counts hundreds, so its scores were hardly taken on blurred maps. after: normalisation at the end. LAVIS does it
-    only together with the blur; gScoreCAM takes a second min-max. grid: `native` (the map's own), `image` (the original
-    image's pixels) or a fixed (height, width). The paper's WDP of 0.98 needs distances of 49 pixels, so its grid cannot
-    be 24 x 24; AMC and gScoreCAM both go to the original size. evidence: one sentence on where the preset comes from.
+    name: recorded with the results. before: normalisation of the raw map. LAVIS's display path applies min-max first;
+    an all-zero map stays all zero there and here. AMC applies none, gScoreCAM min-max. The paper thresholds at .5 and
+    .7, which is meaningless on raw GradCAM (values near 1e-4), so it must have normalised. resampler: `bilinear`,
+    `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC); `spline`: the interpolating cubic
+    B-spline of SciPy, which is scikit-image's order 3 (LAVIS). edge: the values beyond the border. torch repeats the
+    last value; LAVIS calls scikit-image with mode="constant", which pads with zeros. antialias: when an axis shrinks,
+    blur first with sigma = (ratio - 1) / 2, as scikit-image does by default and torch does not. clip: `input`: clip to
+    the range of the map before resampling. This is scikit-image's default, and LAVIS keeps it. Clipping makes exact
+    ties; it would explain the paper's counts of ties (BLIP 2 to 9 %, bilinear gScoreCAM exactly 0). blur: Gaussian
+    sigma as a fraction of the longer side. LAVIS's display uses 0.02. A blur leaves no exact ties, yet the paper counts
+    hundreds, so it hardly scored blurred maps. after: normalisation at the end. LAVIS applies it only together with
+    the blur; gScoreCAM applies a second min-max. grid: `native` (the map's own), `image` (the original image's pixels)
+    or a fixed (height, width). The paper's WDP of 0.98 needs distances of 49 pixels, so its grid cannot be 24 x 24; AMC
+    and gScoreCAM both resample to the original size. evidence: one sentence on the origin of the preset.
     """
 
     name: str
@@ -73,15 +73,15 @@ class MapProtocol:
         return asdict(self)
 
     def grid_for(self, map_size: tuple[int, int], image_size: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The (height, width) on which a map of `map_size` is scored, given the size of its image (None: the map's
-        own)."""
+        """The (height, width) at which a map of `map_size` is scored. image_size: size of its image; None uses
+        `map_size` for the grid "image"."""
         if self.grid == "native" or (self.grid == "image" and image_size is None):
             return tuple(map_size)
         return tuple(image_size) if self.grid == "image" else self.grid
 
 # %% ../nbs/lib/03_maps.ipynb #e55f3510
 def _as_size(size: Any, what: str) -> tuple[int, int]:
-    "A (height, width) of two positive whole numbers, or an error that names `what`."
+    "The size as (height, width), two positive integers; ValueError, with `what` as the name, for anything else."
     pair = tuple(int(v) for v in size) if np.shape(size) == (2,) else ()
     if len(pair) != 2 or min(pair) < 1 or any(a != b for a, b in zip(pair, size)):
         raise ValueError(f"{what}: expected (height, width), two whole numbers >= 1, got {size!r}")
@@ -110,12 +110,12 @@ DEFAULT_PROTOCOL = "paper"
 
 
 def default_protocol(sizes_known: bool) -> MapProtocol:
-    """The protocol where none is named: `DEFAULT_PROTOCOL` where image sizes are known, "native" where they are not."""
+    """The protocol used if none is named: `DEFAULT_PROTOCOL` if the image sizes are known, else "native"."""
     return PROTOCOLS[DEFAULT_PROTOCOL if sizes_known else "native"]
 
 # %% ../nbs/lib/03_maps.ipynb #e5a8f38e
 def get_protocol(protocol: str | MapProtocol) -> MapProtocol:
-    """A protocol from its preset name, or the protocol itself. Errors: ValueError that lists the presets."""
+    """The protocol of a preset name; a MapProtocol is returned unchanged. Errors: ValueError that lists the presets."""
     if isinstance(protocol, MapProtocol):
         return protocol
     if protocol not in PROTOCOLS:
@@ -127,8 +127,8 @@ def normalise(a: np.ndarray, how: str) -> np.ndarray:
     """A map [h, w] scaled to 0..1 in its own float type.
 
     how: "minmax" subtracts the minimum, then divides by the maximum; "max" divides by the maximum; "none" returns `a`.
-    A constant map has nothing to divide by: "minmax" gives all zeros (as LAVIS does), and "max" leaves a map that
-    has no positive value unchanged.
+    "minmax" returns all zeros for a constant map (as LAVIS does), and "max" returns a map without positive values
+    unchanged.
     """
     if how == "none":
         return a
@@ -138,7 +138,7 @@ def normalise(a: np.ndarray, how: str) -> np.ndarray:
 
 # %% ../nbs/lib/03_maps.ipynb #9d649c28
 class AxisOperator(NamedTuple):
-    """Resampling along one axis, from n_in samples to n_out: coefficients = prefilter @ samples, then four taps a
+    """Resampling along one axis, from n_in samples to n_out: coefficients = prefilter @ samples, then four taps per
     pixel.
 
     prefilter: float64 [n_coefficients, n_in]; first: int64 [n_out], the first of the four coefficients of each output
@@ -155,7 +155,7 @@ class AxisOperator(NamedTuple):
 
 # %% ../nbs/lib/03_maps.ipynb #40d4c4bb
 def _tap_weights(t: np.ndarray, resampler: str) -> np.ndarray:
-    "Weights of the four coefficients around a point at fraction t between the second and the third. [n] -> [n, 4]"
+    "Weights of the four coefficients around points at fraction t between the second and the third. [n] -> [n, 4]"
     u = 1 - t
     if resampler == "bilinear":
         return np.stack([0 * t, u, t, 0 * t], -1)
@@ -174,7 +174,7 @@ _NUMPY_PAD = {"zero": "constant", "replicate": "edge", "reflect": "reflect"}
 def spline_coefficients(samples: np.ndarray, edge: str) -> np.ndarray:
     """Coefficients of the cubic B-splines through samples along the first axis, float64 of the same shape.
 
-    edge: "replicate" repeats the last sample, anything else mirrors about it. Source: Unser 1999, box 2; equal to
+    edge: "replicate" repeats the last sample, any other value mirrors about it. Source: Unser 1999, box 2; equal to
     `scipy.ndimage.spline_filter1d` with mode "nearest" or "mirror".
     """
     c, n, z = np.array(samples, dtype=np.float64), len(samples), -0.267949192431122706  # z: sqrt(3) - 2, the pole
@@ -197,7 +197,7 @@ def spline_coefficients(samples: np.ndarray, edge: str) -> np.ndarray:
 
 # %% ../nbs/lib/03_maps.ipynb #71a4c0d3
 def gaussian(a: np.ndarray, sigma: float, edge: str = "symmetric", axis: int = 0) -> np.ndarray:
-    """An array smoothed along one axis by a Gaussian cut off at four standard deviations, in the array's own type.
+    """An array smoothed along one axis by a Gaussian truncated at four standard deviations, in the array's own type.
 
     edge: as in `numpy.pad`. Equal to `scipy.ndimage.gaussian_filter1d`, whose "reflect" is "symmetric" here.
     """
@@ -214,13 +214,13 @@ def gaussian(a: np.ndarray, sigma: float, edge: str = "symmetric", axis: int = 0
 
 # %% ../nbs/lib/03_maps.ipynb #b5f64289
 def _prefilter(n: int, resampler: str, edge: str) -> np.ndarray:
-    "Samples [n] to padded coefficients [n + 24], as a matrix."
+    "The matrix that turns samples [n] into padded coefficients [n + 24]."
     spline = (lambda m: spline_coefficients(m, edge)) if resampler == "spline" else lambda m: m
     pad = lambda m: np.pad(m, ((_PAD, _PAD), (0, 0)), mode=_NUMPY_PAD[edge])  # noqa: E731
     return pad(spline(np.eye(n))) if edge == "reflect" else spline(pad(np.eye(n)))
 
 # %% ../nbs/lib/03_maps.ipynb #8210a62c
-LARGEST_SIDE = 4096  # of a map that is resampled: its operator is a matrix of so many rows and columns, 134 MB
+LARGEST_SIDE = 4096  # largest side of a map to resample: its operator is a matrix of this many rows and columns, 134 MB
 
 
 @lru_cache(maxsize=8192)
@@ -229,7 +229,7 @@ def axis_operator(
 ) -> AxisOperator:
     """The resampling operator of one axis, from `n_in` to `n_out` samples (see `MapProtocol` for the other arguments).
 
-    Pixel centres correspond: output j lies at (j + 0.5) n_in / n_out - 0.5. Cached, so the arrays are read-only.
+    Pixel centres are aligned: output j is at (j + 0.5) n_in / n_out - 0.5. Cached, so the arrays are read-only.
     Errors: ValueError for a side above LARGEST_SIDE.
     """
     if n_in > LARGEST_SIDE:
@@ -251,8 +251,8 @@ def axis_operator(
 def as_map_array(maps: Any) -> np.ndarray:
     """A map or a stack of maps (array, nested list, torch tensor on any device) as a NumPy array of float32 or float64.
 
-    float32 and all smaller types become float32; float64 and wide integers become float64, so nothing is rounded here.
-    Errors: ValueError for what is no array of real numbers.
+    float32 and all smaller types become float32; float64 and wide integers become float64, so no value is rounded.
+    Errors: ValueError for anything but arrays of real numbers.
     """
     try:
         if hasattr(maps, "detach"):  # a torch tensor, without importing torch
@@ -269,8 +269,8 @@ def as_map_array(maps: Any) -> np.ndarray:
 
 # %% ../nbs/lib/03_maps.ipynb #de9c71f1
 def resample(a: np.ndarray, size: tuple[int, int], protocol: MapProtocol) -> np.ndarray:
-    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. The map's own size returns it
-    unchanged."""
+    """One map [h, w] -> [H, W] float32 with the protocol's resampler, edge and clip. A map that already has this size
+    is returned unchanged."""
     if a.shape == tuple(size):
         return a.astype(np.float32, copy=False)
     wy, wx = (
@@ -294,11 +294,11 @@ def prepare_map(a: Any, size: tuple[int, int] | None = None, protocol: str | Map
 
 # %% ../nbs/lib/03_maps.ipynb #b5061ffd
 def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str | MapProtocol = "pixel") -> np.ndarray:
-    """Raw maps of one image size -> the maps that are scored.
+    """The maps that are scored, from raw maps of one image size.
 
     maps: [N, h, w] (array or tensor) or a list of 2-D maps, raw, any scale; size: (height, width) of the image,
     needed when the protocol's grid is "image"; protocol: a preset's name or a MapProtocol. Returns float32 [N, H, W].
-    Errors: ValueError for another shape, a NaN or infinity (naming the map), or maps that end on different grids.
+    Errors: ValueError for another shape, for NaN or infinity (names the map), and for maps with different output grids.
     """
     p = get_protocol(protocol)
     if p.grid == "image" and size is None:

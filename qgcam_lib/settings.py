@@ -25,10 +25,10 @@ SETTINGS_FILE = "settings.ini"
 def find_root() -> Path:
     """The project's root: the nearest parent folder with both `settings.ini` and `qgcam_lib/`.
 
-    Searched from the package's own place, then from the current folder; the current folder itself when neither lies
-    inside a project (a package installed from a wheel).
+    The search starts from the package's own folder, then from the current folder. If neither is inside a project (a
+    package installed from a wheel), the root is the current folder.
     """
-    here = globals().get("__file__")  # not known while this code runs inside its notebook
+    here = globals().get("__file__")  # undefined while this code runs inside its notebook
     starts = [*([Path(here).resolve().parent] if here else []), Path.cwd()]
     for folder in (one for start in starts for one in (start, *start.parents)):
         if (folder / SETTINGS_FILE).is_file() and (folder / "qgcam_lib").is_dir():
@@ -40,9 +40,9 @@ ROOT = find_root()
 
 # %% ../nbs/lib/04_settings.ipynb #2a63a2c2
 def project_file(name: str) -> Path:
-    """The path of a file or folder under `data` of the project, or of the copy that a wheel carries of it.
+    """The path of a file or folder under `data` in the project, or in the copy of the project in a wheel.
 
-    name: the path from the project's root, such as "data/published". Raises FileFault where neither has it.
+    name: the path from the project's root, such as "data/published". Raises FileFault if neither contains it.
     """
     here = globals().get("__file__")
     places = [ROOT / name] + ([Path(here).parent / "project" / name] if here else [])
@@ -54,7 +54,7 @@ def project_file(name: str) -> Path:
 
 # %% ../nbs/lib/04_settings.ipynb #009b5daf
 class Settings(BaseModel):
-    """The compendium's settings, typed and frozen; `load_settings` makes one. Paths are absolute."""
+    """The compendium's settings, typed and frozen; returned by `load_settings`. Paths are absolute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     data_root: Path = Field(Path("data"), description="folder of the data sets: raw/ and miniworld/")
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 
 # %% ../nbs/lib/04_settings.ipynb #e5879768
 def _refuse_unknown(names: list[str], where: str, prefix: str = "") -> None:
-    """Raise SettingsError at the first of `names` that is no setting; `prefix` is written before every name."""
+    """Raise SettingsError for the first of `names` that is not a setting; `prefix` is written before every name."""
     spelled = {name: prefix + (name.upper() if prefix else name) for name in [*Settings.model_fields, *names]}
     for name in [name for name in names if name not in Settings.model_fields]:
         near = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=0.5)
@@ -90,9 +90,9 @@ def _refuse_unknown(names: list[str], where: str, prefix: str = "") -> None:
 
 # %% ../nbs/lib/04_settings.ipynb #9e4c5638
 def read_settings_file(path: str | Path) -> dict[str, str]:
-    """The keys and texts of the section [qgcam] of a settings file; an empty dict when there is no such file.
+    """The keys and values in the section [qgcam] of a settings file; an empty dict if there is no such file.
 
-    Raises SettingsError for a file that cannot be read as INI, has another section or an unknown key.
+    Raises SettingsError for a file that is not valid INI, has another section or an unknown key.
     """
     parser = configparser.ConfigParser(interpolation=None, default_section="\0")
     try:
@@ -108,9 +108,9 @@ def read_settings_file(path: str | Path) -> dict[str, str]:
 
 # %% ../nbs/lib/04_settings.ipynb #c23ef1c6
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings given by variables `QGCAM_<KEY>`; `environ` is a mapping of texts, None the process's own.
+    """The settings in the environment variables `QGCAM_<KEY>`; `environ` is a mapping, None the process's environment.
 
-    `QGCAM_RUN_*` is the runner's and left alone. Raises SettingsError for any other unknown QGCAM_ variable.
+    `QGCAM_RUN_*` belongs to the runner and is ignored. Raises SettingsError for any other unknown QGCAM_ variable.
     """
     environ = os.environ if environ is None else environ
     values = {name.removeprefix("QGCAM_").lower(): text for name, text in environ.items()
@@ -120,11 +120,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 # %% ../nbs/lib/04_settings.ipynb #bb812314
 def load_settings(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from, strongest first: variables `QGCAM_<KEY>`, the settings file, defaults.
+    """Settings from, in order of precedence: environment variables `QGCAM_<KEY>`, the settings file, defaults.
 
     path: a settings file; None is `settings.ini` of the project. environ: a mapping instead of the process's own
-    environment. Texts are turned into the setting's type.
-    Raises SettingsError for an unknown name and for a value of the wrong type; it says which source gave it.
+    environment. Values are converted to the setting's type.
+    Raises SettingsError for an unknown name and for a value of the wrong type; the message names the source.
     """
     path = ROOT / SETTINGS_FILE if path is None else Path(path)
     sources = {str(path): read_settings_file(path), "environment": read_environment(environ)}
@@ -142,13 +142,13 @@ def load_settings(path: str | Path | None = None, *, environ: Mapping[str, str] 
 settings = load_settings()
 
 # %% ../nbs/lib/04_settings.ipynb #f26c0002
-SHARD_FILE = "shard.json"  # in a store: how many pictures there are, how many a shard has and asked, in what time
+SHARD_FILE = "shard.json"  # in a store: the numbers of images in all, in the shard and computed, and the time taken
 
 
 def shard_of(text: str | None = None) -> tuple[int, int]:
-    """(k, n) of "k/n", the k-th of n shards, k from 1. None: what the runner told this process, else (1, 1).
+    """(k, n) from the text "k/n", the k-th of n shards, k from 1. None: the runner's QGCAM_RUN_SHARD, else (1, 1).
 
-    Errors: ValueError for another text.
+    Errors: ValueError for any other text.
     """
     text = os.environ.get("QGCAM_RUN_SHARD", "1/1") if text is None else text
     k, _, n = text.partition("/")
@@ -162,13 +162,13 @@ _LISTENERS: list[Callable[[list[dict[str, Any]]], object]] = []
 
 
 def models_used() -> list[dict[str, Any]]:
-    """The models that computed in this process: model, device, precision, batch (most pictures read at once; 0: it
-    reads none), one entry a combination."""
+    """The models run in this process, one entry per combination: model, device, precision, batch (the largest number of
+    images in one batch; 0: the model reads no images)."""
     return [dict(zip(("model", "device", "precision", "batch"), (*key, most))) for key, most in _USED.items()]
 
 # %% ../nbs/lib/04_settings.ipynb #2c5c86f5
 def note_use(model: str, device: str, precision: str, batch: int) -> None:
-    """Note that a model computes with a batch; listeners hear of it where this changes `models_used`."""
+    """Record that a model is run with a batch size; calls the listener if this changes `models_used`."""
     key = (model, device, precision)
     if batch > _USED.get(key, -1):
         _USED[key] = batch
@@ -177,6 +177,6 @@ def note_use(model: str, device: str, precision: str, batch: int) -> None:
 
 
 def on_use(listener: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Call `listener` with `models_used` whenever it changes, in place of an earlier listener; it starts empty."""
+    """Empty `models_used`, then call `listener` with it whenever it changes; replaces an earlier listener."""
     _USED.clear()
     _LISTENERS[:] = [listener]

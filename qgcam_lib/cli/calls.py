@@ -24,7 +24,7 @@ from ..errors import QgcamError, SuspiciousInput, enough_memory, missing_extra, 
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #7e1c0301
 def say(text: Any, *, err: bool = False) -> None:
-    """Print a text, on stderr with `err`; what would steer the terminal is spelled out (`errors.visible`)."""
+    """Print a text, on stderr if `err`; control characters are written as escapes (`errors.visible`)."""
     typer.echo(visible(text), err=err)
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #d15c4001
@@ -33,7 +33,7 @@ def _one_line(message: Any) -> str:
 
 
 def with_flags(text: Any, options: Sequence[Any]) -> str:
-    """A message on one line with NAME='VALUE' written as on the command line, --name VALUE. options: of the command."""
+    """A message on one line, with NAME='VALUE' replaced by --name VALUE. options: the options of the command."""
     flags = {one.name: one.opts[-1] for one in options if one.opts[-1].startswith("--")}
     names = rf"""\b({"|".join(flags) or "(?!)"})=(?:True\b|(['"]?)([\w.-]+)\2)"""
     return re.sub(names, lambda match: " ".join(filter(None, (flags[match[1]], match[3]))), _one_line(text))
@@ -41,7 +41,7 @@ def with_flags(text: Any, options: Sequence[Any]) -> str:
 # %% ../../nbs/lib/cli/01_calls.ipynb #b26f6df0
 @contextmanager
 def _warnings_in_a_line(options: Sequence[Any]) -> Iterator[None]:
-    """Show the library's warnings in the block as one line each. options: of the command, see `with_flags`."""
+    """Print each warning of the library in the block on one line. options: the options of the command."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
@@ -57,7 +57,7 @@ def _warnings_in_a_line(options: Sequence[Any]) -> Iterator[None]:
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #c1de8ecd
 def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int:
-    """Run a command line of an app, shown as `name`; returns its exit code. An expected error is one line."""
+    """Run a command line of an app, shown as `name`; returns its exit code. Expected errors are printed on one line."""
     try:
         with enough_memory("not enough memory for this command"):
             app(list(arguments), prog_name=name)
@@ -81,7 +81,7 @@ def call(app: typer.Typer, arguments: Sequence[str], name: str = "qgcam") -> int
 # %% ../../nbs/lib/cli/01_calls.ipynb #c6f321ac
 @contextmanager
 def refused() -> Iterator[None]:
-    """A ValueError in the block, about an argument that the library refuses, becomes a usage error."""
+    """Turn a ValueError in the block, which the library raises for an invalid argument, into a usage error."""
     try:
         yield
     except QgcamError:
@@ -91,14 +91,14 @@ def refused() -> Iterator[None]:
 
 
 def short_path(path: str | Path) -> str:
-    """A path as short as it can be written from here."""
+    """The path relative to the current folder if it is inside that folder, else unchanged."""
     path = Path(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #2ac71cf8
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
-        """As usual; an error names the options of the command as they are typed, also where it begins with one."""
+        """Run the command; errors name its options as they are typed, also at the beginning of the message."""
         try:
             with _warnings_in_a_line(self.params):
                 return super().invoke(ctx)
@@ -116,7 +116,7 @@ class _Command(TyperCommand):
 # %% ../../nbs/lib/cli/01_calls.ipynb #2dd677f1
 class _Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands under their headings, in the order in which they were written."""
+        """List the commands under their headings, in the order of definition."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         parts: dict[str, list] = {}
         for name, one in commands:
@@ -128,14 +128,14 @@ class _Group(TyperGroup):
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #45bd10b5
 class Commands(typer.Typer):
-    """A group of commands. help: what it is for; epilog: what its help ends in."""
+    """A group of commands. help: its purpose; epilog: the last paragraph of its help."""
 
     def __init__(self, help: str, epilog: str | None = None):
         super().__init__(cls=_Group, help=help, epilog=epilog, no_args_is_help=True, add_completion=False,
                          rich_markup_mode=None, pretty_exceptions_enable=False)
 
     def command(self, name: str | None = None, *, example: str, part: str | None = None, **more: Any) -> Any:
-        """A decorator for a command. example: a call of it, shown in its help; part: its heading in the group's."""
+        """A decorator for a command. example: a command line for its help; part: its heading in the group's help."""
         more |= {"cls": _Command, "epilog": f"Example: {example}. File formats: qgcam formats", "rich_help_panel": part}
         return super().command(name, **more)
 
@@ -144,16 +144,16 @@ _LONG = 16  # characters; a column with longer texts may be folded
 
 
 def _cell(value: Any, form: Callable[[float], str]) -> str:
-    """A value as text on one line; missing is empty."""
+    """A value as text on one line; empty for a missing value."""
     if str(value) in ("None", "nan", "NaT", "<NA>"):
         return ""
     return form(value) if isinstance(value, float) else visible(" ".join(str(value).split()))
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #af2304e9
 def table_text(frame: Any, width: int | None = None, form: Callable[[float], str] = "{:.3f}".format) -> str:
-    """A frame as text, folded to `width` as far as no short cell is cut; None: as wide as it is.
+    """A frame as text, wrapped to `width` unless that would break short cells; None: no limit.
 
-    form: how a float is written. Numbers are on the right.
+    form: function that formats a float. Numbers are right-aligned.
     """
     import pandas as pd
     from rich.console import Console
@@ -179,7 +179,7 @@ def table_text(frame: Any, width: int | None = None, form: Callable[[float], str
 
 # %% ../../nbs/lib/cli/01_calls.ipynb #47f2441b
 def echo_table(frame: Any, form: Callable[[float], str] = "{:.3f}".format) -> None:
-    """Print a frame as wide as the terminal."""
+    """Print a frame, wrapped to the width of the terminal."""
     from rich.console import Console
 
     console = Console()
@@ -188,7 +188,7 @@ def echo_table(frame: Any, form: Callable[[float], str] = "{:.3f}".format) -> No
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:
-    """The rows of a frame in the types of JSON; NaN and infinity are None."""
+    """The rows of a frame as JSON types; NaN and infinity become None."""
     return json.loads(frame.to_json(orient="records", double_precision=15))
 
 

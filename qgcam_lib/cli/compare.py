@@ -40,8 +40,8 @@ _SCORES = (*dict.fromkeys([
 
 
 def _score_rows(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
-    """The stores of map scores ("model" is the run's own model), and the tables with a row per example: by model, or by
-    what was made of one model (stream and alpha of RelComp)."""
+    """The stored map scores (a store named "model" has the run's own model), and the tables with one row per example:
+    by model, or by variant of one model (stream and alpha of RelComp)."""
     by_table: dict[str, ModelRows] = {}
     for place in sorted({file.parent for file in (folder / "records").glob("*/*.parquet")}):
         name, rows = place.name, RecordStore(place).read()
@@ -59,7 +59,7 @@ def _score_rows(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]
 # %% ../../nbs/lib/cli/06_compare.ipynb #a37f85a4
 @dataclass(frozen=True)
 class _Found:
-    """Predictions of one model, and the pairs that the run asked about."""
+    """The predictions of one model, and the pairs that the run evaluated."""
 
     data: Tricd
     predictions: Mapping[int, Any]
@@ -69,7 +69,7 @@ class _Found:
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #853c8e8a
 def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
-    """The predictions of every detector."""
+    """The predictions of each detector."""
     places, parameters = record["results"].get("predictions"), record["parameters"]
     if not isinstance(places, dict):
         return {}
@@ -83,7 +83,7 @@ def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #2f6edd40
 def _answers(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
-    """The answers of every model: is each right?"""
+    """The answers of each model, with their correctness."""
     path, parameters = folder / "tables" / "answers.parquet", record["parameters"]
     if not path.is_file() or "unparsable" not in parameters:
         return {}
@@ -116,7 +116,7 @@ def read_side(folder: str | Path) -> dict[str, Any]:
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #87c56a41
 def _evaluated(folder: Path) -> dict[str, ModelRows]:
-    """What `qgcam evaluate` keeps of each example: {task: {model: rows}}."""
+    """The rows per example in a folder of `qgcam evaluate`: {task: {model: rows}}."""
     about, tables = read_json(folder / _EVALUATE), {}
     for task, attributes in about["tasks"].items():
         path = folder / f"{task}.csv"
@@ -134,7 +134,7 @@ def example_rows(folder: str | Path) -> dict[str, ModelRows]:
     """The stored rows per example of a finished run or a folder of `qgcam evaluate`: {table: {model: rows}}; `_Found`
     instead of rows for detectors.
 
-    Errors: ParameterError for a run that keeps none; RunError where files are not as the run recorded them.
+    Errors: ParameterError for a run without such rows; RunError if files have changed since the run recorded them.
     """
     folder = Path(folder)
     if (folder / _EVALUATE).is_file():
@@ -149,12 +149,12 @@ def example_rows(folder: str | Path) -> dict[str, ModelRows]:
 _FREE = frozenset("""model models weights checkpoint vocab device limit twin_limit probe_limit map_limit class_limit
     seed baselines verify on_error n_bootstrap n_subsets batch_images recall_at features gallery runs zoo before after
     cache streams alphas epochs batch learning_rate minimum_rate clip precision parts second minimise train blocks
-    dataset data datasets images coco genome classes scenes captions""".split())  # the last: by their checksums
-_BESIDE = ("published", "words", "captions")  # inputs that no score of an example is made from
+    dataset data datasets images coco genome classes scenes captions""".split())  # last line: compared by checksums
+_BESIDE = ("published", "words", "captions")  # inputs that no score of an example depends on
 
 
 def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """The differences of two runs except their models, one line each; a, b: their records."""
+    """The differences between two runs other than their models, one line each; a, b: the runs' records."""
     reasons = []
     if Path(a["notebook"]).stem != Path(b["notebook"]).stem:
         reasons.append(f"notebook: {Path(a['notebook']).stem} and {Path(b['notebook']).stem}")
@@ -174,7 +174,7 @@ def why_not_comparable_runs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #8489c731
 def _model_pairs(a: ModelRows, b: ModelRows, own: Sequence[str | None], chosen: Sequence[str]) -> list[tuple[str, str]]:
-    """Names of the models to pair, of one table. own: the model that each run is about; chosen: as asked for, or ''."""
+    """The names of the models to pair in one table. own: the main model of each run; chosen: the user's, or ''."""
     if any(chosen):
         first, second = chosen[0] or chosen[1], chosen[1] or chosen[0]
         return [(first, second)] if first in a and second in b else []
@@ -184,18 +184,18 @@ def _model_pairs(a: ModelRows, b: ModelRows, own: Sequence[str | None], chosen: 
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #29b38a9d
 _CELLS = ("split", "words", "comparison", "kind", "filler", "subset")
-_APART = {"comparison", "text_score", "filler", "n_candidates"}  # whose cells are questions of their own
+_APART = {"comparison", "text_score", "filler", "n_candidates"}  # columns whose cells are separate questions
 
 
 def _labelled(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """The rows with a key, `_row` (the id, and what one id is asked about), and the text of their cell, `subset`."""
+    """The rows with a key, `_row` (the id and the other key columns), and the name of their cell, `subset`."""
     key = rows[["id", *(name for name in KEYS if name in rows)]].map(str).agg("\n".join, axis=1)
     cells = [", ".join(map(str, values)) for values in rows[by].itertuples(index=False)] if by else "all"
     return rows.assign(_row=key, subset=cells)
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #a89426ca
 def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict, allow: bool) -> tuple[list, int]:
-    """Differences cell by cell of the rows that both have, and how many these are."""
+    """The differences per cell over the rows that both tables contain, and the number of these rows."""
     if allow:
         a, b = (without_rules(one, ["image_1", "image_2", "n_candidates", "random"]) for one in (a, b))
     by = [name for name in _CELLS if name in a and name in b and not (name == "kind" and "comparison" in a)]
@@ -213,12 +213,12 @@ def _compared_rows(a: pd.DataFrame, b: pd.DataFrame, options: dict, allow: bool)
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #3995fdb1
 def _compared_detections(a: _Found, b: _Found, options: dict) -> tuple[list, int]:
-    """The same for detectors, on the groups that both runs asked about."""
+    """The differences between two detectors on the groups that both runs evaluated, and the number of pairs."""
     both = set(a.data.group_names) & set(b.data.group_names)
     data = replace(a.data, pairs=tuple(pair for pair in a.data.pairs if pair.group in both))
     if not both:
         return [], 0
-    from qgcam_lib.phrase_detection.compare import compare_matches  # it loads torch, which tables need not
+    from qgcam_lib.phrase_detection.compare import compare_matches  # imports torch, which tables do not need
 
     ids = data.pair_ids.tolist()
     matches = [match_predictions(data, {id: one.predictions[id] for id in ids if id in one.predictions})
@@ -234,13 +234,13 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
                  n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0) -> pd.DataFrame:
     """Paired differences of the scores of two finished runs, or of two folders of `qgcam evaluate`, a - b.
 
-    a, b: their folders. model_a, model_b: the model of each; one alone is looked for in both; none: those of one name,
-    and the models that the runs are about. allow: compare also what differs in data or scoring.
-    Returns rows table x models x subset x metric with the columns of `statistics.compare`: intervals are clustered as
-    the metric's are (by picture, by both pictures of a pair, by group of TRICD). Nothing is corrected for the number of
-    tests. attrs: "differences" (what was allowed), "pairs" (table, model_a, model_b, rows_a, rows_b, paired,
-    fall_away).
-    Errors: ParameterError for runs that differ, that keep no examples, or that have no model or example in common.
+    a, b: the folders. model_a, model_b: the model of each run; if only one is given, it is used for both; if none, the
+    runs' main models are paired, and models of equal name. allow: compare runs even if their data or scoring differ.
+    Returns one row per table, pair of models, subset and metric, with the columns of `statistics.compare`. Intervals
+    are clustered like those of the metric (by image, by both images of a pair, by group of TRICD). P-values are not
+    corrected for multiple tests. attrs: "differences" (the allowed differences), "pairs" (table, model_a, model_b,
+    rows_a, rows_b, paired, fall_away).
+    Errors: ParameterError for runs that differ, that store no examples, or that have no model or example in common.
     """
     folders = [Path(a), Path(b)]
     rows, records = [example_rows(folder) for folder in folders], [read_side(folder) for folder in folders]
@@ -271,9 +271,9 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #9af41956
 def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> pd.DataFrame:
-    """As `compare_runs`, for two files of scores with one row per example, as `qgcam score --out` and `evaluate` write
-    them; paired by id and what one id is asked about. Errors: ValueError for files without id, score or example in
-    common."""
+    """Like `compare_runs`, for two files of scores with one row per example, as `qgcam score --out` and `evaluate`
+    write them. Rows are paired by id and the other key columns. Errors: ValueError for files without id, score or
+    example in common."""
     rows = [read_table(path, {"id": str}, {"group": str}) for path in (a, b)]
     if not any(all(name in one for one in rows) for name in _SCORES):
         raise ValueError(f"expected columns of scores in both files, got {list(rows[0])} and {list(rows[1])}")

@@ -166,7 +166,7 @@ def zoo(context: typer.Context) -> None:
 
 # %% ../../nbs/lib/cli/08_data.ipynb #5c1a3307
 def _shown(outputs: Path | None) -> list[str]:
-    """The runs that the stored pages show, as NOTEBOOK/RUN_ID: what the engine has written last."""
+    """The runs that the stored pages show, as NOTEBOOK/RUN_ID, in the list that the workflow engine wrote last."""
     path = results.outputs_folder(outputs) / "gathered" / "shown.txt"
     if not path.is_file():
         raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or create the runs "
@@ -175,12 +175,12 @@ def _shown(outputs: Path | None) -> list[str]:
 
 
 def _run_folder(one: str, outputs: Path | None) -> Path:
-    """The folder of a run given as NOTEBOOK/RUN_ID, or as NOTEBOOK for its newest finished one."""
+    """The folder of a run given as NOTEBOOK/RUN_ID, or as NOTEBOOK for its newest finished run."""
     return results.outputs_folder(outputs) / one if "/" in one else results.find_run(one, outputs)[0]
 
 # %% ../../nbs/lib/cli/08_data.ipynb #17a4a56c
 def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path:
-    """The folder of a run that a commit names: computed again where there were uncommitted changes."""
+    """The folder of a run made without uncommitted changes; a run made with such changes is computed again."""
     from qgcam_lib.runs import read_run
     from qgcam_lib.runs.runner import run_notebook
 

@@ -29,7 +29,7 @@ def _q_groundcam(model: Any, data: str, limit: int, seed: int, statistics: dict,
     examples = load_dataset(data)
     frame = ground(model, examples, limit=limit, seed=seed, **options)
     table, share = summarize(frame, **statistics), frame.loc[frame["pg_hit"].notna(), "box_share"].mean()
-    table["chance"] = table["metric"].isin(["io_ratio", "pg_hit"]).map({True: share})  # of a map that is even
+    table["chance"] = table["metric"].isin(["io_ratio", "pg_hit"]).map({True: share})  # of a uniform map
     return frame, table, "miniworld" if examples.is_miniworld else examples.name
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #ac4a26d5
@@ -78,15 +78,15 @@ def _tricd(model: Any, data: str, limit: int, seed: int, statistics: dict, optio
     frame.attrs = predictions.attrs
     of_model, of_guess = match_all({"model": predictions}, pairs, limit=limit, seed=seed).values()
     table, guess = summarize_matches(of_model, **statistics), summarize_matches(of_guess, n_bootstrap=0)
-    table["chance"] = guess["value"]  # of one box over each picture, ranked at random
+    table["chance"] = guess["value"]  # of one box as large as each image, ranked at random
     return frame, table, "miniworld" if files.is_miniworld else files.folder.name
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #10a1888d
 @dataclass(frozen=True)
 class Task:
-    """A task of `qgcam evaluate`. role: what a model must be; unit: what --limit counts; data: the usual data set; run:
-    (model, data, limit, seed, options of the statistics, options of the run) -> rows, summary, where; scores: what is
-    printed; the rest is in summary.csv."""
+    """A task of `qgcam evaluate`. role: the role that a model must have; unit: the unit of --limit; data: the default
+    data set; run: (model, data, limit, seed, options of the statistics, options of the run) -> rows, summary, name of
+    the data; scores: the metrics that are printed (summary.csv has all)."""
 
     role: str
     unit: str
@@ -104,7 +104,7 @@ TASKS = {
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #34ffaab9
 def _defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the values of a settings file for what is not typed."""
+    """Use the values in a settings file for the options that are not on the command line."""
     names = {one.opts[-1].lstrip("-"): one.name for one in context.command.params}
     context.default_map = {}
     for name, value in (read_settings(path) if path else {}).items():
@@ -124,7 +124,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
-    """Rows, summary, where and status of one task; for one that is not run, why in place of where."""
+    """Rows, summary, name of the data and status of one task; the reason instead of the name if it is not run."""
     from qgcam_lib.models.named import as_model
 
     task = TASKS[name]
@@ -139,7 +139,7 @@ def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #0d6f1bca
 def _table(results: dict[str, tuple], only: bool = False) -> Any:
-    """The summaries below each other; only: what is printed of them."""
+    """The summaries as one table; only: keep only the rows and columns that are printed."""
     import pandas as pd
 
     parts = []
@@ -159,7 +159,7 @@ def _table(results: dict[str, tuple], only: bool = False) -> Any:
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #61faddc9
 def _write(folder: Path, results: dict[str, tuple], options: dict[str, Any]) -> None:
-    """One CSV per task, summary.csv, and evaluate.json: what was asked of which model, on which data, by what code."""
+    """Write one CSV per task, summary.csv, and evaluate.json (model, data, options, status, versions and commit)."""
     from qgcam_lib.runs.record import git_state, to_json, versions
     from qgcam_lib.storage.files import write_json
 
@@ -173,7 +173,7 @@ def _write(folder: Path, results: dict[str, tuple], options: dict[str, Any]) -> 
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #b93ca5df
 def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
-    """The tasks that are named, and the data set of each. Errors: BadParameter."""
+    """The chosen tasks, with the data set of each. Errors: BadParameter for an unknown task."""
     paths_given = dict(one.partition("=")[::2] for one in data)
     names = words(tasks) or [*TASKS]
     if lost := [name for name in (*names, *paths_given) if name not in TASKS]:

@@ -85,7 +85,7 @@ def join_pairs(arguments: Sequence[str]) -> list[str]:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #3d2e0b7a
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command `qgcam`; returns its exit code: 0 fine, 1 the work failed, 2 usage error.
+    """Entry point of the command `qgcam`; returns its exit code: 0 success, 1 failed, 2 usage error, 3 manual download.
 
     arguments: without the program's name; None takes the process's own.
     """
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #96cf8fb0
 def _echo_parameters(notebook: Path, as_json: bool) -> None:
-    """Print a notebook's parameters: name, type, default, and what its author says about it."""
+    """Print a notebook's parameters: name, type, default and help text."""
     from qgcam_lib.runs.parameters import read_parameters
 
     own = read_parameters(notebook).values()
@@ -104,7 +104,7 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #c628e8f6
 def _check_maps(values: dict) -> None:
-    """ParameterError for maps:PATH without a map of any example that is drawn."""
+    """Raise ParameterError if the model is maps:PATH and this file has no map of any example that is drawn."""
     from qgcam_lib.errors import FileFault, ParameterError
     from qgcam_lib.models.named import file_source
 
@@ -172,7 +172,7 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
 
 # %% ../../nbs/lib/cli/09_main.ipynb #ed503714
 def _image_size(text: str | None) -> tuple[int, int] | None:
-    """(height, width) from "384x512"."""
+    """The (height, width) in a text such as "384x512"."""
     if text is None:
         return None
     parts = text.lower().split("x")
@@ -182,8 +182,8 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #26f87b38
 def _about(frame) -> dict[str, Any]:
-    """What the rows of own maps say of themselves: how many there are and by which rules; what is rare only if it is
-    there."""
+    """A description of scored maps: counts and options of the scores. Counts of rare cases are included only if above
+    0."""
     counts, options = frame.attrs, frame.attrs["settings"]
     rare = {"maps_with_negative_values": counts["negatives"]["n_maps"], "not_scored": int(frame["error"].notna().sum()),
             "boxes_clipped": len(counts["clipped"]),

@@ -35,7 +35,7 @@ probe_app = Commands("Conceptual probes: evaluate a model or a file of scores on
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #63d7e202
 def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
-    """The groups of a file, one or more."""
+    """The groups of a file. Errors: FormatError if there are none."""
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.errors import FormatError
 
@@ -46,7 +46,7 @@ def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #5890aa1e
 def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str, Any]) -> Any:
-    """The groups scored by n-grams of these captions, None without captions."""
+    """The groups scored by an n-gram model of these captions; None without captions."""
     from qgcam_lib.probes.own_scores import Blind, NGrams, blind_scores, training_captions
     from qgcam_lib.probes.run import score_classes, score_groups
 
@@ -130,7 +130,7 @@ build_app = Commands("Build the probes from the published files of Visual Genome
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #3d680ca3
 def known_options(kind: type, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """name -> (type, default) of a dataclass's fields, inner ones as "relation.n_images"."""
+    """The fields of a dataclass: name -> (type, default); nested fields as "relation.n_images"."""
     hints, options = typing.get_type_hints(kind), {}
     for one in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[one.name]):
@@ -141,7 +141,7 @@ def known_options(kind: type, prefix: str = "") -> dict[str, tuple[Any, Any]]:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #7fb34d47
 def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
-    """A dataclass with the values of texts like "n_images=5"; a list has commas, "none" is None. more: other fields.
+    """A dataclass with values from texts like "n_images=5" (a list has commas, "none" is None). more: other fields.
 
     Errors: ValueError for an unknown name or a wrong value.
     """
@@ -165,9 +165,9 @@ def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #70a0fc3e
 def source_folder(name: str, argument: str = "root") -> Path:
-    """The folder of annotations that a text names: a folder, or a name of `data.catalog`, such as visual-genome, coco,
-    miniworld-visual-genome or miniworld-coco; those of the miniworld are made.
-    argument: for the message. Errors: FileNotFoundError."""
+    """The folder of annotations for a text: a folder, or a name in `data.catalog`, such as visual-genome, coco,
+    miniworld-visual-genome or miniworld-coco. Missing data of the miniworld are generated.
+    argument: name of the argument, for the message. Errors: FileNotFoundError."""
     from qgcam_lib.data.catalog import NAMES, dataset_folder
 
     folder = dataset_folder(name)
@@ -178,7 +178,7 @@ def source_folder(name: str, argument: str = "root") -> Path:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #57f65552
 def _options(kind: type, pairs: Sequence[str] | None, listed: bool, as_json: bool, **more: Any) -> Any:
-    """The options of a builder as `with_options` reads them; where they are to be listed, they are printed instead."""
+    """The options of a builder, parsed by `with_options`; if `listed`, print the available options and exit instead."""
     if not listed:
         with refused():
             return with_options(kind, pairs or [], **more)
@@ -192,7 +192,7 @@ def _options(kind: type, pairs: Sequence[str] | None, listed: bool, as_json: boo
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #5196fb8c
 def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dict[str, Any]:
-    """Write groups and how they were made; returns what is reported about the file."""
+    """Write groups and a report of how they were built; returns the report, with file and number of groups."""
     from qgcam_lib.data.probes.files import write_groups
     from qgcam_lib.storage.files import write_json
 
@@ -204,8 +204,8 @@ def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dic
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #35260a15
 def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -> None:
-    """Print the steps and notes of the files that were written. once: they are the same for all. Exit code 1 where no
-    file has a group."""
+    """Print the steps and notes of the written files. once: print them for the first file only, since all have the
+    same. Exits with code 1 if no file has a group."""
     import pandas as pd
 
     if as_json:
@@ -246,7 +246,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
 # %% ../../nbs/lib/cli/04_probe.ipynb #93319931
 @dataclasses.dataclass(frozen=True)
 class _SwapOptions:
-    """tagger: see `data.taggers.load_tagger`; limit: so many groups of each kind, drawn."""
+    """tagger: see `data.taggers.load_tagger`; limit: number of groups of each kind, drawn at random."""
 
     tagger: str = "auto"
     limit: int | None = None

@@ -20,14 +20,14 @@ from ..errors import FormatError, needed
 
 # %% ../../nbs/lib/cli/07_results.ipynb #c298ee28
 def outputs_folder(outputs: str | Path | None) -> Path:
-    """The folder of the results: the one that is given, else the settings' one."""
+    """The folder of the results: `outputs` if given, else the one in the settings."""
     from qgcam_lib.settings import settings
 
     return Path(outputs or settings.outputs)
 
 
 def _no_run(name: str, outputs: Path, runs: list[tuple[Path, dict]]) -> FileNotFoundError:
-    """What to say when nothing has this name: what is like it, and how to see all."""
+    """The error for a name without a finished run: suggests similar names, and the command that lists all runs."""
     if not runs:
         return FileNotFoundError(f"no finished run in {short_path(outputs)}. Make one: qgcam run q_groundcam")
     if not name:
@@ -39,16 +39,16 @@ def _no_run(name: str, outputs: Path, runs: list[tuple[Path, dict]]) -> FileNotF
 
 # %% ../../nbs/lib/cli/07_results.ipynb #86d96cd2
 def left_out(text: str) -> None:
-    """Say which run is left out, and why."""
+    """Print which run is left out, and why, to stderr."""
     say(f"qgcam: {text}", err=True)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #f5c26748
 def find_run(name: str | None = None, outputs: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
-    """The finished run that is meant, as (folder, record).
+    """The finished run with this name, as (folder, record).
 
-    name: its id or a beginning that only it has, NOTEBOOK/ID, its folder, or a notebook for its
-    newest run; None: the newest run of all.
-    outputs: folder of the results; None: the settings' one. Errors: FileNotFoundError that says what is like it.
+    name: the run's id or a unique prefix of it, NOTEBOOK/ID, the run's folder, or a notebook for its newest run;
+    None: the newest run of all.
+    outputs: folder of the results; None: the one in the settings. Errors: FileNotFoundError that suggests other names.
     """
     from qgcam_lib.runs import find_runs, read_run
     from qgcam_lib.runs.record import record_fault
@@ -72,7 +72,7 @@ def find_run(name: str | None = None, outputs: str | Path | None = None) -> tupl
 
 # %% ../../nbs/lib/cli/07_results.ipynb #73f2f46a
 def notebook_path(name: str) -> Path:
-    """The notebook that was meant: a path, or the name of one in nbs/papers with or without .ipynb."""
+    """The path of a notebook. name: a path, or the name of a notebook in nbs/papers, with or without .ipynb."""
     from qgcam_lib.settings import ROOT
 
     if not Path(name).name:
@@ -86,7 +86,7 @@ def notebook_path(name: str) -> Path:
 
 # %% ../../nbs/lib/cli/07_results.ipynb #c2990002
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file: names and values. Errors: FormatError for a file that is not that."""
+    """The settings in a YAML file: names and values. Errors: FormatError for any other content."""
     yaml = needed("yaml", "a file of settings")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_oka
 
 
 def given_parameters(pairs: list[str] | None, file: Path | None) -> dict[str, Any]:
-    """The parameters of a command line as texts; those of a file with their types."""
+    """The parameters on a command line, as texts, and those in a file, with their types."""
     for pair in pairs or []:
         if "=" not in pair:
             raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
@@ -112,7 +112,7 @@ def given_parameters(pairs: list[str] | None, file: Path | None) -> dict[str, An
 # %% ../../nbs/lib/cli/07_results.ipynb #a3e2cb84
 @cache
 def _defaults(notebook: str) -> dict[str, Any]:
-    """The defaults of a notebook as it is now; none where it is gone."""
+    """The defaults of the parameters in the current notebook; empty if it no longer exists."""
     from qgcam_lib.errors import QgcamError
     from qgcam_lib.runs.parameters import read_parameters
     from qgcam_lib.settings import ROOT
@@ -157,9 +157,9 @@ def runs(notebook: Annotated[str | None, typer.Argument(help="list only runs of 
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ff89a6cf
 def score_tables(folder: Path) -> list[dict[str, Any]]:
-    """The score tables of a run (all its tables when none has "score" in its name): name, caption, path, frame.
+    """The score tables of a run (all tables if none has "score" in its name): name, caption, path, frame.
 
-    Raises RunError for tables that are not as the run recorded them.
+    Raises RunError for tables that have changed since the run recorded them.
     """
     import pandas as pd
 
@@ -174,7 +174,7 @@ def score_tables(folder: Path) -> list[dict[str, Any]]:
 
 # %% ../../nbs/lib/cli/07_results.ipynb #53c002a6
 def echo_tables(folder: Path) -> None:
-    """Print the score tables of a run; long ones are only named."""
+    """Print the score tables of a run; for tables with more than 40 rows, print only the path."""
     for one in score_tables(folder):
         say(f"\n{one['caption'] or one['name']}")
         if len(one["frame"]) > 40:
@@ -258,7 +258,7 @@ _RUN = "a run (id, folder, or notebook: its newest), a folder of `qgcam evaluate
 
 
 def _side(name: str, outputs: Path | None) -> Path:
-    """The folder of a run or of `qgcam evaluate`, or the table of scores, that a text names."""
+    """The folder of a run or of `qgcam evaluate`, or the file of scores, that has this name."""
     from qgcam_lib.data.tables import SUFFIXES
 
     path = Path(name)

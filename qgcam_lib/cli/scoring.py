@@ -29,7 +29,7 @@ By = Annotated[list[str] | None, typer.Option(help=(
 
 
 def choice(text: str, *names: str) -> Any:
-    """The type of an option with these values. text: what its help begins with."""
+    """The type of an option with these values. text: the beginning of its help."""
     return Annotated[str, typer.Option(help=f"{text}: {', '.join(names[:-1])} or {names[-1]}")]
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #c5c0ec42
@@ -63,13 +63,13 @@ Outputs = Annotated[Path | None, typer.Option(help="folder of the results; defau
 
 
 def words(texts_given: Sequence[str] | str | None) -> list[str]:
-    """The words of options that were given several times or with commas."""
+    """The values of an option that may be repeated or contain commas, as one list."""
     texts = [texts_given] if isinstance(texts_given, str) else texts_given or []
     return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #a3000009
 def check_files(**paths: Path | None) -> None:
-    """Refuse what cannot be written, by the name of the option. Errors: as in `grounding.own_maps.checked_out`."""
+    """Check that the paths can be written. Errors: as in `grounding.own_maps.checked_out`, naming the option."""
     from qgcam_lib.grounding.own_maps import checked_out
 
     for name, path in paths.items():
@@ -78,7 +78,7 @@ def check_files(**paths: Path | None) -> None:
 
 
 def write_files(*files: tuple[Path | None, Any]) -> None:
-    """Write frames to the paths that are given."""
+    """Write each frame to its path; None writes nothing."""
     from qgcam_lib.grounding.own_maps import write_scores
 
     for path, frame in files:
@@ -99,7 +99,7 @@ def _number(value: float) -> str:
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #e6d3bbbc
 def readable(summary: Any, level: float = 0.95) -> Any:
-    """A summary for printing: the interval as one text, undefined values empty."""
+    """A summary for printing: intervals as texts, undefined values as empty cells."""
     ends = zip(summary["ci_low"], summary["ci_high"])
     interval = ["" if low != low else f"{_number(low)} to {_number(high)}" for low, high in ends]
     shown = summary.drop(columns=[name for name in _LEFT_OUT if name in summary])
@@ -110,8 +110,8 @@ def readable(summary: Any, level: float = 0.95) -> Any:
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #3af2a44a
 def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) -> Any:
-    """What `summarize(None)` gives, and below it, where columns are given, the same split by them; in the rows above
-    these say "all"."""
+    """The summary over all rows, and below it the summary by the columns `by`, if there are any. In the overall rows
+    these columns contain "all"."""
     import pandas as pd
 
     parts = [summarize(None), *([summarize(list(by))] if by else [])]
@@ -122,8 +122,8 @@ def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) ->
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #517cca67
 def report(summary: Any, about: dict[str, Any], level: float, as_json: bool) -> None:
-    """Print a summary and what it is a summary of, for people or as JSON. about: texts and numbers by name; a dict or
-    list is for JSON alone."""
+    """Print a summary and a description of its input, as a table or as JSON. about: the description, texts and numbers
+    by name; a dict or list is printed only as JSON."""
     if as_json:
         return echo_json({**about, "level": level, "summary": rows_of(summary)})
     echo_table(readable(summary, level))
@@ -142,12 +142,12 @@ OF_MODEL = _LOADS | {"limit": (Limit, 0), "store": (Store, None), "on_error": (O
 
 def scoring_command(app: Commands, options: dict[str, tuple[Any, Any]], example: str,
                     part: str | None = None) -> Callable:
-    """A decorator for a command that scores. options: `OF_SUMMARY`, `OF_SCORES` or `OF_MODEL`, which it has besides its
-    own; part: see `Commands.command`.
+    """A decorator for a scoring command. options: `OF_SUMMARY`, `OF_SCORES` or `OF_MODEL`, added to the function's own;
+    part: see `Commands.command`.
 
-    The function gets `common`, the values of these options by name, as `common.statistics` those of the summary and as
-    `common.load` those of `load_source`. It returns the frames to write ("out", "scores"), the summary, and what that
-    is a summary of (`report`).
+    The function receives `common`, the values of these options by name; `common.statistics` has the arguments of the
+    summary, `common.load` those of `load_source`. The function returns the frames to write ("out", "scores"), the
+    summary, and a description of the input (see `report`).
     """
     def decorate(function: Callable) -> Callable:
         own = [one for one in inspect.signature(function).parameters.values() if one.name != "common"]

@@ -25,8 +25,8 @@ _Split = Annotated[str | None, typer.Option(help="test or val; default: the spli
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
-    """The file that an option names: a file, or that of the split in a folder, "tricd" (None too) or
-    "miniworld-tricd"."""
+    """The annotation file that an option names: the file itself, or that of the split in a folder, in "tricd" (the
+    default) or in "miniworld-tricd"."""
     from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
     from qgcam_lib.settings import settings
 
@@ -48,13 +48,13 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #fcaf1a98
 def _there(path: Path) -> None:
-    """Refuse a file that is not there, before any data are drawn."""
+    """Raise FileNotFoundError for a missing file, before any data are generated."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0 from "1,5"."""
+    """The positive integers in a text such as "1,5"."""
     ranks = scoring.words(text)
     if not all(rank.isascii() and rank.isdigit() and int(rank) for rank in ranks):
         raise ValueError(f"recall_at: expected whole numbers above 0, such as 1,5, got {text}")
@@ -62,7 +62,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #16d0a4e3
 def _mapping(text: str | None, name: str, choices: Sequence[str]) -> Any:
-    """What --image-ids and --phrases give: a known word, or the content of a file (JSON, or one text a line)."""
+    """The value of --image-ids or --phrases: a keyword, or the content of a file (JSON, or one text per line)."""
     if text is None or text in choices:
         return int(text) if text in ("0", "1") else text
     path = Path(text)
@@ -77,7 +77,7 @@ _UNUSUAL = {"pairs_without": "pairs have no box", "phrases_without": "phrases ha
 
 
 def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
-    """Print the scores, and under them what they are scores of, and what is unusual about it."""
+    """Print the scores, and below them the numbers of pairs and boxes, those left out, and unusual cases."""
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     echo_table(scoring.readable(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
@@ -131,7 +131,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     from qgcam_lib.phrase_detection import score as phrase_detection
     from qgcam_lib.phrase_detection.prediction_files import read_predictions
 
-    predictions = file_source(str(predictions), "predictions") or predictions  # that spelling is fine here too
+    predictions = file_source(str(predictions), "predictions") or predictions  # predictions:PATH is accepted here too
     with refused():
         scoring.check_files(out=out)
         _there(predictions)

@@ -14,8 +14,8 @@ from typing import Any
 
 # %% ../../nbs/lib/data/14_batches.ipynb #26d172dc
 def as_results(found: Any, n: int, verb: str, each: str = "one for each that was asked") -> list[Any]:
-    """The results of a model as a list of n. verb: the method; each: what a result is for. Errors: ValueError that says
-    so where it gave another number of results, or none that can be counted."""
+    """The results of a model as a list of length n. verb: the method; each: what each result is for, as a text. Errors:
+    ValueError for another number of results, or for an object that is not iterable."""
     try:
         results = list(found)
     except TypeError as error:
@@ -26,9 +26,9 @@ def as_results(found: Any, n: int, verb: str, each: str = "one for each that was
 
 # %% ../../nbs/lib/data/14_batches.ipynb #655017d4
 def batched(model: Any, verb: str, *arguments: Sequence) -> list[Any]:
-    """`model.VERB_batch(*arguments)`, or where there is none, `model.VERB` of one after the other.
+    """The results of `model.VERB_batch(*arguments)`, or if there is no such method, of `model.VERB` for each item.
 
-    arguments: lists of one length. Errors: ValueError where the model gives another number of results.
+    arguments: lists of equal length. Errors: ValueError if the model returns another number of results.
     """
     several = getattr(model, f"{verb}_batch", None)
     if several is None:
@@ -39,8 +39,8 @@ def batched(model: Any, verb: str, *arguments: Sequence) -> list[Any]:
 def run_isolated(work: Callable[[list], Sequence], items: list, alone: bool = True) -> list[Any]:
     """Return the result of `work` for each item, or the exception that it raises for this item alone.
 
-    work: a list of items -> as many results; a ValueError where it gives another number. It gets all items at once
-    and, when that fails, one by one; without `alone`, and where memory runs out, the error is raised.
+    work: a list of items -> as many results; any other number is a ValueError. `work` is called with all items and, if
+    that fails, with each item alone. Without `alone`, or if memory runs out, the error is raised.
     """
     try:
         results = list(work(items)) if items else []
@@ -57,9 +57,9 @@ def run_isolated(work: Callable[[list], Sequence], items: list, alone: bool = Tr
 # %% ../../nbs/lib/data/14_batches.ipynb #f23c7b62
 @dataclass
 class BatchAsker:
-    """Asks a model about records with their pictures. size: pictures at once, of which memory may leave half.
+    """Runs a model on records with their images. size: images per batch, halved once if the device's memory runs out.
 
-    alone: a record that fails becomes its exception (see `run_isolated`).
+    alone: the result of a record that fails is its exception (see `run_isolated`).
     """
 
     model: Any

@@ -36,9 +36,9 @@ from ..storage.files import file_sha256, sha256_of
 # %% ../../nbs/lib/data/02_by_image.ipynb #d44c9597
 @dataclass
 class ImageRead:
-    """What the annotation of one image gives: examples, problems, and counts of what was read, cut or left out.
+    """The content of one image's annotation: examples, problems, and counts of items read, clipped or left out.
 
-    tallies: how often each value occurs, by name of a property that the data card lists.
+    tallies: counts of each value, by name of a property in the data card.
     """
 
     examples: list[GroundingExample] = field(default_factory=list)
@@ -49,12 +49,12 @@ class ImageRead:
     picture: Path | None = None
 
     def lose(self, file: str, error: Exception, id: str) -> None:
-        """Note what went wrong with the example `id` ("IMAGE/*": with all of the picture)."""
+        """Record the error of the example `id` ("IMAGE/*": of all examples of the image)."""
         self.problems.append(Problem(file, problem_of(error), "error", id))
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #4dbd31e8
 def fitted(boxes, size: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Boxes cut to the picture and how many were cut by more than a thousandth of a pixel.
+    """Boxes clipped to the image, and the number of boxes clipped by more than a thousandth of a pixel.
 
     boxes: [k, 4] half-open xyxy; size: (height, width). Raises ValueError for a box wholly outside, without area or not
     finite. The tolerance is for sums such as 300.1 + 339.9, which is a little more than 640 in floating point.
@@ -64,7 +64,7 @@ def fitted(boxes, size: tuple[int, int]) -> tuple[np.ndarray, int]:
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #01c29140
 def picture_path(name: str, folders: list[Path]) -> Path:
-    """The image's path in the first of `folders` that has it; its expected path if none has.
+    """The image's path in the first of `folders` that contains it; its expected path if none does.
 
     Raises ValueError for a name that is not a plain file name. folders: at least one.
     """
@@ -76,7 +76,7 @@ MINIWORLD_MARKER = "miniworld.json"
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Size and time of a file: another one tells a reader that keeps what it read to read again."""
+    """Size and modification time of a file: a cache key, so that a changed file is read again."""
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
@@ -84,14 +84,14 @@ OPTIONS = {"boxes": ("list", "union"), "on_error": ("raise", "record")}
 
 
 def check_options(options: dict[str, str], choices: dict[str, tuple[str, ...]] = OPTIONS) -> None:
-    """ValueError for a value that is not among the choices of its option."""
+    """Check that every value is among the choices of its option. Errors: ValueError."""
     for name, value in options.items():
         if value not in choices[name]:
             raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices[name]))}, got {value!r}")
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #fee3ebf0
 def check_layout(folder: Path, names: Sequence[str], remedy: str) -> None:
-    """ExampleError if a file or folder of these names is missing; it lists the existing ones."""
+    """Check that the files and folders of these names exist. Errors: ExampleError that lists the existing ones."""
     if missing := [name for name in names if not (folder / name).exists()]:
         inside = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) if folder.is_dir() else "no such folder"
         raise ExampleError(f"expected {', '.join(missing)}, found {inside or 'nothing'}", file=folder, remedy=remedy)
@@ -102,8 +102,8 @@ class ByImage:
 
     A loader sets root, name, split, options (with "on_error"), layout, licence, expected (None, or the number of
     examples of the complete official split) and defines `_ids`, the image ids in order, `_read(image_id) -> ImageRead`,
-    `_image_of(example_id)` (None for an unknown one) and `_files()`, the annotation files that decide what comes out.
-    `_read` never raises for broken content: it notes it.
+    `_image_of(example_id)` (None for an unknown one) and `_files()`, the annotation files that determine the examples.
+    `_read` never raises for invalid content, but records a problem.
     """
 
     layout = ""
@@ -141,7 +141,7 @@ def images(self: ByImage) -> list[str]:
 
 @patch
 def read_image(self: ByImage, image_id: str) -> tuple[list[GroundingExample], list[Problem]]:
-    """The examples of one image, and what was lost; never raises for broken content."""
+    """The examples of one image, and its problems; never raises for invalid content."""
     read = self._image(image_id)
     return list(read.examples), list(read.problems)
 
@@ -169,7 +169,7 @@ def __len__(self: ByImage) -> int:
 # %% ../../nbs/lib/data/02_by_image.ipynb #436055b3
 @patch
 def example(self: ByImage, id: str) -> GroundingExample:
-    """The example with this id. ExampleError if it was lost, KeyError if there is none."""
+    """The example with this id. ExampleError if it is invalid, KeyError for an unknown id."""
     image_id = self._image_of(id)
     read = self._image(image_id) if image_id is not None else ImageRead()
     for example in read.examples:
@@ -190,7 +190,7 @@ def __getitem__(self: ByImage, key: str | int) -> GroundingExample:
 # %% ../../nbs/lib/data/02_by_image.ipynb #158700ae
 @dataclass
 class _Totals:
-    """Sums over the images that were read. shares, problems: by image id."""
+    """Sums over the images read so far. shares, problems: by image id."""
 
     examples: int = 0
     counts: Counter = field(default_factory=Counter)
@@ -251,14 +251,14 @@ def describe(self: ByImage) -> dict:
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #ba37812b
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, or "missing" where there is none."""
+    """SHA-256 of a file, or "missing" if there is no such file."""
     return file_sha256(path) if path.is_file() else "missing"
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #83e8be37
 @patch
 def fingerprint(self: ByImage) -> str:
-    """sha256 over the options, the split, the annotation files, and the images' names and lengths. It does not depend
-    on the folder's path."""
+    """sha256 over the options, the split, the annotation files, and the images' names and file sizes. Independent of
+    the folder's path."""
     options = sorted((name, value) for name, value in self.options.items() if name != "on_error")
     files = [(path.name, checksum(path)) for path in self._files()]
     parts = [repr((self.layout, self.split, options, files))]
@@ -273,7 +273,7 @@ def fingerprint(self: ByImage) -> str:
 # %% ../../nbs/lib/data/02_by_image.ipynb #3f8fe101
 @patch
 def files(self: ByImage) -> list[Path]:
-    """Every file that the split reads: its annotation files, and the place of each picture (also of a missing one)."""
+    """Every file that the split reads: its annotation files, and the path of each image (also of a missing one)."""
     pictures = (self._image(image_id).picture for image_id in self.images())
     return [*self._files(), *(picture for picture in pictures if picture is not None)]
 
@@ -299,9 +299,9 @@ def verify(self: ByImage) -> pd.DataFrame:
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #9e2f5a3a
 class ExampleList(ByImage):
-    """A data set made of records you already have; see `records.Dataset` for the methods.
+    """A data set made from existing records; see `records.Dataset` for the methods.
 
-    examples: records with distinct ids; those of one picture are brought together, in order of first appearance.
+    examples: records with distinct ids; records of one image are grouped, in the order of first occurrence.
     """
 
     root, options, is_miniworld = Path(), {"on_error": "raise"}, False
@@ -319,7 +319,7 @@ class ExampleList(ByImage):
         examples = self._by_image[image_id]
         return ImageRead(list(examples), size=examples[0].size, picture=examples[0].image)
 
-    _image = _read  # nothing to keep: it is all there
+    _image = _read  # no cache: the records are in memory
 
     def _image_of(self, id: str) -> str | None:
         return self._places.get(id)
@@ -328,7 +328,7 @@ class ExampleList(ByImage):
         return []
 
     def fingerprint(self) -> str:
-        """sha256 over the examples' values, with the picture's file name in place of its path."""
+        """sha256 over the examples' values, with the image's file name in place of its path."""
         texts = [", ".join(repr((e.id, e.image.name, e.prompt, e.boxes.tolist(), e.group, e.size)) for e in examples)
                  for examples in self._by_image.values()]
         return sha256_of("[", *(text if k == 0 else f", {text}" for k, text in enumerate(texts)), "]")

@@ -31,8 +31,8 @@ from ..storage.closure import Open
 # %% ../../nbs/lib/data/07_catalog.ipynb #ef2c42a2
 @dataclass(frozen=True)
 class Layout:
-    """How a data set lies in its folder. parts: patterns that must each match; open: folder, split, options -> data
-    set; splits: folder -> the splits that are there, which `verify_dataset` looks at; door: what opens a data set
+    """The layout of a data set's folder. parts: glob patterns that must all match; open: folder, split, options -> data
+    set; splits: folder -> the existing splits, which `verify_dataset` checks; door: the call that opens a data set
     without grounding examples, "" for one that `load_dataset` opens."""
 
     parts: tuple[str, ...]
@@ -46,7 +46,7 @@ class Layout:
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #2b299975
 def _layouts(name: str, thing: Any) -> dict[str, Layout]:
-    """The layout of a plug-in by the name of its data set."""
+    """The layout that a plug-in defines, by the name of its data set."""
     if not isinstance(thing, Layout):
         raise ValueError(f"expected a Layout, got {type(thing).__name__}")
     return {name: thing}
@@ -88,7 +88,7 @@ def recognise(folder: str | Path) -> str | None:
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #25aa01d2
 def _fitting(folder: Path) -> list[str]:
-    "The layouts that a folder has, one for each way to open it; the first is the one that counts."
+    "The layouts that a folder matches, one per kind of data set; the first takes precedence."
     fitting: dict[str, str] = {}
     for name, layout in LAYOUTS.items():
         if folder.is_dir() and layout.fits(folder):
@@ -117,7 +117,7 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:
-    """The folder of a data set by its name in `NAMES`, those of the miniworld made if missing, or the path itself."""
+    """The folder of a data set by its name in `NAMES`, or the path itself. Missing data of the miniworld are drawn."""
     name = str(name_or_path) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
@@ -137,14 +137,14 @@ def _recognised(name_or_path: str | Path, split: str | None, data_root: Path | N
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #30e0bd19
 def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) -> Dataset:
-    """The data set of this name or in this folder.
+    """The data set with this name or in this folder.
 
-    name_or_path: "" or "miniworld", another of `NAMES` (those of the miniworld are made under `settings.data_root` if
-    missing), or a folder in one of `LAYOUTS`. split: "test", "val", "train" of Flickr30k Entities and RefCOCOg; also
-    "testA", "testB" of RefCOCO and RefCOCO+; "triplets", "subjects", "objects" of SpatialSense. options: go to the
-    loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises ExampleError for a folder
-    that is missing or of no known layout, naming what was found, and for TRICD, COCO, Visual Genome, files of
-    probes and Ref-Adv, which have doors of their own.
+    name_or_path: "" or "miniworld", another of `NAMES` (missing data of the miniworld are drawn, in
+    `settings.data_root`), or a folder in one of `LAYOUTS`. split: "test", "val", "train" for Flickr30k Entities and
+    RefCOCOg; also "testA", "testB" for RefCOCO and RefCOCO+; "triplets", "subjects", "objects" for SpatialSense.
+    options: arguments of the loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises
+    ExampleError for a missing folder or an unknown layout (the message lists what was found), and for TRICD, COCO,
+    Visual Genome, files of probes and Ref-Adv, which have their own loaders.
     """
     folder, layout = _recognised(name_or_path, split)
     if door := LAYOUTS[layout].door:
@@ -155,7 +155,7 @@ def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) 
 def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) -> Path:
     """A file of captions: the path itself, or the training captions of COCO in a folder or under a name of `NAMES`.
 
-    Errors: ExampleError where there is no such file.
+    Errors: ExampleError if there is no such file.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) in NAMES or not path.is_file():
@@ -167,10 +167,10 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3a1521cb
 def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = None) -> list[Path]:
-    """The published files of Ref-Adv, labelled ones first: the file given, or those in a folder or under a name.
+    """The published files of Ref-Adv, labelled ones first: the given file, or those in a folder or under a name.
 
-    name_or_path: "" is "miniworld-ref-adv", which is made if missing. Parts such as
-    `adv_easy_hard_annotations.part1.json` count. Errors: ExampleError where there is none.
+    name_or_path: "" is "miniworld-ref-adv", which is drawn if missing. Parts such as
+    `adv_easy_hard_annotations.part1.json` are included. Errors: ExampleError if there is no file.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) and str(name_or_path) not in NAMES and path.is_file():
@@ -191,9 +191,9 @@ def study_folder(name_or_path: str | Path) -> Path:
 # %% ../../nbs/lib/data/07_catalog.ipynb #f280318c
 def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
                   data_root: Path | None = None) -> dict[str, Path]:
-    """Every file that a split reads, annotations and pictures, by its path in the data set's folder.
+    """Every file that a split reads, annotations and images, by its path in the data set's folder.
 
-    name_or_path, split: as in `load_dataset`, and the folder or name of TRICD; the miniworld's are made if missing.
+    name_or_path, split: as in `load_dataset`, and the folder or name of TRICD; missing data of the miniworld are drawn.
     data_root: instead of `settings.data_root`. Errors: as in `load_dataset`.
     """
     folder, layout = _recognised(name_or_path, split, data_root)
@@ -204,12 +204,12 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #ecfdb8a0
 def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **options) -> pd.DataFrame:
-    """Every fault of a data set, file by file: split, file, problem, severity ("error", "warning", "note"), id.
+    """Every fault in a data set, file by file: split, file, problem, severity ("error", "warning", "note"), id.
 
-    split: None looks at every split that is there, and at the files of another data set beside them, such as those of
-    Ref-Adv in a folder of RefCOCOg (their split begins with its name). options: as in `load_dataset`. Images are
+    split: None checks every existing split, and the files of another data set in the same folder, such as those of
+    Ref-Adv in a folder of RefCOCOg (their split begins with "Ref-Adv"). options: as in `load_dataset`. Images are
     decoded. The table is empty if there are no faults; `attrs["counts"]` has one row per split: split, examples,
-    expected (None if no source states it). Raises ExampleError when there is no data set in the folder.
+    expected (None if no source states it). Raises ExampleError if there is no data set in the folder.
     """
     folder, layout = _recognised(name_or_path, split)
     tables, counts = _verified(folder, LAYOUTS[layout], split, options)
@@ -224,7 +224,7 @@ def verify_dataset(name_or_path: str | Path = "", split: str | None = None, **op
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3692cb0e
 def _verified(folder: Path, layout: Layout, split: str | None, options: dict) -> tuple[list[pd.DataFrame], list[dict]]:
-    """For each split its faults, and its number of examples beside the expected one."""
+    """The faults in each split, and its actual and expected numbers of examples."""
     split_options = {key: options[key] for key in ("split_by",) if key in options}
     tables, counts = [], []
     for name in [split] if split else layout.splits(folder, **split_options):

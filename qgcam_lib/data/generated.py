@@ -23,7 +23,7 @@ from ..storage.files import read_json, sha256_of, write_json
 from ..storage.fingerprints import Generated, files_fingerprint
 
 # %% ../../nbs/lib/data/11_generated.ipynb #c0451cb8
-# name -> folder below `settings.data_root`, writer, what opens it where `load_dataset` does not, and its splits
+# name -> folder below `settings.data_root`, writer, the loader if it is not `load_dataset`, and the splits
 WRITERS: dict[str, dict[str, Any]] = tomllib.loads(
     project_file("data/published/data_sets.toml").read_text(encoding="utf-8"))
 _MODULES = "qgcam_lib.miniworld.writers."
@@ -31,14 +31,14 @@ _MODULES = "qgcam_lib.miniworld.writers."
 
 @cache
 def _code(module: str) -> str:
-    """The fingerprint of a writer's code; a process computes it once."""
+    """The fingerprint of a writer's code; computed once per process."""
     return code_fingerprint(_MODULES + module)
 
 # %% ../../nbs/lib/data/11_generated.ipynb #b5d65937
 @dataclass(frozen=True)
 class GeneratedRecipe(Generated):
-    """A generated data set. name: one of `WRITERS`; split: "train", "val" or "test" where these are drawn one by one,
-    else ""; root: the folder of the data sets."""
+    """A generated data set. name: one of `WRITERS`; split: "train", "val" or "test" if these are drawn separately, else
+    ""; root: the folder of the data sets."""
 
     name: str
     split: str
@@ -46,32 +46,32 @@ class GeneratedRecipe(Generated):
 
     @property
     def folder(self) -> Path:
-        """Where it is drawn, alone or with others of its kind."""
+        """The folder in which the data set is drawn; related data sets may share it."""
         return self.root / WRITERS[self.name]["folder"].split("/")[0]
 
     @property
     def note(self) -> Path:
-        """The file that says what was drawn."""
+        """The file that records the fingerprints of the writer and of the drawn files."""
         return self.folder / f".drawn{'-' * bool(self.split)}{self.split}.json"
 
     @property
     def key(self) -> str:
-        """A name for it that can be a file's: data sets of one folder and split are drawn together."""
+        """A valid file name; data sets with the same folder and split share it, since they are drawn together."""
         return self.folder.name + f"-{self.split}" * bool(self.split)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the code that draws it, of its name and split; nothing is drawn."""
+        """SHA-256 of the writer's code, the name and the split; computed without drawing the data set."""
         return sha256_of(_code(WRITERS[self.name]["writer"].split(":")[0]), f" {self.name} {self.split}")
 
     def draw(self, anew: bool = False, progress: bool = True) -> None:
-        """Draw what is missing, with a bar; anew: all of it."""
+        """Draw the missing files. anew: draw all files again; progress: show a progress bar."""
         module, function = WRITERS[self.name]["writer"].split(":")
         write = getattr(importlib.import_module(_MODULES + module), function)
         options = {"splits": self.split, "natural": self.name == "miniworld"} if self.split else {}
         write(self.folder, anew=anew, progress=progress, **options)
 
     def files(self) -> dict[str, Path]:
-        """What was drawn, by the path in its folder."""
+        """The drawn files, by their path in the folder."""
         below, ids = [path for path in self.folder.rglob("*") if path.is_file()], None
         if self.split:
             ids = {*(self.folder / f"{self.split}.txt").read_text(encoding="utf-8").split(), self.split}
@@ -81,9 +81,9 @@ class GeneratedRecipe(Generated):
 # %% ../../nbs/lib/data/11_generated.ipynb #8a7e1cf7
 @patch
 def bring(self: GeneratedRecipe, progress: bool = True) -> Path:
-    """Draw what is missing, and check that the files are those that were drawn; returns the folder.
+    """Draw the missing files, and check that the existing ones are unchanged; returns the folder.
 
-    Raises FileFault where a file was changed since.
+    Raises FileFault if a file was changed, added or removed.
     """
     note = read_json(self.note) if self.note.is_file() else {}
     now = _code(WRITERS[self.name]["writer"].split(":")[0])
@@ -102,7 +102,7 @@ def bring(self: GeneratedRecipe, progress: bool = True) -> Path:
 def recipe_of(name: str, split: str | None = None, root: Path | None = None) -> GeneratedRecipe | None:
     """The recipe of a data set's name; None for a name that is not generated.
 
-    split: of "miniworld" and "miniworld-unbiased" ("train", "val", anything else is "test"); root: None is
+    split: for "miniworld" and "miniworld-unbiased" ("train" or "val", any other value means "test"); root: None is
     `settings.data_root`.
     """
     parts = WRITERS.get(name, {}).get("writer") == "flickr30k:ensure"

@@ -21,7 +21,7 @@ from ..storage.fields import FileName, Number, Sized, Text, Whole, Words, checke
 # %% ../../nbs/lib/data/10_gqa.ipynb #819666a9
 @dataclass(frozen=True)
 class Operation:
-    "A step of a program: what is done, with what, on the results of which earlier steps."
+    "A step of a program: operation, argument, and the indices of the earlier steps whose results it uses."
 
     operation: Text
     argument: Text
@@ -30,9 +30,9 @@ class Operation:
 # %% ../../nbs/lib/data/10_gqa.ipynb #89734a8c
 @dataclass(frozen=True)
 class Question:
-    """A question of GQA. id, image: as texts, `image` is the name of the picture without its ending.
+    """A question of GQA. id, image: as texts; `image` is the file name of the image without suffix.
 
-    answer: the short one; "" where the file has none, as in the test and challenge splits, which have no types either.
+    answer: short answer; "" if the file has none, as in the test and challenge splits, which have no types either.
     structural, semantic, detailed: its types; program: its operations in order.
     """
 
@@ -57,7 +57,7 @@ class _Types:
 # %% ../../nbs/lib/data/10_gqa.ipynb #b953b328
 @dataclass
 class _Entry:
-    """What an entry of a questions file looks like."""
+    """The fields of an entry in a questions file."""
 
     question: Words
     imageId: FileName
@@ -69,7 +69,7 @@ class _Entry:
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #c1c1f043
 def _question(id: str, entry: Any, path: str | Path) -> Question:
-    "The question of an entry of a questions file. Errors: ExampleError with file, question and field."
+    "The question in an entry of a questions file. Errors: ExampleError with file, question and field."
     read = checked(_Entry, entry, f"question {id}", path)
     types = vars(read.types) if read.types else {}
     return Question(id, read.imageId, read.question, read.answer or "", read.fullAnswer or "", **types,
@@ -80,7 +80,7 @@ SPLITS = ("train", "val", "testdev", "test", "challenge", "submission")
 
 
 def _question_files(root: str | Path, split: str, balanced: bool = True) -> list[Path]:
-    """The files of a split's questions, at least one. Errors: ExampleError for another split, or when none is there."""
+    """The files of a split's questions, at least one. Errors: ExampleError for an unknown split, or without a file."""
     if split not in SPLITS:
         raise ExampleError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}", file=root)
     name = f"{split}_{'balanced' if balanced else 'all'}_questions"
@@ -97,11 +97,11 @@ def _question_files(root: str | Path, split: str, balanced: bool = True) -> list
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #11261cb0
 class Gqa:
-    """The questions of a split, in the order of the files; a file is read anew by each pass.
+    """The questions of a split, in the order of the files; each iteration reads the files again.
 
-    root: the folder of the questions, or the one above. split: one of `SPLITS`. balanced: the balanced part or all.
-    semantic: keep one type ("rel", "attr", "obj", "cat", "global"); "" keeps all. images: their folder, by default
-    `images` in root. Errors: ExampleError for a folder without the files.
+    root: the folder of the questions, or its parent. split: one of `SPLITS`. balanced: the balanced part or all.
+    semantic: keep one type ("rel", "attr", "obj", "cat", "global"); "" keeps all. images: folder of the images, by
+    default `images` in root. Errors: ExampleError for a folder without the files.
     """
 
     def __init__(self, root: str | Path, split: str = "val", *, balanced: bool = True, semantic: str = "",
@@ -121,7 +121,7 @@ class Gqa:
         return sum(1 for _ in self)
 
     def picture(self, question: Question) -> Path:
-        "The picture's file."
+        "The path of the question's image."
         return self.images / f"{question.image}.jpg"
 
     @property
@@ -130,14 +130,14 @@ class Gqa:
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #7a281563
 def gqa_rel(root: str | Path, split: str = "train", *, balanced: bool = False, **options: Any) -> Gqa:
-    "GQA-Rel: the questions with types.semantic 'rel', by default of all questions and not of the balanced ones."
+    "GQA-Rel: the questions with types.semantic 'rel', by default from all questions, not only the balanced ones."
     return Gqa(root, split, balanced=balanced, semantic="rel", **options)
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #3de52969
 class Classes:
-    """Short answers as numbered classes, most frequent first, ties in alphabetical order. counts: answer -> questions.
+    """Short answers as numbered classes, most frequent first, ties in alphabetical order. counts: questions per answer.
 
-    Errors: ExampleError when there is no answer at all.
+    Errors: ExampleError if there are no questions, or if one has no answer.
     """
 
     def __init__(self, questions: Iterable[Question]):
@@ -166,10 +166,10 @@ class _Graph(Sized):
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #f88c224e
 def scene_graphs(root: str | Path, split: str) -> Iterator[tuple[str, dict]]:
-    """(image, scene graph) of `<split>_sceneGraphs.json`, entry by entry; of train and val, the others have none.
+    """Yield (image, scene graph) from `<split>_sceneGraphs.json`; GQA has this file for train and val only.
 
     A scene graph has width, height and objects: id -> name, x, y, w, h, attributes, relations (name, object).
-    Errors: ExampleError when the file is missing, and for a graph that is none.
+    Errors: ExampleError for a missing file and for an invalid graph.
     """
     places = [folder / f"{split}_sceneGraphs.json" for folder in (Path(root), Path(root) / "sceneGraphs")]
     path = next((path for path in places if path.is_file()), None)

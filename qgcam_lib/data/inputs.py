@@ -20,10 +20,10 @@ from ..storage.fingerprints import Input, NamedInput, RunContext
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #44a0f2e4
 class _DataInput(NamedInput):
-    """A text that names data. A name of the miniworld means the recipe that draws it, any other text what `others` says.
+    """A text that names data. The name of a miniworld data set yields its recipe, any other text the inputs of `others`.
 
-    kind: the word of the record; usual: what "" means ("" for nothing); parted: the parameter `split` names a part;
-    part: the parameter that names a split of the miniworld's, "" where all is read or its type lists them."""
+    kind: the word in the record; usual: the default for "" ("" for none); parted: the parameter `split` names a part;
+    part: the parameter that names a split of the miniworld, "" if all is read or the parameter's type lists them."""
 
     kind, usual, parted, part = "data set", "", False, ""
 
@@ -50,14 +50,14 @@ _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def _with_pictures(files: Mapping[str, Path], where: str | Path, reading: RunContext) -> Mapping[str, Path]:
-    """The files of a data set, if any of its pictures is there or the parameter `images` says where they are."""
+    """The files of a data set. Errors: ExampleError if no image exists and the parameter `images` is not set."""
     if not reading.parameters.get("images"):
         check_pictures([file for file in files.values() if file.suffix.lower() in _PICTURES], where)
     return files
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #50d76892
 class DatasetSource(_DataInput):
-    """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` says its part."""
+    """A data set of grounding examples: a name of `qgcam data list`, or a folder. The parameter `split` selects a part."""
 
     usual, parted, part = "miniworld", True, "split"
 
@@ -71,8 +71,8 @@ class DatasetSource(_DataInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #ae540982
 class TricdSource(_DataInput):
-    """TRICD: a folder, "tricd" for raw/tricd of the data root, "" for the miniworld's. `split` says its part; the val
-    split is read too where the parameter `threshold` is "val"."""
+    """TRICD: a folder, "tricd" for raw/tricd in the data root, "" for the miniworld's. `split` selects a part; the val
+    split is read too if the parameter `threshold` is "val"."""
 
     usual, parted = "miniworld-tricd", True
 
@@ -86,7 +86,7 @@ class TricdSource(_DataInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #663ede0b
 class GroupsSource(_DataInput):
-    """What the groups of a probe are built from: COCO or Visual Genome, by name or folder, or a published JSON file."""
+    """The source of a probe's groups: COCO or Visual Genome, by name or folder, or a published JSON file."""
 
     part, subsets = "subset", ()
 
@@ -103,13 +103,13 @@ class GroupsSource(_DataInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #1f783e37
 class CocoSource(GroupsSource):
-    """COCO's training and validation part, by name or folder."""
+    """COCO's training and validation splits, by name or folder."""
 
     subsets = ("train2014", "val2014")
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #1ae45a93
 class PicturesSource(_DataInput):
-    """Folders of pictures, by name or path; everything in them counts."""
+    """Folders of images, by name or path; every file in them is an input."""
 
     kind = "pictures"
 
@@ -122,7 +122,7 @@ class PicturesSource(_DataInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #d41ad233
 class CaptionsSource(_DataInput):
-    """Captions to count from: COCO by name or folder, or a file."""
+    """Captions for counting words: COCO by name or folder, or a file."""
 
     kind = "captions"
 
@@ -134,7 +134,7 @@ class CaptionsSource(_DataInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #af5c0b45
 class StudySource(NamedInput):
-    """A study of trainings: its name in data/studies, or a folder; "" for none."""
+    """A study of training runs: its name in data/studies, or a folder; "" for none."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -146,8 +146,8 @@ class StudySource(NamedInput):
 
 # %% ../../nbs/lib/data/12_inputs.ipynb #30cb7c71
 class ExpressionsSource(_DataInput):
-    """Ref-Adv: a folder with its JSON files or one of them; "" for the miniworld's. Where the parameter `images` is "",
-    the pictures beside the files are read too."""
+    """Ref-Adv: a folder with its JSON files or one of them; "" for the miniworld's. If the parameter `images` is "",
+    the images beside the files are read too."""
 
     kind, usual = "expressions", "miniworld-ref-adv"
 

@@ -38,7 +38,7 @@ from ..storage.rows import MapStore, RecordStore, place_of, shown
 def draw(sizes: Sequence[int], limit: int | None = None, seed: int = 0) -> dict[int, int]:
     """The number of records to take from each group of these sizes: {position: number}, positions ascending.
 
-    Whole groups are drawn without replacement until there are `limit` records (None or 0: all); the last one is cut.
+    Whole groups are drawn without replacement until there are `limit` records (None or 0: all); the last group is cut.
     The draw depends only on the sizes, the limit and the seed. Errors: ValueError for a negative limit.
     """
     if (limit or 0) < 0:
@@ -59,10 +59,10 @@ def choose_groups(names: Iterable[str], limit: int | None = None, seed: int = 0)
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #1b7773bd
 @dataclass(frozen=True, slots=True)  # there are hundreds of thousands
 class Query:
-    """One question about one image. id: distinct text. group: unit of clustering. image: the image's name in the rows.
+    """One question about one image. id: unique text. group: unit of clustering. image: the image's name in the rows.
 
     path: the image file. size: its required (height, width), None for any. what: the question. known: columns that do
-    not need the model. fault: the reason why it cannot be answered, None for nearly all.
+    not need the model. fault: the error of a query that cannot be answered, else None.
     """
 
     id: str
@@ -76,7 +76,7 @@ class Query:
 
     @classmethod
     def within(cls, folders: list[Path], id: str, group: str, image: str, **rest: Any) -> "Query":
-        """A query whose image is in the first of `folders` that has it; a name that contains a path is a fault."""
+        """A query whose image is in the first of `folders` that contains it; a name that contains a path is a fault."""
         try:
             return cls(id, group, image, picture_path(image, folders), **rest)
         except ValueError as error:
@@ -85,8 +85,8 @@ class Query:
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #61c2973c
 @dataclass(frozen=True, slots=True)
 class PictureRecords:
-    """The ids of the queries of one image, and a function that reads them. path: the image file; read: () -> queries,
-    which may include those of other images."""
+    """The ids of the queries of one image, and a function that reads the queries. path: the image file; read: () ->
+    queries, which may include those of other images."""
 
     ids: list[str]
     path: Path | None
@@ -99,8 +99,8 @@ class PictureRecords:
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #8cc83a7c
 def by_picture(records: Sequence[Query], read: Callable[[], list[Query]] | None = None) -> list[PictureRecords]:
-    """The queries grouped by image, in the order of first occurrence. read: reads them again, so that they need not stay
-    in memory; None keeps them."""
+    """The queries grouped by image, in the order of first occurrence. read: function that reads the queries again, so
+    that they need not stay in memory; None keeps them."""
     groups: dict[tuple, list[Query]] = {}
     for item in records:
         groups.setdefault((item.path or item.id, item.size), []).append(item)
@@ -144,7 +144,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[
     return frame.assign(**{name: frame[name].where(frame[name].notna(), None) for name in plain})
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #624569de
-PART_ROWS, PART_SECONDS, PART_BYTES = 1000, 30.0, 2**26  # limits of what waits to be written
+PART_ROWS, PART_SECONDS, PART_BYTES = 1000, 30.0, 2**26  # limits of the rows and maps that wait to be written
 _ELSEWHERE = StoreError("this record belongs to another shard")
 
 
@@ -152,7 +152,7 @@ class ResumeStore:
     """Rows by id, in a store or in memory, and maps in a separate store.
 
     store: a folder, a RecordStore or None; maps: a MapStore or None; config: the settings that both depend on,
-    JSON-like (StoreError if they were made under others); maps depend only on the entries in `_MADE_BY`. columns: as in
+    JSON-like (StoreError if they were made with others); maps depend only on the entries in `_MADE_BY`. columns: as in
     `frame_of`.
     """
 
@@ -162,7 +162,7 @@ class ResumeStore:
                  columns: Mapping[str, Any]):
         self.store = RecordStore(store) if isinstance(store, str | Path) else store
         self.maps, self.columns, self._frames = maps, {"bytes": "int64", **columns}, []
-        self.states: dict[str, int | str] = {}  # by id: the length of the picture's file, or the error's text
+        self.states: dict[str, int | str] = {}  # by id: the size of the image file, or the error's text
         self._maps, self._news, self._since = {}, [], time.monotonic()
         if self.store is not None:
             self.store.bind(config)
@@ -185,8 +185,8 @@ class ResumeStore:
         return [id for id in picture.ids if id not in answered or id not in mapped]
 
     def add(self, answers: Sequence[tuple[Query, Any]]) -> None:
-        """Keep the answers to some queries: values (a raw map under "map", if there is one) or an exception. A part that
-        is full, or waits for too long, is written; the rest waits for `flush`."""
+        """Store the answers to some queries: values (a raw map under "map", if there is one) or an exception. Answers
+        are written once there are enough of them, once `PART_SECONDS` have passed, and by `flush`."""
         rows = [row_of(item, values) for item, values in answers]
         maps = {row["id"]: row.pop("map") for row in rows if "map" in row}
         if self.maps is not None:
@@ -224,12 +224,12 @@ class ResumeStore:
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #5df1746f
 def _opened(items: list[Query], prepare: Callable | None) -> tuple[list[tuple], list[tuple[Query, Exception]]]:
-    """The valid queries of one image, each with the image, and the other queries with the reason."""
+    """The valid queries of one image, each with the image, and the other queries with their errors."""
     lost = [(item, item.fault) for item in items if item.fault]
     valid = [item for item in items if not item.fault]
     try:
         first = valid[0] if valid else None
-        named = "" if not first or first.id.startswith(first.image) else first.id  # the path contains it
+        named = "" if not first or first.id.startswith(first.image) else first.id  # the path names the image
         picture = open_image(first.path, first.size, named) if first else None
         picture = prepare(picture) if first and prepare else picture
         return [(item, picture) for item in valid], lost
@@ -254,7 +254,7 @@ def own_batches(pictures: Sequence, size: int, shard: tuple[int, int]) -> list:
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #91c8aa2a
 def _finish_batch(store: ResumeStore, lost: list, ready: list, answers: list, finish: Callable | None,
                   alone: bool) -> None:
-    """Turn a batch's answers into values and keep them, with the faults of queries that could not be answered."""
+    """Turn a batch's answers into values and store them, with the errors of queries that could not be answered."""
     if finish is not None:
         valid = [k for k, answer in enumerate(answers) if not isinstance(answer, Exception)]
         done = run_isolated(lambda some: finish([answers[k] for k in some], [ready[k][0].what for k in some]), valid,

@@ -26,9 +26,9 @@ from ..storage.fields import MAX_PIXELS
 # %% ../../nbs/lib/data/01_records.ipynb #d540ab88
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a data set: a row of `verify()` and of `dataset.problems`.
+    """A fault in a data set: a row of `verify()` and of `dataset.problems`.
 
-    severity: "error" (examples are lost), "warning" (a number may be off), "note" (worth knowing).
+    severity: "error" (examples are lost), "warning" (a number may be wrong), "note" (for information).
     id: the example, "IMAGE/*" for all examples of an image, "" for the data set as a whole.
     """
 
@@ -39,25 +39,25 @@ class Problem:
 
     @classmethod
     def of(cls, error: ExampleError, id: str = "") -> "Problem":
-        """The problem of an error; `id` replaces an example id that the error does not know."""
+        """The problem for an error; `id` is used if the error has no example id."""
         return cls(Path(error.file).name, error.problem, "error", error.example or id)
 
 # %% ../../nbs/lib/data/01_records.ipynb #aec68d89
 def problem_of(error: Exception) -> str:
-    """The text of an error without the place that an ExampleError names."""
+    """The text of an error; for an ExampleError, without example, file and remedy."""
     return error.problem if isinstance(error, ExampleError) else str(error)
 
 # %% ../../nbs/lib/data/01_records.ipynb #1c6c62f1
 def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | Path = "") -> np.ndarray:
     """The boxes as a new float64 array [k, 4], or an `ExampleError` that names the example and the box.
 
-    boxes: [k, 4] half-open xyxy in pixels, k >= 0. size: (height, width) of the picture. Every box must be finite, have
-    x0 < x1 and y0 < y1 and lie inside [0, width] x [0, height]; `boxes.clip_boxes` cuts boxes that stick out.
+    boxes: [k, 4] half-open xyxy in pixels, k >= 0. size: (height, width) of the image. Every box must be finite, have
+    x0 < x1 and y0 < y1, and be inside [0, width] x [0, height]; `boxes.clip_boxes` clips boxes to the image.
     """
     height, width = size
     try:
         array = np.array(boxes, dtype=np.float64)
-        if array.ndim == 2 and array.shape[1] == 4 and all(  # nearly always, and quicker than NumPy for a few boxes
+        if array.ndim == 2 and array.shape[1] == 4 and all(  # the usual case; faster than NumPy for a few boxes
                 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1 in array.tolist()):
             return array
         array = as_boxes(array)
@@ -72,9 +72,9 @@ def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | P
 
 # %% ../../nbs/lib/data/01_records.ipynb #db23de57
 def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
-    """Share of the picture's area covered by the union of its boxes, 0..1; 0 without boxes.
+    """Fraction of the image's area covered by the union of its boxes, 0..1; 0 without boxes.
 
-    Exact for float boxes: the picture is cut along every box edge and the covered cells are added up.
+    Exact for float boxes: the image is divided along every box edge, and the areas of the covered cells are summed.
     """
     boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
     if len(boxes) == 1:
@@ -88,13 +88,13 @@ def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
 # %% ../../nbs/lib/data/01_records.ipynb #18a9ab53
 @dataclass(frozen=True, eq=False)
 class GroundingExample:
-    """A phrase, the image it describes, and the boxes where it is true.
+    """A phrase, its image, and the ground-truth boxes of the phrase.
 
-    id: unique in its data set. image: path of the picture file (opened only by `open_image`). prompt: the phrase.
-    boxes: float64 [k, 4], half-open xyxy pixels of the original picture, counted from 0, inside the picture; k = 0 only
+    id: unique in its data set. image: path of the image file (opened only by `open_image`). prompt: the phrase.
+    boxes: float64 [k, 4], half-open xyxy pixels of the original image, counted from 0, inside the image; k = 0 only
     if the loader keeps phrases without boxes. group: unit of clustering. size: (height, width) in pixels.
-    category: one word to group by, "" if unknown. meta: anything else, JSON-like values.
-    Raises `ExampleError` when a value cannot be right. Two records are equal when all their values are.
+    category: one word to group by, "" if unknown. meta: further JSON-like values.
+    Raises `ExampleError` for an invalid value. Two records are equal if all their values are equal.
     """
 
     id: str
@@ -116,17 +116,17 @@ class GroundingExample:
             raise ExampleError(problem, self.id, self.image)
         boxes = checked_boxes(self.boxes, self.size, self.id, self.image)
         boxes.setflags(write=False)
-        image = self.image if isinstance(self.image, Path) else Path(self.image)  # one object for all of a picture
-        shared = type(self.size) is tuple and all(type(side) is int for side in self.size)  # by all of a picture
+        image = self.image if isinstance(self.image, Path) else Path(self.image)  # shared by the examples of an image
+        shared = type(self.size) is tuple and all(type(side) is int for side in self.size)  # by an image's examples
         size = self.size if shared else tuple(map(int, self.size))
         vars(self).update(boxes=boxes, size=size, image=image, group=str(self.group))
 
     @cached_property
     def box_share(self) -> float:
-        """Share of the image that the boxes cover, 0..1; see the function `box_share`."""
+        """Fraction of the image that the boxes cover, 0..1; see the function `box_share`."""
         return box_share(self.boxes, self.size)
 
-    def __setstate__(self, state):  # NumPy's arrays come out of a pickle writable
+    def __setstate__(self, state):  # unpickled NumPy arrays are writable
         state["boxes"].setflags(write=False)
         vars(self).update(state)
 
@@ -161,7 +161,7 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     """The image as RGB, decoded completely.
 
     size: (height, width) in the annotation; an image of another size is an error, because every box would be wrong.
-    Raises `ExampleError` naming `path` and `example` when the file is missing, empty, not a picture, cut off, of more
+    Raises `ExampleError` naming `path` and `example` if the file is missing, empty, not an image, truncated, of more
     than `MAX_PIXELS` pixels, or of another size.
     """
     path = Path(path)
@@ -174,19 +174,19 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
         begin = path.read_bytes()[:16]
         what = f"it begins with {begin!r}" if begin else "it is empty"
         raise ExampleError(f"the file is not a picture ({what})", example, path, again) from error
-    except Exception as error:  # Pillow's readers raise whatever a damaged header leads them to
+    except Exception as error:  # with a damaged header, Pillow may raise any exception
         raise ExampleError(f"the picture cannot be decoded whole: {error!s:.200}", example, path, again) from error
     if size is not None and picture.size != (size[1], size[0]):
         problem = f"the picture is {picture.width} x {picture.height} pixels, the annotation says {size[1]} x {size[0]}"
         raise ExampleError(problem, example, path, "Use the original picture: a resized copy does not fit its boxes")
-    picture.filename = str(path)  # as PIL has it of a picture just opened; features on disk are found by it
+    picture.filename = str(path)  # as for an image just opened by PIL; the key of stored features
     return picture
 
 # %% ../../nbs/lib/data/01_records.ipynb #98a3c5c4
 def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
-    """Refuse data without any of its pictures, the usual state where only annotations are free. Errors: ExampleError.
+    """Check that at least one image exists; often only the annotations can be downloaded. Errors: ExampleError.
 
-    pictures: their places; where: the folder of the data set.
+    pictures: paths of the images; where: the folder of the data set.
     """
     places = [*dict.fromkeys(pictures)]
     if places and not any(place.is_file() for place in places):
@@ -198,7 +198,7 @@ def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
 class Dataset(Protocol):
     """The interface of all loaders of grounding examples.
 
-    Examples of one picture follow each other. `problems` lists what was left out and why, with on_error="record".
+    Examples of one image are consecutive. `problems` lists the examples left out with on_error="record", and why.
     """
 
     name: str
@@ -222,7 +222,7 @@ def problem_frame(problems: Sequence[Problem]) -> pd.DataFrame:
 
 # %% ../../nbs/lib/data/01_records.ipynb #014fcfbd
 def check_distinct(ids: Iterable[str]) -> None:
-    """ExampleError for an id that is there twice."""
+    """Check that no id occurs twice. Errors: ExampleError."""
     for id, count in Counter(ids).items():
         if count > 1:
             raise ExampleError("the id is used twice", id, remedy="Give every record an id of its own")

@@ -158,10 +158,10 @@ _LICENCE = "annotations: Apache-2.0 (the authors' repository), on COCO's, CC-BY-
 class Refer(ByImage):
     """A split of RefCOCO, RefCOCO+ or RefCOCOg, or of any folder in that layout, sentence by sentence.
 
-    root: the folder that holds `name`/ and the pictures, or the folder `name` itself. split: "val", "testA", "testB",
+    root: the folder that contains `name`/ and the images, or the folder `name` itself. split: "val", "testA", "testB",
     "test", "train" or "all". split_by: "unc", "umd" or "google"; None means the usual one ("umd" for RefCOCOg). text:
-    "sent", the cleaned sentence, or "raw", as it was typed. images: the folder of the images, None to search root.
-    on_error: "raise" or "record". boxes: accepted as by other loaders; no effect, since every sentence has one box.
+    "sent", the cleaned sentence, or "raw", the sentence as typed. images: the folder of the images, None to search
+    root. on_error: "raise" or "record". boxes: ignored, since every sentence has one box.
     See `records.Dataset` for the methods. Raises ExampleError for a folder in another layout and an unknown split.
     """
 
@@ -269,7 +269,7 @@ def _record(kind: type, records: dict[str, dict], id: Id, what: str) -> Any:
 # %% ../../nbs/lib/data/05_refer.ipynb #bdc6b77f
 @patch
 def _picture(self: Refer, image_id: str) -> tuple[Path, tuple[int, int]]:
-    """The picture's file and (height, width). Errors: ValueError."""
+    """The image's file and (height, width). Errors: ValueError."""
     record = _record(_Picture, self._instances.image, image_id, "picture")
     return picture_path(record.file_name, self._place.pictures), record.size
 
@@ -300,7 +300,7 @@ class AnnotatedObject:
 
 @patch(as_prop=True)
 def refs(self: Refer) -> list[Ref]:
-    """The records of the refs file that belong to the split, picture by picture."""
+    """The records of the refs file that belong to the split, grouped by image."""
     return [ref for image_refs in self._by_image.values() for ref in image_refs]
 
 # %% ../../nbs/lib/data/05_refer.ipynb #7a396f9d
@@ -312,8 +312,8 @@ def kinds(self: Refer) -> dict[str, str]:
 # %% ../../nbs/lib/data/05_refer.ipynb #876f3feb
 @patch
 def objects(self: Refer, image_id: str) -> list[AnnotatedObject]:
-    """All annotated objects of a picture of the split, in the order of instances.json; one without a usable box is
-    left out. Raises ExampleError for a picture without a usable record."""
+    """All annotated objects of an image of the split, in the order of instances.json; objects without a valid box are
+    left out. Raises ExampleError for an image without a valid record."""
     try:
         size = self._picture(image_id)[1]
     except ValueError as error:

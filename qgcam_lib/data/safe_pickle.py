@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import FormatError
 
 # %% ../../nbs/lib/data/04_safe_pickle.ipynb #7f432691
-MAX_BYTES, MAX_REPEATS = 2**27, 3_000_000  # of a file; of one instruction in it
+MAX_BYTES, MAX_REPEATS = 2**27, 3_000_000  # size of a file; uses of one opcode in it
 _PLAIN = frozenset("""
     PROTO FRAME STOP MARK POP POP_MARK DUP PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE
     INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE BINUNICODE8
@@ -26,7 +26,7 @@ _PLAIN = frozenset("""
 
 
 class _Instructions(dict):
-    "Python's plain instructions by their code; each is handed out `MAX_REPEATS` times."
+    "Python's handlers of the plain opcodes, by code; each may be used `MAX_REPEATS` times."
 
     def __init__(self) -> None:
         super().__init__({ord(op.code): pickle._Unpickler.dispatch[ord(op.code)] for op in pickletools.opcodes
@@ -41,7 +41,7 @@ class _Instructions(dict):
 
 # %% ../../nbs/lib/data/04_safe_pickle.ipynb #8f3af169
 class _Reader(pickle._Unpickler):
-    "Python's reader in Python, without anything that imports, calls or builds."
+    "Python's unpickler (the version in Python) without the opcodes that import, call or build objects."
 
     def __init__(self, data: bytes):
         super().__init__(io.BytesIO(data), encoding="utf-8", errors="latin-1")
@@ -57,10 +57,10 @@ codecs.register_error("latin-1", lambda error: (error.object[error.start:error.e
 def read_plain_bytes(data: bytes, *, source: str = "the pickle") -> Any:
     """The plain data in a pickle of protocol 0 to 5, written by Python 2 or 3.
 
-    Gives dict, list, str, bytes, int, float, bool, None and nothing else. source: the name used in errors.
-    Errors: FormatError when the file asks for anything else, naming it, when it is cut off or damaged, too long, or
-    repeats an instruction too often.
-    Nothing of the file is ever imported or called.
+    The result contains only dict, list, str, bytes, int, float, bool and None. source: the name used in errors.
+    Errors: FormatError if the file requires any other object (the message names it), is truncated, damaged or too
+    long, or repeats an opcode too often.
+    Nothing in the file is ever imported or called.
     """
     try:
         if len(data) > MAX_BYTES:
@@ -71,11 +71,11 @@ def read_plain_bytes(data: bytes, *, source: str = "the pickle") -> Any:
     except KeyError as error:
         raise FormatError(f"{source} asks for more than plain data (instruction {error}). It was not opened further; "
                           "fetch it from its source") from None
-    except Exception as error:  # what a machine meets in a program that makes no sense
+    except Exception as error:  # invalid opcodes may raise any exception
         why = f"{type(error).__name__} {error}".strip()[:200]
         raise FormatError(f"{source} is cut off, damaged or no pickle ({why}). Fetch the file again") from error
 
 # %% ../../nbs/lib/data/04_safe_pickle.ipynb #148b2f75
 def read_plain_pickle(path: str | Path) -> Any:
-    """The plain data in a pickle file, as `read_plain_bytes`. FileNotFoundError when there is no such file."""
+    """The plain data in a pickle file, as in `read_plain_bytes`. FileNotFoundError if there is no such file."""
     return read_plain_bytes(Path(path).read_bytes(), source=Path(path).name)

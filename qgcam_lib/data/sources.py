@@ -32,10 +32,10 @@ from ..storage.files import file_sha256, locked_folder, read_json, write_json
 class DataSource:
     """One entry of data/sources.toml.
 
-    kind: "data set" or "checkpoint". address: what is fetched, or the page to go to. place: the file or folder it
-    becomes under `data_root`; "" when a model's own library keeps it. sha256, md5: "" where no source states them;
-    stated: who states them. gated: a person has to agree to terms. needs: other entries that belong to it. steps: what
-    a person has to do, where no command can.
+    kind: "data set" or "checkpoint". address: URL of the file to fetch, or of the page to visit. place: the resulting
+    file or folder under `data_root`; "" if a model's own library stores it. sha256, md5: "" if no source states them;
+    stated: who states them. gated: whether a person has to agree to terms. needs: other entries that this one requires.
+    steps: the manual steps, if no command can fetch it.
     """
 
     name: str
@@ -53,12 +53,12 @@ class DataSource:
 
     @property
     def by_hand(self) -> bool:
-        """Only a person can get it."""
+        """Whether a person has to download the source manually."""
         return self.gated or bool(self.steps)
 
     @property
     def by_library(self) -> bool:
-        """`load_model` fetches it at first use, through the model's own library."""
+        """Whether `load_model` fetches the source at first use, through the model's own library."""
         return not self.place and not self.by_hand
 
 # %% ../../nbs/lib/data/08_sources.ipynb #0f7f3f23
@@ -77,7 +77,7 @@ def read_sources(path: str | Path | None = None) -> dict[str, DataSource]:
 
 # %% ../../nbs/lib/data/08_sources.ipynb #56d017be
 def manual_steps(source: DataSource, data_root: Path) -> list[str]:
-    """What a person has to do to get this source, in order; the last step checks it."""
+    """The manual steps to get this source, in order; the last step checks the files."""
     steps = list(source.steps) or [f"Open {source.address} and agree to its terms."]
     if source.place:
         place = PurePosixPath(source.place)
@@ -90,7 +90,7 @@ Confirm = bool | Callable[[str], bool]
 
 
 def _agree(source: DataSource, confirm: Confirm) -> None:
-    """SourceError unless somebody agrees to the size that the server states. confirm: see `fetch`."""
+    """Raise SourceError unless the user agrees to the size that the server states. confirm: see `fetch`."""
     import requests  # only needed here
 
     answer = requests.head(source.address, allow_redirects=True, timeout=20)
@@ -103,7 +103,7 @@ def _agree(source: DataSource, confirm: Confirm) -> None:
 
 # %% ../../nbs/lib/data/08_sources.ipynb #40952d1f
 def _download(source: DataSource, folder: Path, *, progress: bool, confirm: Confirm) -> Path:
-    """The source's file in `folder`, fetched or already there, with the stated checksum."""
+    """The source's file in `folder`, downloaded if it is missing, with the stated checksum."""
     import pooch
     import requests
 
@@ -123,16 +123,16 @@ def _download(source: DataSource, folder: Path, *, progress: bool, confirm: Conf
                           ) from error
 
 # %% ../../nbs/lib/data/08_sources.ipynb #535029bc
-MAX_RATIO, FREE_BYTES = 100, 2**30  # an archive may unfold to 100 times its size, and always to 1 GiB
+MAX_RATIO, FREE_BYTES = 100, 2**30  # an archive may unpack to 100 times its size, and always to 1 GiB
 _BROKEN = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, RuntimeError, ValueError)
 
 
 def unpack(archive: str | Path, folder: str | Path) -> None:
     """Unpack a zip or tar archive into an existing folder.
 
-    SourceError for an entry outside the folder, a link that leads out of it or a device, for more than MAX_RATIO times
-    the archive's own bytes (FREE_BYTES are always allowed), and for a damaged archive. What was written until
-    then stays: unpack into a folder that you can delete.
+    SourceError for an entry outside the folder, a link to a path outside it or a device, for more than MAX_RATIO times
+    the archive's own bytes (FREE_BYTES are always allowed), and for a damaged archive. Files written before the error
+    remain: unpack into a folder that you can delete.
     """
     archive, folder = Path(archive), Path(folder)
     allowed = max(FREE_BYTES, MAX_RATIO * archive.stat().st_size)
@@ -153,7 +153,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
 
 # %% ../../nbs/lib/data/08_sources.ipynb #6396d350
 def _content(folder: Path) -> Path:
-    """The folder itself, or the only folder in it; what macOS leaves in archives is deleted."""
+    """The folder itself, or the only folder in it; deletes the files that macOS adds to archives."""
     for junk in [*folder.glob("__MACOSX"), *folder.glob(".DS_Store"), *folder.glob("._*")]:
         shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
     inside = list(folder.iterdir())
@@ -161,7 +161,7 @@ def _content(folder: Path) -> Path:
 
 # %% ../../nbs/lib/data/08_sources.ipynb #33ed34fe
 def _put(file: Path, place: Path) -> None:
-    """Make `place` from a fetched file: the unpacked folder, the file of that name in it, or a copy."""
+    """Create `place` from a downloaded file: the unpacked folder, the file of that name in it, or a copy."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as part:
         inside = Path(part) / "content"
@@ -177,13 +177,13 @@ def _put(file: Path, place: Path) -> None:
 
 # %% ../../nbs/lib/data/08_sources.ipynb #7875dac7
 def read_fetched(data_root: str | Path | None = None) -> dict[str, dict]:
-    """What earlier fetches recorded in raw/fetched.json: name -> address, file, bytes, sha256, fetched (a date)."""
+    """The records of earlier downloads in raw/fetched.json: name -> address, file, bytes, sha256, fetched (a date)."""
     path = Path(data_root or settings.data_root) / "raw" / "fetched.json"
     return read_json(path) if path.is_file() else {}
 
 # %% ../../nbs/lib/data/08_sources.ipynb #d937f8f8
 def _record(source: DataSource, file: Path, data_root: Path) -> None:
-    """Add the file to raw/fetched.json; SourceError when nobody states a checksum and an earlier fetch got another."""
+    """Add the file to raw/fetched.json; SourceError if no checksum is stated and an earlier download had another."""
     digest, entries = file_sha256(file), read_fetched(data_root)
     before = entries.get(source.name, {})
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
@@ -197,14 +197,14 @@ def _record(source: DataSource, file: Path, data_root: Path) -> None:
 # %% ../../nbs/lib/data/08_sources.ipynb #9081b731
 def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, DataSource] | None = None,
           keep: bool = False, progress: bool = True, confirm: Confirm = False) -> Path:
-    """Get a source and put it where its loader looks; returns that place.
+    """Download a source to the path that its loader reads; returns this path.
 
-    name: an entry of `sources` (None: data/sources.toml). data_root: None takes the setting. keep: keep the archive in
-    raw/downloads after it was unpacked. confirm: agree to whatever size the server states, or a function that is asked
-    (a text with the server's word on its length -> bool). A place that is already filled is left as it is. The
-    file is compared with the stated checksum, and else with the one of an earlier fetch. Raises SourceError for an
-    unknown name, a source that only a person can get (see `manual_steps`), a size that nobody
-    agreed to, a failed download, a wrong checksum, an archive that cannot be unpacked safely.
+    name: an entry of `sources` (None: data/sources.toml). data_root: None uses the setting. keep: keep the archive in
+    raw/downloads after unpacking it. confirm: True accepts any size that the server states; or a function that decides
+    (a text with the size, if the server states it -> bool). An existing file or non-empty folder is left unchanged. The
+    file is compared with the stated checksum, or else with that of an earlier download. Raises SourceError for an
+    unknown name, a source that has to be downloaded manually (see `manual_steps`), a size that was not confirmed, a
+    failed download, a wrong checksum, and an archive that cannot be unpacked safely.
     """
     sources, data_root = sources or read_sources(), Path(data_root or settings.data_root)
     if name not in sources:

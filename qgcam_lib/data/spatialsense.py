@@ -74,7 +74,7 @@ class _Record(Sized):
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #cfcd5d07
 @lru_cache(maxsize=2)
 def _read_pictures(path: Path, stamp: tuple) -> dict[str, list[_Record]]:
-    """picture id -> its records in annotations.json (usually one); `stamp` changes when the file does."""
+    """image id -> its records in annotations.json (usually one); `stamp` changes if the file changes."""
     by_image: dict[str, list[_Record]] = {}
     for record in checked(list[_Record], json_of(path), file=path, remedy="Is it the annotations.json of SpatialSense?"):
         by_image.setdefault(record.id, []).append(record)
@@ -87,11 +87,11 @@ _LICENCE = "annotations: as stated at doi 10.5281/zenodo.8104370; pictures: Flic
 class SpatialSense(ByImage):
     """The true relations of SpatialSense, or of any folder in that layout.
 
-    root: the folder of annotations.json. split: "triplets" (prompt "subject predicate object", truth the subject's
-    box), "subjects" or "objects" (the name, and its box). part: "test", "valid", "train" or "all". images: the folder
-    that holds flickr/ and nyu/, None for root/images. on_error: "raise" or "record". boxes: accepted
-    as by other loaders; no effect, since every relation has one box. See `records.Dataset` for the methods. Raises
-    ExampleError for a folder in another layout, ValueError for an unknown split or part.
+    root: the folder of annotations.json. split: "triplets" (prompt "subject predicate object", ground truth the box of
+    the subject), "subjects" or "objects" (name and box of the subject or object). part: "test", "valid", "train" or
+    "all". images: the folder that contains flickr/ and nyu/, None for root/images. on_error: "raise" or "record".
+    boxes: ignored, since every relation has one box. See `records.Dataset` for the methods. Raises ExampleError for a
+    folder in another layout, ValueError for an unknown split or part.
     """
 
     layout = "SpatialSense"
@@ -118,7 +118,7 @@ class SpatialSense(ByImage):
 
     @cached_property
     def _places(self) -> dict[str, str]:
-        """Relation id -> picture id."""
+        """Relation id -> image id."""
         return {str(row.get("_id")): image_id for image_id, records in self._records.items()
                 for record in records for row in record.annotations}
 
@@ -153,7 +153,7 @@ def _read(self: SpatialSense, image_id: str) -> ImageRead:
 
 # %% ../../nbs/lib/data/06_spatialsense.ipynb #d6220723
 def _add(out: ImageRead, dataset: SpatialSense, image_id: str, relation: _Relation) -> None:
-    """Put the relation's example into `out`. Errors: ValueError."""
+    """Add the relation's example to `out`. Errors: ValueError."""
     texts = {"subject": relation.subject.name, "predicate": relation.predicate, "object": relation.object.name}
     parts = {part: " ".join(text.split()) for part, text in texts.items()}
     prompt = " ".join(parts.values()) if dataset.split == "triplets" else parts[dataset.split.removesuffix("s")]

@@ -31,7 +31,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl")
 
 
 def _read(path: Path, texts: list[str]) -> pd.DataFrame:
-    """The table in a file, its columns as they come. texts: columns that are not to become numbers."""
+    """The table in a file, with unconverted columns. texts: columns that must not be parsed as numbers."""
     if path.suffix == ".json":
         return _from_records(read_json(path, nan=True), path)
     if path.suffix == ".jsonl":
@@ -47,7 +47,7 @@ def _read(path: Path, texts: list[str]) -> pd.DataFrame:
 
 # %% ../../nbs/lib/data/13_tables.ipynb #73af1c5f
 def _open(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
-    """The table in a file; whatever the parsers raise is a FormatError that names the file."""
+    """The table in a file; any error of a parser becomes a FormatError that names the file."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix not in SUFFIXES:
@@ -68,8 +68,8 @@ _WANTED = {int: "a whole number", float: "a finite number"}
 
 
 class CellError(FormatError):
-    """A cell does not fit. problem: the column, what was expected and what was given; row: counted from 0. Rows of a
-    text file are named by their line, and line 1 is its header."""
+    """A cell has an invalid value. problem: the column, the expected and the given value; row: counted from 0. The
+    message names the line in a text file, where line 1 is the header."""
 
     def __init__(self, problem: str, row: int, where: str):
         place = f"line {row + 2}" if where.endswith((".csv", ".tsv")) else f"row {row + 1}"
@@ -78,7 +78,7 @@ class CellError(FormatError):
 
 # %% ../../nbs/lib/data/13_tables.ipynb #8267e5bf
 def _converted(column: pd.Series, kind: type) -> tuple[pd.Series, np.ndarray]:
-    """A column as the type, and which of its cells are something else: bool [n]. Missing cells stay missing."""
+    """A column converted to the type, and a mask of its invalid cells: bool [n]. Missing cells stay missing."""
     there = column.notna().to_numpy()
     if kind is object:
         return column, np.zeros(len(column), bool)
@@ -97,14 +97,14 @@ def _converted(column: pd.Series, kind: type) -> tuple[pd.Series, np.ndarray]:
 def read_table(table: str | Path | pd.DataFrame | list[dict], columns: Mapping[str, type] | None = None,
                optional: Mapping[str, type] | None = None, name: str = "table", empty: Sequence[str] = ()
                ) -> pd.DataFrame:
-    """A table with the columns that are needed, each of its type.
+    """A table with the required columns, converted to their types.
 
     table: a file (.csv, .tsv, .parquet, .json with a list of objects, .jsonl), a frame or a list of objects. columns:
-    {name: str, int, float or object} that must be there, with a value in every row. optional: the same for columns that
-    may be missing, with cells that may be empty; empty: columns that must be there and may have such cells too. Other
-    columns stay as they are. name: of a table that is no file, for errors. `attrs["file"]`: the file it was read from.
-    Errors: FileNotFoundError; FormatError that names the file, the column, the row (the first is 1) or line, what was expected
-    and what was given.
+    {name: str, int, float or object} of the required columns, with a value in every row. optional: the same for columns
+    that may be missing or have empty cells; empty: required columns that may have empty cells. Other columns are
+    unchanged. name: of a table that is not a file, for errors. `attrs["file"]`: the file that the table was read from.
+    Errors: FileNotFoundError; FormatError that names the file, the column, the row (from 1) or line, the expected and
+    the given value.
     """
     columns, optional = dict(columns or {}), dict(optional or {})
     where = str(table) if isinstance(table, str | Path) else name
@@ -126,7 +126,7 @@ def read_table(table: str | Path | pd.DataFrame | list[dict], columns: Mapping[s
         if wrong.any():
             row = int(wrong.argmax())
             value = frame[name].tolist()[row]
-            place = frame.index[row] if "file" in frame.attrs else row  # a part of a file keeps its lines
+            place = frame.index[row] if "file" in frame.attrs else row  # rows selected from a file keep their lines
             raise CellError(f"{name}: expected {_WANTED.get(kind, 'a value')}, got {value!r:.60}", int(place), where)
         frame[name] = converted
     return frame

@@ -26,21 +26,21 @@ def _kind(tag: str) -> str:
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tags sentences. name: "nltk", "spacy" or "hanta"; version: of the package and what it tags with; kinds: words
-    of a sentence -> a kind for each, a key of KINDS or "other"."""
+    """Tags sentences. name: "nltk", "spacy" or "hanta"; version: of the package and its model; kinds: words of a
+    sentence -> the kind of each, a key of KINDS or "other"."""
 
     name: str
     version: str
     kinds: Callable[[Sequence[str]], list[str]]
 
 # %% ../../nbs/lib/data/09_taggers.ipynb #9f7c85c9
-_LETTERS = 50  # HanTa tries every cut of a word; English endings tell the kind, and no word of English is longer
+_LETTERS = 50  # HanTa tries every split of a word; in English the ending determines the kind, and no word is longer
 
 
 def _nltk() -> Tagger:
     import nltk
 
-    nltk.data.find("taggers/averaged_perceptron_tagger_eng")  # LookupError where nobody has fetched it
+    nltk.data.find("taggers/averaged_perceptron_tagger_eng")  # LookupError if it has not been fetched
     perceptron = nltk.tag.PerceptronTagger()
     return Tagger("nltk", f"nltk {version('nltk')}, averaged_perceptron_tagger_eng",
                   lambda words: [_kind(tag) for _, tag in perceptron.tag(list(words))])
@@ -50,7 +50,7 @@ def _spacy(model: str = "en_core_web_sm") -> Tagger:
     import spacy
     from spacy.tokens import Doc
 
-    nlp = spacy.load(model, exclude=["ner", "parser", "lemmatizer"])  # OSError where it is not installed
+    nlp = spacy.load(model, exclude=["ner", "parser", "lemmatizer"])  # OSError if it is not installed
     name = f"{nlp.meta['lang']}_{nlp.meta['name']} {nlp.meta['version']}"
     return Tagger("spacy", f"spacy {version('spacy')}, {name}",
                   lambda words: [_kind(one.tag_) for one in nlp(Doc(nlp.vocab, words=list(words)))])
@@ -71,9 +71,9 @@ _FETCH = {"nltk": "python -m nltk.downloader averaged_perceptron_tagger_eng",
 
 @lru_cache(maxsize=8)
 def load_tagger(name: str = "auto") -> Tagger:
-    """A tagger by name; "auto" takes the first of TAGGERS that has its data.
+    """A tagger by name; "auto" uses the first of TAGGERS whose data are installed.
 
-    Errors: ValueError for an unknown name; SourceError, with the command that fetches its data, where it cannot run.
+    Errors: ValueError for an unknown name; SourceError, with the command that fetches its data, if it cannot run.
     """
     if name not in ("auto", *TAGGERS):
         raise ValueError(f"tagger: expected 'auto' or one of {', '.join(TAGGERS)}, got {name!r}")
@@ -87,5 +87,5 @@ def load_tagger(name: str = "auto") -> Tagger:
 
 # %% ../../nbs/lib/data/09_taggers.ipynb #2bba957c
 def words_of(sentence: str) -> list[str]:
-    """The words and marks of a sentence in order: letters with inner hyphens and apostrophes, numbers, single marks."""
+    """The tokens of a sentence in order: words (with inner hyphens and apostrophes), numbers, punctuation marks."""
     return re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", sentence)

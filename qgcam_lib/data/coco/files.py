@@ -62,16 +62,16 @@ def rle_mask(rle: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size[::-1]).T
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #5517aa43
-_FAR = 16  # in sides of the picture
+_FAR = 16  # times the longer side of the image
 Polygons = Annotated[list[Annotated[list[Number], Field(min_length=6)]], Field(min_length=1)]
 
 
 def polygons_mask(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> np.ndarray:
     """The union of polygons as a boolean array [H, W], pixel by pixel as pycocotools fills them.
 
-    polygons: each x0, y0, x1, y1, ... in pixels, three corners or more; what sticks out is cut. size: (height, width).
-    Errors: ValueError for no polygon, fewer than three corners, an odd number of values, one that is not finite or
-    farther away than 16 pictures; it names the polygon.
+    polygons: each x0, y0, x1, y1, ... in pixels, three corners or more; clipped to the image. size: (height, width).
+    Errors: ValueError for no polygon, fewer than three corners, an odd number of values, and a value that is not finite
+    or larger than 16 times the longer side; the message names the polygon.
     """
     from pycocotools import mask as coco_mask
 
@@ -87,8 +87,8 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
     """The pixels of a COCO segmentation as a boolean array [H, W].
 
     segmentation: a list of polygons, or a dict with size and counts (a list, or compressed text). size: (height, width)
-    of the picture. May be empty: a polygon without area or wholly outside. Errors: ValueError, see `polygons_mask` and
-    `rle_mask`.
+    of the image. The mask of a polygon without area or wholly outside is empty. Errors: ValueError, see `polygons_mask`
+    and `rle_mask`.
     """
     if isinstance(segmentation, dict):
         return rle_mask(segmentation, size)
@@ -99,7 +99,7 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #a182bda6
 @dataclass(frozen=True)
 class CocoImage:
-    """A picture: its number, file name and size (height, width), None where the file does not say."""
+    """An image: its id, file name and size (height, width), None if the file does not contain it."""
 
     id: int
     file_name: str
@@ -108,8 +108,8 @@ class CocoImage:
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #ae4850b9
 @dataclass(frozen=True)
 class CocoObject:
-    """An annotated object. id and image: numbers; category: its name; segmentation: as in the file (see `mask_of`);
-    box: x0, y0, x1, y1 in pixels, half-open; area: pixels as the file states; crowd: many objects in one region."""
+    """An annotated object. id, image: ids as in the file; category: name; segmentation: as in the file (see `mask_of`);
+    box: x0, y0, x1, y1 in pixels, half-open; area: pixels, as in the file; crowd: whether it is a group of objects."""
 
     id: int
     image: int
@@ -122,8 +122,8 @@ class CocoObject:
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #7f2296f3
 @dataclass
 class CocoInstances:
-    """What an instances file says. images: by number; classes: names of the categories in the order of their numbers;
-    objects: those of each picture that has any."""
+    """The content of an instances file. images: by id; classes: names of the categories in the order of their ids;
+    objects: the objects of each image that has any."""
 
     file: Path
     images: dict[int, CocoImage] = field(default_factory=dict, repr=False)
@@ -131,13 +131,13 @@ class CocoInstances:
     objects: dict[int, tuple[CocoObject, ...]] = field(default_factory=dict, repr=False)
 
     def of(self, image: int) -> tuple[CocoObject, ...]:
-        """The objects of a picture; none when it has none."""
+        """The objects of an image; an empty tuple if it has none."""
         return self.objects.get(image, ())
 
     def mask(self, one: CocoObject) -> np.ndarray:
-        """The pixels of an object, boolean [H, W]; all False for a region without area or outside the picture.
+        """The pixels of an object, boolean [H, W]; all False for a region without area or outside the image.
 
-        Errors: ExampleError that names file, annotation and field for a segmentation that is none.
+        Errors: ExampleError that names file, annotation and field for an invalid segmentation.
         """
         size = self.images[one.image].size
         try:
@@ -148,7 +148,7 @@ class CocoInstances:
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #44172c71
 @dataclass
 class CocoCaptions:
-    """A captions file. images: by number; captions: those of each image that has any, in the order of the file."""
+    """A captions file. images: by id; captions: the captions of each image that has any, in the order of the file."""
 
     file: Path
     images: dict[int, CocoImage] = field(default_factory=dict, repr=False)
@@ -204,13 +204,13 @@ class _InstancesFile(_CaptionsFile):
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #f2460e83
 def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None = None,
           categories: Mapping[int, str] | None = None) -> Iterator[Any]:
-    """The rows as `kind`: each with an id of its own, and with a listed image and category."""
+    """The rows as `kind`. Errors: ExampleError for an invalid row, a repeated id, and an unlisted image or category."""
     what, used_ids = kind.__name__.strip("_").lower() if images is None else "annotation", set()
     references = [(name, ids) for name, ids in (("image_id", images), ("category_id", categories)) if ids is not None]
     try:
         all_at_once = checked(list[kind], rows)
     except ExampleError:
-        all_at_once = None  # one by one, to name the first that is wrong
+        all_at_once = None  # then one by one, to name the first invalid row
     for number, row in enumerate(rows):
         where = f"{what} {row.get('id') if isinstance(row, dict) else row}"
         one = all_at_once[number] if all_at_once else checked(kind, row, where, file, "Repair the file")
@@ -224,7 +224,7 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #f4dbfd30
 def _images(rows: list, file: Path) -> dict[int, CocoImage]:
-    """The pictures by number."""
+    """The images by id."""
     return {one.id: CocoImage(one.id, one.file_name, one.size) for one in _read(_Image, rows, file)}
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #55fcb2c6
@@ -232,9 +232,9 @@ def _images(rows: list, file: Path) -> dict[int, CocoImage]:
 def read_instances(path: str | Path) -> CocoInstances:
     """The objects of a COCO instances file.
 
-    Errors: ExampleError for a file that is none; and, naming file, annotation and field, for an annotation without a
-    picture, with an unknown category, without a region or box, or that is there twice. The pixels of a region are
-    looked at later, by `CocoInstances.mask`.
+    Errors: ExampleError for any other file; and, naming file, annotation and field, for an annotation without an image,
+    with an unknown category, without a region or box, or with a repeated id. The pixels of a region are checked later,
+    by `CocoInstances.mask`.
     """
     file = Path(path)
     content = checked(_InstancesFile, json_of(file), file=file)
@@ -253,8 +253,8 @@ def read_instances(path: str | Path) -> CocoInstances:
 def read_captions(path: str | Path) -> CocoCaptions:
     """The captions of a COCO captions file, or of a results file (a list of image_id and caption).
 
-    Errors: ExampleError for a file that is none; and, naming file, annotation and field, for a caption without a
-    picture, without words, or that is there twice.
+    Errors: ExampleError for any other file; and, naming file, annotation and field, for a caption without an image,
+    without words, or with a repeated id.
     """
     file = Path(path)
     content, captions = json_of(file), {}

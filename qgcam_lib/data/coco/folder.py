@@ -30,7 +30,7 @@ def coco_splits(folder: str | Path) -> list[str]:
 # %% ../../../nbs/lib/data/coco/02_folder.ipynb #47160bc9
 @dataclass(frozen=True)
 class Coco:
-    """One split of COCO in its official layout. folder: holds annotations/ and the folders of pictures; split: as in
+    """One split of COCO in its official layout. folder: contains annotations/ and the folders of images; split: as in
     the file names, such as "val2014".
 
     `instances` and `captions` are read on first access. Errors: ExampleError for a missing folder or split, and as in
@@ -82,13 +82,13 @@ def _region_problems(instances: CocoInstances) -> list[Problem]:
 # %% ../../../nbs/lib/data/coco/02_folder.ipynb #edbfc603
 @patch(as_prop=True)
 def is_miniworld(self: Coco) -> bool:
-    """Whether the folder was drawn by the miniworld."""
+    """Whether the folder is a data set of the miniworld."""
     return (self.folder / MINIWORLD_MARKER).is_file()
 
 
 @patch(as_prop=True)
 def expected(self: Coco) -> int | None:
-    """Number of pictures of the official split; None for others and for the miniworld."""
+    """The number of images in the official split; None for any other split and for the miniworld."""
     return None if self.is_miniworld else COCO_IMAGES.get(self.split)
 
 
@@ -107,7 +107,7 @@ def files(self: Coco) -> list[Path]:
 # %% ../../../nbs/lib/data/coco/02_folder.ipynb #cab04d55
 @patch
 def verify(self: Coco) -> pd.DataFrame:
-    """Every fault: file, problem, severity ("error", "warning", "note"), id of the annotation."""
+    """Every fault, one row each: file, problem, severity ("error", "warning", "note"), id of the annotation."""
     try:
         parts = _parts(self)
     except ExampleError as error:

@@ -42,12 +42,12 @@ def _outcome(phrase: Phrase, annotation: Annotation, unrelated: bool) -> str:
     return "unrelated" if unrelated else "undefined"
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #412b4d62
-OFFICIAL_SPLITS = {  # first 16 hex digits of sha256 over the sorted ids, joined by line ends
+OFFICIAL_SPLITS = {  # first 16 hex digits of sha256 over the sorted ids, joined by newlines
     "43aa148f28ed57ff": {"split": "test", "images": 1000, "examples": 14481},
     "ffe337fc20704d29": {"split": "val", "images": 1000},
     "d45ed4b4658c346f": {"split": "train", "images": 29783},
 }
-READING = {"duplicates": "keep", "boxless": "skip", "unrelated": "keep", "undefined": "error"}  # the only one
+READING = {"duplicates": "keep", "boxless": "skip", "unrelated": "keep", "undefined": "error"}  # not configurable
 LICENCES = {
     "official": "annotations: Flickr30k Entities, non-commercial research and education; pictures: Flickr terms of use",
     "miniworld": "made by this project's renderer, Apache-2.0",
@@ -59,8 +59,8 @@ class Flickr30kEntities(ByImage):
     """A split of Flickr30k Entities, or of any folder in that layout, as an iterable of `GroundingExample`.
 
     root: the folder. split: "test", "val", "train", or "all" for every sentence file. boxes: "list" or "union" (MDETR's
-    merged version). images: the pictures' folder, None to look under root. on_error: "raise" or "record". name: instead
-    of the usual one. Pictures are not opened here; see `records.Dataset` for the methods. Raises ExampleError for a
+    merged version). images: the folder of the images, None to search root. on_error: "raise" or "record". name: replaces
+    the default name. Images are not opened here; see `records.Dataset` for the methods. Raises ExampleError for a
     folder in another layout.
     """
 
@@ -122,7 +122,7 @@ def _read(self: Flickr30kEntities, image_id: str) -> ImageRead:
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #4201e1e0
 def _place(path: Path) -> str:
-    """An annotation file as a problem names it."""
+    """The name of an annotation file in a problem."""
     return f"{path.parent.name}/{path.name}"
 
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #7d22b089
@@ -160,8 +160,8 @@ def describe(self: Flickr30kEntities) -> dict:
 # %% ../../../nbs/lib/data/flickr30k/02_entities.ipynb #8d6691d9
 @patch
 def fingerprint(self: Flickr30kEntities) -> str:
-    """sha256 over the options, the list, the sentence and annotation files, and the images' names and lengths. It does
-    not depend on the folder's path."""
+    """sha256 over the options, the list, the sentence and annotation files, and the images' names and file sizes.
+    Independent of the folder's path."""
     options = {**READING, "boxes": self.options["boxes"]}
     parts = [repr((sorted(options.items()), checksum(self.root / "UNRELATED_CAPTIONS")))]
     for image_id in self.images():
@@ -181,5 +181,5 @@ def _files(self: Flickr30kEntities) -> list[Path]:
 
 @patch
 def files(self: Flickr30kEntities) -> list[Path]:
-    """Every file that the split reads: lists, and three files a picture (also where one is missing). None is opened."""
+    """Every file that the split reads: lists, and three files per image (also missing ones). No file is opened."""
     return self._files() + [self.folder.picture(image_id) for image_id in self.images()]

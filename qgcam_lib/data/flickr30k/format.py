@@ -26,7 +26,7 @@ from ...storage.files import regular_bytes
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #5cf311fe
 @dataclass(frozen=True)
 class Phrase:
-    """A marked phrase: `sentence[start:end] == text`. entity: its number as text, "0": nothing visible."""
+    """A marked phrase: `sentence[start:end] == text`. entity: its number as text, "0" if nothing is visible."""
 
     text: str
     entity: str
@@ -42,10 +42,10 @@ _TOKEN = re.compile(_MARK + r"|[\[\]]|(?P<space>\s+)|[^\[\]\s]+")
 def parse_sentence(line: str) -> tuple[str, list[Phrase]]:
     """The plain sentence and its marked phrases, in the order of their opening brackets (outer before inner).
 
-    Raises `FormatError` for brackets that do not pair, a phrase without words, a mark unlike `[/EN#id/type words]`.
+    Raises `FormatError` for unbalanced brackets, a phrase without words, or a mark other than `[/EN#id/type words]`.
     """
     text, gap, phrases = "", False, []
-    opened, waiting = [], []  # phrases, or None for a bracket that is text; those that still wait for their first word
+    opened, waiting = [], []  # open phrases (None: a bracket in the text); phrases that have no word yet
     for match in _TOKEN.finditer(line):
         token = match[0]
         if match["space"]:
@@ -65,7 +65,7 @@ def parse_sentence(line: str) -> tuple[str, list[Phrase]]:
             if line.startswith("[/EN", match.start()):
                 raise FormatError(f"expected [/EN#id/type words], got {line[match.start():][:40]!r}")
             text += " " if gap and text else ""
-            for phrase in waiting:  # a phrase begins at its first word, not at the blank before it
+            for phrase in waiting:  # a phrase begins at its first word, not at the space before it
                 phrase["start"] = len(text)
             waiting, gap = [], False
             text += token
@@ -83,9 +83,9 @@ def parse_sentence(line: str) -> tuple[str, list[Phrase]]:
 class Annotation:
     """The content of one annotation file.
 
-    size: (height, width). boxes: entity -> float64 [k, 4], half-open xyxy from 0, in file order, cut to the picture.
-    scenes, boxless: entities flagged as the whole scene or as not drawable. broken: entity -> its fault.
-    clipped: number of boxes that stuck out and were cut.
+    size: (height, width). boxes: entity -> float64 [k, 4], half-open xyxy from 0, in file order, clipped to the image.
+    scenes, boxless: entities flagged as the whole scene or as having no box. broken: entity -> text of the error.
+    clipped: number of boxes that were clipped.
     """
 
     size: tuple[int, int]
@@ -119,10 +119,10 @@ def _boxes_of(element: Element, number: int) -> list[list[float]]:
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #1cd34eda
 def parse_annotation(text: str | bytes) -> Annotation:
-    """The content of an annotation file. Raises FileFault if it is not one, or not safe to parse."""
+    """The content of an annotation file. Raises FileFault for any other content, and if it is not safe to parse."""
     try:
         root = safe_xml.fromstring(text)
-    except (ParseError, LookupError, ValueError) as error:  # also an encoding that Python, or its XML parser, does not have
+    except (ParseError, LookupError, ValueError) as error:  # or an encoding unknown to Python or its XML parser
         raise FormatError(f"no XML that can be read safely: {type(error).__name__} {error!s:.200}") from error
     size, n_clipped = _size(root), 0
     boxes: dict[str, list] = {}
@@ -149,7 +149,7 @@ def parse_annotation(text: str | bytes) -> Annotation:
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #cf15dcdc
 def read_sentences(path: Path) -> list[str]:
-    """The marked lines of a sentence file without blank ones, as sentences are counted. FormatError if not UTF-8."""
+    """The annotated lines of a sentence file, without blank lines (these are not counted). FormatError if not UTF-8."""
     try:
         text = regular_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         return [line for line in text.split("\n") if line.strip()]
@@ -158,7 +158,7 @@ def read_sentences(path: Path) -> list[str]:
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #8854a59a
 def read_split(path: Path) -> list[str]:
-    """The image ids of a split list, one per line. ExampleError for an id listed twice or leaving the folder."""
+    """The image ids in a split list, one per line. ExampleError for an invalid id, or for one that is listed twice."""
     ids = [line.strip() for line in read_sentences(path)]
     for name in ids:
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", name):
@@ -169,7 +169,7 @@ def read_split(path: Path) -> list[str]:
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #15223870
 def read_unrelated(path: Path) -> set[tuple[str, int]]:
-    """UNRELATED_CAPTIONS as pairs (image id, sentence number counted from 0; the file counts from 1)."""
+    """The lines of UNRELATED_CAPTIONS as pairs (image id, sentence number from 0; the file counts from 1)."""
     rows = [line.split() for line in read_sentences(path) if not line.startswith("#")]
     try:
         return {(image, int(number) - 1) for image, number in rows}
@@ -182,9 +182,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 class EntitiesFolder:
-    """The files of a folder in the Flickr30k Entities layout. Raises ExampleError when it is not one.
+    """The files in a folder in the Flickr30k Entities layout. Raises ExampleError for another layout.
 
-    root: holds Sentences/ and Annotations/. images: the folder of the pictures, None to look for it under root.
+    root: the folder with Sentences/ and Annotations/. images: the folder of the images, None to search root.
     """
 
     def __init__(self, root: str | Path, images: str | Path | None = None):
@@ -197,7 +197,7 @@ class EntitiesFolder:
 
     @cached_property
     def _pictures(self) -> dict[str, Path]:
-        """Image id -> file; the first folder counts, and in it the first suffix."""
+        """Image id -> file; the first folder takes precedence, and in it the first suffix."""
         files = [path for folder in self.picture_folders for suffix in SUFFIXES for path in folder.iterdir()
                  if path.suffix.lower() == suffix]
         return {path.stem: path for path in reversed(files)}
@@ -209,7 +209,7 @@ class EntitiesFolder:
         return self.root / "Annotations" / f"{image_id}.xml"
 
     def picture(self, image_id: str) -> Path:
-        """The picture's file; where there is none, the place where it is expected."""
+        """The path of the image; if it is missing, the path where it is expected."""
         return self._pictures.get(image_id) or self.picture_folders[0] / f"{image_id}.jpg"
 
     def split_list(self, split: str) -> Path:

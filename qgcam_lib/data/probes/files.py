@@ -40,7 +40,7 @@ _KEYS = {"relation": {"positive_prompt", "negative_prompt"}, "swap": {"img1_prom
 
 
 def _rows(path: Path, form: str | None) -> tuple[str, list[tuple[str, dict]]]:
-    """The form of a file and its (key, record), the key "" in a list; FormatError when it is none of the forms."""
+    """The form of a file and its pairs (key, record); a list has positions as keys. FormatError for an unknown form."""
     content = read_json(path)
     records = content if isinstance(content, dict) else dict(enumerate(checked(list, content, file=path)))
     pairs = [(str(key), row) for key, row in checked(dict[Any, dict], records, file=path).items()]
@@ -54,7 +54,7 @@ def _rows(path: Path, form: str | None) -> tuple[str, list[tuple[str, dict]]]:
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #0fa10f24
 def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping | None, images: Any,
                   fillers: Sequence[str]) -> Groups:
-    """All groups of a file of Probe-B; what is left out is counted."""
+    """All groups in a file of Probe-B, with counts of the groups left out."""
     table = read_prompt_classes(path.parent / CLASSES_FILE) if classes is None else classes
     groups, left_out = [], Counter()
     for number, row in enumerate(rows):
@@ -76,7 +76,7 @@ def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping 
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #10cc84f4
 def _prompt_table(groups: Sequence[ContextGroup], extra: Mapping[str, str] | None, path: Path) -> dict[str, str]:
-    """class -> prompt of all groups, as it is written beside the rows."""
+    """class -> prompt for all groups, to be written beside the rows. FormatError if the existing file lacks any."""
     table = dict(extra or {})
     for group in groups:
         table |= dict(zip(group.classes, group.prompts))
@@ -90,12 +90,12 @@ def _prompt_table(groups: Sequence[ContextGroup], extra: Mapping[str, str] | Non
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #9c1b6b16
 def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path | Sequence[str | Path] | None = None,
                 classes: Mapping[str, str] | None = None, fillers: Sequence[str] = FILLERS) -> Groups:
-    """The groups of a published probe file, or of one that `write_groups` wrote.
+    """The groups in a published probe file, or in one that `write_groups` wrote.
 
-    kind: the form, a key of FORMS; None tells it from the first record.
-    Probe-B only: images: the folder (or folders) with the picture folders; groups without their pictures are left out
-    and counted. classes: class -> prompt; None reads prompt_classes.csv beside `path`. fillers: those looked for, where
-    the row does not say which it has.
+    kind: the form, a key of FORMS; None infers it from the first record.
+    Probe-B only. images: the folder (or folders) that contain the folders of images; groups without their images are
+    left out and counted. classes: class -> prompt; None reads prompt_classes.csv beside `path`. fillers: the fillers
+    of rows that list none.
     Returns Groups: a list with `form`, `left_out` and `notes`. Errors: FileNotFoundError; FormatError for a file of no
     known form; ExampleError that names file, record and field; ValueError for an unknown kind.
     """
@@ -128,7 +128,7 @@ def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #a2b76bc2
 def _form_of(groups: Sequence) -> str:
-    """The form of a file of these groups, a key of FORMS, "" for none. Errors: TypeError for a mixture or for others."""
+    """The form of a file of these groups, a key of FORMS, "" for none. Errors: TypeError for mixed or other objects."""
     forms = {one.kind if isinstance(one, ContextGroup) else next(
         (name for name, kind in FORMS.items() if isinstance(one, kind)), type(one).__name__) for one in groups}
     if len(forms) > 1 or forms - set(FORMS):
@@ -137,11 +137,11 @@ def _form_of(groups: Sequence) -> str:
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #7fadecdb
 def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, str] | None = None) -> Path:
-    """Write groups of one form as the published file of that form; `read_groups` gives them back, equal.
+    """Write groups of one form as the published file of that form; `read_groups` reads equal groups.
 
-    classes (Probe-B): class -> prompt of all classes, where the groups do not ask them all;
-    prompt_classes.csv is written beside `path`. Errors: TypeError for a mixture; ExampleError for an id that is there
-    twice, or groups of Probe-B that do not go into one file; FormatError when another prompt_classes.csv is there.
+    classes (Probe-B): class -> prompt of all classes, if the groups do not query all of them. prompt_classes.csv is
+    written beside `path`. Errors: TypeError for several forms; ExampleError for a repeated id, or groups of Probe-B
+    that cannot be in one file; FormatError if there is another prompt_classes.csv.
     """
     path, form = Path(path), _form_of(groups)
     check_distinct(group.id for group in groups)

@@ -20,8 +20,8 @@ from ...storage.fields import Text, Words, check_fields, plain_name
 
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #9da231ce
 def picture_name(name: str) -> str:
-    """The name of a picture below its folder, written with "/"; ValueError for one that is absolute, has ".." in it or
-    a part that is no name of a file."""
+    """The path of an image relative to its folder, written with "/"; ValueError if it is absolute, contains ".." or a
+    part that is not a valid file name."""
     try:
         for part in name.split("/"):
             plain_name(part)
@@ -36,7 +36,7 @@ Pair = tuple[Words, Words]
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #0c69178f
 @dataclass(frozen=True)
 class RelationGroup:
-    """A group of Probe-R (paper, section 3.1): one anchor picture, three prompts, pictures of each subject alone.
+    """A group of Probe-R (paper, section 3.1): one anchor image, three prompts, images of each subject alone.
 
     id: unique in its file. image: file name of the anchor. positive_prompt: <s1 p1 o1>, rel1. predicate_prompt:
     <s1 p2 o1>, rel2 (published as negative_predicate_prompt). subject_prompt: <s2 p1 o1>, rel3 (published as
@@ -76,11 +76,11 @@ def other_prompt_only(self: RelationGroup) -> str:
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #247b7ede
 @dataclass(frozen=True)
 class SwapPair:
-    """A group of Probe-C (paper, section 3.1), and of everything put like Winoground: two pictures, two prompts.
+    """A group of Probe-C (paper, section 3.1), or of any data set like Winoground: two images, two prompts.
 
-    id: unique in its file. images, prompts: two each; prompt k is true of image k. compositions, objects: the adjective
-    and the noun of each prompt, "" where there is none. kind: what was swapped, "composition", "object", "relation",
-    "attribute" or another word. category: one of the 11 attribute categories, that of the first composition, or "".
+    id: unique in its file. images, prompts: two each; prompt k describes image k. compositions, objects: the adjective
+    and the noun of each prompt, "" if there is none. kind: the kind of swap, "composition", "object", "relation",
+    "attribute" or another word. category: the attribute category (one of 11) of the first composition, or "".
     Errors: ExampleError with the pair's id.
     """
 
@@ -102,13 +102,13 @@ FILLERS = ("black", "gray", "noise", "scene")  # paper, section 3.1
 
 @dataclass(frozen=True)
 class ContextGroup:
-    """A group of Probe-B (paper, section 3.1): one picture under one filler.
+    """A group of Probe-B (paper, section 3.1): one image with one filler.
 
-    id: unique in its file. image: file name of the original, the unit by which errors are clustered. filler: one of the
-    paper's FILLERS, or a word of your own. kind: "background" (set MR) or "object" (set R). pictures: the file names of
-    "reference", "patch" and "edited"; a name may have folders, written with "/". present: the classes that count as
-    right, one at least, all of them asked. classes, prompts: what is asked, a prompt a class. others: classes in the
-    original that are not asked (set R). annotations: the COCO annotations of each present class, as published, or {}.
+    id: unique in its file. image: file name of the original, the unit of clustering. filler: one of the paper's
+    FILLERS, or another word. kind: "background" (set MR) or "object" (set R). pictures: the file names of the images
+    "reference", "patch" and "edited"; may contain folders, written with "/". present: the correct classes, at least
+    one, all of them in `classes`. classes, prompts: the queried classes, and one prompt for each. others: classes in
+    the original that are not queried (set R). annotations: the published COCO annotations per present class, or {}.
     Errors: ExampleError with the group's id.
     """
 
@@ -138,10 +138,10 @@ class ContextGroup:
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #a69b9c88
 @dataclass(frozen=True)
 class RelCompGroup:
-    """A group of RelComp (supplement, section 8.2): one picture and three texts.
+    """A group of RelComp (supplement, section 8.2): one image and three texts.
 
-    id: unique in its file. image: file name. caption: a person's sentence. positive, negative: the right and the wrong
-    rewording. kind: "composition" (adjectives replaced, COCO) or "predicate" (predicate replaced, Visual Genome).
+    id: unique in its file. image: file name. caption: sentence written by a person. positive, negative: the true and the
+    false rewording. kind: "composition" (adjectives replaced, COCO) or "predicate" (predicate replaced, Visual Genome).
     Errors: ExampleError with the group's id.
     """
 
@@ -162,7 +162,7 @@ FORMS = {"relation": RelationGroup, "swap": SwapPair, "background": ContextGroup
 
 class Groups(list):
     """A list of records of one form. form: a key of FORMS, "" for an empty file. left_out: reason -> count. notes:
-    what was unusual and read all the same. Slices and sums are plain lists."""
+    unusual content that was accepted. Slices and sums are plain lists."""
 
     def __init__(self, groups: Iterable = (), *, form: str = "", left_out: Mapping[str, int] | None = None,
                  notes: Sequence[str] = ()):
@@ -174,7 +174,7 @@ class Groups(list):
 
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #198cb25e
 def shown(group) -> tuple[str, ...]:
-    """Return the names of all images that a group of any form shows a model, in the order of the record."""
+    """Return the names of all images in a group of any form, in the order of the record."""
     if isinstance(group, RelationGroup):
         return (group.image, *group.positive_images, *group.negative_images)
     if isinstance(group, ContextGroup):
@@ -183,7 +183,7 @@ def shown(group) -> tuple[str, ...]:
 
 # %% ../../../nbs/lib/data/probes/01_groups.ipynb #18cbccd2
 def picture_file(name: str, folders: str | Path | Sequence[str | Path]) -> Path:
-    """Return the image of this name in the first folder that has it; if none has it, the path where it is expected.
+    """Return the path of an image in the first folder that contains it; if none does, the path where it is expected.
 
     name: a file name, or a path below the folder written with "/". Errors: ValueError for any other name.
     """

@@ -28,16 +28,16 @@ COCO_VAL2014, VISUAL_GENOME = "COCO_val2014_{:012d}.jpg", "{}.jpg"
 
 
 def image_name(id: int | str, rule: str) -> str:
-    """The file name of an image id. rule: a format for the number. A text that is not a number is a file name already."""
+    """The file name for an image id. rule: format of the number. A text that is not a number is returned unchanged."""
     if isinstance(id, str) and not (id.isascii() and id.isdigit()):
         return id
     return rule.format(int(id))
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #7d6d55d7
 def image_id(name: str, rule: str) -> int | str:
-    """Return the number from which the rule makes this file name, or the name itself if there is none.
+    """Return the number that `rule` formats as this file name, or the name itself if there is none.
 
-    Errors: ValueError for a name of digits alone that the rule does not make, since it would be read as a number.
+    Errors: ValueError for a name of digits only that `rule` does not produce, since it would be read as a number.
     """
     value = next((int(digits) for digits in re.findall(r"[0-9]+", name) if image_name(int(digits), rule) == name), name)
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -51,10 +51,10 @@ CONTEXT_FOLDERS = {"original": "val2014", "patch": "val2014_random_patch_dataset
 
 
 def context_pictures(image: str, filler: str, single: str = "", folders: Mapping[str, str] = CONTEXT_FOLDERS) -> dict:
-    """The names of reference, patch and edited picture below the pictures' folder.
+    """The names of the reference, patch and edited image, relative to the folder of the images.
 
-    image: file name of the original. single: file name of the picture with one object left, "person_COCO_val2014_….jpg"
-    (set R, whose reference has its background removed); "" for set MR. folders: the keys of CONTEXT_FOLDERS.
+    image: file name of the original. single: file name of the image with one object left, "person_COCO_val2014_….jpg"
+    (set R, whose reference has no background); "" for set MR. folders: a folder for each key of CONTEXT_FOLDERS.
     """
     place = {name: f"{folder.format(filler=filler)}/" for name, folder in folders.items()}
     patch, removed = place["patch"] + image, place["removed"] + image
@@ -64,7 +64,7 @@ def context_pictures(image: str, filler: str, single: str = "", folders: Mapping
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #155b390f
 CLASSES_FILE = "prompt_classes.csv"
-NEVER_ASKED = ("apple",)  # in set R: the authors' script takes the class out of the prompt after "a", and apple has "an"
+NEVER_ASKED = ("apple",)  # in set R: the authors' script reads the class after "a" in the prompt, and apple has "an"
 
 
 def read_prompt_classes(path: str | Path) -> dict[str, str]:
@@ -78,9 +78,9 @@ def read_prompt_classes(path: str | Path) -> dict[str, str]:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #dcdec01c
 def asked_classes(table: Mapping[str, str], form: str, others: Sequence[str]) -> tuple[str, ...]:
-    """The classes that a published row asks: all (set MR); all but the other objects and apple (set R).
+    """The classes that a published row queries: all (set MR); all except the other objects and apple (set R).
 
-    table: class -> prompt. form: "background" (MR) or "object" (R). others: classes in the picture that are not asked.
+    table: class -> prompt. form: "background" (MR) or "object" (R). others: classes in the image that are not queried.
     """
     left_out = {*others, *NEVER_ASKED}
     return tuple(name for name in table if form == "background" or name not in left_out)
@@ -107,7 +107,7 @@ class _RelationRow:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #5aafa83c
 def relation_group(key: str, row: dict) -> RelationGroup:
-    """The group of a record. key: the image id that it stands under. Errors: ExampleError."""
+    """The group in a record. key: the image id that is the record's key. Errors: ExampleError."""
     fields = vars(checked(_RelationRow, row, key))
     fields["image"] = image_name(key if fields["image"] is None else fields["image"], VISUAL_GENOME)
     for name in ("positive_images", "negative_images"):
@@ -116,7 +116,7 @@ def relation_group(key: str, row: dict) -> RelationGroup:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #ab5be0ae
 def relation_row(group: RelationGroup) -> dict:
-    """The published record of a group; the anchor's name is added if the key does not determine it."""
+    """The published record of a group; the name of the anchor is added if the key does not determine it."""
     row = {"positive_image_ids": [image_id(name, VISUAL_GENOME) for name in group.positive_images],
            "negative_image_ids": [image_id(name, VISUAL_GENOME) for name in group.negative_images],
            "positive_prompt": group.positive_prompt, "negative_prompt": group.subject_prompt,
@@ -128,7 +128,7 @@ def relation_row(group: RelationGroup) -> dict:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #da40ac89
 def _swap_kind(compositions: Sequence[str], objects: Sequence[str]) -> str:
-    """What was swapped, where the row does not say it."""
+    """The kind of swap, inferred for a row that does not name it."""
     return "object" if compositions[0] == compositions[1] and objects[0] != objects[1] else "composition"
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #df42deb0
@@ -150,7 +150,7 @@ class _SwapRow:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #88e706fe
 def swap_pair(number: int, row: dict) -> SwapPair:
-    """The pair of a row. number: its place in the file, which is its id. Errors: ExampleError."""
+    """The pair in a row. number: position in the file, used as the id if the row has none. Errors: ExampleError."""
     one = checked(_SwapRow, row, f"row {number}")
     images = image_name(one.img1_id, COCO_VAL2014), image_name(one.img2_id, COCO_VAL2014)
     compositions, objects = (one.img1_composition, one.img2_composition), (one.img1_object, one.img2_object)
@@ -159,7 +159,7 @@ def swap_pair(number: int, row: dict) -> SwapPair:
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #2e2bcd93
 def swap_row(number: int, pair: SwapPair) -> dict:
-    """The published row of a pair; id, category and kind are added where place and swap do not tell them."""
+    """The published row of a pair; id, category and kind are added if position and swap do not determine them."""
     first, second = (image_id(name, COCO_VAL2014) for name in pair.images)
     row = {"img1_prompt": pair.prompts[0], "img1_id": str(first), "img1_composition": pair.compositions[0],
            "img1_object": pair.objects[0], "img2_id": second, "img2_prompt": pair.prompts[1],
@@ -171,7 +171,7 @@ def swap_row(number: int, pair: SwapPair) -> dict:
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #9a346cab
 @dataclass
 class _BackgroundRow:
-    """A row of background_context_dataset.json. classes, fillers: what was asked and made, where it is not the usual."""
+    """A row of background_context_dataset.json. classes, fillers: queried classes and images, if not the defaults."""
 
     image_id: Id
     annotations: dict[Text, list]
@@ -182,7 +182,7 @@ class _BackgroundRow:
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #5908474a
 @dataclass
 class _ObjectRow(_BackgroundRow):
-    """A row of object_context_dataset.json. path: the picture with the object alone."""
+    """A row of object_context_dataset.json. path: the image with only this object."""
 
     annotations: dict[Text, list] = field(default_factory=dict)
     object: Words = ""
@@ -191,10 +191,10 @@ class _ObjectRow(_BackgroundRow):
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #7ba7be9f
 def context_groups(row: dict, number: int, form: str, table: Mapping, fillers: Sequence[str]) -> list[ContextGroup]:
-    """The groups of a row of background_context_dataset.json or object_context_dataset.json, one a filler.
+    """The groups in a row of background_context_dataset.json or object_context_dataset.json, one per filler.
 
-    number: the row's place, for errors. form: "background" or "object". table: class -> prompt. fillers: where the row
-    does not say which it has. Errors: ExampleError.
+    number: position of the row, for errors. form: "background" or "object". table: class -> prompt. fillers: the
+    fillers of a row that lists none. Errors: ExampleError.
     """
     one = checked(_BackgroundRow if form == "background" else _ObjectRow, row, f"row {number}")
     image = one.image or image_name(one.image_id, COCO_VAL2014)
@@ -216,10 +216,10 @@ def context_groups(row: dict, number: int, form: str, table: Mapping, fillers: S
 
 # %% ../../../nbs/lib/data/probes/02_rows.ipynb #355a85b7
 def context_rows(groups: Sequence[ContextGroup], form: str, table: Mapping[str, str]) -> list[dict]:
-    """The rows of Probe-B; groups of one original, and in set R of one object, become one row.
+    """The rows of Probe-B; groups with the same original, and in set R the same object, become one row.
 
-    form: "background" or "object". table: class -> prompt, in the order of asking. Groups of a row differ in nothing but
-    filler and pictures.
+    form: "background" or "object". table: class -> prompt, in the order of the queries. Groups in one row differ only in
+    filler and images.
     """
     bundles: dict[tuple, list[ContextGroup]] = {}
     for group in groups:
