@@ -31,15 +31,15 @@ from ...errors import FileFault
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #a1d23eb5
 _FILES = ("image_data.json", "relationships.json", "objects.json", "region_descriptions.json", "object_alias.txt",
           "relationship_alias.txt")
-GENOME_IMAGES = 108_077  # pictures of the published data set (Krishna and others 2017)
+GENOME_IMAGES = 108_077  # images in the published data set (Krishna and others 2017)
 
 
 class VisualGenome:
     """Visual Genome, or a folder in its layout.
 
-    root: the folder of the annotation files; image_data.json and relationships.json must be there. images: the folder,
-    or folders, of the pictures; None takes those below root that are there (VG_100K, VG_100K_2, images). Files are
-    read on first access. Errors: ExampleError for a folder without the files.
+    root: the folder of the annotation files; image_data.json and relationships.json must exist. images: the image
+    folder(s); None uses those that exist below root (VG_100K, VG_100K_2, images). Files are read on first access.
+    Errors: ExampleError for a folder without the files.
     """
 
     def __init__(self, root: str | Path, images: str | Path | list[str | Path] | None = None):
@@ -65,7 +65,7 @@ class VisualGenome:
         return read_regions(self.root / "region_descriptions.json")
 
     def aliases(self, kind: str) -> dict[str, str]:
-        "The aliases of kind 'object' or 'relationship'; empty where the file is not there."
+        "The aliases of kind 'object' or 'relationship'; empty if the file does not exist."
         path = self.root / f"{kind}_alias.txt"
         return read_aliases(path) if path.is_file() else {}
 
@@ -75,7 +75,7 @@ class VisualGenome:
 
     @property
     def expected(self) -> int | None:
-        "The number of pictures of the published data set; None for the miniworld."
+        "The number of images in the published data set; None for the miniworld."
         return None if self.is_miniworld else GENOME_IMAGES
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ def verify(self: VisualGenome) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #c55b33ac
 def _strangers(genome: VisualGenome, name: str, images: Iterable[int]) -> list[Problem]:
-    """The entries of a file for pictures that image_data.json does not have."""
+    """Return a problem for each image id in a file that image_data.json does not list."""
     return [Problem(name, "annotations of a picture that image_data.json does not list", id=str(image))
             for image in sorted(set(images) - set(genome.images))]
 
