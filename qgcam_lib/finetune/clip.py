@@ -250,8 +250,7 @@ def told_apart(scores: torch.Tensor, pairs: Pairs) -> torch.Tensor:
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #02b47839
 def image_tokens(visual, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return vectors [B, D], not normalised, and patches [B, M, C] from the forward of open_clip's
-    VisionTransformer."""
+    """Return vectors [B, D], not normalised, and patches [B, M, C] from open_clip's VisionTransformer."""
     before, visual.output_tokens = visual.output_tokens, True
     try:
         return visual(pixels)
@@ -307,8 +306,7 @@ class TowersTraining(MatcherTraining):
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #1ae78c96
 def towers_config(config: Mapping, loss: str) -> dict[str, Any]:
-    """Return open_clip's config with the initial scale and bias for a loss: open_clip's, or 10 and -10 for
-    "sigmoid"."""
+    """Return open_clip's config with a loss's initial scale and bias: open_clip's, or 10 and -10 for "sigmoid"."""
     first = {"init_logit_scale": math.log(10), "init_logit_bias": -10} if loss == "sigmoid" else {}
     return {**config, **first}
 

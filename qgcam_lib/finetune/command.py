@@ -26,8 +26,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
 
     With `--name`, every field of that recipe is an option, so `blip-mini --steps 2000` makes a quick one; if the
     miniworld is missing, as many training scenes are drawn as the recipe reads (`--images`). `--missing` makes the
-    entries that are not in the zoo yet. `torchrun` and `accelerate launch` train in several processes. Returns the
-    folders.
+    entries missing in the zoo. `torchrun` and `accelerate launch` train in several processes. Returns the folders.
     """
     argv = [*(sys.argv[1:] if argv is None else argv)]
     argv = ["--name", *argv] if argv and argv[0] in MINIS else argv

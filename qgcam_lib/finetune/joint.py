@@ -240,7 +240,7 @@ MINI_FLAVA = Sizes({
 # %% ../../nbs/lib/finetune/10_joint.ipynb #1b970280
 def start_joint(data: TrainingSet, recipe: JointRecipe, config: Sizes, *, training: type[JointTraining]
                 ) -> JointTraining:
-    """Return a class's training at step 0, with the vocabulary of the data's sentences."""
+    """Return a class's training at step 0, with the vocabulary of the data's sentences and the prompts."""
     vocabulary = build_vocabulary(data.maker.captions)
     tokenizer, sizes = make_tokenizer(vocabulary, lavis_tokens=False), dict(config.model)
     part = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}

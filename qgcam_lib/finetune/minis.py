@@ -123,9 +123,8 @@ def score_matchers(models: Mapping[str, Matcher], groups: Sequence, images: Path
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #3cdd21ce
 def score_naming(models: Mapping[str, Matcher], folder: str | Path) -> pd.DataFrame:
-    """Score prompt-based classification (top1, top5) by matchers, given by name, on a folder of classes. The columns
-    are those of `score_matchers`; blind is NaN, since a blind scorer gives all images the same class. folder: see
-    `zero_shot`.
+    """Score prompt-based classification (top1, top5) by matchers, given by name, on a folder of classes. Columns as in
+    `score_matchers`; blind is NaN: a blind scorer gives all images one class. folder: see `zero_shot`.
     """
     classes = len(read_classes(folder))
 
@@ -157,7 +156,7 @@ def judge_explainer(training: Training, root: str | Path, world: str | Path, *, 
                     val_limit: int | None = 1500, test_limits: Sequence[int] = (500, 0),
                     beside: Mapping[str, Any] | None = None, progress: bool = True) -> dict:
     """Choose on a miniworld's val split, score on its test split with random weights and the centre guess as baselines;
-    return the card's entries.
+    return card entries.
 
     world: not read; test_limits: one score table for each, 0 for all examples; beside: other explainers to score, by
     name.
@@ -195,7 +194,7 @@ def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
     """Score a matcher on the probes and MiniNet, with random weights as baseline; return the card's entries, with the
     scores whose whole interval is above chance and the blind scorer.
 
-    root: folder with the blind scorer's sentences; world: the data to score on are next to it; probes: None for
+    root: has the blind scorer's sentences; world: the data to score on are next to it; probes: None for
     `miniworld_probes`.
     """
     probes = miniworld_probes(world, progress=progress) if probes is None else probes

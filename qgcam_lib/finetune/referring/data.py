@@ -32,8 +32,7 @@ from ...storage.fingerprints import own_code, weights_fingerprint
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b50005
 def soft_targets(candidates: ArrayLike, target: ArrayLike) -> np.ndarray:
-    """Return each candidate's target value: its IoU with the target box, or 0 for an IoU below 0.5; float32 [N] in
-    0..1.
+    """Return each candidate's target value: its IoU with the target, 0 if below 0.5. float32 [N] in 0..1.
 
     candidates: [N, 4] half-open xyxy in pixels; target: [4].
     """
