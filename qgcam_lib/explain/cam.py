@@ -112,7 +112,7 @@ def _embed(visual, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/explain/02_cam.ipynb #2f10e53b
 @dataclass(frozen=True)
 class Shared:
-    """The amount of work that the phrases of one image shared.
+    """The amount of work that the phrases of one image share.
 
     phrases, channels: number of phrases, and of channels taken by each; union: different channels taken; embedded:
     masked images that the encoder processed. One phrase at a time would need phrases * channels of them.
@@ -171,8 +171,8 @@ class Cam:
     card: dict[str, Any]
 
     def maps(self, image: Any, phrases: Sequence[str]) -> torch.Tensor:
-        """Maps [P, h, w] float32, raw, >= 0, on the layer's grid. Raises ValueError in training mode, and for a layer
-        that a pass does not use exactly once, or whose output is not [1, C, h, w] after `reshape`."""
+        """Return maps [P, h, w] float32, raw, >= 0, on the layer's grid. Raises ValueError in training mode, and for a
+        layer that a pass does not use exactly once, or whose output is not [1, C, h, w] after `reshape`."""
         if self.module.training:
             raise ValueError("module: expected evaluation mode, where maps are not random. Call module.eval().")
         x = self.prepare(Image.open(image).convert("RGB") if isinstance(image, str | Path) else image)
@@ -206,7 +206,7 @@ def cam_for(module: torch.nn.Module, layer: torch.nn.Module | str, *, prepare: C
 
     module: the network, in evaluation mode. layer: one of its parts, or the dotted name of one. prepare: a PIL image ->
     the input, [3, H, W] or [1, 3, H, W], on the network's device. score: the network's output and a phrase -> one
-    number, which the map explains. reshape: the layer's output -> [1, C, h, w]; None where it has that shape. name: the
+    number, which the map explains. reshape: the layer's output -> [1, C, h, w]; None if it has this shape. name: the
     name in the card, by default the network's class. Errors: AttributeError for a layer that does not exist.
     Source: Selvaraju et al. 2017, equations 1 and 2; raw, without the paper's upsampling, which a map protocol does.
     """

@@ -79,7 +79,7 @@ def send(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def _grid(counts: Sequence[int]) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the flat places of rows, listed image by image, in a table with one row per image; and its size."""
+    """Return the flat indices of rows, listed image by image, in a table with a row per image; and its size."""
     most = max(counts, default=0)
     places = [number * most + place for number, count in enumerate(counts) for place in range(count)]
     return torch.tensor(places, dtype=torch.long), (len(counts), most)
@@ -91,8 +91,7 @@ class Tokens:
 
     ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one per phrase; counts: number of phrases
     for each of B images, in order; None: all phrases belong to one image. The N real tokens are listed phrase by
-    phrase. Made on the CPU; `to` copies all tensors to a device except `real`, the mask to read on the CPU without
-    waiting.
+    phrase. Made on the CPU; `to` copies all tensors to a device but `real`, the mask for the CPU.
     """
 
     ids: torch.Tensor
@@ -121,16 +120,16 @@ class Tokens:
         return moved
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """[P, T, C] -> [N, C], the real tokens only."""
+        """Return the real tokens only: [P, T, C] -> [N, C]."""
         return padded.flatten(0, 1).index_select(0, self.index)
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
-        """[N, C] -> [P, T, C], zeros where there is padding."""
+        """Return the tokens padded with zeros: [N, C] -> [P, T, C]."""
         empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
         return empty.index_copy(0, self.index, packed).unflatten(0, self.mask.shape)
 
     def spread(self, packed: torch.Tensor, first_only: bool = False) -> torch.Tensor:
-        """[N, C] (or [P, C] of the first tokens) -> [B, L, C], a row per image; unchanged for one image."""
+        """Return [N, C] (or first tokens [P, C]) as [B, L, C], a row per image; unchanged for one image."""
         if self.counts is None:
             return packed
         places, size = self.first_places if first_only else self.all_places, self.sizes[first_only]
@@ -149,7 +148,7 @@ def split_heads(x: torch.Tensor, attention) -> torch.Tensor:
 
 
 def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = False) -> torch.Tensor:
-    """Self-attention of one layer within each phrase, [N, C] -> [N, C] ([P, C] with first_only)."""
+    """Apply one layer's self-attention within each phrase, [N, C] -> [N, C] ([P, C] with first_only)."""
     inner = block.self
     keys, values = (split_heads(tokens.pad(part(x)), inner) for part in (inner.key, inner.value))
     asking = x[tokens.first] if first_only else x

@@ -63,7 +63,7 @@ def run_layers(
     """Return states [N, T, C] after the layers in span, for N texts, k for each of B images in order; differentiable.
 
     encoder: LAVIS's BERT; states: before the first of these layers; mask: [N, T], true where a token is real; image:
-    [B, M, C] states of the images, None for a pass without cross-attention. Layers without cross-attention skip it.
+    [B, M, C] states of the images, None for a pass without cross-attention. Layers without cross-attention ignore it.
     """
     hidden = (~mask)[:, None, None, :].to(states) * -1e4
     for layer in encoder.encoder.layer[span.start : span.stop]:
@@ -160,7 +160,7 @@ class ItmTraining(Training):
         return draw_batch(self.data, self.table, self.recipe, step)
 
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         return itm_losses(self.model, self.extra, batch, self.recipe)
 
     @property
@@ -170,7 +170,7 @@ class ItmTraining(Training):
         return [{"block": block, "tokens": tokens} for block in layers for tokens in ("lavis", "amc", 0)]
 
     def as_model(self, trained: bool = True, *, block: int, tokens: str | int) -> BlipExplainer:
-        """The explainer of the model, or of the same class with LAVIS's first weights, from the recipe's seed + 1."""
+        """Return the explainer, or one of its class with LAVIS's initial weights from the recipe's seed + 1."""
         with drawn_from(self.recipe.seed + 1):
             model = self.model if trained else build_blip_itm(self.config, self.model.tokenizer)
         card = {"name": "trained" if trained else "random weights"}
@@ -291,11 +291,11 @@ class AlbefTraining(ItmTraining):
     about: ClassVar[dict] = {**ItmTraining.about, "class": "lavis AlbefPretrain", "cleaning": "blip"}
 
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         return albef_losses(self.model, self.extra, batch, self.recipe)
 
     def as_model(self, trained: bool = True, *, block: int, tokens: str | int) -> AlbefExplainer:
-        """The explainer of the model, or of the same class with LAVIS's first weights, from the recipe's seed + 1."""
+        """Return the explainer, or one of its class with LAVIS's initial weights from the recipe's seed + 1."""
         with drawn_from(self.recipe.seed + 1):
             plain = build_albef(self.config, self.model.tokenizer)
         if trained:

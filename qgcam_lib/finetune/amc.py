@@ -88,8 +88,9 @@ def _attend(block, states: torch.Tensor, image: torch.Tensor) -> tuple[torch.Ten
 def scaled_maps(maps: torch.Tensor, size: int) -> torch.Tensor:
     """Return raw maps [N, h, w] min-max normalised and enlarged: [N, size, size] in 0..1, differentiable.
 
-    Bilinear. A constant map becomes zero. Source: AMC's training code, which divides by the range plus 1e-7; raw maps
-    of these small models can be smaller than that everywhere, so here only a range of zero is treated separately.
+    Bilinear interpolation; constant maps become 0. Source: AMC's training code, which divides by the range plus 1e-7;
+    raw maps of these small models can be smaller than that everywhere, so here only a range of zero is treated
+    separately.
     """
     flat = maps.flatten(1)
     low, high = flat.amin(1), flat.amax(1)
@@ -140,7 +141,7 @@ class AmcRecipe(AlbefRecipe):
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #5a499ace
 class AmcTraining(AlbefTraining):
-    """A training that also reads the boxes of the phrases."""
+    """The training of AMC, which also reads the boxes of the phrases."""
 
     columns: ClassVar[tuple[str, ...]] = (
         "itm", "itm_accuracy", "mlm", "mlm_accuracy", "itc", "amc_mean", "amc_max", "peak_inside")  # fmt: skip

@@ -91,8 +91,7 @@ def file_stamps(files: Sequence[Path]) -> str:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #2b06a5e9
 def cached_rows(parts: Iterable[np.ndarray], count: int, path: Path | None) -> np.ndarray:
-    """Join arrays to one of `count` rows, stored in the file `path` and read from there next time; None: in memory.
-    """
+    """Join arrays to one of `count` rows, stored in the file `path` and read from it next time; None: in memory."""
     if path is None:
         return np.concatenate(list(parts))
     if not path.is_file():

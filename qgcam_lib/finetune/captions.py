@@ -77,7 +77,7 @@ class ImageCaption:
 # %% ../../nbs/lib/finetune/02_captions.ipynb #2d36f55d
 @patch
 def falsified(self: ImageCaption, start: int, stop: int, new: Sequence[str]) -> ImageCaption:
-    """Return a false caption with other words from `start` to `stop`, which is a phrase or lies between phrases."""
+    """Return a false caption with other words from `start` to `stop` (a phrase, or words between phrases)."""
     shift = len(new) - (stop - start)
     phrases = tuple((a + shift * (a >= stop), b + shift * (b >= stop), "") for a, b, _ in self.phrases)
     return ImageCaption(self.words[:start] + tuple(new) + self.words[stop:], phrases, False)
@@ -139,8 +139,8 @@ class CaptionMaker:
         return [(a, name, b) for a in subjects for name in reading.readings(caption.relation) for b in objects]
 
     def _number(self) -> None:
-        """Make the tables [entities, nouns], nouns that can name an entity, and [entities, attributes], attributes
-        denied of it.
+        """Make two bool tables: nouns that can name each entity [entities, nouns], and attributes it is known not to
+        have [entities, attributes].
         """
         entities = [entity for text in self.texts for entity in text.entities.values()]
         self.stops = np.cumsum([len(text.entities) for text in self.texts])
@@ -205,7 +205,7 @@ def denies(self: CaptionMaker, caption: ImageCaption, name: str) -> bool:
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #878a493a
 def bare(words: tuple[str, ...], article: bool = True) -> tuple[str, ...]:
-    """Return a phrase without its attributes: "the striped red kite" is "a kite", "two small dogs" is "dogs"."""
+    """Return a phrase without its attributes: "the striped red kite" -> "a kite", "two small dogs" -> "dogs"."""
     head, _ = reading.head_and_attributes(words)
     return (_article(head), head) if article and words[0] in _ARTICLES else (head,)
 

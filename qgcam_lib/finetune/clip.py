@@ -116,14 +116,14 @@ class ClipTraining(Training):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         explained = f"gScoreCAM of layer 4, {self.choices[0]['n_channels']} of {channels(self.config.model)} channels"
         return {"class": "open_clip CLIP (ModifiedResNet)", "task": "image-text contrast",
                 "supervision": "pictures and sentences; no boxes", "block": "layer4", "tokens": "none",
                 "explained": explained}
 
     def as_model(self, trained: bool = True, **options) -> ClipGScoreCam:
-        """gScoreCAM of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return gScoreCAM of the model, or of its class with initial weights from the recipe's seed + 1."""
         config, tokenize = self.config.model, self.model.tokenizer
         model = self.model if trained else build_clip(config, self.vocabulary, self.recipe.seed + 1).model
         clip = ClipModel(model, tokenize, self.config.image_size, config)
@@ -291,14 +291,14 @@ class TowersTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         loss = {"softmax": "CLIP's softmax loss", "sigmoid": "SigLIP's sigmoid loss"}[self.recipe.loss]
         return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher",
                 "task": f"image-text contrast ({loss})",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 
     def as_model(self, trained: bool = True, **options) -> DualMatcher:
-        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's matcher, or one of its class with initial weights from the recipe's seed + 1."""
         clip = build_clip(self.config.model, self.vocabulary, self.recipe.seed + 1)
         model = self.model if trained else clip.model
         return DualMatcher("clip", model, clip.tokenize, image_size=self.config.image_size,

@@ -110,8 +110,8 @@ def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
     """Return the loss of predicting the words of cells: binary cross-entropy summed over cells and words, divided by
     the number of cells with a word.
 
-    logits, names: [B, C, words]. It teaches the convolutions nouns and attributes, which published detectors get from a
-    pretrained image classifier.
+    logits, names: [B, C, words]. The loss teaches the convolutions nouns and attributes, which published detectors get
+    from a pretrained image classifier.
     """
     loss = F.binary_cross_entropy_with_logits(logits, names.to(logits), reduction="sum")
     return loss / names.any(-1).sum().clamp(min=1)
@@ -238,7 +238,7 @@ class DetectorTraining(Training):
         return draw_detector_batch(self.data, self.model.tokenizer, self.config.max_txt_len, self.recipe, step)
 
     def losses(self, batch: DetectorBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         text = batch.text
         cells = self.model.cells(batch.pixels)
         output = self.model.ground(cells, text.ids, text.mask, text.tokens, text.owner)
@@ -249,7 +249,7 @@ class DetectorTraining(Training):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         false = self.recipe.false
         how = f"{false:.0%} of the captions false of their picture" if false else "only true captions"
         detector = self.as_model()
@@ -258,7 +258,7 @@ class DetectorTraining(Training):
                 "nms_overlap": detector.nms_overlap, "max_boxes": detector.max_boxes}
 
     def as_model(self, trained: bool = True, **options) -> DenseDetector:
-        """The detector of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's detector, or one of its class with initial weights from the recipe's seed + 1."""
         untrained = self.recipe.seed + 1
         model = self.model if trained else build_dense_grounding(self.config, self.vocabulary, untrained)
         return DenseDetector(model, **options)

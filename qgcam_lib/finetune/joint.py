@@ -111,12 +111,12 @@ class JointTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         return {"class": f"transformers {self.model_class}", "role": "matcher", "task": "image-text matching",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 
     def as_model(self, trained: bool = True, **options) -> Matcher:
-        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's matcher, or one of its class with initial weights from the recipe's seed + 1."""
         model = self.model if trained else build_network(self.model_class, self.config.model, self.recipe.seed + 1)
         card = {"name": "trained" if trained else "random weights"}
         return self.adapter(model, self.model.tokenizer, card=card, **options)
@@ -143,7 +143,7 @@ class ViltTraining(JointTraining):
         return core.layernorm(core.encoder(states)[0])[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of ViltForImageAndTextRetrieval; see `JointTraining`."""
+        """Run ViltForImageAndTextRetrieval; see `JointTraining`."""
         states = self.first(pixels)
         everywhere = torch.ones(len(pairs), states.shape[1], dtype=torch.long)
         match = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
@@ -151,7 +151,7 @@ class ViltTraining(JointTraining):
         return Seen(match.view(-1, 2), self.patches(pixels))
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> ViltExplainer:
-        """A matcher that could also draw maps, of the layer that is usual for its size."""
+        """Return a matcher that can also make maps, from the usual layer for its size."""
         return ViltExplainer(model, tokenizer, block=ViltExplainer.usual_block(model.config, 8), **options)
 
 
@@ -168,7 +168,7 @@ class BridgeTowerTraining(JointTraining):
     model_class = "BridgeTowerForImageAndTextRetrieval"
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States of the patches after the picture's own layers."""
+        """Return the states of the patches after the image layers, before fusion."""
         visual = self.model.bridgetower.vision_model.visual
         states = visual.forward_pre(pixels)
         for block in visual.transformer.resblocks:
@@ -176,14 +176,14 @@ class BridgeTowerTraining(JointTraining):
         return visual.forward_post(states)[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of BridgeTowerForImageAndTextRetrieval; see `JointTraining`."""
+        """Run BridgeTowerForImageAndTextRetrieval; see `JointTraining`."""
         output = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
                            pixel_values=pixels.repeat_interleave(2, 0), output_hidden_states=True)
         alone = self.model.bridgetower.vision_model.visual.forward_post(output.hidden_states[1][-1])
         return Seen((output.logits[:, 1] - output.logits[:, 0]).view(-1, 2), alone[::2, 1:])
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> BridgeTowerExplainer:
-        """A matcher that could also draw maps, of the layer that is usual for its size."""
+        """Return a matcher that can also make maps, from the usual layer for its size."""
         block = BridgeTowerExplainer.usual_block(model.config, 3)
         return BridgeTowerExplainer(model, tokenizer, block=block, **options)
 
@@ -204,11 +204,11 @@ class FlavaTraining(JointTraining):
     model_class = "FlavaForPreTraining"
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States of the patches after the picture's own layers."""
+        """Return the states of the patches after the image layers, before fusion."""
         return self.model.flava.image_model(pixel_values=pixels).last_hidden_state[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of FlavaForPreTraining; see `JointTraining`. Each image and each text is encoded once."""
+        """Run FlavaForPreTraining; see `JointTraining`. Each image and each text is encoded once."""
         core = self.model.flava
         image = core.image_model(pixel_values=pixels, output_hidden_states=True)
         text = core.text_model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)

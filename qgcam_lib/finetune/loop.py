@@ -175,7 +175,7 @@ def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #c05a16b0
 def _share_gradients(parameters: list, count: int) -> None:
-    "Replace gradients by their means over the processes; one that some process lacks counts as zero there."
+    "Replace gradients by their means over the processes; a gradient missing in a process counts as zero."
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
     dist.all_reduce(used, dist.ReduceOp.MAX)
     learned = [p for p, one in zip(parameters, used.tolist()) if one]
@@ -217,7 +217,7 @@ _PROGRESS = ("step", "seconds", "rows", "recent", "best")
 
 
 def save_checkpoint(training: Training, path: Path) -> None:
-    """Write a checkpoint, and `log.csv` beside it."""
+    """Write a checkpoint, and `log.csv` next to it."""
     state = {name: getattr(training, name) for name in ("fingerprint", *_PROGRESS)} | {"processes": processes()[1]}
     state |= {name: getattr(training, name).state_dict() for name in ("model", "extra", "optimizer")}
     with whole_file(path) as part:

@@ -137,7 +137,7 @@ def score_naming(models: Mapping[str, Matcher], folder: str | Path) -> pd.DataFr
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #96fc06bd
 def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: str) -> tuple[dict, pd.DataFrame]:
-    """Return the best-scoring choice of a training, and the table of all, best first, on ties in their order.
+    """Return the best-scoring choice of a training, and the table of all choices, best first (on ties, in order).
 
     score: returns the score table of models given by name; metric: selects the best, over all examples. With only one
     choice, nothing is scored and the table is empty.
@@ -155,8 +155,8 @@ def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: st
 def judge_explainer(training: Training, root: str | Path, world: str | Path, *, protocol: str = "paper",
                     val_limit: int | None = 1500, test_limits: Sequence[int] = (500, 0),
                     beside: Mapping[str, Any] | None = None, progress: bool = True) -> dict:
-    """Choose on a miniworld's val split, score on its test split with random weights and the centre guess as baselines;
-    return card entries.
+    """Choose on a miniworld's val split, score on its test split, with random weights and the centre guess as
+    baselines. Returns the card's entries.
 
     world: not read; test_limits: one score table for each, 0 for all examples; beside: other explainers to score, by
     name.
@@ -192,7 +192,7 @@ _MAIN = ("correct", "text_score", "image_score", "group_score", "top1")
 def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
                   probes: Mapping[str, tuple[list, Path]] | None = None, progress: bool = True) -> dict:
     """Score a matcher on the probes and MiniNet, with random weights as baseline; return the card's entries, with the
-    scores whose whole interval is above chance and the blind scorer.
+    scores whose whole interval exceeds chance and blind scorer.
 
     root: has the blind scorer's sentences; world: the data to score on are next to it; probes: None for
     `miniworld_probes`.

@@ -213,12 +213,12 @@ class OwlTraining(Training):
         return batch, token_ids(self.model.tokenizer, batch.texts)
 
     def losses(self, batch: tuple[OwlBatch, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The losses of a batch."""
+        """Return the losses of a batch."""
         return owl_losses(self.model, *batch, self.recipe, self.recipe.taken(self.step))
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         return {"class": "transformers OwlViTForObjectDetection", "role": "detector",
                 "task": "open-vocabulary detection, each phrase read alone",
                 "supervision": "pictures, phrases and their boxes; false phrases; the image tower starts from "
@@ -226,7 +226,7 @@ class OwlTraining(Training):
                 "max_boxes": self.as_model().max_boxes}
 
     def as_model(self, trained: bool = True, **options) -> OwlDetector:
-        """The detector of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's detector, or one of its class with initial weights from the recipe's seed + 1."""
         config = self.config.model
         owl = OwlModel(self.model, self.model.tokenizer, config) if trained else build_owl(
             config, self.vocabulary, self.recipe.seed + 1)

@@ -43,8 +43,7 @@ def singular(word: str) -> str:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #36a1e388
 def head_and_attributes(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the head noun of a phrase and the attributes before it; a final "on the left" counts as an attribute.
-    """
+    """Return the head noun of a phrase and the attributes before it; a final "on the left" counts as an attribute."""
     words = list(words)
     if len(words) > 3 and words[-3:-1] == ["on", "the"] and words[-1] in _OTHER_SIDE:
         words = [words[-1], *words[:-3]]

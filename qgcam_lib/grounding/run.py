@@ -36,7 +36,7 @@ _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share":
 
 @lru_cache(16)  # the examples of an image follow each other and share its name
 def _name(image: Path, root: Path | None) -> str:
-    """The image's name in the rows: its path under `root`, the data set's folder, else its file name."""
+    """Return the image's name in the rows: its path under `root`, the data set's folder, else its file name."""
     return image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #9981e400

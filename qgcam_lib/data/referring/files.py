@@ -113,7 +113,7 @@ def _rows(path: Path) -> tuple[str, Any]:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #edab2c55
 def _findings(expressions: Sequence[Expression]) -> list[str]:
-    "What is suspicious about all records together: boxes in corners, copies."
+    "Return suspicious findings about all records together: boxes in corners, copies."
     boxes = np.array([box for one in expressions for box in one.candidates]).reshape(-1, 4)
     low, extent = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     copies = len(expressions) - len({(one.image, one.text, one.candidates, one.box, one.split) for one in expressions})

@@ -127,7 +127,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4db8dd49
 def tricd_splits(folder: str | Path) -> list[str]:
-    "The splits whose annotations are in the folder or below it, sorted."
+    "Return the splits whose annotations are in the folder or below it, sorted."
     return sorted({path.stem.rpartition("_")[2] for path in Path(folder).rglob("TRICD_grounding_*.json")})
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #82db8ff9

@@ -192,7 +192,7 @@ def tricd_records(path: str | Path, key: str = "id", **kinds: type) -> list[dict
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #c2a03c61
 def _subset(record: _Pair, file: Path) -> str:
-    "coco_obj, coco_rel or winoground, from `source` and `coco_type`."
+    "Return coco_obj, coco_rel or winoground, from `source` and `coco_type`."
     if record.source == "winoground":
         return "winoground"
     kind = checked(Literal["object", "relation"], record.coco_type, f"pair {record.id}", file)
@@ -200,7 +200,7 @@ def _subset(record: _Pair, file: Path) -> str:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #de0f92fd
 def _phrases(record: _Pair, boxes: dict[int, list], file: Path) -> tuple[TricdPhrase, ...]:
-    "The pair's phrases with their boxes."
+    "Return the pair's phrases with their boxes."
     phrases = []
     for key, listed in record.phrases.items():
         spans = tuple(listed)
@@ -230,7 +230,7 @@ def _box_fault(one: _Annotation, pair: _Pair | None) -> str:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #86ef9b46
 def _boxes(annotations: dict[int, _Annotation], pairs: dict[int, _Pair], file: Path) -> dict[int, dict[int, list]]:
-    "{pair id: {phrase id: [box, ...]}}, boxes as half-open xyxy."
+    "Return {pair id: {phrase id: [box, ...]}}, boxes as half-open xyxy."
     by_pair: dict[int, dict[int, list]] = {}
     for one in annotations.values():
         if fault := _box_fault(one, pairs.get(one.image_id)):

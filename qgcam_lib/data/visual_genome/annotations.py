@@ -262,10 +262,10 @@ def read_images(path: str | Path) -> dict[int, ImageInfo]:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #c5ed5c64
 def read_aliases(path: str | Path) -> dict[str, str]:
-    """Return alias -> canonical name, plain, from object_alias.txt or relationship_alias.txt, each canonical one to
-    itself.
+    """Return alias -> canonical name, plain, from object_alias.txt or relationship_alias.txt.
 
-    One line per meaning, names separated by commas, the canonical one first. A name on two lines belongs to the first.
+    One line per meaning: the canonical name, which maps to itself, then others, after commas. Of two lines, the first
+    counts.
     """
     aliases: dict[str, str] = {}
     try:

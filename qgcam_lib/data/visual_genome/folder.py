@@ -84,13 +84,13 @@ class VisualGenome:
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #4221243e
 @patch
 def pictures(self: VisualGenome) -> set[str]:
-    "The names of the picture files that are there."
+    "The names of the existing image files."
     return {name for folder in self.folders for name in os.listdir(folder)}
 
 
 @patch
 def picture(self: VisualGenome, image: int) -> Path:
-    "The file of a picture; where none is there, the place where it is expected. Errors: KeyError for an unknown image."
+    "The path of an image's file, or the path where it is expected. Errors: KeyError for an unknown image."
     info = self.images[image]
     places = [folder / info.file for folder in self.folders] or [self.root / info.folder / info.file]
     return next((path for path in places if path.is_file()), places[0])
@@ -98,14 +98,14 @@ def picture(self: VisualGenome, image: int) -> Path:
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #946bf743
 @patch
 def files(self: VisualGenome) -> list[Path]:
-    "Every annotation file that is there, and each picture's place."
+    "Every existing annotation file, and the path of each image."
     return [self.root / name for name in _FILES if (self.root / name).is_file()] + [
         self.picture(image) for image in self.images]
 
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #67e47284
 @patch
 def verify(self: VisualGenome) -> pd.DataFrame:
-    "Every fault: file, problem, severity, id. Reads all files; pictures are looked for, not decoded."
+    "Every problem found: file, problem, severity, id. Reads all files; images are located, not decoded."
     there = [name for name in _FILES if (self.root / name).is_file()]
     problems = [Problem(name, "the file is not there", "note") for name in _FILES if name not in there]
     readers = {"image_data.json": lambda: _lost_pictures(self),

@@ -95,7 +95,7 @@ class MiniTraining(RankerTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         hinges = {} if self.recipe.loss == "plain" else {"negatives": (
             f"at most {self.recipe.negatives or 'all'} an expression, of {self.recipe.together or 'all'} pictures of a "
             "batch; the paper draws 64 of a batch of 512")}
@@ -134,7 +134,7 @@ class MiniTasks(MultiTaskTraining, MiniTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         entries = super().about
         return {**entries, "supervision": f"{entries['supervision']}; in turn questions on relations, GQA-Rel of the "
                 "same pictures, with their short answers", "answers": list(self.asked.classes),

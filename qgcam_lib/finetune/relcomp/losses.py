@@ -124,8 +124,7 @@ class Encoders:
 
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #e1a13f5a
 def encoders_of(matcher: Any) -> Encoders:
-    """Return both encoders of a matcher from `load_model`: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA's contrastive head,
-    OTTER.
+    """Split a matcher from `load_model` into its encoders: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA (contrastive), OTTER.
 
     Raises ParameterError for a matcher that encodes image and text jointly, and for one in half precision, whose
     weights are too coarse for training.
