@@ -89,8 +89,7 @@ def scaled_maps(maps: torch.Tensor, size: int) -> torch.Tensor:
     """Return raw maps [N, h, w] min-max normalised and enlarged: [N, size, size] in 0..1, differentiable.
 
     Bilinear interpolation; constant maps become 0. Source: AMC's training code, which divides by the range plus 1e-7;
-    raw maps of these small models can be smaller than that everywhere, so here only a range of zero is treated
-    separately.
+    raw maps of small models can be below that everywhere, so here only a range of zero is treated separately.
     """
     flat = maps.flatten(1)
     low, high = flat.amin(1), flat.amax(1)

@@ -153,7 +153,7 @@ def draw_batch(training: Training) -> Any:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #27ad9bf9
 def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
-    """Do one step of the optimizer and return the losses, on their device. The random state of any dropout depends on
+    """Do one step of the optimizer; returns the losses, on their device. The random state of any dropout depends on
     seed, step and process. In a group, gradients are means over the processes.
     """
     (rank, count), recipe, rate = processes(), training.recipe, training.rate(batch)

@@ -155,11 +155,10 @@ def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: st
 def judge_explainer(training: Training, root: str | Path, world: str | Path, *, protocol: str = "paper",
                     val_limit: int | None = 1500, test_limits: Sequence[int] = (500, 0),
                     beside: Mapping[str, Any] | None = None, progress: bool = True) -> dict:
-    """Choose on a miniworld's val split, score on its test split, with random weights and the centre guess as
-    baselines. Returns the card's entries.
+    """Choose on a miniworld's val split, score on its test split with random weights and the centre guess as baselines;
+    returns the card's entries.
 
-    world: not read; test_limits: one score table for each, 0 for all examples; beside: other explainers to score, by
-    name.
+    world: not read; test_limits: one score table each, 0 for all examples; beside: other explainers to score, by name.
     """
     val, test = Flickr30kEntities(root, "val"), Flickr30kEntities(root, "test")
     score = partial(score_explainers, protocol=protocol)
@@ -174,7 +173,7 @@ def judge_explainer(training: Training, root: str | Path, world: str | Path, *, 
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #b2fa0b7c
 def judge_detector(training: Training, root: str | Path, world: str | Path, *, progress: bool = True) -> dict:
-    """Choose on TRICD's val pairs, score on its test pairs with random weights as baseline; return the card's entries.
+    """Choose on TRICD's val pairs, score on its test pairs with random weights as baseline; returns the card's entries.
 
     root: not read; world: the pairs are next to this folder, or made there.
     """
@@ -191,11 +190,10 @@ _MAIN = ("correct", "text_score", "image_score", "group_score", "top1")
 
 def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
                   probes: Mapping[str, tuple[list, Path]] | None = None, progress: bool = True) -> dict:
-    """Score a matcher on the probes and MiniNet, with random weights as baseline; return the card's entries, with the
+    """Score a matcher on the probes and MiniNet, with random weights as baseline; returns the card's entries, with the
     scores whose whole interval exceeds chance and blind scorer.
 
-    root: has the blind scorer's sentences; world: the data to score on are next to it; probes: None for
-    `miniworld_probes`.
+    root: has the blind scorer's sentences; world: the test data are next to it; probes: None for `miniworld_probes`.
     """
     probes = miniworld_probes(world, progress=progress) if probes is None else probes
     models = {name: training.as_model(**options) for name, options in training.readings.items()}
@@ -224,7 +222,7 @@ _JUDGES = {"detector": judge_detector, "matcher": judge_matcher, "ranker": judge
 
 def make_entry(training: Training, root: str | Path, out: str | Path, *, name: str, world: str | Path | None = None,
                starts_from: str = "", progress: bool = True, **judging) -> Path:
-    """Round, choose, score, and write the zoo folder of a trained model; return the folder.
+    """Round, choose, score, and write the zoo folder of a trained model; returns the folder.
 
     root: the miniworld of the training, or the one next to its data; out: the zoo's folder, usually data/zoo; world:
     the miniworld next to the data to score on, None for root; starts_from: the entry with the training's initial
@@ -300,7 +298,7 @@ MINIS: dict[str, Mini] = {
 # %% ../../nbs/lib/finetune/11_minis.ipynb #30549612
 def make_mini(name: str, root: str | Path, work: str | Path | None, out: str | Path, recipe: Recipe | None = None, *,
               progress: bool = True) -> Path:
-    """Train an entry of MINIS, or resume from its checkpoint in work, write it to the zoo `out` and return its folder.
+    """Train an entry of MINIS, or resume from its checkpoint in work; write it to the zoo `out`; returns its folder.
 
     root: the miniworld; other data for the entry is made next to it if missing; recipe: None for the entry's own. In a
     group (`finetune.loop.launched`) every process calls `make_mini`; the first one draws, scores and writes.

@@ -171,7 +171,7 @@ def _phrase_hits(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #221ce6c8
 def take_tower(model, state: Mapping[str, torch.Tensor], pixels: torch.Tensor) -> float:
-    """Copy the image tower of a BLIP into an OWL-ViT of the same size; return the share of variance that OWL-ViT's
+    """Copy the image tower of a BLIP into an OWL-ViT of the same size; returns the share of variance that OWL-ViT's
     additional normalisation keeps.
 
     model: OwlViTForObjectDetection; state: the BLIP's tensors by name; pixels: [B, 3, S, S] prepared images.

@@ -109,7 +109,7 @@ def _boxes(examples: Sequence[GroundingExample]) -> np.ndarray:
 
 
 def _warned(boxes: Sequence[np.ndarray]) -> list[str]:
-    """Warn once about suspicious boxes and return the texts. boxes: one array of `_boxes` per image."""
+    """Warn once about suspicious boxes; returns the texts. boxes: one array of `_boxes` per image."""
     each, pictures = np.concatenate([np.zeros((0, 6)), *boxes]), np.repeat(np.arange(len(boxes)), [*map(len, boxes)])
     return warn_of(box_findings(each[:, :4], each[:, 4:], pictures), stacklevel=3)
 

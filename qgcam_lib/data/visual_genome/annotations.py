@@ -264,8 +264,7 @@ def read_images(path: str | Path) -> dict[int, ImageInfo]:
 def read_aliases(path: str | Path) -> dict[str, str]:
     """Return alias -> canonical name, plain, from object_alias.txt or relationship_alias.txt.
 
-    One line per meaning: the canonical name, which maps to itself, then others, after commas. Of two lines, the first
-    counts.
+    A line: canonical name, alias, alias, ...; the first maps to itself. A name on two lines belongs to the first.
     """
     aliases: dict[str, str] = {}
     try:

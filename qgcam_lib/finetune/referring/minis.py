@@ -230,7 +230,7 @@ def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bo
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #8b628722
 def judge_ranker(training: MiniTraining, root: str | Path, world: str | Path, *, progress: bool = True) -> dict:
-    """Score a ranker with random weights as baseline; return the card's entries. root, world: not read, the folder is
+    """Score a ranker with random weights as baseline; returns the card's entries. root, world: not read, the folder is
     in the training.
     """
     models = {"trained": training.as_model(), "random weights": training.as_model(False)}

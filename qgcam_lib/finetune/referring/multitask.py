@@ -141,7 +141,7 @@ class MultiTaskTraining(RankerTraining):
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c6000f
 def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
-    """Raise ParameterError unless a network has one output per class of the questions."""
+    """Raises ParameterError unless a network has one output per class of the questions."""
     for data in several:
         if data is not None and len(data.classes) != network.answer[-1].out_features:
             raise ParameterError(f"questions: expected the {network.answer[-1].out_features} classes of the network, "

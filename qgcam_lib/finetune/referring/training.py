@@ -259,7 +259,7 @@ def finished(self: RankerTraining) -> bool:
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b70010
 def check_data(data: Any, recipe: RankerRecipe) -> None:
-    """Raise ParameterError if a batch is too small for all texts of an image, or a text has no target."""
+    """Raises ParameterError if a batch is too small for all texts of an image, or a text has no target."""
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
     if most > recipe.batch or without:
         raise ParameterError(f"batch, data: expected room for all texts of a picture, {most}, and a target for each of "

@@ -24,7 +24,7 @@ def _state(of: "torch.nn.Module | State") -> State:
 
 
 def _check_states(states: dict[str, State]) -> None:
-    """Raise ParameterError for states whose keys or shapes differ from those of theta_0."""
+    """Raises ParameterError for states whose keys or shapes differ from those of theta_0."""
     first = states["theta_0"]
     for name, state in states.items():
         shapes = [{key: tuple(value.shape) for key, value in one.items()} for one in (first, state)]
