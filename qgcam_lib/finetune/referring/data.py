@@ -202,7 +202,7 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #a1c50006
 def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
-    """Return image -> the boxes in its scene graph, half-open xyxy in pixels, in the order of the file.
+    """Return image -> boxes in its scene graph, half-open xyxy in pixels, in the order of the file.
 
     Equal boxes are listed once; boxes without area or outside the image are left out. root, split: see
     `data.gqa.scene_graphs`, also for the errors: GQA has scene graphs for train and val.

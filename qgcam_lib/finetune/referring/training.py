@@ -242,7 +242,7 @@ def looks(self: RankerTraining) -> list[float]:
 
 @patch
 def after_step(self: RankerTraining) -> None:
-    """Evaluate on the development set after every epoch, and keep the best weights."""
+    """Evaluate on the development set after each epoch and at the end, and keep the best weights."""
     if self.dev is None or self.step % self.epoch_steps and self.step < self.recipe.steps:
         return
     accuracy = self.accuracy(self.dev)
