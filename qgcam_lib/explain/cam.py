@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 # %% ../../nbs/lib/explain/02_cam.ipynb #a07b0185
 def masked_pixels(pixels: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
-    """A picture seen through channels: [K, 3, S, S].
+    """Return an image masked with each of K channels: [K, 3, S, S].
 
     pixels: [3, S, S], normalised; channels: activations [K, h, w]. A mask is the channel enlarged bilinearly with
-    aligned corners and scaled to 0..1 as (m - min) / (max - min + 1e-6); a constant channel of zeros leaves nothing.
+    aligned corners and scaled to 0..1 as (m - min) / (max - min + 1e-6); a constant channel masks everything.
     """
     masks = F.interpolate(channels[:, None], size=pixels.shape[-2:], mode="bilinear", align_corners=True)
     low, high = masks.aminmax(dim=-1, keepdim=True)
@@ -32,11 +32,11 @@ def masked_pixels(pixels: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/explain/02_cam.ipynb #8bd33011
 def gscorecam_literal(visual, pixels: torch.Tensor, text: torch.Tensor, *, scale: float | torch.Tensor,
                       n_channels: int = 300, batch: int = 32) -> torch.Tensor:
-    """gScoreCAM of one phrase as published, slowly: the map [h, w] float32, raw, >= 0, on layer 4's grid.
+    """Compute gScoreCAM of one phrase as published, slowly: the map [h, w] float32, raw, >= 0, on layer 4's grid.
 
     visual: open_clip's `ModifiedResNet` in evaluation mode; pixels: [3, S, S], normalised; text: unit vector [D];
-    scale: factor from cosine to logit; batch: masked pictures at once. Source: Chen et al. 2022, Algorithm 1, and
-    the constants of their code. The reference for `gscorecam`.
+    scale: factor from cosine to logit; batch: masked images per pass. Source: Chen et al. 2022, Algorithm 1, and the
+    constants of their code. Used as the reference for `gscorecam`.
     """
     features = layer4(visual, pixels[None]).requires_grad_()
     score = scale * F.normalize(visual.attnpool(features), dim=-1)[0] @ text
@@ -53,7 +53,7 @@ def gscorecam_literal(visual, pixels: torch.Tensor, text: torch.Tensor, *, scale
 # %% ../../nbs/lib/explain/02_cam.ipynb #babe518b
 @torch.no_grad()
 def layer4(visual, pixels: torch.Tensor) -> torch.Tensor:
-    """Activations [B, C, h, w] of the ResNet's last stage, >= 0."""
+    """Return the activations [B, C, h, w] of the ResNet's last stage, >= 0."""
     x = pixels
     for stage in (visual.stem, visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         x = stage(x)
@@ -61,7 +61,7 @@ def layer4(visual, pixels: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/lib/explain/02_cam.ipynb #9f96b9ca
 def pool(attention, features: torch.Tensor) -> torch.Tensor:
-    """Embeddings [B, D] of activations [B, C, h, w], equal to open_clip's `AttentionPool2d` up to rounding."""
+    """Return embeddings [B, D] of activations [B, C, h, w], equal to open_clip's `AttentionPool2d` up to rounding."""
     cells = features.flatten(2).mT
     cells = torch.cat([cells.mean(1, keepdim=True), cells], 1) + attention.positional_embedding
     heads = (attention.num_heads, -1)
@@ -74,9 +74,9 @@ def pool(attention, features: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/explain/02_cam.ipynb #64196864
 def importances(attention, features: torch.Tensor, texts: torch.Tensor,
                 scale: float | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean gradients [P, C] of the P scores with respect to the channels, and the scores [P]; both float32.
+    """Return the mean gradients [P, C] of the P scores with respect to the channels, and the scores [P]; both float32.
 
-    attention: the ResNet's attention pool; features: layer 4 of one picture, [C, h, w]; texts: unit vectors [P, D];
+    attention: the ResNet's attention pool; features: layer 4 of one image, [C, h, w]; texts: unit vectors [P, D];
     scale: factor from cosine to logit.
     """
     with torch.enable_grad():
@@ -89,9 +89,9 @@ def importances(attention, features: torch.Tensor, texts: torch.Tensor,
 # %% ../../nbs/lib/explain/02_cam.ipynb #b24e4211
 @torch.no_grad()
 def masked_embeddings(visual, pixels: torch.Tensor, channels: torch.Tensor, chunk: int = 4) -> torch.Tensor:
-    """Unit embeddings [K, D] float32 of a picture seen through K channels [K, h, w], `chunk` at a time.
+    """Return unit embeddings [K, D] float32 of an image masked with K channels [K, h, w], `chunk` at a time.
 
-    After ten seconds a bar shows how far it is.
+    After ten seconds a progress bar appears.
     """
     filled = channels.amax(dim=(1, 2)) > 0
     some = torch.cat([channels[filled], channels[~filled][:1]])
@@ -112,10 +112,10 @@ def _embed(visual, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/explain/02_cam.ipynb #2f10e53b
 @dataclass(frozen=True)
 class Shared:
-    """The amount of work that the phrases of one image shared.
+    """The amount of work that the phrases of one image share.
 
-    phrases, channels: their number and the channels taken by each; union: different channels taken; embedded: masked
-    pictures that went through the encoder. One phrase at a time it would be phrases * channels.
+    phrases, channels: number of phrases, and of channels taken by each; union: different channels taken; embedded:
+    masked images that the encoder processed. One phrase at a time would need phrases * channels of them.
     """
 
     phrases: int
@@ -126,7 +126,7 @@ class Shared:
 # %% ../../nbs/lib/explain/02_cam.ipynb #f75add09
 @dataclass(frozen=True)
 class ScoreCam:
-    """maps: [P, h, w] float32, raw, >= 0; logits: [P], CLIP's scores of the whole picture; shared: work done."""
+    """maps: [P, h, w] float32, raw, >= 0; logits: [P], CLIP's scores of the whole image; shared: work done."""
 
     maps: torch.Tensor
     logits: torch.Tensor
@@ -136,11 +136,11 @@ class ScoreCam:
 @torch.no_grad()
 def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float | torch.Tensor,
               n_channels: int = 300, chunk: int = 4) -> ScoreCam:
-    """gScoreCAM maps of P phrases on one picture, equal to `gscorecam_literal` phrase by phrase.
+    """Return gScoreCAM maps of P phrases on one image, equal to `gscorecam_literal` phrase by phrase.
 
-    visual: open_clip's `ModifiedResNet` in evaluation mode; pixels: [3, S, S], normalised, on its device; texts:
-    unit vectors [P, D]; scale: factor from cosine to logit; n_channels: channels taken for each phrase, all where
-    there are fewer; chunk: masked pictures at once, which sets the memory. A map is zero where no channel is active.
+    visual: open_clip's `ModifiedResNet` in evaluation mode; pixels: [3, S, S], normalised, on its device; texts: unit
+    vectors [P, D]; scale: factor from cosine to logit; n_channels: channels taken for each phrase, all if there are
+    fewer; chunk: masked images per pass, which determines the memory. A map is zero if no channel is active.
     Source: Chen et al. 2022.
     """
     first = layer4(visual, pixels[None].to(visual.conv1.weight.dtype))[0]
@@ -171,8 +171,8 @@ class Cam:
     card: dict[str, Any]
 
     def maps(self, image: Any, phrases: Sequence[str]) -> torch.Tensor:
-        """Maps [P, h, w] float32, raw, >= 0, on the layer's grid. Raises ValueError in training mode, and for a layer
-        that a pass meets not once, or whose output is not [1, C, h, w] after `reshape`."""
+        """Return maps [P, h, w] float32, raw, >= 0, on the layer's grid. Raises ValueError in training mode, and for a
+        layer that a pass does not use exactly once, or whose output is not [1, C, h, w] after `reshape`."""
         if self.module.training:
             raise ValueError("module: expected evaluation mode, where maps are not random. Call module.eval().")
         x = self.prepare(Image.open(image).convert("RGB") if isinstance(image, str | Path) else image)
@@ -202,13 +202,13 @@ class Cam:
 def cam_for(module: torch.nn.Module, layer: torch.nn.Module | str, *, prepare: Callable[[Any], torch.Tensor],
             score: Callable[[Any, str], torch.Tensor], reshape: Callable[[torch.Tensor], torch.Tensor] | None = None,
             name: str = "") -> Cam:
-    """GradCAM of a network of your own, as `ground` and `score_maps` take it.
+    """Return GradCAM for a custom network, as an explainer for `ground` and `score_maps`.
 
-    module: the network, in evaluation mode. layer: one of its parts, or the dotted name of one. prepare: a PIL picture
-    -> the input, [3, H, W] or [1, 3, H, W], on the network's device. score: the network's output and a phrase -> one
-    number, which the map explains. reshape: the layer's output -> [1, C, h, w]; None where it has that shape. name: of
-    the card, by default the network's class. Errors: AttributeError for a layer that is not there.
-    Source: Selvaraju et al. 2017, equations 1 and 2; raw, without their upsampling, which a map protocol does.
+    module: the network, in evaluation mode. layer: one of its parts, or the dotted name of one. prepare: a PIL image ->
+    the input, [3, H, W] or [1, 3, H, W], on the network's device. score: the network's output and a phrase -> one
+    number, which the map explains. reshape: the layer's output -> [1, C, h, w]; None if it has this shape. name: the
+    name in the card, by default the network's class. Errors: AttributeError for a layer that does not exist.
+    Source: Selvaraju et al. 2017, equations 1 and 2; raw, without the paper's upsampling, which a map protocol does.
     """
     paths = {part: path for path, part in module.named_modules()}
     part = module.get_submodule(layer) if isinstance(layer, str) else layer

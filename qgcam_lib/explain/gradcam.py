@@ -26,10 +26,10 @@ class AttentionWatch:
     attention: torch.Tensor | None = None
 
     def gradient(self, scores: torch.Tensor) -> torch.Tensor:
-        """Derivative of each scores[p] by the attention of example p, in the shape of `attention`.
+        """Return the gradient of each scores[p] with respect to example p's attention, in the shape of `attention`.
 
-        scores: [P], from the watched pass, one an example, no example depending on another. Raises ValueError where
-        the pass ran without gradients.
+        scores: [P], from the watched pass, one per example; examples must not depend on each other. Raises ValueError
+        if the pass ran without gradients.
         """
         (derivatives,) = torch.autograd.grad(scores.sum(), self.attention)
         return derivatives
@@ -39,9 +39,9 @@ class AttentionWatch:
 def watch_attention(dropout: torch.nn.Module) -> Iterator[AttentionWatch]:
     """Watch the attention probabilities that pass a dropout layer, and let the gradient start there.
 
-    dropout: the layer in an attention module that its probabilities [P, heads, rows, columns] go through, in
-    evaluation mode. The parameters of the model should be frozen, or the graph below is kept too. Raises ValueError
-    in training mode, and where the layer is passed twice.
+    dropout: the attention module's dropout layer, which its probabilities [P, heads, rows, columns] pass, in evaluation
+    mode. Freeze the parameters of the model, or the graph below is kept too. Raises ValueError in training mode, and if
+    the layer is passed twice.
     """
     if dropout.training:
         raise ValueError("dropout: expected evaluation mode, where maps are not random. Call model.eval().")
@@ -62,24 +62,24 @@ EXPLAIN = ("attention", "gradcam")
 
 
 def row_maps(attention: torch.Tensor, gradient: torch.Tensor | None, grid: tuple[int, int]) -> torch.Tensor:
-    """Maps of the rows of an attention, [P, rows, h, w] float32, >= 0: its mean over heads.
+    """Return one map per attention row, [P, rows, h, w] float32, >= 0: the mean over heads.
 
-    attention: [P, heads, rows, h*w], the columns being the patches row by row; gradient: None, or in the same shape,
-    whose positive part then weights the attention before the mean (GradCAM); grid: h and w. Raises ValueError where
-    the grid does not fit.
+    attention: [P, heads, rows, h*w], the columns are the patches row by row; gradient: None, or the same shape: its
+    positive part weights the attention before the mean (GradCAM); grid: h and w. Raises ValueError if the grid does not
+    fit.
     """
     weighted = attention.float() if gradient is None else attention.float() * gradient.float().clamp(min=0)
     return weighted.mean(1).unflatten(-1, tuple(grid)).detach()
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #b86c570f
 def send(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A tensor of the CPU on a device; to a GPU it goes from pinned memory, and nobody waits for it."""
+    """Copy a CPU tensor to a device; to a GPU from pinned memory, without waiting."""
     cuda = torch.device(device).type == "cuda"
     return tensor.pin_memory().to(device, non_blocking=True) if cuda else tensor.to(device)
 
 
 def _grid(counts: Sequence[int]) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Where rows that are listed picture by picture are in a table of a row a picture, and the table's size."""
+    """Return the flat indices of rows, listed image by image, in a table with a row per image; and its size."""
     most = max(counts, default=0)
     places = [number * most + place for number, count in enumerate(counts) for place in range(count)]
     return torch.tensor(places, dtype=torch.long), (len(counts), most)
@@ -87,11 +87,11 @@ def _grid(counts: Sequence[int]) -> tuple[torch.Tensor, tuple[int, int]]:
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #3644e330
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of P phrases, padded to T, and which of them are real.
+    """Token ids of P phrases, padded to T, and the mask of real tokens.
 
-    ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one a phrase; counts: of how many phrases
-    each of B pictures has, in their order; None: all phrases are of one picture. The N real tokens are listed phrase by
-    phrase. Made on the CPU; `to` puts all of it on a device but `real`, the mask that the CPU can read without waiting.
+    ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one per phrase; counts: number of phrases
+    for each of B images, in order; None: all phrases belong to one image. The N real tokens are listed phrase by
+    phrase. Made on the CPU; `to` copies all tensors to a device but `real`, the mask for the CPU.
     """
 
     ids: torch.Tensor
@@ -112,7 +112,7 @@ class Tokens:
             object.__setattr__(self, name, value)
 
     def to(self, device: torch.device | str) -> "Tokens":
-        """The same on a device."""
+        """Return a copy on a device."""
         moved = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor) and name != "real":
@@ -120,16 +120,16 @@ class Tokens:
         return moved
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """[P, T, C] -> [N, C], the real tokens only."""
+        """Return the real tokens only: [P, T, C] -> [N, C]."""
         return padded.flatten(0, 1).index_select(0, self.index)
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
-        """[N, C] -> [P, T, C], zeros where there is padding."""
+        """Return the tokens padded with zeros: [N, C] -> [P, T, C]."""
         empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
         return empty.index_copy(0, self.index, packed).unflatten(0, self.mask.shape)
 
     def spread(self, packed: torch.Tensor, first_only: bool = False) -> torch.Tensor:
-        """[N, C] (or [P, C] of the first tokens) -> [B, L, C], a row a picture; of one picture as it is."""
+        """Return [N, C] (or first tokens [P, C]) as [B, L, C], a row per image; unchanged for one image."""
         if self.counts is None:
             return packed
         places, size = self.first_places if first_only else self.all_places, self.sizes[first_only]
@@ -137,7 +137,7 @@ class Tokens:
         return empty.index_copy(0, places, packed).unflatten(0, size)
 
     def collect(self, table: torch.Tensor, first_only: bool = False) -> torch.Tensor:
-        """The way back from `spread`: [B, L, ...] -> [N, ...]."""
+        """Undo `spread`: [B, L, ...] -> [N, ...]."""
         places = self.counts is not None and (self.first_places if first_only else self.all_places)
         return table if self.counts is None else table.flatten(0, 1).index_select(0, places)
 
@@ -148,7 +148,7 @@ def split_heads(x: torch.Tensor, attention) -> torch.Tensor:
 
 
 def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = False) -> torch.Tensor:
-    """Self-attention of one layer within each phrase, [N, C] -> [N, C] ([P, C] with first_only)."""
+    """Apply one layer's self-attention within each phrase, [N, C] -> [N, C] ([P, C] with first_only)."""
     inner = block.self
     keys, values = (split_heads(tokens.pad(part(x)), inner) for part in (inner.key, inner.value))
     asking = x[tokens.first] if first_only else x
@@ -160,7 +160,7 @@ def _self_attention(block, x: torch.Tensor, tokens: Tokens, first_only: bool = F
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #b241e838
 class ImageKeys:
-    """`image_keys_values` that are made when a layer asks, so that only those in use take memory."""
+    """`image_keys_values`, computed when a layer is indexed, so that only those in use take memory."""
 
     def __init__(self, encoder, states: torch.Tensor):
         self.layers, self.states = encoder.encoder.layer, states
@@ -175,29 +175,29 @@ class ImageKeys:
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #e1490c34
 def image_keys_values(encoder, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-    """Cross-attention keys and values of one image for every layer of a text encoder; None for a layer without it.
+    """Return an image's cross-attention keys and values for each text layer; None without cross-attention.
 
     encoder: a BERT with `encoder.layer`, whose fusing layers have `crossattention` (LAVIS's BLIP and ALBEF); states:
-    [M, C], the image encoder's output, class token first. Each key and value is [heads, M, C / heads]. Of B images,
-    states are [B, M, C], and each is [B, heads, M, C / heads].
+    [M, C], the image encoder's output, class token first. Each key and value is [heads, M, C / heads]. For B images,
+    states are [B, M, C], and each key and value is [B, heads, M, C / heads].
     """
     keys = ImageKeys(encoder, states)
     return [keys[number] for number in range(len(keys.layers))]
 
 
 def _attention(block, x: torch.Tensor, keys: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Cross-attention probabilities [heads, N, M] of the listed tokens; [B, heads, L, M] of several pictures."""
+    """Return cross-attention probabilities [heads, N, M] of the listed tokens; [B, heads, L, M] for several images."""
     queries = split_heads(tokens.spread(block.self.query(x)), block.self)
     return (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #e5da5739
 def _attended(block, x: torch.Tensor, mixed: torch.Tensor, tokens: Tokens, first_only: bool = False) -> torch.Tensor:
-    """The rest of a cross-attention: join the heads of `mixed` [..., heads, N, d], project, add, norm."""
+    """Finish a cross-attention: join the heads of `mixed` [..., heads, N, d], project, add, norm."""
     return block.output(tokens.collect(mixed.transpose(-3, -2).flatten(-2), first_only), x)
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #66b09b80
 def _layer(layer, x: torch.Tensor, tokens: Tokens, pair, first_only: bool = False) -> torch.Tensor:
-    """One whole text layer on the listed tokens; pair: the image's keys and values for it, or None."""
+    """Apply one text layer to the listed tokens; pair: the image's keys and values for this layer, or None."""
     x = _self_attention(layer.attention, x, tokens, first_only)
     if pair is not None:
         inner = layer.crossattention.self
@@ -210,7 +210,7 @@ def _layer(layer, x: torch.Tensor, tokens: Tokens, pair, first_only: bool = Fals
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #4a698fae
 def _layers(encoder, x: torch.Tensor, tokens: Tokens, keys_values: list, start: int,
             stop: int | None = None) -> torch.Tensor:
-    """Layers start..stop-1; when the last layer is among them, the result is the first tokens' states alone, [P, C]."""
+    """Apply layers start..stop-1; if the last layer is among them, return the first tokens' states alone, [P, C]."""
     layers = encoder.encoder.layer
     for i in range(start, len(layers) if stop is None else stop):
         x = _layer(layers[i], x, tokens, keys_values[i], first_only=i == len(layers) - 1)
@@ -219,10 +219,10 @@ def _layers(encoder, x: torch.Tensor, tokens: Tokens, keys_values: list, start: 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #0fffa37d
 @torch.no_grad()
 def match_logits(encoder, head, tokens: Tokens, image_keys: list) -> torch.Tensor:
-    """Matching logits [P, 2] (no match, match) of P phrases with one image.
+    """Return the matching logits [P, 2] (no match, match) of P phrases with one image.
 
-    encoder: the text encoder, in evaluation mode; head: the linear matching head; image_keys: the image, from
-    `image_keys_values`.
+    encoder: the text encoder, in evaluation mode; head: the linear matching head; image_keys: the image's keys and
+    values, from `image_keys_values`.
     """
     x = tokens.pack(encoder.embeddings(tokens.ids))
     return head(_layers(encoder, x, tokens, image_keys, 0))
@@ -230,12 +230,12 @@ def match_logits(encoder, head, tokens: Tokens, image_keys: list) -> torch.Tenso
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #cc63ca5d
 def attention_gradients(encoder, head, tokens: Tokens, image_keys: list,
                         block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention of one layer and the derivative of each phrase's matching logit by it.
+    """Return one layer's attention and the derivative of each phrase's matching logit with respect to it.
 
     block: 0-based layer with cross-attention; the rest as in `match_logits`. Returns attention and gradient, both
-    [heads, N, M] for the N listed tokens and the image's M states, and the logits [P, 2]. Of several pictures both are
-    [B, heads, L, M], as `Tokens.spread` places the tokens.
-    Raises ValueError where the block does not exist or has no cross-attention.
+    [heads, N, M] for the N listed tokens and the image's M states, and the logits [P, 2]. For several images both are
+    [B, heads, L, M], with tokens placed as by `Tokens.spread`. Raises ValueError if the block does not exist or has no
+    cross-attention.
     """
     layers = encoder.encoder.layer
     layer, (keys, values) = layers[block], image_keys[block]
@@ -257,11 +257,11 @@ TOKEN_MODES = ("lavis", "amc")
 
 
 def token_weights(mask: torch.Tensor, mode: str | int = "lavis") -> torch.Tensor:
-    """Weight of each token in its phrase's map, [P, T] float32, rows summing to 1.
+    """Return the weight of each token in its phrase's map, [P, T] float32; rows sum to 1.
 
-    mask: [P, T] bool, real tokens; mode: "lavis" (mean over all but the first and last real token), "amc" (mean
-    over all real tokens; the original divides by the padded length, which scales the map), or an int, that token
-    alone (0 is the first, special one; -1 the last real one). Raises ValueError where a phrase has no such token.
+    mask: [P, T] bool, real tokens; mode: "lavis" (mean over all but the first and last real token), "amc" (mean over
+    all real tokens; the original divides by the padded length, which scales the map), or an int: that token alone (0 is
+    the first, special token; -1 the last real one). Raises ValueError if a phrase has no such token.
     """
     order = mask.long().cumsum(1) - 1
     length = mask.sum(1, keepdim=True)
@@ -282,10 +282,10 @@ def token_weights(mask: torch.Tensor, mode: str | int = "lavis") -> torch.Tensor
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #ebe31400
 def token_maps(attention: torch.Tensor, gradient: torch.Tensor, grid: tuple[int, int],
                tokens: Tokens | None = None) -> torch.Tensor:
-    """Maps of single tokens, [N, h, w] float32, >= 0: mean over heads of attention x positive gradient.
+    """Return maps of single tokens, [N, h, w] float32, >= 0: mean over heads of attention x positive gradient.
 
-    attention, gradient: [heads, N, 1 + h*w] from `attention_gradients`; the class token is dropped. tokens: needed
-    where they are of several pictures. Source: LAVIS `compute_gradcam`; AMC.
+    attention, gradient: [heads, N, 1 + h*w] from `attention_gradients`; the class token is dropped. tokens: required
+    for several images. Source: LAVIS `compute_gradcam`; AMC.
     """
     product = attention.float() * gradient.float().clamp(min=0)
     each = product.mean(-3)[..., 1:]
@@ -293,17 +293,17 @@ def token_maps(attention: torch.Tensor, gradient: torch.Tensor, grid: tuple[int,
 
 
 def phrase_maps(maps: torch.Tensor, tokens: Tokens, weights: torch.Tensor) -> torch.Tensor:
-    """Maps of phrases [P, h, w] from maps of the listed tokens [N, h, w] and `token_weights` [P, T]."""
+    """Return phrase maps [P, h, w] from maps of the listed tokens [N, h, w] and `token_weights` [P, T]."""
     return torch.einsum("pt,pthw->phw", weights.to(maps), tokens.pad(maps))
 
 # %% ../../nbs/lib/explain/01_gradcam.ipynb #cb9735b8
 def gradcam(encoder, head, tokens: Tokens, image_keys: list, *, block: int, grid: tuple[int, int],
             weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """GradCAM maps of P phrases for one image, and their matching logits.
+    """Return GradCAM maps of P phrases for one image, and their matching logits.
 
     encoder, head, tokens, image_keys, block: as in `attention_gradients`; grid: rows and columns of the image's
     patches; weights: [P, T] from `token_weights`. Returns maps [P, h, w] float32, raw, >= 0, and logits [P, 2]. A
-    phrase's map does not depend on the other phrases. A map is all zero where no patch raises the score.
+    phrase's map does not depend on the other phrases. A map is all zero if no patch raises the score.
     """
     attention, gradient, logits = attention_gradients(encoder, head, tokens, image_keys, block)
     return phrase_maps(token_maps(attention, gradient, grid), tokens, weights), logits

@@ -36,8 +36,8 @@ MINI = BlipConfig(
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c569d637
 @dataclass(frozen=True)
 class ItmRecipe(CaptionRecipe):
-    """The recipe of a matcher: the fields of `CaptionRecipe`, and contrast_weight: of the contrast in sentence
-    steps."""
+    """The recipe of a matcher: the fields of `CaptionRecipe`, and contrast_weight: weight of the contrastive loss in
+    sentence steps."""
 
     sentences: float = 0.2
     contrast_weight: float = 0.25
@@ -45,14 +45,14 @@ class ItmRecipe(CaptionRecipe):
 # %% ../../nbs/lib/finetune/05_albef.ipynb #f92c79ba
 @dataclass(frozen=True)
 class ItmBatch(CaptionBatch):
-    """A `CaptionBatch` with the token ids and mask [B*k, T] of its texts, k a picture."""
+    """A `CaptionBatch` with the token ids and mask [B*k, T] of its texts, k per image."""
 
     ids: torch.Tensor
     mask: torch.Tensor
 
 
 def draw_batch(data: TrainingSet, table: TokenTable, recipe: CaptionRecipe, step: int) -> ItmBatch:
-    """The pictures and texts of a step, counted from 0."""
+    """Draw the images and texts of a step, counted from 0."""
     batch = draw_captions(data, recipe, step)
     return ItmBatch(**vars(batch), **dict(zip(("ids", "mask"), table(batch.texts))))
 
@@ -60,10 +60,10 @@ def draw_batch(data: TrainingSet, table: TokenTable, recipe: CaptionRecipe, step
 def run_layers(
     encoder, states: torch.Tensor, mask: torch.Tensor, span: range, image: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """States [N, T, C] after the layers of span, for N texts, k for each of B pictures in order; differentiable.
+    """Return states [N, T, C] after the layers in span, for N texts, k for each of B images in order; differentiable.
 
     encoder: LAVIS's BERT; states: before the first of these layers; mask: [N, T], true where a token is real; image:
-    [B, M, C] states of the pictures, None for a pass without cross-attention. Layers that have none do without.
+    [B, M, C] states of the images, None for a pass without cross-attention. Layers without cross-attention ignore it.
     """
     hidden = (~mask)[:, None, None, :].to(states) * -1e4
     for layer in encoder.encoder.layer[span.start : span.stop]:
@@ -76,12 +76,12 @@ def run_layers(
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #434a07ac
 def text_states(encoder, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
-    """Last hidden states [N, T, C] of texts; ids, mask: [N, T]; the rest as in `run_layers`."""
+    """Return the last hidden states [N, T, C] of texts; ids, mask: [N, T]; the rest as in `run_layers`."""
     return run_layers(encoder, encoder.embeddings(input_ids=ids), mask, range(len(encoder.encoder.layer)), image)
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #02f38753
 def glorot(model) -> torch.nn.Module:
-    """The model, the matrices of its `text_encoder` drawn anew after Glorot, but for the embeddings."""
+    """Initialise the matrices of a model's `text_encoder` after Glorot, except the embeddings; return the model."""
     for name, parameter in model.text_encoder.named_parameters():
         if parameter.ndim == 2 and "embeddings" not in name:
             torch.nn.init.xavier_uniform_(parameter)
@@ -89,13 +89,13 @@ def glorot(model) -> torch.nn.Module:
 
 
 def mini_model(config: BlipConfig, tokenizer, seed: int = 0):
-    """An untrained matcher for training, see `glorot`."""
+    """Return an untrained matcher for training, see `glorot`."""
     with drawn_from(seed):
         return glorot(build_blip_itm(replace(config, vocab_size=config.vocab_size or len(tokenizer)), tokenizer))
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #3f968943
 def word_layer(channels: int, data: TrainingSet, seed: int) -> torch.nn.Linear:
-    """The layer that predicts the words of a patch, before training; its bias makes words rare."""
+    """Return the untrained layer that predicts the words for a patch; its bias makes words rare."""
     with drawn_from(seed):
         layer = torch.nn.Linear(channels, len(data.words))
     torch.nn.init.constant_(layer.bias, -7.0)
@@ -103,7 +103,7 @@ def word_layer(channels: int, data: TrainingSet, seed: int) -> torch.nn.Linear:
 
 
 def said_words_loss(layer: torch.nn.Linear, cells: torch.Tensor, has: torch.Tensor) -> torch.Tensor:
-    """The loss of predicting the words of images from their cells: cross-entropy summed over words, mean over images.
+    """Return the loss of predicting images' words from their cells: cross-entropy, summed over words, mean over images.
 
     layer: from `word_layer`; cells: [B, M, C], patches without the class token; has: float [B, words].
     """
@@ -112,14 +112,14 @@ def said_words_loss(layer: torch.nn.Linear, cells: torch.Tensor, has: torch.Tens
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #a33b3422
 def each_finds_its_own(images: torch.Tensor, texts: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
-    """Contrast of B pictures and their B sentences, each among the batch's, both ways. images, texts: [B, D]."""
+    """Return the contrastive loss of B images and their B sentences, in both directions. images, texts: [B, D]."""
     alike = F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T / temperature
     target = torch.arange(len(images))
     return (F.cross_entropy(alike, target) + F.cross_entropy(alike.T, target)) / 2
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #926105c4
 def itm_losses(model, words: torch.nn.Linear, batch: ItmBatch, recipe: ItmRecipe) -> dict[str, torch.Tensor]:
-    """The losses of a batch: itm, words, itc (only in sentence steps), total (their weighted sum), and itm_accuracy."""
+    """Return the losses of a batch: itm, words, itc (in sentence steps), total (weighted sum), and itm_accuracy."""
     image = model.visual_encoder.forward_features(batch.pixels)
     logits = model.itm_head(text_states(model.text_encoder, batch.ids, batch.mask, image)[:, 0])
     losses = {
@@ -135,7 +135,7 @@ def itm_losses(model, words: torch.nn.Linear, batch: ItmBatch, recipe: ItmRecipe
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #b6928352
 def _contrast(model, image: torch.Tensor, batch: ItmBatch) -> torch.Tensor:
-    """Each picture should find its first sentence among the batch's, and the other way round."""
+    """Return the contrastive loss of the images and the first sentence of each, in both directions."""
     k = len(batch.ids) // len(image)
     ids = batch.ids[::k].clone()
     ids[:, 0] = model.tokenizer.cls_token_id
@@ -144,7 +144,7 @@ def _contrast(model, image: torch.Tensor, batch: ItmBatch) -> torch.Tensor:
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c6c9ffc7
 class ItmTraining(Training):
-    """A training of a matcher, in progress or done."""
+    """The training of a matcher, in progress or done."""
 
     columns: ClassVar[tuple[str, ...]] = ("itm", "itm_accuracy", "words", "itc")
     about: ClassVar[dict] = {"class": "lavis BlipITM", "task": "image-text matching",
@@ -156,11 +156,11 @@ class ItmTraining(Training):
         return TokenTable(self.model.tokenizer, self.config.max_txt_len)
 
     def draw(self, step: int) -> ItmBatch:
-        """The batch of a step."""
+        """Draw the batch of a step."""
         return draw_batch(self.data, self.table, self.recipe, step)
 
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         return itm_losses(self.model, self.extra, batch, self.recipe)
 
     @property
@@ -170,7 +170,7 @@ class ItmTraining(Training):
         return [{"block": block, "tokens": tokens} for block in layers for tokens in ("lavis", "amc", 0)]
 
     def as_model(self, trained: bool = True, *, block: int, tokens: str | int) -> BlipExplainer:
-        """The explainer of the model, or of the same class with LAVIS's first weights, from the recipe's seed + 1."""
+        """Return the explainer, or one of its class with LAVIS's initial weights from the recipe's seed + 1."""
         with drawn_from(self.recipe.seed + 1):
             model = self.model if trained else build_blip_itm(self.config, self.model.tokenizer)
         card = {"name": "trained" if trained else "random weights"}
@@ -179,9 +179,9 @@ class ItmTraining(Training):
 # %% ../../nbs/lib/finetune/05_albef.ipynb #b837a429
 def start_itm(data: TrainingSet, recipe: ItmRecipe, config: BlipConfig, training: type[ItmTraining] = ItmTraining,
               mini: Callable = mini_model, lavis_tokens: bool = True) -> ItmTraining:
-    """A training at step 0, with the vocabulary of the data's own sentences.
+    """Return a training at step 0, with the vocabulary of the data's sentences.
 
-    training: its class; mini: makes the untrained model, as `mini_model`; lavis_tokens: see `make_tokenizer`.
+    training: its class; mini: makes the untrained model, like `mini_model`; lavis_tokens: see `make_tokenizer`.
     """
     vocabulary = build_vocabulary(data.maker.captions)
     tokenizer = make_tokenizer(vocabulary, lavis_tokens=lavis_tokens)
@@ -201,9 +201,9 @@ ALBEF_MINI = AlbefConfig(
 # %% ../../nbs/lib/finetune/05_albef.ipynb #c9a31d2d
 @dataclass(frozen=True)
 class AlbefRecipe(ItmRecipe):
-    """The recipe of the mini ALBEF: the fields of `ItmRecipe`, and two of masked words.
+    """The recipe of the mini ALBEF: the fields of `ItmRecipe`, and two for masked words.
 
-    mlm_weight: of their loss beside the matching loss; masked: share of a text's words that are hidden, at least one.
+    mlm_weight: weight of their loss (matching: 1); masked: share of a text's words to mask, at least one.
     """
 
     steps: int = 1800
@@ -212,16 +212,16 @@ class AlbefRecipe(ItmRecipe):
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #14cc5603
 def mini_albef(config: AlbefConfig, tokenizer, seed: int = 0):
-    """An untrained ALBEF in its training form, the text encoder's matrices drawn as `glorot` does."""
+    """Return an untrained ALBEF in its training form, the text encoder's matrices initialised by `glorot`."""
     with drawn_from(seed):
         return itm.glorot(build_albef(config, tokenizer, pretraining=True))
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #f48c3a74
 def hide_words(ids: torch.Tensor, mask: torch.Tensor, tokenizer, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts with some words hidden, and which: ids [N, T] and bool [N, T].
+    """Mask some words in texts; return ids [N, T] and, true at masked words, bool [N, T].
 
-    ids, mask: padded texts, first and last real token special; share: of the words, in 0..1; at least one a text that
-    has words. Draws from torch's global random generator.
+    ids, mask: padded texts, first and last real token special; share: of the words, in 0..1; at least one in every text
+    with words. Draws from torch's global random generator.
     """
     order = mask.long().cumsum(1) - 1
     words = mask & (order > 0) & (order < mask.sum(1, keepdim=True) - 1)
@@ -234,7 +234,7 @@ def hide_words(ids: torch.Tensor, mask: torch.Tensor, tokenizer, share: float) -
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #2594a800
 def masked_words(model, batch: ItmBatch, image: torch.Tensor, share: float) -> dict[str, torch.Tensor]:
-    """Loss mlm and mlm_accuracy of guessing hidden words in the first, true text of every picture. image: [B, M, C]."""
+    """Return mlm (loss) and mlm_accuracy for masked words in the first, true text of every image. image: [B, M, C]."""
     bert, k = model.text_encoder.bert, len(batch.ids) // len(image)
     ids, mask = batch.ids[::k], batch.mask[::k]
     hidden, chosen = hide_words(ids, mask, model.tokenizer, share)
@@ -245,9 +245,9 @@ def masked_words(model, batch: ItmBatch, image: torch.Tensor, share: float) -> d
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #f2ba23e9
 def contrast(model, image_states: torch.Tensor, text_states: torch.Tensor) -> torch.Tensor:
-    """ALBEF's contrast, each picture with its sentence against the batch's others and the other way round.
+    """Return ALBEF's contrastive loss of images and their sentences, in both directions.
 
-    image_states, text_states: [B, C], first states of picture and sentence. The temperature is learned and kept in
+    image_states, text_states: [B, C], first states of image and sentence. The temperature is learned and kept in
     0.001..0.5.
     """
     with torch.no_grad():
@@ -258,11 +258,11 @@ def contrast(model, image_states: torch.Tensor, text_states: torch.Tensor) -> to
 def albef_losses(
     model, words: torch.nn.Linear | None, batch: ItmBatch, recipe: AlbefRecipe, image: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """The losses of a batch: itm, mlm, words, itc (only in sentence steps), total (their weighted sum), itm_accuracy
+    """Return the losses of a batch: itm, mlm, words, itc (in sentence steps only), total (weighted sum), itm_accuracy
     and mlm_accuracy.
 
-    model: ALBEF in its training form; words: from `word_layer`, None for no word loss; image: [B, M, C], the pictures'
-    states where they are known already.
+    model: ALBEF in its training form; words: from `word_layer`, None for no word loss; image: [B, M, C], the images'
+    states if already computed.
     """
     bert, fusion = model.text_encoder.bert, model.text_encoder.config.fusion_layer
     image = model.visual_encoder.forward_features(batch.pixels) if image is None else image
@@ -285,17 +285,17 @@ def albef_losses(
 
 # %% ../../nbs/lib/finetune/05_albef.ipynb #b3e6edf5
 class AlbefTraining(ItmTraining):
-    """A training of ALBEF in its training form."""
+    """The training of ALBEF in its training form."""
 
     columns: ClassVar[tuple[str, ...]] = ("itm", "itm_accuracy", "mlm", "mlm_accuracy", "itc", "words")
     about: ClassVar[dict] = {**ItmTraining.about, "class": "lavis AlbefPretrain", "cleaning": "blip"}
 
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         return albef_losses(self.model, self.extra, batch, self.recipe)
 
     def as_model(self, trained: bool = True, *, block: int, tokens: str | int) -> AlbefExplainer:
-        """The explainer of the model, or of the same class with LAVIS's first weights, from the recipe's seed + 1."""
+        """Return the explainer, or one of its class with LAVIS's initial weights from the recipe's seed + 1."""
         with drawn_from(self.recipe.seed + 1):
             plain = build_albef(self.config, self.model.tokenizer)
         if trained:

@@ -27,14 +27,14 @@ from ..models.common.zoo import load_zoo
 def amc_losses(
     maps: torch.Tensor, masks: torch.Tensor, *, mean_margin: float = 0.1, max_margin: float = 0.5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """L_mean and L_max of each map, both [N], >= 0; differentiable by the maps.
+    """Return L_mean and L_max of each map, both [N], >= 0; differentiable with respect to the maps.
 
-    maps: [N, H, W], min-max normalised to 0..1; masks: bool [N, H, W], true inside the box. Undefined where a mask is
-    empty or full, since there is no inside or no outside: NaN, without a gradient. A map that is constant, all-zero
-    ones among them, has the losses mean_margin and max_margin; so has one whose peaks inside and outside tie, for
-    L_max. Raises ValueError for differing shapes or a map that is not finite.
-    Source: AMC, L_mean and L_max with margins 0.1 and 0.5. Each pair is compared by itself; the released code pools
-    the pixels of a batch for L_mean. It also softens the edges of a mask by interpolation; here they are hard.
+    maps: [N, H, W], min-max normalised to 0..1; masks: bool [N, H, W], true inside the box. An empty or full mask gives
+    NaN, without a gradient, since there is no inside or no outside. A constant map (also all zeros) has the losses
+    mean_margin and max_margin; a map with equal maxima inside and outside also has L_max = max_margin. Raises
+    ValueError for differing shapes or a map that is not finite.
+    Source: AMC, L_mean and L_max with margins 0.1 and 0.5. Each map is compared separately; the released code pools the
+    pixels of a batch for L_mean. It also softens mask edges by interpolation; here they are hard.
     """
     if maps.ndim != 3 or maps.shape != masks.shape:
         raise ValueError(f"masks: expected the shape of maps, [N, H, W], got {tuple(masks.shape)} and "
@@ -49,7 +49,7 @@ def amc_losses(
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #02d5b882
 def _mean_and_peak(flat: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and maximum [N] of the values [N, P] in a part; 0 where the part is empty."""
+    """Return mean and maximum [N] of the values [N, P] in a part; 0 if the part is empty."""
     mean = (flat * part).sum(1) / part.sum(1).clamp(min=1)
     return mean, torch.where(part.any(1), flat.masked_fill(~part, -math.inf).amax(1).clamp(min=-1e30), 0.0)
 
@@ -57,10 +57,10 @@ def _mean_and_peak(flat: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor
 def matched_maps(
     model, ids: torch.Tensor, mask: torch.Tensor, image: torch.Tensor, block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GradCAM maps [N, h, w] of N phrases, raw, >= 0, and their matching logits [N, 2]; both differentiable.
+    """Return GradCAM maps [N, h, w] of N phrases, raw, >= 0, and their matching logits [N, 2]; both differentiable.
 
-    model: ALBEF in its training form; ids, mask: [N, T], the same number of phrases for each picture in order; image:
-    [B, 1 + h*w, C] states on a square grid; block: 0-based text layer with cross-attention. The maps are those of
+    model: ALBEF in its training form; ids, mask: [N, T], the same number of phrases for each image in order; image: [B,
+    1 + h*w, C] states on a square grid; block: 0-based text layer with cross-attention. The maps are those of
     `explain.gradcam` with tokens "amc".
     """
     bert = model.text_encoder.bert
@@ -78,7 +78,7 @@ def matched_maps(
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #13ad9341
 def _attend(block, states: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-attention of [B, n, C] states to [B, M, C]; also the attention [B, heads, n, M], part of the graph."""
+    """Return cross-attention of [B, n, C] states to [B, M, C], and its weights [B, heads, n, M], part of the graph."""
     query, key, value = (block.self.transpose_for_scores(part(x)) for part, x in
                          ((block.self.query, states), (block.self.key, image), (block.self.value, image)))
     attention = (query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1)
@@ -86,10 +86,10 @@ def _attend(block, states: torch.Tensor, image: torch.Tensor) -> tuple[torch.Ten
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #021e5e2b
 def scaled_maps(maps: torch.Tensor, size: int) -> torch.Tensor:
-    """Raw maps [N, h, w] min-max normalised and enlarged: [N, size, size] in 0..1, differentiable.
+    """Return raw maps [N, h, w] min-max normalised and enlarged: [N, size, size] in 0..1, differentiable.
 
-    Bilinear. A constant map becomes zero. Source: AMC's training code, which divides by the range plus 1e-7; a raw
-    map of these small models can be smaller than that all over, so here only a range of zero is set apart.
+    Bilinear interpolation; constant maps become 0. Source: AMC's training code, which divides by the range plus 1e-7;
+    raw maps of small models can be below that everywhere, so here only a range of zero is treated separately.
     """
     flat = maps.flatten(1)
     low, high = flat.amin(1), flat.amax(1)
@@ -99,7 +99,7 @@ def scaled_maps(maps: torch.Tensor, size: int) -> torch.Tensor:
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #6bb08e6d
 def box_mask(boxes: np.ndarray, size: int) -> torch.Tensor:
-    """bool [size, size], true at pixels whose centre lies in any of the boxes [n, 4], half-open xyxy in pixels."""
+    """Return bool [size, size], true at pixels whose centre is in any of the boxes [n, 4], half-open xyxy in pixels."""
     centres = np.arange(size) + 0.5
     across = (boxes[:, None, 0] <= centres) & (centres < boxes[:, None, 2])
     down = (boxes[:, None, 1] <= centres) & (centres < boxes[:, None, 3])
@@ -107,7 +107,7 @@ def box_mask(boxes: np.ndarray, size: int) -> torch.Tensor:
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #5ee0a67c
 def phrase_masks(data: TrainingSet, batch: ItmBatch) -> torch.Tensor:
-    """The masks of a batch's true phrases: bool [number of true captions, S, S], in their order."""
+    """Return the masks of a batch's true phrases: bool [number of true captions, S, S], in order."""
     masks = []
     for (row, flipped), captions in zip(batch.pictures, batch.captions):
         boxes = data.boxes.read(data.maker.texts[row].id)
@@ -119,10 +119,10 @@ def phrase_masks(data: TrainingSet, batch: ItmBatch) -> torch.Tensor:
 # %% ../../nbs/lib/finetune/06_amc.ipynb #e9d8a1c6
 @dataclass(frozen=True)
 class AmcRecipe(AlbefRecipe):
-    """The recipe of AMC: the fields of `AlbefRecipe`, and those of the loss.
+    """The recipe of AMC: the fields of `AlbefRecipe`, and those for the loss.
 
-    block: text layer whose maps are trained; amc_weight: of the whole loss beside matching; mean_weight, max_weight,
-    mean_margin, max_margin: as published.
+    block: text layer whose maps are trained; amc_weight: weight of the whole AMC loss (matching loss: 1); mean_weight,
+    max_weight, mean_margin, max_margin: as published.
     """
 
     steps: int = 400
@@ -140,7 +140,7 @@ class AmcRecipe(AlbefRecipe):
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #5a499ace
 class AmcTraining(AlbefTraining):
-    """A training that also reads the boxes of the phrases."""
+    """The training of AMC, which also reads the boxes of the phrases."""
 
     columns: ClassVar[tuple[str, ...]] = (
         "itm", "itm_accuracy", "mlm", "mlm_accuracy", "itc", "amc_mean", "amc_max", "peak_inside")  # fmt: skip
@@ -150,7 +150,7 @@ class AmcTraining(AlbefTraining):
     }
 
     def losses(self, batch: ItmBatch) -> dict[str, torch.Tensor]:
-        """The pretraining losses and, in steps with phrases, those of `map_losses`."""
+        """Return the pretraining losses and, in steps with phrases, `map_losses`."""
         image = self.model.visual_encoder.forward_features(batch.pixels)
         losses = albef_losses(self.model, None, batch, self.recipe, image)
         if not batch.pictures.sentences:
@@ -162,9 +162,8 @@ class AmcTraining(AlbefTraining):
 # %% ../../nbs/lib/finetune/06_amc.ipynb #30114776
 def map_losses(model, batch: ItmBatch, masks: torch.Tensor, image: torch.Tensor, recipe: AmcRecipe
                ) -> dict[str, torch.Tensor]:
-    """amc_mean and amc_max (means over the defined pairs of phrase and mask) and peak_inside, the share of maps that
-    are higher inside their box than anywhere outside. masks: of `phrase_masks`; image: [B, M, C] states of the
-    pictures.
+    """Return amc_mean and amc_max (means over the defined pairs of phrase and mask) and peak_inside, the share of maps
+    whose maximum is inside the box. masks: from `phrase_masks`; image: [B, M, C] states of the images.
     """
     true = batch.labels == 1
     maps, _ = matched_maps(model, batch.ids[true], batch.mask[true], image, recipe.block)
@@ -177,8 +176,8 @@ def map_losses(model, batch: ItmBatch, masks: torch.Tensor, image: torch.Tensor,
 
 # %% ../../nbs/lib/finetune/06_amc.ipynb #ada250e9
 def start_amc(data: TrainingSet, recipe: AmcRecipe, config: AlbefConfig, *, folder: str | Path) -> AmcTraining:
-    """A training at step 0 with the weights and words of a zoo folder: of a mini ALBEF in its training form, of the
-    sizes in config.
+    """Return a training at step 0 with the weights and vocabulary of a zoo folder: a mini ALBEF in its training form,
+    with the sizes in config.
     """
     entry = load_zoo(Path(folder).name, Path(folder).parent)
     vocabulary = entry.vocab.read_text(encoding="utf-8").splitlines()

@@ -29,11 +29,11 @@ from ..storage.files import sha256_of, whole_file
 # %% ../../nbs/lib/finetune/03_batches.ipynb #8b84621b
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of a training.
+    """The hyperparameters of a training run.
 
-    steps; batch: pictures a step; learning_rate, weight_decay: of the optimizer; warmup: steps; cooldown: share of the
-    steps; clip: largest norm of the gradient, 0 for any; seed; images: of the split, at most; log_every: steps
-    averaged in a row of the log.
+    steps; batch: images per step; learning_rate, weight_decay: for the optimizer; warmup: steps; cooldown: share of the
+    steps; clip: largest norm of the gradient, 0 for no limit; seed; images: most images from the split; log_every:
+    steps averaged in a row of the log.
     """
 
     steps: int = 3000
@@ -48,26 +48,26 @@ class Recipe:
     log_every: int = 20
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         falling = (self.steps - step) / max(1.0, self.cooldown * self.steps)
         return self.learning_rate * min(1.0, (step + 1) / self.warmup, falling)
 
     @classmethod
     def stored(cls, numbers: Mapping) -> "Recipe":
-        """The recipe of a card or study; numbers that a recipe no longer has are left out."""
+        """Return the recipe stored in a card or study; fields that a recipe no longer has are ignored."""
         return cls(**{field.name: numbers[field.name] for field in fields(cls) if field.name in numbers})
 
     def random(self, *place: int) -> np.random.Generator:
-        """The random numbers of a place, for example a step, or a step and a picture: of the seed and it alone."""
+        """Return a generator for a place, e.g. a step, or a step and an image; it depends only on seed and place."""
         return np.random.default_rng([self.seed, *place])
 
     def differs(self, stored: Mapping) -> list[str]:
-        """The names of the fields that have another value in a stored recipe; one that it lacks has the default."""
+        """Return the names of the fields with another value in a stored recipe; a missing field has its default."""
         return [f.name for f in fields(self) if stored.get(f.name, f.default) != getattr(self, f.name)]
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #e1c8b8e9
 class Boxes:
-    """The boxes of a picture's entities, read when asked for. root: in the layout of Flickr30k Entities; size: side of
+    """The boxes of an image's entities, read on demand. root: folder in the layout of Flickr30k Entities; size: side of
     the model's square input.
     """
 
@@ -81,19 +81,17 @@ class Boxes:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #69812515
 def flip_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Boxes [n, 4] of the mirror image, corners as fractions of the image."""
+    """Return the boxes [n, 4] for the mirror image, corners as fractions of the image."""
     return np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], 1)
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #b177a78a
 def file_stamps(files: Sequence[Path]) -> str:
-    """Paths, lengths and modification times of files: a part of the name of what is computed from them."""
+    """Return paths, lengths and modification times of files, to name results that are computed from the files."""
     return repr([(str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files])
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #2b06a5e9
 def cached_rows(parts: Iterable[np.ndarray], count: int, path: Path | None) -> np.ndarray:
-    """Arrays joined to one of `count` rows: in the file `path`, where they are not computed again, or None, in
-    memory.
-    """
+    """Join arrays to one of `count` rows, stored in the file `path` and read from it next time; None: in memory."""
     if path is None:
         return np.concatenate(list(parts))
     if not path.is_file():
@@ -110,8 +108,8 @@ def cached_rows(parts: Iterable[np.ndarray], count: int, path: Path | None) -> n
 # %% ../../nbs/lib/finetune/03_batches.ipynb #4c8d4684
 @dataclass
 class TrainingSet:
-    """maker: of true and false captions; pixels: uint8 [N, S, S, 3]; words, has: from `word_labels`; fingerprint:
-    sha256 of pixels and texts; boxes: not read before a recipe asks.
+    """maker: makes true and false captions; pixels: uint8 [N, S, S, 3]; words, has: from `word_labels`; fingerprint:
+    sha256 of pixels and texts; boxes: read only on demand.
     """
 
     maker: CaptionMaker
@@ -125,11 +123,11 @@ class TrainingSet:
 def load_training_set(
     root: str | Path, size: int, *, split: str = "train", limit: int | None = None, cache: str | Path | None = None
 ) -> TrainingSet:
-    """Pictures and sentences of a split, for training.
+    """Load the images and sentences of a split, for training.
 
-    root: a folder in the layout of Flickr30k Entities; size: side of the model's input, pictures are squashed to it;
-    limit: the first images only; cache: folder of the decoded pictures, None for the settings'. Raises ExampleError
-    for a broken picture.
+    root: a folder in the layout of Flickr30k Entities; size: side of the model's input, images are resized to this
+    square; limit: the first images only; cache: folder for the decoded images, None for the one in the settings. Raises
+    ExampleError for a damaged image.
     """
     maker, folder = CaptionMaker(read_texts(root, split, limit)), EntitiesFolder(root)
     files = [folder.picture(text.id) for text in maker.texts]
@@ -139,7 +137,7 @@ def load_training_set(
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #39966397
 def _decoded(files: Sequence[Path], size: int, cache: Path) -> np.ndarray:
-    """The pictures as one array on disk, decoded when the list, a file's length or its time of change is new."""
+    """Return the images as one array on disk, decoded again if the list, a length or a modification time changes."""
     bar = tqdm(files, desc="pictures", unit="picture", leave=False)
     images = (open_image(file).convert("RGB") for file in bar)
     squares = (image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC)
@@ -150,8 +148,8 @@ def _decoded(files: Sequence[Path], size: int, cache: Path) -> np.ndarray:
 # %% ../../nbs/lib/finetune/03_batches.ipynb #02487621
 @dataclass(frozen=True)
 class Sizes:
-    """A model's config as a dictionary, with what a training asks of it: image_size, the side of the input, and cell,
-    that of a cell of the grid, both in pixels.
+    """A model's config as a dictionary, with the sizes needed for training: image_size, the side of the input, and
+    cell, the side of a grid cell, both in pixels.
     """
 
     model: Mapping
@@ -170,10 +168,10 @@ class Sizes:
 # %% ../../nbs/lib/finetune/03_batches.ipynb #9d3b3bdf
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of a step; a loop over it gives (row, flipped) of each.
+    """The images in a step; iterating yields (row, flipped) for each.
 
-    rows: their numbers in the training set, ascending; flipped: bool, which are seen in a mirror; sentences: whether
-    the step uses whole sentences.
+    rows: indices of the images in the training set, ascending; flipped: bool, which images are mirrored; sentences:
+    whether the step uses whole sentences.
     """
 
     rows: np.ndarray
@@ -184,25 +182,25 @@ class Pictures:
         return zip(self.rows, self.flipped)
 
     def pixels(self, data: TrainingSet) -> torch.Tensor:
-        """The pictures as the models see them, see `as_input`."""
+        """Return the images as model input, see `as_input`."""
         pixels = data.pixels[self.rows]
         return as_input(np.where(self.flipped[:, None, None, None], pixels[:, :, ::-1], pixels))
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #6e79e3dc
 def as_input(pixels: np.ndarray) -> torch.Tensor:
-    """uint8 pictures [B, S, S, 3] as [B, 3, S, S], normalised with BLIP's (and CLIP's) mean and spread."""
+    """Return uint8 images [B, S, S, 3] as [B, 3, S, S], normalised with BLIP's (and CLIP's) mean and std."""
     pixels = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float() / 255
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #86a312f1
 @dataclass(frozen=True)
 class CaptionRecipe(Recipe):
-    """The recipe of a training on captions: the fields of `Recipe`, and those of its captions and of a loss.
+    """The recipe for training on captions: the fields of `Recipe`, and those for the captions and a loss.
 
-    texts: captions a picture, half of them true; sentences: share of steps with whole sentences, at most 4 a picture;
-    borrowed: share of false captions from another picture; relations: share of the other captions that state a
-    relation, where the sentences do; bare: share of relations between things without attributes ("a man riding
-    horse"); prompts: share of "a photo of ..."; word_weight: of the helping loss.
+    texts: captions per image, half of them true; sentences: share of steps with whole sentences, at most 4 per image;
+    borrowed: share of false captions from another image; relations: share of the other captions that state a relation,
+    if the sentences do; bare: share of relations between objects without attributes ("a man riding horse"); prompts:
+    share of "a photo of ..."; word_weight: weight of the auxiliary loss.
     """
 
     texts: int = 8
@@ -215,7 +213,7 @@ class CaptionRecipe(Recipe):
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #62cfd2f4
 def draw_pictures(data: TrainingSet, recipe: CaptionRecipe, step: int) -> Pictures:
-    """The pictures of a step, counted from 0."""
+    """Draw the images of a step, counted from 0."""
     rng = recipe.random(step)
     whole = bool(rng.random() < recipe.sentences)
     rows = np.sort(rng.choice(len(data.pixels), min(recipe.batch, len(data.pixels)), replace=False))
@@ -224,8 +222,8 @@ def draw_pictures(data: TrainingSet, recipe: CaptionRecipe, step: int) -> Pictur
 # %% ../../nbs/lib/finetune/03_batches.ipynb #71cb2166
 @dataclass(frozen=True)
 class CaptionBatch:
-    """pixels: [B, 3, S, S], normalised; captions: of each picture, as of its mirror image where it is seen so; has:
-    float [B, words], what is said of it, as in `word_labels`; pictures: which these are.
+    """pixels: [B, 3, S, S], normalised; captions: of each image, mirrored if the image is; has: float [B, words], the
+    words in its sentences, as in `word_labels`; pictures: the images drawn.
     """
 
     pixels: torch.Tensor
@@ -245,7 +243,7 @@ class CaptionBatch:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #2723e1de
 def draw_captions(data: TrainingSet, recipe: CaptionRecipe, step: int) -> CaptionBatch:
-    """The pictures and captions of a step, counted from 0."""
+    """Draw the images and captions of a step, counted from 0."""
     drawn, captions = draw_pictures(data, recipe, step), []
     count = min(4, recipe.texts) if drawn.sentences else recipe.texts
     for row, flip in drawn:
@@ -255,8 +253,8 @@ def draw_captions(data: TrainingSet, recipe: CaptionRecipe, step: int) -> Captio
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #0b0bb913
 class TokenTable:
-    """Words to padded token ids, each word looked up once. limit: most tokens of a text. First stands `[ENC]`, as BLIP
-    has it, or `[CLS]` where the tokenizer has no LAVIS tokens.
+    """Converts words to padded token ids, each word looked up once. limit: most tokens per text. The first token is
+    `[ENC]`, as in BLIP, or `[CLS]` if the tokenizer has no LAVIS tokens.
     """
 
     def __init__(self, tokenizer, limit: int):
@@ -279,8 +277,8 @@ class TokenTable:
 # %% ../../nbs/lib/finetune/03_batches.ipynb #644c1bf4
 @dataclass(frozen=True)
 class Pairs:
-    """The different texts of a batch, U of them, beside its B pictures. texts: as words; own: bool [B, U], true of the
-    picture; false: bool [B, U], known to be false of it (neither: unknown); places: int64 [B, k], of its own in
+    """The U different texts in a batch, and its B images. texts: as words; own: bool [B, U], true of the image; false:
+    bool [B, U], known to be false of the image (neither: unknown); places: int64 [B, k], indices of its captions in
     `texts`.
     """
 
@@ -291,7 +289,7 @@ class Pairs:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #7a9f61a1
 def all_pairs(data: TrainingSet, batch: CaptionBatch) -> Pairs:
-    """The known labels of every pair of an image and a text of a batch."""
+    """Return the known labels of every pair of an image and a text in a batch."""
     captions = {caption.words: caption for own in batch.captions for caption in own}
     place = {words: number for number, words in enumerate(captions)}
     places = torch.tensor([[place[caption.words] for caption in own] for own in batch.captions])

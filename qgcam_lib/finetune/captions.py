@@ -31,8 +31,8 @@ _HELPERS = frozenset("is are sits sit stands stand standing sitting parked lies 
 
 @dataclass(frozen=True)
 class ImageCaption:
-    """Words said of a picture. phrases: (first word, word after the last, entity) of each, in order, the entity "" in a
-    false caption; true: whether it is true of the picture.
+    """A caption of an image. words; phrases: (first word, word after the last, entity) of each, in order, the entity ""
+    in a false caption; true: whether the caption is true of the image.
     """
 
     words: tuple[str, ...]
@@ -41,7 +41,7 @@ class ImageCaption:
 
     @property
     def text(self) -> str:
-        """The words with single blanks."""
+        """The words joined by single spaces."""
         return " ".join(self.words)
 
     @property
@@ -51,13 +51,13 @@ class ImageCaption:
 
     @property
     def spans(self) -> list[list[tuple[int, int]]]:
-        """One span of characters in `text` a phrase."""
+        """One span of characters in `text` per phrase."""
         ends = np.cumsum([len(word) + 1 for word in self.words]) - 1
         return [[(int(ends[a] - len(self.words[a])), int(ends[b - 1]))] for a, b, _ in self.phrases]
 
     @property
     def link(self) -> tuple[int, int]:
-        """The place of the words between the first two phrases, behind verbs such as "is"; (0, 0) for fewer phrases."""
+        """The words (start, stop) between the first two phrases, after verbs such as "is"; (0, 0) without a link."""
         if len(self.phrases) < 2 or self.phrases[0][0] > 0:
             return 0, 0
         start, stop = self.phrases[0][1], self.phrases[1][0]
@@ -67,17 +67,17 @@ class ImageCaption:
 
     @property
     def relation(self) -> str:
-        """The relation between the first two phrases, a key of RELATIONS; "" where it states none."""
+        """The relation between the first two phrases, a key of RELATIONS; "" if none is stated."""
         return _NAMED.get(self.words[slice(*self.link)], "")
 
     def mirrored(self) -> "ImageCaption":
-        """The caption of the picture seen in a mirror."""
+        """Return the caption of the mirror image."""
         return replace(self, words=reading.mirrored(self.words))
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #2d36f55d
 @patch
 def falsified(self: ImageCaption, start: int, stop: int, new: Sequence[str]) -> ImageCaption:
-    """The caption, made false by other words at `start` to `stop`, which is a phrase or between phrases."""
+    """Return a false caption with other words from `start` to `stop` (a phrase, or words between phrases)."""
     shift = len(new) - (stop - start)
     phrases = tuple((a + shift * (a >= stop), b + shift * (b >= stop), "") for a, b, _ in self.phrases)
     return ImageCaption(self.words[:start] + tuple(new) + self.words[stop:], phrases, False)
@@ -85,18 +85,18 @@ def falsified(self: ImageCaption, start: int, stop: int, new: Sequence[str]) -> 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #0424e9db
 @patch
 def framed(self: ImageCaption, before: tuple[str, ...], after: tuple[str, ...]) -> ImageCaption:
-    """The caption with words before and after it, such as "a photo of"."""
+    """Return the caption with words before and after it, such as "a photo of"."""
     phrases = tuple((a + len(before), b + len(before), entity) for a, b, entity in self.phrases)
     return ImageCaption((*before, *self.words, *after), phrases, self.true)
 
 
 def phrase_caption(mention: Mention) -> ImageCaption:
-    """A phrase alone as a caption."""
+    """Return a phrase alone as a caption."""
     return ImageCaption(mention.words, ((0, len(mention.words), mention.entity),))
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #72e1d85c
 def sentence_captions(text: ImageText) -> list[ImageCaption]:
-    """The sentences of an image with a phrase about something visible."""
+    """Return the sentences of an image that have a phrase about something visible."""
     captions = []
     for number, words in enumerate(text.sentences):
         own = sorted((m.start, m.stop, m.entity) for m in text.mentions if m.sentence == number)
@@ -106,10 +106,10 @@ def sentence_captions(text: ImageText) -> list[ImageCaption]:
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #fd0274d4
 class CaptionMaker:
-    """Makes true and false captions of the pictures of a split.
+    """Makes true and false captions for the images in a split.
 
     texts: from `read_texts`. Every method that draws takes a NumPy generator, so the same generator state gives the
-    same captions. `kin` maps a noun (singular) to those that can name the same thing.
+    same captions. `kin` maps a noun (singular) to the nouns that can name the same object.
     """
 
     def __init__(self, texts: Sequence[ImageText]):
@@ -130,17 +130,17 @@ class CaptionMaker:
 
     @property
     def captions(self) -> list[str]:
-        """Every sentence of the split, in order: what a model's vocabulary is made of."""
+        """Every sentence of the split, in order: the source of a model's vocabulary."""
         return [" ".join(words) for text in self.texts for words in text.sentences]
 
     def _triples(self, caption: ImageCaption) -> list[tuple[str, str, str]]:
-        """(noun, relation, noun) of all readings of a caption with a relation."""
+        """Return (noun, relation, noun) for all readings of a caption with a relation."""
         subjects, objects = (self.kin.get(noun, {noun}) for noun in first_nouns(caption))
         return [(a, name, b) for a in subjects for name in reading.readings(caption.relation) for b in objects]
 
     def _number(self) -> None:
-        """Tables [entities, nouns] and [entities, attributes]: which nouns can name it, which it is known not to
-        have.
+        """Make two bool tables: nouns that can name each entity [entities, nouns], and attributes it is known not to
+        have [entities, attributes].
         """
         entities = [entity for text in self.texts for entity in text.entities.values()]
         self.stops = np.cumsum([len(text.entities) for text in self.texts])
@@ -156,19 +156,19 @@ class CaptionMaker:
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #0279bb59
 def first_nouns(caption: ImageCaption) -> list[str]:
-    """The nouns, in the singular, of the first two phrases."""
+    """Return the nouns, in the singular, of the first two phrases."""
     return [reading.singular(reading.head_and_attributes(words)[0]) for words in caption.said[:2]]
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #b03c8267
 @patch
 def entities(self: CaptionMaker, row: int) -> np.ndarray:
-    """The numbers of a picture's entities, in the order of `ImageText.entities`."""
+    """Return the indices of an image's entities, in the order of `ImageText.entities`."""
     return np.arange(self.stops[row] - len(self.texts[row].entities), self.stops[row])
 
 
 @patch
 def said_of(self: CaptionMaker, entities: np.ndarray, phrases: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """bool [entities, phrases]: whether the phrase could be true of the entity, according to the image's sentences."""
+    """Return bool [entities, phrases]: could the phrase be true of the entity, according to the image's sentences?"""
     heads, has_word = np.full(len(phrases), -1), np.zeros((len(self.word_columns), len(phrases)), np.float32)
     for column, words in enumerate(phrases):
         head, attributes = reading.head_and_attributes(words)
@@ -179,7 +179,7 @@ def said_of(self: CaptionMaker, entities: np.ndarray, phrases: Sequence[tuple[st
 # %% ../../nbs/lib/finetune/02_captions.ipynb #5499e02a
 @patch
 def possible(self: CaptionMaker, rows: Sequence[int], captions: Sequence[ImageCaption]) -> np.ndarray:
-    """bool [rows, captions]: could all phrases of the caption be true of the picture, as far as its sentences tell?"""
+    """Return bool [rows, captions]: could all phrases be true of the image, according to its sentences?"""
     phrases = {words: None for caption in captions for words in caption.said}
     column = {words: n for n, words in enumerate(phrases)}
     own = [self.entities(row) for row in rows]
@@ -190,22 +190,22 @@ def possible(self: CaptionMaker, rows: Sequence[int], captions: Sequence[ImageCa
 # %% ../../nbs/lib/finetune/02_captions.ipynb #0b48c272
 @patch
 def certain(self: CaptionMaker, row: int, caption: ImageCaption) -> bool:
-    """Whether each of the first two phrases can name one known thing of the picture only, and not the same."""
+    """Return whether the first two phrases can each name only one known object in the image, and different ones."""
     fits = self.said_of(self.entities(row), caption.said[:2])
     return bool((fits.sum(0) == 1).all() and (fits.argmax(0)[0] != fits.argmax(0)[1]))
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #524a1fdf
 @patch
 def denies(self: CaptionMaker, caption: ImageCaption, name: str) -> bool:
-    """Whether a relation is known to be false of the two things of a caption that states another: it is excluded, or a
-    relation of things that touch which no sentence states of two such nouns."""
+    """Return whether a relation is known to be false of the two objects of a caption that states another: it is
+    excluded, or it is one of TOUCHING and no sentence states it for these two nouns."""
     subject, object = first_nouns(caption)
     unheard = name in reading.TOUCHING and (subject, name, object) not in self.heard
     return name not in reading.readings(caption.relation) and (reading.excludes(caption.relation, name) or unheard)
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #878a493a
 def bare(words: tuple[str, ...], article: bool = True) -> tuple[str, ...]:
-    """A phrase without its attributes: "the striped red kite" is "a kite", "two small dogs" is "dogs"."""
+    """Return a phrase without its attributes: "the striped red kite" -> "a kite", "two small dogs" -> "dogs"."""
     head, _ = reading.head_and_attributes(words)
     return (_article(head), head) if article and words[0] in _ARTICLES else (head,)
 
@@ -223,8 +223,8 @@ def _one_of(things: Sequence, rng: Generator):
 # %% ../../nbs/lib/finetune/02_captions.ipynb #61153264
 @patch
 def true(self: CaptionMaker, row: int, rng: Generator, recipe, whole: bool) -> ImageCaption:
-    """A caption that is true of a picture. whole: a sentence; else a phrase or, with probability `recipe.relations`
-    where the sentences state one, two things and their relation, with probability `recipe.bare` without attributes.
+    """Draw a true caption of an image. whole: a sentence; else a phrase or, with probability `recipe.relations` if the
+    sentences state one, two objects and their relation, with probability `recipe.bare` without attributes.
     """
     if whole:
         return _one_of(self.sentences[row], rng)
@@ -242,7 +242,7 @@ def true(self: CaptionMaker, row: int, rng: Generator, recipe, whole: bool) -> I
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #6c10871f
 def changed_phrase(maker: CaptionMaker, words: Sequence[str], rng: Generator) -> tuple[str, ...]:
-    """The phrase with one colour, pattern or material, or its noun, replaced by another; the article follows."""
+    """Replace one colour, pattern or material in a phrase, or its noun, by another; the article is adapted."""
     words, (head, _) = list(words), reading.head_and_attributes(words)
     spots = [i for i, word in enumerate(words) if reading.CLASS_OF.get(word, "size") != "size"]
     if spots and rng.random() < 0.55:
@@ -257,7 +257,7 @@ def changed_phrase(maker: CaptionMaker, words: Sequence[str], rng: Generator) ->
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #4e4d8ed3
 def _another_word(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption | None:
-    """The caption with a phrase that is false of the picture; None where twenty draws may all be true."""
+    """Return the caption with a phrase that is false of the image; None if all of twenty draws may be true."""
     for _ in range(20):
         start, stop, _ = _one_of(caption.phrases, rng)
         candidate = caption.falsified(start, stop, changed_phrase(maker, caption.words[start:stop], rng))
@@ -267,7 +267,7 @@ def _another_word(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Gen
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #06ce16de
 def _another_relation(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption | None:
-    """The caption with a relation that is known to be false of its two things."""
+    """Return the caption with a relation that is known to be false of its two objects; None if there is none."""
     names = [name for name in RELATIONS if maker.denies(caption, name)]
     near = [name for name in names if reading.excludes(caption.relation, name)]
     if not names:
@@ -277,16 +277,16 @@ def _another_relation(maker: CaptionMaker, row: int, caption: ImageCaption, rng:
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #72103b5e
 def _exchanged(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption:
-    """The caption with its first two phrases exchanged."""
+    """Return the caption with its first two phrases exchanged."""
     (a, b, _), (c, d, _) = caption.phrases[:2]
     one, other = caption.said[:2]
     return caption.falsified(c, d, one).falsified(a, b, other)
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #00b57ed8
 def _another_thing(maker: CaptionMaker, row: int, caption: ImageCaption, rng: Generator) -> ImageCaption | None:
-    """The caption of two things that touch, the second one now something else of the picture; None where there is none.
+    """Return a caption of two touching objects with the second replaced by another in the image; None without one.
 
-    A thing stands on, under or in one other, and what is held, worn or ridden is named once.
+    Assumption: an object is on, under or in only one other, and a held, worn or ridden object is named once.
     """
     if caption.relation not in reading.TOUCHING:
         return None
@@ -304,10 +304,10 @@ _RELATIONAL = (_another_relation, _another_relation, _exchanged, _another_thing)
 
 @patch
 def falsify(self: CaptionMaker, row: int, caption: ImageCaption, rng: Generator, recipe, whole: bool) -> ImageCaption:
-    """A near miss of a true caption that is known to be false of the picture, or, with probability `recipe.borrowed`,
-    another picture's caption. Where the relation of two things is certain, it or they change in three of five cases.
+    """Draw a false caption of an image: a small change of a true caption or, with probability `recipe.borrowed`,
+    another image's caption. If a relation of two objects is certain, it or they change in three of five cases.
 
-    Raises ValueError where a hundred captions of other pictures may all be true.
+    Raises ValueError if all of a hundred captions of other images may be true.
     """
     if rng.random() >= recipe.borrowed:
         certain = caption.relation and self.certain(row, caption) and rng.random() < 0.6
@@ -324,11 +324,11 @@ def falsify(self: CaptionMaker, row: int, caption: ImageCaption, rng: Generator,
 # %% ../../nbs/lib/finetune/02_captions.ipynb #dc40f568
 @patch
 def draw(self: CaptionMaker, row: int, k: int, rng: Generator, recipe, whole: bool = False) -> list[ImageCaption]:
-    """k captions of a picture, the first k // 2 true, each of the others a near miss of one of them; with probability
-    `recipe.prompts`, phrases and relations all follow "a photo of", half of these times with a full stop.
+    """Draw k captions of an image, the first k // 2 true, each of the others made from one of these by `falsify`; with
+    probability `recipe.prompts`, all phrases and relations follow "a photo of", half of the time with a full stop.
     """
     drawn = [self.true(row, rng, recipe, whole) for _ in range(2 * k)]
-    true = (list(dict.fromkeys(drawn)) + drawn)[: k // 2]  # different ones, where there are enough
+    true = (list(dict.fromkeys(drawn)) + drawn)[: k // 2]  # different captions, if there are enough
     false = [self.falsify(row, true[n % len(true)], rng, recipe, whole) for n in range(k - k // 2)]
     captions = true + false
     if not whole and rng.random() < recipe.prompts:

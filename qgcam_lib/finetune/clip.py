@@ -25,12 +25,12 @@ from ..models.dual.matcher import DualMatcher
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #03da90cf
 def clip_sizes(config: Mapping) -> Sizes:
-    """An open_clip config with the sides of its input and of its cells of layer 4."""
+    """Return an open_clip config with the sides of its input and of a layer 4 cell."""
     return Sizes(config, config["vision_cfg"]["image_size"], cell_size(config))
 
 
 def channels(config: Mapping) -> int:
-    """Channels of layer 4 of a config with a ModifiedResNet."""
+    """Return the number of layer 4 channels in a config with a ModifiedResNet."""
     return config["vision_cfg"]["width"] * 32
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #4ea937b4
@@ -52,13 +52,13 @@ class ClipRecipe(CaptionRecipe):
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #d7230e00
 def token_ids(tokenize, texts: Sequence[Sequence[str]]) -> torch.Tensor:
-    """Token numbers [U, T] of texts given as words, T being the longest text's. tokenize: of the model's words."""
+    """Return the token ids [U, T] of texts given as words, T for the longest text. tokenize: the model's tokenizer."""
     ids = tokenize([" ".join(words) for words in texts])
     return ids[:, : int((ids != 0).sum(1).max())]
 
 
 def image_cells(visual, pixels: torch.Tensor) -> torch.Tensor:
-    """Output of a ModifiedResNet's layer 4, [B, C, h, w], differentiable; `visual.attnpool` makes the vector of it."""
+    """Return the layer 4 output of a ModifiedResNet, [B, C, h, w], differentiable; `visual.attnpool` pools it."""
     cells = visual.stem(pixels)
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         cells = layer(cells)
@@ -66,8 +66,8 @@ def image_cells(visual, pixels: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #f6d8dff6
 def contrast(alike: torch.Tensor, own: torch.Tensor, false: torch.Tensor) -> torch.Tensor:
-    """Mean over the own pairs of -log softmax of the pair among itself and the false pairs of its row and, apart, of
-    its column; the two halves averaged. alike: scores [B, U]; own, false: bool [B, U]. 0 where nothing is own.
+    """Return the mean -log softmax of each own pair, against the false pairs in its row and, separately, in its column;
+    the two are averaged. alike: scores [B, U]; own, false: bool [B, U]. 0 without own pairs.
     """
     against = alike.masked_fill(~false, -torch.inf)
     by_row = torch.logaddexp(alike, against.logsumexp(1, keepdim=True)) - alike
@@ -77,8 +77,8 @@ def contrast(alike: torch.Tensor, own: torch.Tensor, false: torch.Tensor) -> tor
 # %% ../../nbs/lib/finetune/07_clip.ipynb #f90eb5bd
 def clip_losses(model, words: torch.nn.Linear, batch: CaptionBatch, pairs: Pairs, ids: torch.Tensor,
                 recipe: ClipRecipe) -> dict[str, torch.Tensor]:
-    """The losses of a batch: contrast, words, total (their weighted sum), and `found`: the share of own texts that
-    score higher than all false ones of their picture. words: from `word_layer`; ids: of the texts, from `token_ids`.
+    """Return the losses of a batch: contrast, words, total (weighted sum), and `found`: the share of own texts that
+    score higher than all false texts of their image. words: from `word_layer`; ids: of the texts, from `token_ids`.
     """
     cells = image_cells(model.visual, batch.pixels.contiguous(memory_format=torch.channels_last))
     vectors = F.normalize(model.visual.attnpool(cells), dim=-1)
@@ -95,35 +95,35 @@ def clip_losses(model, words: torch.nn.Linear, batch: CaptionBatch, pairs: Pairs
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #4602ec91
 class ClipTraining(Training):
-    """A training of a CLIP, in progress or done; see `Training`. Its one choice, the channels of gScoreCAM, are 50 of
-    the mini's 512, the share that the published 300 are of RN50x16's 3,072.
+    """The training of a CLIP, in progress or done; see `Training`. Its only choice is the channels of gScoreCAM: 50 of
+    the mini's 512, the same share as the published 300 of RN50x16's 3,072.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("contrast", "found", "words", "scale")
     choices: ClassVar[tuple[dict, ...]] = ({"n_channels": 50},)
 
     def draw(self, step: int) -> tuple[CaptionBatch, Pairs, torch.Tensor]:
-        """The batch of a step, what is known of its pairs, and the token ids of its texts."""
+        """Draw the batch of a step, with the labels of its pairs and the token ids of its texts."""
         batch = draw_captions(self.data, self.recipe, step)
         pairs = all_pairs(self.data, batch)
         return batch, pairs, token_ids(self.model.tokenizer, pairs.texts)
 
     def losses(self, batch: tuple[CaptionBatch, Pairs, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The losses of a batch. The scale of the logits stays below 100, as in OpenAI's training."""
+        """Return the losses of a batch. The logit scale is at most 100, as in OpenAI's training."""
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, math.log(100))
         return clip_losses(self.model, self.extra, *batch, self.recipe)
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         explained = f"gScoreCAM of layer 4, {self.choices[0]['n_channels']} of {channels(self.config.model)} channels"
         return {"class": "open_clip CLIP (ModifiedResNet)", "task": "image-text contrast",
                 "supervision": "pictures and sentences; no boxes", "block": "layer4", "tokens": "none",
                 "explained": explained}
 
     def as_model(self, trained: bool = True, **options) -> ClipGScoreCam:
-        """gScoreCAM of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return gScoreCAM of the model, or of its class with initial weights from the recipe's seed + 1."""
         config, tokenize = self.config.model, self.model.tokenizer
         model = self.model if trained else build_clip(config, self.vocabulary, self.recipe.seed + 1).model
         clip = ClipModel(model, tokenize, self.config.image_size, config)
@@ -132,9 +132,9 @@ class ClipTraining(Training):
 # %% ../../nbs/lib/finetune/07_clip.ipynb #2408ef6d
 def start_open_clip(training: type[Training], data: TrainingSet, recipe: CaptionRecipe, config: Mapping, width: int,
                     prompts: Sequence[str] = ()) -> Training:
-    """A training of an open_clip network at step 0, with the vocabulary of the data's own sentences and of prompts.
+    """Return an open_clip network's training at step 0, with the vocabulary of the data's sentences and of prompts.
 
-    training: its class; config: as open_clip has it; width: channels of the cells that are to say words.
+    training: its class; config: open_clip's; width: channels of the cells that predict words.
     """
     vocabulary = word_vocabulary([*data.maker.captions, *prompts])
     built, words = build_clip(config, vocabulary, recipe.seed), word_layer(width, data, recipe.seed)
@@ -145,7 +145,7 @@ def start_open_clip(training: type[Training], data: TrainingSet, recipe: Caption
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #268388d3
 def start_clip(data: TrainingSet, recipe: ClipRecipe, config: Sizes) -> ClipTraining:
-    """A training at step 0, with the vocabulary of the data's own sentences."""
+    """Return a training at step 0, with the vocabulary of the data's sentences."""
     training = start_open_clip(ClipTraining, data, recipe, config.model, channels(config.model))
     training.model.visual.to(memory_format=torch.channels_last)
     return training
@@ -156,10 +156,10 @@ CLIP = ModelKind(start_clip, ClipRecipe(), MINI_CLIP)
 # %% ../../nbs/lib/finetune/07_clip.ipynb #3d7bc688
 @dataclass(frozen=True)
 class MatcherRecipe(CaptionRecipe):
-    """The recipe of a matcher for the probes: the fields of `CaptionRecipe`, and those of its losses.
+    """The recipe of a matcher for the probes: the fields of `CaptionRecipe`, and those for its losses.
 
-    looking: the first steps, which see pictures and no texts; text_warmup: steps in which the rate rises once more when
-    the texts come, 0 for none; half: whether the network computes in bfloat16, weights and losses stay in float32.
+    looking: number of first steps with images only; text_warmup: steps of a second warmup when the texts start, 0 for
+    none; half: whether the network computes in bfloat16; weights and losses stay in float32.
     """
 
     steps: int = 2600
@@ -176,17 +176,17 @@ class MatcherRecipe(CaptionRecipe):
     half: bool = True
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         read = step - self.looking + 1
         return super().rate(step) * (min(1.0, read / self.text_warmup) if self.text_warmup and read > 0 else 1.0)
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #61e0ede7
 class MatcherTraining(Training):
-    """A training of a matcher for the probes, in progress or done; see `Training`.
+    """The training of a matcher for the probes, in progress or done; see `Training`.
 
-    A subclass brings `patches(pixels)`, the states [B, M, C] of the patches of pictures alone; `tokens(texts)`, what
-    the network reads of texts given as words, as a tuple; and `told(batch, pairs, *tokens)`, the losses of pictures
-    with texts, a true and a false one a picture.
+    A subclass defines `patches(pixels)`, the states [B, M, C] of the patches without texts; `tokens(texts)`, the
+    network's text inputs for texts given as words, as a tuple; and `told(batch, pairs, *tokens)`, the losses of images
+    with texts, one true and one false per image.
     """
 
     def computing(self) -> torch.autocast:
@@ -194,8 +194,8 @@ class MatcherTraining(Training):
         return torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, self.recipe.half)
 
     def draw(self, step: int) -> tuple:
-        """The batch of a step, what is known of its pairs, and the tokens of its texts; pictures alone where it only
-        looks.
+        """Draw the batch of a step, with the labels of its pairs and the tokens of its texts; images alone in the
+        `looking` steps.
         """
         if step < self.recipe.looking:
             return (draw_captions(self.data, replace(self.recipe, texts=0), step),)
@@ -204,7 +204,7 @@ class MatcherTraining(Training):
         return batch, pairs, *self.tokens(pairs.texts)
 
     def losses(self, batch: tuple) -> dict[str, torch.Tensor]:
-        """The losses of a batch; of pictures alone words and total."""
+        """Return the losses of a batch; for images alone, words and total."""
         if len(batch) > 1:
             return self.told(*batch)
         with self.computing():
@@ -230,10 +230,10 @@ class TowersRecipe(MatcherRecipe):
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #3eb0d42f
 def sigmoid_loss(alike: torch.Tensor, own: torch.Tensor, false: torch.Tensor) -> torch.Tensor:
-    """Sum over known pairs of -log sigmoid(y z), by the number of pictures; y is 1 where own, -1 where false.
+    """Return the sum over known pairs of -log sigmoid(y z), divided by the number of images; y: 1 own, -1 false.
 
     alike: z [B, U], scaled cosine plus bias; own, false: bool [B, U]. Source: Zhai et al. 2023, section 3.2, whose
-    batch has one text a picture and every other pair false.
+    batch has one text per image and every other pair false.
     """
     labelled = own | false
     return -(F.logsigmoid(torch.where(own, alike, -alike)) * labelled).sum() / len(alike)
@@ -243,14 +243,14 @@ LOSSES: dict[str, Callable] = {"softmax": contrast, "sigmoid": sigmoid_loss}
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #56c8351a
 def told_apart(scores: torch.Tensor, pairs: Pairs) -> torch.Tensor:
-    """Share of the pictures whose true text scores above their false one. scores: [B, U]."""
+    """Return the share of images whose true text scores higher than the false one. scores: [B, U]."""
     rows = torch.arange(len(scores))
     true, false = pairs.places.T
     return (scores[rows, true] > scores[rows, false]).float().mean()
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #02b47839
 def image_tokens(visual, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors [B, D], not normalised, and patches [B, M, C] of open_clip's VisionTransformer, from its own forward."""
+    """Return vectors [B, D], not normalised, and patches [B, M, C] from open_clip's VisionTransformer."""
     before, visual.output_tokens = visual.output_tokens, True
     try:
         return visual(pixels)
@@ -259,22 +259,22 @@ def image_tokens(visual, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #7a20f6f1
 class TowersTraining(MatcherTraining):
-    """A training of two towers, in progress or done; see `Training`."""
+    """The training of two towers, in progress or done; see `Training`."""
 
     columns: ClassVar[tuple[str, ...]] = ("contrast", "found", "words", "scale")
     readings: ClassVar[dict[str, dict]] = {"trained": {}}
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States [B, M, C] of the patches."""
+        """Return the states [B, M, C] of the patches."""
         return image_tokens(self.model.visual, pixels)[1]
 
     def tokens(self, texts: Sequence[tuple[str, ...]]) -> tuple[torch.Tensor]:
-        """Token ids [U, T]."""
+        """Return the token ids [U, T]."""
         return (token_ids(self.model.tokenizer, texts),)
 
     def told(self, batch: CaptionBatch, pairs: Pairs, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The losses of pictures with texts: contrast (softmax or sigmoid, as the recipe says), words, total, and
-        found (see `told_apart`), scale.
+        """Return the losses of images with texts: contrast (softmax or sigmoid, see the recipe), words, total, found
+        (see `told_apart`) and scale.
         """
         model, recipe = self.model, self.recipe
         with torch.no_grad():
@@ -291,14 +291,14 @@ class TowersTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         loss = {"softmax": "CLIP's softmax loss", "sigmoid": "SigLIP's sigmoid loss"}[self.recipe.loss]
         return {"class": "open_clip CLIP (VisionTransformer)", "role": "matcher",
                 "task": f"image-text contrast ({loss})",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 
     def as_model(self, trained: bool = True, **options) -> DualMatcher:
-        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's matcher, or one of its class with initial weights from the recipe's seed + 1."""
         clip = build_clip(self.config.model, self.vocabulary, self.recipe.seed + 1)
         model = self.model if trained else clip.model
         return DualMatcher("clip", model, clip.tokenize, image_size=self.config.image_size,
@@ -306,13 +306,13 @@ class TowersTraining(MatcherTraining):
 
 # %% ../../nbs/lib/finetune/07_clip.ipynb #1ae78c96
 def towers_config(config: Mapping, loss: str) -> dict[str, Any]:
-    """open_clip's config with the first scale and bias of a loss: as open_clip's own, and for "sigmoid" 10 and -10."""
+    """Return open_clip's config with a loss's initial scale and bias: open_clip's, or 10 and -10 for "sigmoid"."""
     first = {"init_logit_scale": math.log(10), "init_logit_bias": -10} if loss == "sigmoid" else {}
     return {**config, **first}
 
 
 def start_towers(data: TrainingSet, recipe: TowersRecipe, config: Sizes) -> TowersTraining:
-    """A training at step 0, with the vocabulary of the data's own sentences and of the prompts."""
+    """Return a training at step 0, with the vocabulary of the data's sentences and the prompts."""
     sizes = towers_config(config.model, recipe.loss)
     return start_open_clip(TowersTraining, data, recipe, sizes, sizes["vision_cfg"]["width"], PROMPT_WORDS)
 

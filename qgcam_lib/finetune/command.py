@@ -24,9 +24,9 @@ from ..settings import settings
 def main(argv: Sequence[str] | None = None) -> list[Path]:
     """Train minis and write them to the zoo; the command line of `python -m qgcam_lib.finetune`.
 
-    With `--name`, every field of that recipe is an option, so `blip-mini --steps 2000` makes a quick one; where the
+    With `--name`, every field of that recipe is an option, so `blip-mini --steps 2000` makes a quick one; if the
     miniworld is missing, as many training scenes are drawn as the recipe reads (`--images`). `--missing` makes the
-    entries that the zoo lacks. `torchrun` and `accelerate launch` train in several processes. Returns the folders.
+    entries missing in the zoo. `torchrun` and `accelerate launch` train in several processes. Returns the folders.
     """
     argv = [*(sys.argv[1:] if argv is None else argv)]
     argv = ["--name", *argv] if argv and argv[0] in MINIS else argv
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
 
 # %% ../../nbs/lib/finetune/12_command.ipynb #ffff5902
 def _changed(recipe: Recipe, options: Sequence[str], program: str) -> Recipe:
-    """The recipe with the fields that options name; an unknown option ends the program with a message."""
+    """Return the recipe with the fields given by options; an unknown option ends the program with a message."""
     parser = argparse.ArgumentParser(program)
     for name, value in vars(recipe).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)

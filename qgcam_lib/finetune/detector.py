@@ -27,11 +27,11 @@ from ..models.dense.network import DenseConfig, DenseDetector, DenseGrounding, b
 # %% ../../nbs/lib/finetune/08_detector.ipynb #a5a5483e
 def assign(boxes: torch.Tensor, owner: torch.Tensor, n_phrases: int, grid: tuple[int, int], share: float = 0.5
            ) -> torch.Tensor:
-    """The box assigned to each cell for each phrase: int64 [Q, C], index into boxes, -1 for none.
+    """Return the box assigned to each cell for each phrase: int64 [Q, C], index into boxes, -1 for none.
 
-    boxes: [K, 4] xyxy as fractions of the picture; owner: int64 [K], phrase of each; share: of its sides, the middle
-    part in which a cell's centre must lie. The cell that holds the box's centre is always taken, so that no box goes
-    without. Of several boxes of one phrase the smallest has the cell, the first one at equal areas.
+    boxes: [K, 4] xyxy as fractions of the image; owner: int64 [K], phrase of each; share: a cell's centre must be in
+    this middle part of the box's sides. The cell that contains the box's centre is always assigned, so that every box
+    has a cell. Of several boxes of one phrase the smallest gets the cell, the first at equal areas.
     """
     centres = dense.cell_centres(grid).to(boxes)
     middle, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
@@ -47,7 +47,7 @@ def assign(boxes: torch.Tensor, owner: torch.Tensor, n_phrases: int, grid: tuple
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #afb44486
 def giou(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """IoU in 0..1 and generalised IoU in -1..1 of boxes, row by row; both [..., 4] xyxy, with area.
+    """Return IoU in 0..1 and generalised IoU in -1..1 of boxes, row by row; both [..., 4] xyxy, with area.
 
     Source: Rezatofighi et al. 2019.
     """
@@ -61,18 +61,18 @@ def giou(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 # %% ../../nbs/lib/finetune/08_detector.ipynb #7760fcaf
 @dataclass(frozen=True)
 class DetectorRecipe(Recipe):
-    """The recipe of a detector: the fields of `Recipe`, and those of its captions and losses.
+    """The recipe of a detector: the fields of `Recipe`, and those for its captions and losses.
 
-    texts: captions a picture; false: share of the captions that are false of their picture, 0 is training without
-    negatives, as MDETR's; short: share of the captions that are a phrase alone; share: see `assign`. Weights of the
-    losses: word_weight of naming cells (`word_loss`), focal of finding, l1 and giou of boxes, quality of predicting a
-    box's overlap. head: of the net, see `DenseConfig`; with "softmax" the loss of finding is `soft_token_loss`, its
-    weight soft_tokens, and no_object the weight of the cells without a phrase in it (MDETR's values).
+    texts: captions per image; false: share of the captions that are false of their image, 0 is training without
+    negatives, as in MDETR; short: share of the captions that are a phrase alone; share: see `assign`. Loss weights:
+    word_weight for the words of cells (`word_loss`), focal for classifying cells, l1 and giou for boxes, quality for
+    predicting a box's overlap. head: the network's head, see `DenseConfig`; with "softmax" the cells' loss is
+    `soft_token_loss` with weight soft_tokens; in it no_object weights the cells without a phrase (MDETR's values).
     """
 
     steps: int = 1800
     batch: int = 16
-    sentences: ClassVar[float] = 0.0  # of steps, see `CaptionRecipe`; each caption is drawn to be one or not
+    sentences: ClassVar[float] = 0.0  # share of steps, see `CaptionRecipe`; here it is drawn for each caption
     borrowed: ClassVar[float] = 0.25
     relations: ClassVar[float] = 0.0
     texts: int = 2
@@ -94,9 +94,9 @@ class DetectorRecipe(Recipe):
 # %% ../../nbs/lib/finetune/08_detector.ipynb #e82abbef
 @dataclass(frozen=True)
 class DetectorBatch:
-    """pixels: [B, 3, S, S], normalised; text: the captions, k a picture in order; boxes: [K, 4] xyxy as fractions;
-    owner: int64 [K], the phrase of each; false: bool [N], which captions are false; names: bool [B, C, words], what can
-    be said of the things at each cell, in words of `word_labels`."""
+    """pixels: [B, 3, S, S], normalised; text: the captions, k per image in order; boxes: [K, 4] xyxy as fractions;
+    owner: int64 [K], the phrase of each; false: bool [N], which captions are false; names: bool [B, C, words], words
+    true of the objects at each cell, from `word_labels`."""
 
     pixels: torch.Tensor
     text: dense.Encoded
@@ -107,11 +107,11 @@ class DetectorBatch:
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #14ec48aa
 def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
-    """The loss of predicting the words of cells: binary cross-entropy summed over cells and words, for each cell that
-    has a name.
+    """Return the loss of predicting the words of cells: binary cross-entropy summed over cells and words, divided by
+    the number of cells with a word.
 
-    logits, names: [B, C, words]. It teaches the convolutions nouns and attributes, which published detectors bring from
-    an image classifier.
+    logits, names: [B, C, words]. The loss teaches the convolutions nouns and attributes, which published detectors get
+    from a pretrained image classifier.
     """
     loss = F.binary_cross_entropy_with_logits(logits, names.to(logits), reduction="sum")
     return loss / names.any(-1).sum().clamp(min=1)
@@ -119,10 +119,10 @@ def word_loss(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/lib/finetune/08_detector.ipynb #6b8e2c40
 def soft_token_loss(words: torch.Tensor, here: torch.Tensor, text: dense.Encoded, no_object: float = 0.1
                     ) -> torch.Tensor:
-    """Cross-entropy of the softmax head's log-probabilities [N, C, T + 1] with soft targets, summed over the cells, for
-    each cell that has to find a phrase.
+    """Return the cross-entropy of the softmax head's log-probabilities [N, C, T + 1] with soft targets, summed over
+    cells, divided by the number of cells with a phrase.
 
-    here: bool [Q, C], which cells have to find which phrase; no_object: weight of a cell that has to find none.
+    here: bool [Q, C], the cells assigned to each phrase; no_object: weight of a cell without a phrase.
     Source: `loss_labels` of MDETR.
     """
     mask = torch.zeros_like(words[..., :-1]).index_add(0, text.owner, here[..., None] * text.tokens[:, None].to(words))
@@ -136,10 +136,10 @@ def soft_token_loss(words: torch.Tensor, here: torch.Tensor, text: dense.Encoded
 # %% ../../nbs/lib/finetune/08_detector.ipynb #2d78b3e4
 def detector_losses(grounded: dense.Grounded, batch: DetectorBatch, recipe: DetectorRecipe, grid: tuple[int, int]
                     ) -> dict[str, torch.Tensor]:
-    """focal (summed, for each assigned cell) or, of the softmax head, soft_tokens (`soft_token_loss`), l1, giou and
-    quality (means over the assigned cells), their weighted sum total, and overlap, the mean IoU there.
+    """Return focal (sum divided by the assigned cells) or, for the softmax head, soft_tokens (`soft_token_loss`), l1,
+    giou and quality (means over assigned cells), total (weighted sum), and overlap, the mean IoU of assigned cells.
 
-    A false caption has no boxes, so every cell of each of its phrases is to say no.
+    A false caption has no boxes, so every cell is a negative for each of its phrases.
     """
     target = assign(batch.boxes, batch.owner, len(grounded.logits), grid, recipe.share)
     here = target >= 0
@@ -160,9 +160,8 @@ def detector_losses(grounded: dense.Grounded, batch: DetectorBatch, recipe: Dete
 # %% ../../nbs/lib/finetune/08_detector.ipynb #58673aa3
 def draw_detector_captions(data: TrainingSet, row: int, recipe: DetectorRecipe, rng: np.random.Generator
                            ) -> list[ImageCaption]:
-    """The captions of a picture for one step, `recipe.texts` of them, each false with probability `recipe.false`, a
-    phrase alone, half of the time without its article, with probability `recipe.short`. Phrases without boxes are no
-    phrases here.
+    """Draw `recipe.texts` captions of an image for one step, each false with probability `recipe.false`, and with
+    probability `recipe.short` a phrase alone, half of the time without its article. Phrases without boxes are ignored.
     """
     boxed, sentences, drawn = data.boxes.read(data.maker.texts[row].id), [], []
     for caption in data.maker.sentences[row]:
@@ -184,9 +183,9 @@ def draw_detector_captions(data: TrainingSet, row: int, recipe: DetectorRecipe, 
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #0a3b5f74
 def cell_names(data: TrainingSet, text: ImageText, entity_boxes: dict[str, np.ndarray], size: int) -> np.ndarray:
-    """bool [C, words]: the words of `data.words` that are said of what has its middle part at each cell.
+    """Return bool [C, words]: the words in `data.words` for the objects whose middle part covers each cell.
 
-    entity_boxes: boxes [k, 4] of the picture's entities in pixels; size: side of the picture.
+    entity_boxes: boxes [k, 4] of the image's entities in pixels; size: side of the image.
     """
     place = {word: n for n, word in enumerate(data.words)}
     grid, entities = (size // 8,) * 2, [entity for entity in text.entities if entity in entity_boxes]
@@ -200,8 +199,8 @@ def cell_names(data: TrainingSet, text: ImageText, entity_boxes: dict[str, np.nd
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #73d9e39e
 def draw_detector_batch(data: TrainingSet, tokenizer, limit: int, recipe: DetectorRecipe, step: int) -> DetectorBatch:
-    """The pictures and captions of a step, counted from 0. A picture seen in a mirror, every second, has left and right
-    exchanged in its words."""
+    """Draw the images and captions of a step, counted from 0. Half of the images, drawn at random, are mirrored, with
+    left and right exchanged in the captions."""
     drawn, captions, boxes, names = draw_pictures(data, recipe, step), [], [], []
     size = data.boxes.size
     for row, flip in drawn:
@@ -222,24 +221,24 @@ def draw_detector_batch(data: TrainingSet, tokenizer, limit: int, recipe: Detect
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #ca42b0d5
 class DetectorTraining(Training):
-    """A detector in training; `finetune.loop.Training` says what the fields are. Its choices are powers of the
-    predicted overlap in a box's score.
+    """The training of a detector; see `finetune.loop.Training` for the fields. Its choices are powers of the predicted
+    overlap in a box's score.
     """
 
     choices: ClassVar[tuple[dict, ...]] = ({"quality_power": 0.0}, {"quality_power": 0.5}, {"quality_power": 1.0})
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Losses in the log: the first is that of finding, by the recipe's head."""
+        """Losses in the log; the first is the cells' loss for the recipe's head."""
         finding = {"sigmoid": "focal", "softmax": "soft_tokens"}[self.recipe.head]
         return (finding, "l1", "giou", "quality", "overlap", "words")
 
     def draw(self, step: int) -> DetectorBatch:
-        """The batch of a step."""
+        """Draw the batch of a step."""
         return draw_detector_batch(self.data, self.model.tokenizer, self.config.max_txt_len, self.recipe, step)
 
     def losses(self, batch: DetectorBatch) -> dict[str, torch.Tensor]:
-        """The losses of a batch; `total` is what is minimised."""
+        """Return the losses of a batch; `total` is minimised."""
         text = batch.text
         cells = self.model.cells(batch.pixels)
         output = self.model.ground(cells, text.ids, text.mask, text.tokens, text.owner)
@@ -250,7 +249,7 @@ class DetectorTraining(Training):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         false = self.recipe.false
         how = f"{false:.0%} of the captions false of their picture" if false else "only true captions"
         detector = self.as_model()
@@ -259,15 +258,15 @@ class DetectorTraining(Training):
                 "nms_overlap": detector.nms_overlap, "max_boxes": detector.max_boxes}
 
     def as_model(self, trained: bool = True, **options) -> DenseDetector:
-        """The detector of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's detector, or one of its class with initial weights from the recipe's seed + 1."""
         untrained = self.recipe.seed + 1
         model = self.model if trained else build_dense_grounding(self.config, self.vocabulary, untrained)
         return DenseDetector(model, **options)
 
 # %% ../../nbs/lib/finetune/08_detector.ipynb #8f8d07b0
 def start_detector(data: TrainingSet, recipe: DetectorRecipe, config: DenseConfig) -> DetectorTraining:
-    """A training at step 0, with the vocabulary of the data's own sentences and weights drawn from the recipe's seed.
-    Pictures without a boxed phrase are an error."""
+    """Return a training at step 0, with the vocabulary of the data's sentences and weights drawn from the recipe's
+    seed. Images without a boxed phrase are an error."""
     vocabulary = build_vocabulary(data.maker.captions)
     tokenizer = make_tokenizer(vocabulary, lavis_tokens=False)
     config = replace(config, vocab_size=config.vocab_size or len(tokenizer), head=recipe.head)

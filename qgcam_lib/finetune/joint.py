@@ -32,15 +32,15 @@ from ..models.vilt.explainer import ViltExplainer
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #9fc0aa2d
 def match_loss(match: torch.Tensor) -> torch.Tensor:
-    """Mean of the cross-entropies of matching and of ranking. match: logits [B, 2] of a true and of a false text."""
+    """Return the mean of the matching and ranking cross-entropies. match: logits [B, 2] of a true and a false text."""
     truth = torch.tensor([1.0, 0.0]).expand_as(match)
     return (F.binary_cross_entropy_with_logits(match, truth) + F.softplus(match[:, 1] - match[:, 0]).mean()) / 2
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #cc2315ab
 @dataclass(frozen=True)
 class Seen:
-    """The output of a forward pass. match: logits [B, 2] of each picture's true and false text; patches: [B, M, C],
-    states of the picture alone; alike: [B, U] scaled cosines with all texts, None where there are no two towers."""
+    """The output of a forward pass. match: logits [B, 2] of each image's true and false text; patches: [B, M, C],
+    states of the image alone; alike: [B, U] scaled cosines with all texts, None without two towers."""
 
     match: torch.Tensor
     patches: torch.Tensor
@@ -49,14 +49,14 @@ class Seen:
 # %% ../../nbs/lib/finetune/10_joint.ipynb #076f4c0a
 @dataclass(frozen=True)
 class JointRecipe(MatcherRecipe):
-    """The recipe of joint attention: the fields of `MatcherRecipe`, and contrast_weight: of the contrastive loss, for a
-    model that has two towers too."""
+    """The recipe of joint attention: the fields of `MatcherRecipe`, and contrast_weight: weight of the contrastive
+    loss, for a model that also has two towers."""
 
     contrast_weight: float = 0.25
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #6184ee8e
 def build_network(model_class: str, config: Mapping[str, Any], seed: int) -> torch.nn.Module:
-    """An untrained network of a config's sizes, in evaluation mode. model_class: its name in transformers."""
+    """Return an untrained network with a config's sizes, in evaluation mode. model_class: its name in transformers."""
     network = getattr(transformers, model_class)
     with drawn_from(seed):
         model = network(network.config_class.from_dict(dict(config)))
@@ -70,10 +70,10 @@ LONGEST = 48
 
 
 class JointTraining(MatcherTraining):
-    """A training of joint attention, in progress or done; see `Training`. A subclass names its class in transformers
-    and the part of the config that has the vocabulary's size, and brings `patches`, `adapter(model, tokenizer,
-    **options)`, the Matcher of a network, and `look(pixels, ids, mask, pairs)`, the pass. pixels: [B, 3, S, S]; ids,
-    mask: [U, T], of the texts; pairs: [2B], the places of each picture's true and false text among them.
+    """The training of joint attention, in progress or done; see `Training`. A subclass names its class in transformers
+    and the part of the config with the vocabulary's size, and defines `patches`, `adapter(model, tokenizer,
+    **options)`, the Matcher of a network, and `look(pixels, ids, mask, pairs)`, the forward pass. pixels: [B, 3, S, S];
+    ids, mask: [U, T], of the texts; pairs: [2B], the rows of each image's true and false text in ids.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("match", "found", "words", "contrast")
@@ -87,13 +87,13 @@ class JointTraining(MatcherTraining):
         return TokenTable(self.model.tokenizer, LONGEST)
 
     def tokens(self, texts: Sequence[tuple[str, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask [U, T]."""
+        """Return ids and mask [U, T]."""
         return self.table(texts)
 
     def told(self, batch: CaptionBatch, pairs: Pairs, ids: torch.Tensor, mask: torch.Tensor
              ) -> dict[str, torch.Tensor]:
-        """The losses of pictures with texts: match, words, contrast (for two towers), total, and `found`: the share of
-        pictures whose true text has the larger logit.
+        """Return the losses of images with texts: match, words, contrast (for two towers), total, and `found`: the
+        share of images whose true text has the larger logit.
         """
         with self.computing():
             output = self.look(batch.pixels, ids, mask, pairs.places.flatten())
@@ -111,39 +111,39 @@ class JointTraining(MatcherTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         return {"class": f"transformers {self.model_class}", "role": "matcher", "task": "image-text matching",
                 "supervision": "pictures and sentences, with false texts; no boxes"}
 
     def as_model(self, trained: bool = True, **options) -> Matcher:
-        """The matcher of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's matcher, or one of its class with initial weights from the recipe's seed + 1."""
         model = self.model if trained else build_network(self.model_class, self.config.model, self.recipe.seed + 1)
         card = {"name": "trained" if trained else "random weights"}
         return self.adapter(model, self.model.tokenizer, card=card, **options)
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #a7e23897
 class ViltTraining(JointTraining):
-    """A training of a ViLT, whose pixels have a mean and spread of their own."""
+    """The training of a ViLT, whose pixels are normalised with a different mean and standard deviation."""
 
     readings: ClassVar[dict[str, dict]] = {"trained": {}}
     model_class = "ViltForImageAndTextRetrieval"
     text_part = ""
 
     def first(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Class token and patches [B, 1 + M, C] before the first layer."""
+        """Return class token and patches [B, 1 + M, C] before the first layer."""
         mean, std = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
         parts = self.model.vilt.embeddings
         patches = parts.patch_embeddings((pixels * std + mean - 0.5) / 0.5).flatten(2).mT
         return torch.cat([parts.cls_token.expand(len(patches), -1, -1), patches], 1) + parts.position_embeddings
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States of the patches after all layers without words."""
+        """Return the states of the patches after all layers, without words."""
         core = self.model.vilt
         states = self.first(pixels) + core.embeddings.token_type_embeddings.weight[1]
         return core.layernorm(core.encoder(states)[0])[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of ViltForImageAndTextRetrieval; see `JointTraining`."""
+        """Run ViltForImageAndTextRetrieval; see `JointTraining`."""
         states = self.first(pixels)
         everywhere = torch.ones(len(pairs), states.shape[1], dtype=torch.long)
         match = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
@@ -151,7 +151,7 @@ class ViltTraining(JointTraining):
         return Seen(match.view(-1, 2), self.patches(pixels))
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> ViltExplainer:
-        """A matcher that could also draw maps, of the layer that is usual for its size."""
+        """Return a matcher that can also make maps, from the usual layer for its size."""
         return ViltExplainer(model, tokenizer, block=ViltExplainer.usual_block(model.config, 8), **options)
 
 
@@ -163,12 +163,12 @@ MINI_VILT = Sizes({
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #23ae1a4c
 class BridgeTowerTraining(JointTraining):
-    """A training of a BridgeTower."""
+    """The training of a BridgeTower."""
 
     model_class = "BridgeTowerForImageAndTextRetrieval"
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States of the patches after the picture's own layers."""
+        """Return the states of the patches after the image layers, before fusion."""
         visual = self.model.bridgetower.vision_model.visual
         states = visual.forward_pre(pixels)
         for block in visual.transformer.resblocks:
@@ -176,14 +176,14 @@ class BridgeTowerTraining(JointTraining):
         return visual.forward_post(states)[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of BridgeTowerForImageAndTextRetrieval; see `JointTraining`."""
+        """Run BridgeTowerForImageAndTextRetrieval; see `JointTraining`."""
         output = self.model(input_ids=ids[pairs], attention_mask=mask[pairs].long(),
                            pixel_values=pixels.repeat_interleave(2, 0), output_hidden_states=True)
         alone = self.model.bridgetower.vision_model.visual.forward_post(output.hidden_states[1][-1])
         return Seen((output.logits[:, 1] - output.logits[:, 0]).view(-1, 2), alone[::2, 1:])
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> BridgeTowerExplainer:
-        """A matcher that could also draw maps, of the layer that is usual for its size."""
+        """Return a matcher that can also make maps, from the usual layer for its size."""
         block = BridgeTowerExplainer.usual_block(model.config, 3)
         return BridgeTowerExplainer(model, tokenizer, block=block, **options)
 
@@ -198,17 +198,17 @@ MINI_BRIDGETOWER = Sizes({
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #77637425
 class FlavaTraining(JointTraining):
-    """A training of a FLAVA, which can be read by its matching head or by its two towers."""
+    """The training of a FLAVA, which can score with its matching head or with its two towers."""
 
     readings: ClassVar[dict[str, dict]] = {"trained": {"score": "margin"}, "trained, two towers": {"head": "itc"}}
     model_class = "FlavaForPreTraining"
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """States of the patches after the picture's own layers."""
+        """Return the states of the patches after the image layers, before fusion."""
         return self.model.flava.image_model(pixel_values=pixels).last_hidden_state[:, 1:]
 
     def look(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, pairs: torch.Tensor) -> Seen:
-        """The pass of FlavaForPreTraining; see `JointTraining`. Each picture and each text is encoded once."""
+        """Run FlavaForPreTraining; see `JointTraining`. Each image and each text is encoded once."""
         core = self.model.flava
         image = core.image_model(pixel_values=pixels, output_hidden_states=True)
         text = core.text_model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
@@ -225,7 +225,7 @@ class FlavaTraining(JointTraining):
         return Seen((logits[:, 1] - logits[:, 0]).view(-1, 2), image.last_hidden_state[:, 1:], alike)
 
     def adapter(self, model: torch.nn.Module, tokenizer: Any, **options) -> FlavaMatcher:
-        """FLAVA with BERT's tokenizer, read by the head that matches unless `head` says otherwise."""
+        """Return FLAVA with BERT's tokenizer, with the matching head unless `head` names another one."""
         return FlavaMatcher(model, bert_rows(tokenizer, LONGEST), **{"head": "itm"} | options)
 
 
@@ -240,7 +240,7 @@ MINI_FLAVA = Sizes({
 # %% ../../nbs/lib/finetune/10_joint.ipynb #1b970280
 def start_joint(data: TrainingSet, recipe: JointRecipe, config: Sizes, *, training: type[JointTraining]
                 ) -> JointTraining:
-    """A training of a class at step 0, with the vocabulary of the data's own sentences and the prompts'."""
+    """Return a class's training at step 0, with the vocabulary of the data's sentences and the prompts."""
     vocabulary = build_vocabulary(data.maker.captions)
     tokenizer, sizes = make_tokenizer(vocabulary, lavis_tokens=False), dict(config.model)
     part = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -254,7 +254,7 @@ def start_joint(data: TrainingSet, recipe: JointRecipe, config: Sizes, *, traini
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #7ea5fce0
 def _width(sizes: Mapping) -> int:
-    """Channels of the patches of a config."""
+    """Return the number of channels of the patches in a config."""
     return next((sizes[part] for part in ("image_config", "vision_config") if part in sizes), sizes)["hidden_size"]
 
 # %% ../../nbs/lib/finetune/10_joint.ipynb #8e869ce1

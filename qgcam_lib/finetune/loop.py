@@ -32,7 +32,7 @@ from ..storage.files import whole_file, write_whole
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #944410a3
 def adamw(parameters: Iterable[torch.nn.Parameter], recipe: Recipe, *, vectors_decay: bool = True) -> torch.optim.AdamW:
-    """AdamW with a recipe's rate and decay. vectors_decay: False leaves parameters with fewer than two axes alone."""
+    """Return AdamW with a recipe's rate and decay. vectors_decay: whether vectors and scalars decay too."""
     groups = {recipe.weight_decay: [], 0.0: []}
     for parameter in parameters:
         groups[recipe.weight_decay if vectors_decay or parameter.ndim > 1 else 0.0].append(parameter)
@@ -41,15 +41,15 @@ def adamw(parameters: Iterable[torch.nn.Parameter], recipe: Recipe, *, vectors_d
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #5e1f0202
 def processes() -> tuple[int, int]:
-    """The number of this process and how many there are; (0, 1) outside a group."""
+    """Return the rank of this process and the number of processes; (0, 1) outside a group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #82cc537c
 @contextmanager
 def launched(hours: float = 6.0) -> Iterator[tuple[int, int]]:
-    """The processes that `torchrun` or `accelerate launch` started, as a group while the block runs; gives `processes`.
+    """Make a group of the processes that `torchrun` or `accelerate launch` started; yields `processes()`.
 
-    hours: how long one waits for another. Nothing to do where one process was started, or in a group.
+    hours: time limit for waiting on another process. With one process, or already in a group, nothing changes.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) < 2 or processes()[1] > 1:
         yield processes()
@@ -63,10 +63,10 @@ def launched(hours: float = 6.0) -> Iterator[tuple[int, int]]:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #13190f50
 def first_alone(what: str, work: Callable[[], Any]) -> Any:
-    """The result of `work`, which the first process of a group does while the others wait; they get None.
+    """Return the result of `work`, run by the first process in a group while the others wait; they get None.
 
-    what: said to those who wait ("draws the scenes"). Raises RuntimeError in them where the first fails or takes longer
-    than the group's limit.
+    what: printed by the waiting processes ("draws the scenes"). Raises RuntimeError in these if the first fails or
+    takes longer than the group's limit.
     """
     rank, count = processes()
     if rank == 0:
@@ -85,14 +85,14 @@ def first_alone(what: str, work: Callable[[], Any]) -> Any:
 # %% ../../nbs/lib/finetune/04_loop.ipynb #9f7ad55b
 @dataclass
 class Training:
-    """A training in progress, or its result. A model's own training is a subclass with `columns`, `draw(step)`, the
-    batch of a step, counted from 0, and `losses(batch)`, a scalar each by name; `total` is what is minimised.
+    """A training run in progress, or its result. For each model, a subclass has `columns`, `draw(step)`, which returns
+    the batch of a step, counted from 0, and `losses(batch)`, name -> scalar; `total` is minimised.
 
-    model; recipe; fingerprint: of the data and of what the model starts from; data: what `draw` draws from; config:
-    the model's sizes; vocabulary: its tokens in order; extra: a module that is trained along and thrown away;
-    optimizer: None for `adamw` on everything; step: steps done; seconds: of computing; rows: of the log; recent: losses
-    not yet in the log, tensors until `read_losses` brings them to the host; best: the weights that the result gets, by
-    name, where a training keeps them; else the last.
+    model; recipe; fingerprint: of the data and the initial weights; data: the source of the batches; config: the
+    model's sizes; vocabulary: its tokens in order; extra: a module that is trained too and then discarded; optimizer:
+    None for `adamw` on all parameters; step: steps done; seconds: training time; rows: rows of the log; recent: losses
+    not yet in the log, tensors until `read_losses` copies them to the host; best: the weights for the result, by name,
+    if a training keeps them; else the last ones are used.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -116,15 +116,15 @@ class Training:
             self.optimizer = adamw([*self.model.parameters(), *self.extra.parameters()], self.recipe)
 
     def rate(self, batch: Any) -> float:
-        """The learning rate of a step with a batch."""
+        """Return the learning rate of a step with a batch."""
         return self.recipe.rate(self.step)
 
     def after_step(self) -> None:
-        """Called after every step; does nothing. A training that evaluates other data overrides it."""
+        """Called after every step; does nothing. Override it to evaluate on other data."""
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done. A training with early stopping overrides it, based on its `rows`."""
+        """Whether all steps are done. Override it for early stopping, based on `rows`."""
         return self.step >= self.recipe.steps
 
     def add_row(self, **values: float) -> None:
@@ -134,13 +134,13 @@ class Training:
 
     @property
     def log(self) -> pd.DataFrame:
-        """Step, seconds, rate, and `columns`; losses are means since the row before, NaN where no step had one."""
+        """Step, seconds, rate, and `columns`; losses are means since the previous row, NaN if no step had this loss."""
         return pd.DataFrame(self.rows, columns=["step", "seconds", "rate", *self.columns])
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #78d00b10
 def draw_batch(training: Training) -> Any:
-    """The batch of the next step; in a group of processes the share of this one. ParameterError where the recipe's
-    batch has no equal shares.
+    """Draw the batch of the next step; in a group, the share of this process. ParameterError if the recipe's batch
+    cannot be divided equally.
     """
     (rank, count), whole = processes(), training.recipe
     if whole.batch % count:
@@ -153,8 +153,8 @@ def draw_batch(training: Training) -> Any:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #27ad9bf9
 def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
-    """One step of the optimizer; returns the losses, on their device. The random state of dropout, where there is any,
-    depends on seed, step and process. In a group the gradients are means over the processes.
+    """Do one step of the optimizer; returns the losses, on their device. The random state of any dropout depends on
+    seed, step and process. In a group, gradients are means over the processes.
     """
     (rank, count), recipe, rate = processes(), training.recipe, training.rate(batch)
     parameters = [p for group in training.optimizer.param_groups for p in group["params"]]
@@ -175,7 +175,7 @@ def train_step(training: Training, batch: Any) -> dict[str, torch.Tensor]:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #c05a16b0
 def _share_gradients(parameters: list, count: int) -> None:
-    "Replace gradients by their means over the processes; one that some process lacks counts as zero there."
+    "Replace gradients by their means over the processes; a gradient missing in a process counts as zero."
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
     dist.all_reduce(used, dist.ReduceOp.MAX)
     learned = [p for p, one in zip(parameters, used.tolist()) if one]
@@ -185,12 +185,12 @@ def _share_gradients(parameters: list, count: int) -> None:
         p.grad = part.view_as(p)
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #5e1f0204
-READ_EVERY = 20  # steps whose losses are read together
+READ_EVERY = 20  # number of steps whose losses are read together
 
 
 def read_losses(training: Training) -> None:
-    """Bring the losses in `recent` to the host, in one copy; in a group their means. ParameterError where a total is
-    not finite.
+    """Copy the losses in `recent` to the host at once; in a group, their means. ParameterError if a total is not
+    finite.
     """
     waiting = [row for row in training.recent if isinstance(row["total"], torch.Tensor)]
     if not waiting:
@@ -217,7 +217,7 @@ _PROGRESS = ("step", "seconds", "rows", "recent", "best")
 
 
 def save_checkpoint(training: Training, path: Path) -> None:
-    """Write a checkpoint, and `log.csv` beside it."""
+    """Write a checkpoint, and `log.csv` next to it."""
     state = {name: getattr(training, name) for name in ("fingerprint", *_PROGRESS)} | {"processes": processes()[1]}
     state |= {name: getattr(training, name).state_dict() for name in ("model", "extra", "optimizer")}
     with whole_file(path) as part:
@@ -226,7 +226,7 @@ def save_checkpoint(training: Training, path: Path) -> None:
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #103acce2
 def load_checkpoint(training: Training, path: Path) -> None:
-    """Go on from a checkpoint. Raises FileFault (a ValueError) where it belongs to another training."""
+    """Resume from a checkpoint. Raises FileFault (a ValueError) if it belongs to another training."""
     state = read_torch(path)
     if not isinstance(state, dict) or not {"recipe", "fingerprint", "extra", *_PROGRESS} <= state.keys():
         raise FileFault(f"{path.name}: no checkpoint of a training. Delete it to begin anew, or give another folder.")
@@ -246,15 +246,14 @@ def load_checkpoint(training: Training, path: Path) -> None:
 # %% ../../nbs/lib/finetune/04_loop.ipynb #2ff8b042
 def train(start: Callable[[], Training], work: str | Path | None = None, *, stop_at: int | None = None,
           save_every: int = 200, progress: bool = True) -> Training:
-    """Train a model; on one machine the recipe decides every bit of the result.
+    """Train a model; on one machine, the same recipe gives the same result bit for bit.
 
-    start: gives the training at step 0, see the top of this page; work: folder for `checkpoint.pt` and `log.csv`, None
-    to keep nothing. Where a checkpoint lies there already, the training goes on from it. stop_at: stop after this step,
-    with a checkpoint; save_every: steps between checkpoints. Raises FileFault (a ValueError) for a checkpoint
-    of another training.
-    In a group of processes (`launched`) each calls this and gets the same weights, and the first one writes.
-    Returns the training, its model in evaluation mode and, when it has finished, with the weights in `best`, where the
-    training keeps them.
+    start: returns the training at step 0, see the top of this page; work: folder for `checkpoint.pt` and `log.csv`,
+    None to save nothing. Training resumes from a checkpoint in this folder. stop_at: stop after this step, with a
+    checkpoint; save_every: steps between checkpoints. Raises FileFault (a ValueError) for a checkpoint of another
+    training. In a group (`launched`) every process calls `train` and gets the same weights; the first one writes.
+    Returns the training, its model in evaluation mode and, once finished, with the weights in `best` if the training
+    keeps these.
     """
     path, training = Path(work) / "checkpoint.pt" if work else None, start()
     if path and path.is_file():
@@ -288,10 +287,10 @@ def train(start: Callable[[], Training], work: str | Path | None = None, *, stop
 # %% ../../nbs/lib/finetune/04_loop.ipynb #d5f38021
 @dataclass(frozen=True)
 class ModelKind:
-    """A kind of model that learns from a folder in the layout of Flickr30k Entities.
+    """A kind of model that is trained on a folder in the layout of Flickr30k Entities.
 
-    start: gives the training at step 0, called with the training set, the recipe and the config; recipe: its numbers;
-    config: its sizes, with `image_size`.
+    start: returns the training at step 0, called with the training set, the recipe and the config; recipe: the
+    hyperparameters; config: the model's sizes, with `image_size`.
     """
 
     start: Callable[..., Training]
@@ -299,8 +298,8 @@ class ModelKind:
     config: Any
 
     def train(self, root: str | Path, work: str | Path | None = None, **options) -> Training:
-        """Train one on the train split of a folder; boxes are only read by a detector's kind. work, options and errors:
-        as in `train`.
+        """Train a model on the train split of a folder; only detectors read the boxes. work, options and errors: as in
+        `train`.
         """
         read = partial(load_training_set, root, self.config.image_size, limit=self.recipe.images)
         data = first_alone("decodes the pictures", read) or read()

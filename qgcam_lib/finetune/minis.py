@@ -62,11 +62,10 @@ METRICS = ("pg_hit", "io_ratio", "iou_soft", "wdp_soft_rel")
 
 def score_explainers(models: Mapping[str, Any], dataset: Flickr30kEntities, *, limit: int | None = None,
                      protocol: str = "paper", progress: bool = True) -> pd.DataFrame:
-    """Scores of explainers by name on the same examples: model, metric (of METRICS), value, n, n_undefined, n_groups,
-    ci_low, ci_high.
+    """Score explainers, given by name, on the same examples: model, metric (of METRICS), value, n, n_undefined,
+    n_groups, ci_low, ci_high.
 
-    limit: examples, whole pictures drawn as `ground` draws them, None for all. Intervals are 95 %, clustered by
-    picture.
+    limit: number of examples, whole images drawn as in `ground`, None for all. Intervals are 95 %, clustered by image.
     """
     def score(model: Any) -> pd.DataFrame:
         frame = ground(model, dataset, protocol=protocol, limit=limit, progress=progress)
@@ -77,8 +76,8 @@ def score_explainers(models: Mapping[str, Any], dataset: Flickr30kEntities, *, l
 # %% ../../nbs/lib/finetune/11_minis.ipynb #61e9df12
 def score_detectors(models: Mapping[str, Detector], pairs: str | Path, split: str = "test", *, progress: bool = True
                     ) -> pd.DataFrame:
-    """AP, recall@k, group_recall@k and the others of `evaluate` for detectors by name: model, subset, metric, value, n,
-    n_groups, ci_low, ci_high.
+    """Compute the metrics of `evaluate` (AP, recall@k, group_recall@k and others) for detectors, given by name: model,
+    subset, metric, value, n, n_groups, ci_low, ci_high.
 
     pairs: a folder in TRICD's layout with images/; split: "val" or "test". Intervals are 95 %, clustered by group.
     """
@@ -92,9 +91,9 @@ def score_detectors(models: Mapping[str, Detector], pairs: str | Path, split: st
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #70c58fcd
 def miniworld_probes(beside: str | Path, *, progress: bool = True) -> dict[str, tuple[list, Path]]:
-    """The probes of the miniworld: name -> groups, 200 at most of a kind, and the folder of their pictures.
+    """Return the probes of the miniworld: name -> groups, at most 200 of a kind, and the folder with their images.
 
-    beside: the miniworld; the folders of the other layouts lie beside it and are made where they are missing.
+    beside: the miniworld; the folders in other layouts are next to it and made if missing.
     """
     limit, genome = 200, ensure_visual_genome(folder_beside(beside, "vg"), progress=progress)
     coco = ensure_coco(folder_beside(beside, "coco"), n_train=0, progress=progress)
@@ -111,8 +110,8 @@ _COLUMNS = "model part metric value ci_low ci_high chance blind n n_undefined n_
 
 def score_matchers(models: Mapping[str, Matcher], groups: Sequence, images: Path, *, blind: Blind, progress: bool = True
                    ) -> pd.DataFrame:
-    """Scores of matchers by name on a probe: model, part (the comparison, or what was swapped), metric, value, ci_low,
-    ci_high, chance, blind, n, n_undefined, n_groups. groups, images: as `miniworld_probes` gives them.
+    """Score matchers, given by name, on a probe: model, part (the comparison, or the kind of swap), metric, value,
+    ci_low, ci_high, chance, blind, n, n_undefined, n_groups. groups, images: from `miniworld_probes`.
     """
     unseen = score_groups(groups, blind_scores(groups, blind))
 
@@ -124,8 +123,8 @@ def score_matchers(models: Mapping[str, Matcher], groups: Sequence, images: Path
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #3cdd21ce
 def score_naming(models: Mapping[str, Matcher], folder: str | Path) -> pd.DataFrame:
-    """Shares of the pictures of a folder of classes that matchers by name classify by prompts (top1, top5), with the
-    columns of `score_matchers`; blind is missing, a scorer without pictures names all alike. folder: see `zero_shot`.
+    """Score prompt-based classification (top1, top5) by matchers, given by name, on a folder of classes. Columns as in
+    `score_matchers`; blind is NaN: a blind scorer gives all images one class. folder: see `zero_shot`.
     """
     classes = len(read_classes(folder))
 
@@ -138,10 +137,10 @@ def score_naming(models: Mapping[str, Matcher], folder: str | Path) -> pd.DataFr
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #96fc06bd
 def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: str) -> tuple[dict, pd.DataFrame]:
-    """The one of a training's choices that scores best, and the table of all, best first, the first one at a tie.
+    """Return the best-scoring choice of a training, and the table of all choices, best first (on ties, in order).
 
-    score: gives the table of scores of models by name; metric: decides, over all examples. Where a training has but one
-    choice, nothing is asked and the table is empty.
+    score: returns the score table of models given by name; metric: selects the best, over all examples. With only one
+    choice, nothing is scored and the table is empty.
     """
     choices = list(training.choices)
     if len(choices) == 1:
@@ -156,10 +155,10 @@ def choose(training: Training, score: Callable[[dict], pd.DataFrame], metric: st
 def judge_explainer(training: Training, root: str | Path, world: str | Path, *, protocol: str = "paper",
                     val_limit: int | None = 1500, test_limits: Sequence[int] = (500, 0),
                     beside: Mapping[str, Any] | None = None, progress: bool = True) -> dict:
-    """Choose on the val split of a miniworld, score on its test split beside random weights and the centre guess; what
-    the card says of it.
+    """Choose on a miniworld's val split, score on its test split with random weights and the centre guess as baselines;
+    returns the card's entries.
 
-    world: not read; test_limits: one table of scores each, 0 for all examples; beside: further explainers by name.
+    world: not read; test_limits: one score table each, 0 for all examples; beside: other explainers to score, by name.
     """
     val, test = Flickr30kEntities(root, "val"), Flickr30kEntities(root, "test")
     score = partial(score_explainers, protocol=protocol)
@@ -174,9 +173,9 @@ def judge_explainer(training: Training, root: str | Path, world: str | Path, *, 
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #b2fa0b7c
 def judge_detector(training: Training, root: str | Path, world: str | Path, *, progress: bool = True) -> dict:
-    """Choose on the val split of TRICD's pairs, score on their test split beside random weights; what the card says.
+    """Choose on TRICD's val pairs, score on its test pairs with random weights as baseline; returns the card's entries.
 
-    root: not read; world: beside which the pairs lie, or are made.
+    root: not read; world: the pairs are next to this folder, or made there.
     """
     pairs = ensure_tricd(folder_beside(world, "tricd"), progress=progress)
     best, table = choose(training, partial(score_detectors, pairs=pairs, split="val", progress=progress), "AP")
@@ -191,10 +190,10 @@ _MAIN = ("correct", "text_score", "image_score", "group_score", "top1")
 
 def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
                   probes: Mapping[str, tuple[list, Path]] | None = None, progress: bool = True) -> dict:
-    """Score a matcher on the probes and MiniNet beside random weights; what the card says, with the cells in which the
-    trained model's whole interval is above chance and the blind scorer.
+    """Score a matcher on the probes and MiniNet, with random weights as baseline; returns the card's entries, with the
+    scores whose whole interval exceeds chance and blind scorer.
 
-    root: of the blind scorer's sentences; world: beside it the scores' data lie; probes: None for `miniworld_probes`.
+    root: has the blind scorer's sentences; world: the test data are next to it; probes: None for `miniworld_probes`.
     """
     probes = miniworld_probes(world, progress=progress) if probes is None else probes
     models = {name: training.as_model(**options) for name, options in training.readings.items()}
@@ -211,7 +210,7 @@ def judge_matcher(training: Training, root: str | Path, world: str | Path, *,
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #c9a9da5b
 def round_weights(model: torch.nn.Module) -> None:
-    """Round the weights to float16 and back, so that what is scored is what is stored."""
+    """Round the weights to float16 and back, so that the scored weights equal the stored ones."""
     with torch.no_grad():
         for value in model.state_dict().values():
             if value.is_floating_point():
@@ -223,12 +222,12 @@ _JUDGES = {"detector": judge_detector, "matcher": judge_matcher, "ranker": judge
 
 def make_entry(training: Training, root: str | Path, out: str | Path, *, name: str, world: str | Path | None = None,
                starts_from: str = "", progress: bool = True, **judging) -> Path:
-    """Round, choose, score, and write the zoo's folder of a trained model; returns it.
+    """Round, choose, score, and write the zoo folder of a trained model; returns the folder.
 
-    root: the miniworld the training read, or beside which its data lies; out: the zoo's folder, usually data/zoo;
-    world: the miniworld beside which the data of the scores lie, None for root; starts_from: the entry whose weights
-    the training started from; judging: options of `judge_explainer` or `judge_matcher`. Written: the files of
-    `save_model`, `log.csv` (the losses) and `README.md` (the card).
+    root: the miniworld of the training, or the one next to its data; out: the zoo's folder, usually data/zoo; world:
+    the miniworld next to the data to score on, None for root; starts_from: the entry with the training's initial
+    weights; judging: options of `judge_explainer` or `judge_matcher`. Writes the files of `save_model`, `log.csv` (the
+    losses) and `README.md` (the card).
     """
     training.model.eval()
     round_weights(training.model)
@@ -245,7 +244,7 @@ def make_entry(training: Training, root: str | Path, out: str | Path, *, name: s
     if starts_from:
         card["starts_from"] = {"name": starts_from, "sha256": training.fingerprint.rsplit(" ", 1)[-1]}
     data = {"name": "miniworld", "generator": CHECKSUM, "training_sha256": training.fingerprint}
-    if "training_images" not in card["data"]:  # they are those of root
+    if "training_images" not in card["data"]:  # the default: the training images are from root
         images = len(read_split(EntitiesFolder(root).split_list("train")))
         data["training_images"] = min(training.recipe.images, images)
     card["data"] = data | card["data"]
@@ -257,9 +256,9 @@ def make_entry(training: Training, root: str | Path, out: str | Path, *, name: s
 # %% ../../nbs/lib/finetune/11_minis.ipynb #895de758
 @dataclass(frozen=True)
 class Mini:
-    """How an entry of the zoo is made. kind: trained with `kind.train`; needs: the entry whose weights it starts from,
-    or ""; judging: options of `make_entry`; beside: further explainers to score, by name, from the folder of that
-    entry; natural: whether it learns from scenes with the planted biases, or from all combinations equally often.
+    """How to make an entry of the zoo. kind: trained with `kind.train`; needs: the entry with its initial weights, or
+    ""; judging: options of `make_entry`; beside: other explainers to score, by name, from the folder of that entry;
+    natural: whether the training scenes have the planted biases, or all combinations equally often.
     """
 
     kind: ModelKind
@@ -270,7 +269,7 @@ class Mini:
 
 
 def with_recipe(kind: ModelKind, **numbers: Any) -> ModelKind:
-    """The kind with other numbers in its recipe."""
+    """Return the kind with other values in its recipe."""
     return replace(kind, recipe=replace(kind.recipe, **numbers))
 
 # %% ../../nbs/lib/finetune/11_minis.ipynb #eee4023f
@@ -299,10 +298,10 @@ MINIS: dict[str, Mini] = {
 # %% ../../nbs/lib/finetune/11_minis.ipynb #30549612
 def make_mini(name: str, root: str | Path, work: str | Path | None, out: str | Path, recipe: Recipe | None = None, *,
               progress: bool = True) -> Path:
-    """Train an entry of MINIS, or go on from its checkpoint in work, and write it to the zoo `out`; returns its folder.
+    """Train an entry of MINIS, or resume from its checkpoint in work; write it to the zoo `out`; returns its folder.
 
-    root: the miniworld, beside which other data of the entry is made where it is missing; recipe: None for its own.
-    In a group of processes (`finetune.loop.launched`) each calls this; the first one draws, scores and writes.
+    root: the miniworld; other data for the entry is made next to it if missing; recipe: None for the entry's own. In a
+    group (`finetune.loop.launched`) every process calls `make_mini`; the first one draws, scores and writes.
     """
     mini, world, judging = MINIS[name], root, {"progress": progress}
     kind = replace(mini.kind, recipe=recipe or mini.kind.recipe)

@@ -30,7 +30,7 @@ from ..models.owl import OwlDetector, OwlModel, build_owl
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #e8669966
 def owl_sizes(config: Mapping) -> Sizes:
-    """An OwlViTConfig as a dictionary with the sides of its input and of its patches."""
+    """Return an OwlViTConfig, given as a dictionary, with the sides of its input and of its patches."""
     return Sizes(config, config["vision_config"]["image_size"], config["vision_config"]["patch_size"])
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #337d118a
@@ -45,11 +45,10 @@ MINI_OWL = owl_sizes({
 # %% ../../nbs/lib/finetune/09_owl.ipynb #339327fc
 @dataclass(frozen=True)
 class OwlRecipe(CaptionRecipe):
-    """The recipe of OWL-ViT: the fields of `CaptionRecipe`, and those of its boxes.
+    """The recipe of OWL-ViT: the fields of `CaptionRecipe`, and those for its boxes.
 
-    many: patches that each thing takes in the first steps; alone: share of the steps, the last ones, in which it takes
-    only one; box_weight,
-    overlap_weight: of the two losses of the boxes, and of their part in the matching.
+    many: patches assigned to each object in the first steps; alone: share of the steps, at the end, with one patch per
+    object; box_weight, overlap_weight: weights of the two box losses, and of the boxes in the matching cost.
     """
 
     steps: int = 1500
@@ -60,15 +59,15 @@ class OwlRecipe(CaptionRecipe):
     overlap_weight: float = 1.0
 
     def taken(self, step: int) -> int:
-        """Patches that each thing takes in a step, counted from 0."""
+        """Return the number of patches assigned to each object in a step, counted from 0."""
         return 1 if step >= self.steps * (1 - self.alone) else self.many
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #bae12e56
 @dataclass(frozen=True)
 class OwlBatch:
-    """pixels: [B, 3, S, S], normalised; texts: U different phrases as words; boxes: one [n, 4] a picture, its things,
-    corners as fractions of the picture; labels: one int8 [n, U] a picture: 1 true of the thing, 0 false, -1 unknown;
-    known: bool [B, U], phrases of which it is known where in the picture they are true, if anywhere.
+    """pixels: [B, 3, S, S], normalised; texts: U different phrases as words; boxes: one [n, 4] per image, its objects,
+    corners as fractions of the image; labels: one int8 [n, U] per image: 1 true of the object, 0 false, -1 unknown;
+    known: bool [B, U], phrases whose places in the image are known (or known to be none).
     """
 
     pixels: torch.Tensor
@@ -79,7 +78,7 @@ class OwlBatch:
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #9163a5ed
 def _things(boxes: Mapping[str, np.ndarray], entities: Sequence[str], size: int, flip: bool) -> tuple:
-    """A picture's different boxes [n, 4] as fractions, and bool [n, entities]: which entities have them."""
+    """Return an image's different boxes [n, 4] as fractions, and bool [n, entities]: the entities of each box."""
     rows = [(tuple(box), place) for place, entity in enumerate(entities) for box in boxes.get(entity, ())]
     distinct = {box: number for number, box in enumerate(dict.fromkeys(box for box, _ in rows))}
     has = np.zeros((len(distinct), len(entities)), bool)
@@ -90,7 +89,7 @@ def _things(boxes: Mapping[str, np.ndarray], entities: Sequence[str], size: int,
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #acc6837f
 def draw_owl_batch(data: TrainingSet, recipe: OwlRecipe, step: int) -> OwlBatch:
-    """The pictures, phrases and things of a step, counted from 0."""
+    """Draw the images, phrases and objects of a step, counted from 0."""
     batch, maker, things, labels, decided = draw_captions(data, recipe, step), data.maker, [], [], []
     texts = list(dict.fromkeys(batch.texts))
     place = {words: number for number, words in enumerate(texts)}
@@ -110,7 +109,7 @@ def draw_owl_batch(data: TrainingSet, recipe: OwlRecipe, step: int) -> OwlBatch:
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #18a54746
 def owl_outputs(model, pixels: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [B, P, U] of P patches and U texts, and boxes [B, P, 4], corners as fractions; differentiable.
+    """Return logits [B, P, U] of P patches and U texts, and boxes [B, P, 4], corners as fractions; differentiable.
 
     model: OwlViTForObjectDetection; pixels: [B, 3, S, S]; ids: [U, T].
     """
@@ -125,10 +124,10 @@ def owl_outputs(model, pixels: torch.Tensor, ids: torch.Tensor) -> tuple[torch.T
 @torch.no_grad()
 def assign(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labels: torch.Tensor, recipe: OwlRecipe,
            taken: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Patches and the things they answer for, two index tensors [n * taken], of one picture.
+    """Return patches and the objects assigned to them in one image, two index tensors [n * taken].
 
-    logits: [P, U]; boxes: [P, 4]; things: [n, 4]; labels: [n, U]; taken: patches a thing takes. The cost of a pair is
-    one minus the mean probability of the thing's true phrases, plus the weighted distances of the boxes.
+    logits: [P, U]; boxes: [P, 4]; things: [n, 4]; labels: [n, U]; taken: patches per object. The cost of a pair is
+    twice one minus the mean probability of the object's true phrases, plus the weighted distances of the boxes.
     """
     true = (labels == 1).float()
     chance = torch.sigmoid(logits) @ true.T / true.sum(1).clamp(min=1)
@@ -139,8 +138,8 @@ def assign(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labe
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #88aa6a78
 def owl_losses(model, batch: OwlBatch, ids: torch.Tensor, recipe: OwlRecipe, taken: int = 1) -> dict[str, torch.Tensor]:
-    """The losses of a batch: phrases, sides, overlap, total (their weighted sum), and `found`: the share of the
-    pictures' own phrases whose best patch has a box of theirs, at IoU 0.5.
+    """Return the losses of a batch: phrases, sides, overlap, total (weighted sum), and `found`: the share of the
+    images' own phrases whose best patch matches a box of the phrase, at IoU 0.5.
     """
     logits, boxes = owl_outputs(model, batch.pixels, ids)
     target, counts = torch.zeros_like(logits), batch.known[:, None].repeat(1, logits.shape[1], 1)
@@ -165,17 +164,17 @@ def owl_losses(model, batch: OwlBatch, ids: torch.Tensor, recipe: OwlRecipe, tak
 # %% ../../nbs/lib/finetune/09_owl.ipynb #8fa56ed8
 @torch.no_grad()
 def _phrase_hits(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """bool [own phrases]: does the patch with the highest logit have a box of the phrase?"""
+    """Return bool [own phrases]: does the box of the patch with the maximum logit match a box of the phrase?"""
     own = (labels == 1).any(0).nonzero()[:, 0]
     best = boxes[logits[:, own].argmax(0)]
     return ((box_iou(best, things) >= 0.5) & (labels[:, own] == 1).T).any(1)
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #221ce6c8
 def take_tower(model, state: Mapping[str, torch.Tensor], pixels: torch.Tensor) -> float:
-    """Give an OWL-ViT the image tower of a BLIP of the same size; returns the share of variance that its additional
-    normalisation keeps.
+    """Copy the image tower of a BLIP into an OWL-ViT of the same size; returns the share of variance that OWL-ViT's
+    additional normalisation keeps.
 
-    model: OwlViTForObjectDetection; state: the BLIP's tensors by name; pixels: [B, 3, S, S] prepared pictures.
+    model: OwlViTForObjectDetection; state: the BLIP's tensors by name; pixels: [B, 3, S, S] prepared images.
     """
     own = {name.removeprefix("visual_encoder."): value.float() for name, value in state.items()
            if name.startswith("visual_encoder.")}
@@ -191,7 +190,7 @@ def take_tower(model, state: Mapping[str, torch.Tensor], pixels: torch.Tensor) -
 # %% ../../nbs/lib/finetune/09_owl.ipynb #01c1f8bb
 @torch.no_grad()
 def _fit_layernorm(tower, pixels: torch.Tensor) -> float:
-    """Choose scale and shift of the first normalisation so that its outputs are nearest to its inputs."""
+    """Fit scale and shift of the first normalisation so that its outputs are nearest to its inputs."""
     before = tower.embeddings(pixels).flatten(0, 1)
     unit = F.layer_norm(before, before.shape[-1:], eps=tower.pre_layernorm.eps)
     centred = unit - unit.mean(0)
@@ -203,23 +202,23 @@ def _fit_layernorm(tower, pixels: torch.Tensor) -> float:
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #b64c1c64
 class OwlTraining(Training):
-    """A training of an OWL-ViT, in progress or done; see `Training`."""
+    """The training of an OWL-ViT, in progress or done; see `Training`."""
 
     columns: ClassVar[tuple[str, ...]] = ("phrases", "sides", "overlap", "found")
     choices: ClassVar[tuple[dict, ...]] = ({},)
 
     def draw(self, step: int) -> tuple[OwlBatch, torch.Tensor]:
-        """The batch of a step, and the token ids of its phrases."""
+        """Draw the batch of a step, with the token ids of its phrases."""
         batch = draw_owl_batch(self.data, self.recipe, step)
         return batch, token_ids(self.model.tokenizer, batch.texts)
 
     def losses(self, batch: tuple[OwlBatch, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The losses of a batch."""
+        """Return the losses of a batch."""
         return owl_losses(self.model, *batch, self.recipe, self.recipe.taken(self.step))
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         return {"class": "transformers OwlViTForObjectDetection", "role": "detector",
                 "task": "open-vocabulary detection, each phrase read alone",
                 "supervision": "pictures, phrases and their boxes; false phrases; the image tower starts from "
@@ -227,7 +226,7 @@ class OwlTraining(Training):
                 "max_boxes": self.as_model().max_boxes}
 
     def as_model(self, trained: bool = True, **options) -> OwlDetector:
-        """The detector of the model, or of the same class with first weights from the recipe's seed + 1."""
+        """Return the model's detector, or one of its class with initial weights from the recipe's seed + 1."""
         config = self.config.model
         owl = OwlModel(self.model, self.model.tokenizer, config) if trained else build_owl(
             config, self.vocabulary, self.recipe.seed + 1)
@@ -235,11 +234,11 @@ class OwlTraining(Training):
 
 # %% ../../nbs/lib/finetune/09_owl.ipynb #dfaa093a
 def start_owl(data: TrainingSet, recipe: OwlRecipe, config: Sizes, *, folder: str | Path) -> OwlTraining:
-    """A training at step 0, with the vocabulary of the data's own sentences.
+    """Return a training at step 0, with the vocabulary of the data's sentences.
 
-    folder: of a mini BLIP in the zoo's form, whose image tower is taken over. The class head begins with the scale 10
-    and the shift -0.5 for every patch, so that a pair that is not alike has a probability of 0.7 %; from transformers'
-    own 1 and 0 it would be 50 %.
+    folder: zoo folder of a mini BLIP whose image tower is copied. The class head starts with the scale 10 and the shift
+    -0.5 for every patch, so that a dissimilar pair has a probability of 0.7 %; with transformers' defaults 1 and 0 it
+    would be 50 %.
     """
     vocabulary = word_vocabulary(data.maker.captions)
     built = build_owl(config.model, vocabulary, recipe.seed)

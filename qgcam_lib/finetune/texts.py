@@ -34,7 +34,7 @@ _SINGULAR = {"men": "man", "women": "woman", "people": "person", "children": "ch
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #5142e70f
 def singular(word: str) -> str:
-    """The singular of an English noun in captions: "benches" gives "bench". Words that end in ss or us stay."""
+    """Return the singular of an English noun in captions: "benches" gives "bench". Words in -ss or -us stay."""
     if word in _SINGULAR:
         return _SINGULAR[word]
     if word.endswith(("ches", "xes", "sses")):
@@ -43,9 +43,7 @@ def singular(word: str) -> str:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #36a1e388
 def head_and_attributes(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The head noun of a phrase and the words before it that describe it; "on the left" at the end counts as an
-    attribute.
-    """
+    """Return the head noun of a phrase and the attributes before it; a final "on the left" counts as an attribute."""
     words = list(words)
     if len(words) > 3 and words[-3:-1] == ["on", "the"] and words[-1] in _OTHER_SIDE:
         words = [words[-1], *words[:-3]]
@@ -54,7 +52,7 @@ def head_and_attributes(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #7d85deb5
 def mirrored(words: Sequence[str]) -> tuple[str, ...]:
-    """The words with left and right exchanged: what is true of the picture seen in a mirror."""
+    """Return the words with left and right exchanged, to describe the mirror image."""
     return tuple(_OTHER_SIDE.get(word, word) for word in words)
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #28e88d4c
@@ -79,7 +77,7 @@ class ImageText:
 
     @cached_property
     def entities(self) -> dict[str, tuple[frozenset, frozenset]]:
-        """entity -> (all its head nouns in the singular, all its attributes)."""
+        """entity -> (all head nouns in the singular, all attributes)."""
         words_of = defaultdict(lambda: (set(), set()))
         for mention in self.mentions:
             head, attributes = head_and_attributes(mention.words)
@@ -89,10 +87,10 @@ class ImageText:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #ddc1000c
 def read_texts(root: str | Path, split: str = "train", limit: int | None = None) -> list[ImageText]:
-    """The sentences of a split, in the order of its list; `Annotations/` is not read.
+    """Read the sentences of a split, in the order of its list; `Annotations/` is not read.
 
-    root: a folder in the layout of Flickr30k Entities; limit: the first images only. Pictures about which no phrase
-    says anything visible are left out. Raises FormatError (a ValueError) where a file is not in the format.
+    root: a folder in the layout of Flickr30k Entities; limit: the first images only. Images without a phrase about
+    something visible are left out. Raises FormatError (a ValueError) if a file is not in the format.
     """
     folder = EntitiesFolder(root)
     texts = (read_image_text(folder.sentences(id), id) for id in read_split(folder.split_list(split))[:limit])
@@ -100,14 +98,14 @@ def read_texts(root: str | Path, split: str = "train", limit: int | None = None)
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #f5d6d366
 def training_sentences(root: str | Path) -> list[str]:
-    """The sentences of the train split of a folder, as written: what a blind scorer knows."""
+    """Return the sentences of a folder's train split, as written: the input of a blind scorer."""
     folder = EntitiesFolder(root)
     images = read_split(folder.split_list("train"))
     return [parse_sentence(line)[0] for image in images for line in read_sentences(folder.sentences(image))]
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #394b16bc
 def read_image_text(path: str | Path, id: str) -> ImageText:
-    """The content of one file of `Sentences/`, cleaned as BLIP cleans its texts."""
+    """Read one file in `Sentences/`, cleaned as BLIP cleans its texts."""
     sentences, mentions = [], []
     for line in read_sentences(Path(path)):
         text, phrases = parse_sentence(line)
@@ -121,8 +119,8 @@ def read_image_text(path: str | Path, id: str) -> ImageText:
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #ac13e433
 def denied(word: str, attributes: frozenset) -> bool:
-    """Whether the attributes have another one of the same class: "red" is denied by {"blue", "small"}, not by
-    {"small"}."""
+    """Return whether the attributes include another of the same class: {"blue", "small"} denies "red", {"small"} does
+    not."""
     if word in attributes:
         return False
     rivals = [other for other in attributes if CLASS_OF.get(other, other) == CLASS_OF.get(word)]
@@ -135,18 +133,18 @@ _TOGETHER = ({"on", "riding"}, {"in", "inside"}, {"in", "wearing"}, {"on", "in"}
 
 
 def excludes(predicate: str, other: str) -> bool:
-    """Whether a true relation of two objects excludes the other one."""
+    """Return whether a true relation between two objects excludes the other relation."""
     both = {predicate, other}
     return both in _OPPOSITES or (predicate != other and both <= {*TOUCHING} and both not in _TOGETHER)
 
 
 def readings(name: str) -> set[str]:
-    """The relations that a sentence with this one may mean: "on" may be said of a rider."""
+    """Return the relations that a sentence with this one may mean: "on" may mean "riding"."""
     return {name}.union(*(pair for pair in _TOGETHER if name in pair))
 
 # %% ../../nbs/lib/finetune/01_texts.ipynb #b6761272
 def word_labels(texts: Sequence[ImageText], minimum: int = 5) -> tuple[list[str], np.ndarray]:
-    """Nouns (singular) and attributes of at least `minimum` images, sorted; and the images that have them.
+    """Return the nouns (singular) and attributes in at least `minimum` images, sorted; and the images that have each.
 
     The second result is bool [N, words].
     """

@@ -34,14 +34,14 @@ _COLUMNS = {"prompt": "str", "category": "str", "n_boxes": "int64", "box_share":
             **dict.fromkeys(SCORE_COLUMNS, "float64")}
 
 
-@lru_cache(16)  # the examples of a picture follow each other, and share its name
+@lru_cache(16)  # the examples of an image follow each other and share its name
 def _name(image: Path, root: Path | None) -> str:
-    """The image's name in the rows: its path under `root`, the data set's folder, else its file name."""
+    """Return the image's name in the rows: its path under `root`, the data set's folder, else its file name."""
     return image.relative_to(root).as_posix() if root and image.is_relative_to(root) else image.name
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #9981e400
 def _record(example: GroundingExample, root: Path | None) -> Query:
-    """The record of an example. root: the folder of its data set."""
+    """Return the record of an example. root: the folder of its data set."""
     image, boxes, name = example.image, example.boxes, _name(example.image, root)
     columns = {"prompt": example.prompt, "category": example.category, "n_boxes": len(boxes),
                "box_share": example.box_share if len(boxes) else np.nan}
@@ -50,7 +50,7 @@ def _record(example: GroundingExample, root: Path | None) -> Query:
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #3b56eb34
 def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Query]:
-    """Records of the examples that the data set could not read for one image."""
+    """Return the records of one image's examples that the data set could not read."""
     by_id: dict[str, list[Problem]] = {}
     for problem in problems:
         if problem.severity == "error":
@@ -62,14 +62,14 @@ def _lost(image_id: str, problems: Sequence[Problem], remedy: str) -> list[Query
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #1729da78
 def _records(dataset: Dataset, image_id: str, count: int | None, remedy: str) -> list[Query]:
-    """The records of an image: its first `count` examples (None: all), and those that could not be read."""
+    """Return an image's records: its first `count` examples (None: all), and those that could not be read."""
     examples, problems = dataset.read_image(image_id)
     root = getattr(dataset, "root", None)
     return [_record(example, root) for example in examples[:count]] + _lost(image_id, problems, remedy)
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #c3485e46
 def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> list[Callable[[], list[Query]]]:
-    """For each drawn image, in the data set's order, a function that reads its records."""
+    """Return for each drawn image, in the data set's order, a function that reads its records."""
     images = dataset.images()
     counts = dict.fromkeys(range(len(images)))
     if limit:
@@ -78,12 +78,12 @@ def _readers(dataset: Dataset, limit: int | None, seed: int, remedy: str) -> lis
 
 
 def drawn_ids(dataset: Dataset, limit: int | None = None, seed: int = 0) -> list[str]:
-    """The ids of the examples that `ground` scores with this limit and seed."""
+    """Return the ids of the examples that `ground` scores with this limit and seed."""
     return [item.id for read in _readers(dataset, limit, seed, "") for item in read()]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #585bcdc5
 def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[GroundingExample]) -> list[Any]:
-    """The map [h, w] of every example. Each distinct phrase of an image is explained once, all in one call."""
+    """Return the map [h, w] of every example. All distinct phrases of an image are explained in one call."""
     if hasattr(model, "maps_of"):
         return model.maps_of(examples)
     opened = {example.image: picture for example, picture in zip(examples, pictures)}
@@ -97,25 +97,25 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #137ae538
 def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, options: Mapping[str, Any]) -> list[dict]:
-    """`score_maps` with these options, one dict of float64 per map. Its warnings are off: `ground` checks all boxes."""
+    """Return `score_maps` as one dict of float64 per map, without its warnings: `ground` checks all boxes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SuspiciousInput)
         return score_maps(maps, boxes, image_sizes=np.array(sizes), **options).astype(np.float64).to_dict("records")
 
 
 def _boxes(examples: Sequence[GroundingExample]) -> np.ndarray:
-    """The boxes of examples, float64 [K, 6]: x0, y0, x1, y1, and height and width of their picture."""
+    """Return the boxes of examples, float64 [K, 6]: x0, y0, x1, y1, and height and width of their image."""
     return np.array([[*box, *example.size] for example in examples for box in example.boxes.tolist()]).reshape(-1, 6)
 
 
 def _warned(boxes: Sequence[np.ndarray]) -> list[str]:
-    """Warn once of suspicious boxes; returns the texts. boxes: one array of `_boxes` per image."""
+    """Warn once about suspicious boxes; returns the texts. boxes: one array of `_boxes` per image."""
     each, pictures = np.concatenate([np.zeros((0, 6)), *boxes]), np.repeat(np.arange(len(boxes)), [*map(len, boxes)])
     return warn_of(box_findings(each[:, :4], each[:, 4:], pictures), stacklevel=3)
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #3bbaf8c7
 def negatives_of(frame: pd.DataFrame, negatives: str) -> dict[str, Any]:
-    """How negative values were treated: rule, and n_maps and n_cells that had them, as in `score_maps`."""
+    """Return how negative values were treated: rule, and the numbers n_maps and n_cells with negative values."""
     counts = frame.get("n_negative", pd.Series(dtype=float)).fillna(0)
     return {"rule": negatives, "n_maps": int((counts > 0).sum()), "n_cells": int(counts.sum())}
 
@@ -125,7 +125,7 @@ def _columns(negatives: str) -> dict[str, str]:
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #31f32699
 def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
-    """Scores and the raw map of each example."""
+    """Return scores and raw map of each example."""
     sizes = np.array([example.size for example in examples])
     frame = score_maps(maps, [example.boxes for example in examples], image_sizes=sizes, **options)
     return [{**row, "map": a} for row, a in zip(frame.astype(np.float64).to_dict("records"), maps)]
@@ -141,7 +141,7 @@ def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #7afdeb25
 def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | None) -> MapStore | None:
-    """The map store that `save_maps` means."""
+    """Return the map store for the argument `save_maps`."""
     if save_maps is True:
         if store is None:
             raise ValueError("save_maps: True keeps the maps beside the records and so expects `store`, got None; give "
@@ -161,15 +161,15 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     the name of a model (with mini weights, see `load_model`), package.module:factory, or an object with
     `maps_of(examples)` (see `explainers`). dataset: a `records.Dataset` or a list of examples. protocol, ties, tau,
     delta, negatives: see `score_maps`; boxes and sizes are given in image pixels. limit: number of examples (None or 0:
-    all), whole images drawn with `seed`. store, on_error, batch_images: see `ask_pictures`.
-    save_maps: keep the raw map of every scored example in a `MapStore`: True for the folder STORE-maps beside `store`,
-    or a folder, or a store; it is continued like the rows. See `score_store`.
+    all), whole images drawn with `seed`. store, on_error, batch_images: see `ask_pictures`. save_maps: store the raw
+    map of every scored example in a `MapStore`: True for the folder STORE-maps next to `store`, or a folder, or a
+    store; it resumes like the rows. See `score_store`.
 
     Returns one row per example, in the data set's order: id, group, image (path under the data set's root), prompt,
     category, n_boxes, box_share (the boxes' share of the image), the columns of `score_maps` as float64 (undefined is
-    NaN), error (None or a text). A file with an unknown number of unreadable examples gives one row, id "IMAGE/*".
-    `attrs`: those of `ask_pictures`, negatives and warnings (see `score_maps`; boxes of all examples are checked
-    before the model runs), and maps (their folder, or None).
+    NaN), error (None or the message). A file with an unknown number of unreadable examples gives one row, id "IMAGE/*".
+    `attrs`: those of `ask_pictures`, negatives and warnings (see `score_maps`; boxes of all examples are checked before
+    the model runs), and maps (the folder of the maps, or None).
     """
     model = model if isinstance(model, str) else as_model(model, "explainer")
     dataset, rule = _as_dataset(dataset), get_protocol(protocol)
@@ -192,7 +192,7 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     if hasattr(model, "check_ids"):
         model.check_ids([id for picture in pictures for id in picture.ids])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SuspiciousInput)  # of a batch; the whole was judged above
+        warnings.simplefilter("ignore", SuspiciousInput)  # warnings for a batch; all boxes were checked above
         frame = ask_pictures(model, pictures, _explain, _columns(negatives), dataset=dataset.describe(),
                              settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
                              on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
@@ -207,10 +207,10 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
 def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[GroundingExample], *,
                 protocol: str | MapProtocol = DEFAULT_PROTOCOL, ids: Sequence[str] | None = None,
                 negatives: str = "error", **options: Any) -> pd.DataFrame:
-    """Score stored maps against the boxes of a data set: another protocol or tie rule, and no model.
+    """Score stored maps against the boxes of a data set, e.g. with another protocol or tie rule, without a model.
 
     maps: the folder or store of `ground(..., save_maps=...)`; its path is `frame.attrs["maps"]`. dataset: has the
-    examples of these maps by id; examples without a map are left out. protocol, negatives, options: see `score_maps`
+    examples of these maps, by id; examples without a map are left out. protocol, negatives, options: see `score_maps`
     (ties, tau, delta, distance, clip_dice, threads). ids: only these examples. Returns the columns of `ground`, one row
     per map in the data set's order. `attrs`: dataset, settings, maps, config (the settings of the maps), negatives.
     Errors: StoreError if the folder is not a store or a part is damaged, KeyError for an id without a map, ValueError
@@ -245,10 +245,10 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #58b204d3
 def example_map(explainer, example: GroundingExample, protocol: str | MapProtocol = DEFAULT_PROTOCOL) -> np.ndarray:
-    """The map of one example as it is scored under `protocol`: float32 [H, W].
+    """Return the map of one example as scored under `protocol`: float32 [H, W].
 
-    explainer: what made the records (has `maps(image, phrases)` or `maps_of(examples)`), or raw maps by id; protocol:
-    the one of the records. Errors: ExampleError for a picture that is missing or broken.
+    explainer: the one of the records (has `maps(image, phrases)` or `maps_of(examples)`), or raw maps by id; protocol:
+    the one of the records. Errors: ExampleError for an image that is missing or damaged.
     """
     if isinstance(explainer, Mapping):
         raw = [explainer[example.id]]

@@ -27,7 +27,7 @@ Box = tuple[float, float, float, float]
 
 
 def _boxes(boxes: Any) -> tuple[Box, ...]:
-    """Boxes as tuples of floats. Errors: ValueError."""
+    """Return the boxes as tuples of floats. Errors: ValueError."""
     try:
         array = as_boxes(np.array([tuple(box) for box in boxes], dtype=np.float64).reshape(-1, 4))
     except (TypeError, OverflowError) as error:
@@ -39,14 +39,13 @@ def _boxes(boxes: Any) -> tuple[Box, ...]:
 class Expression:
     """A referring expression: its text, the target box and the candidate boxes.
 
-    id: of its own. image: file name, looked up in the folder(s) of the pictures. group: image id, the cluster of
-    bootstraps. text: the expression as written. box: the target, half-open xyxy in pixels of the picture. candidates:
-    boxes of the same kind, in the order of a model's scores (index 0 first); () if there are none
-    yet. split: "easy", "hard", "adv", "train", "val", "test" or "". ref, annotation: ids as texts, as the file
-    gives them; those of a Ref-Adv record are of the expression it was made from, not of the new target. category: of
-    the target, "" where unknown. original: the hard expression that an adversarial one was made from. shipped: the
-    other strings published with it, by the names of the file ("shuffle", "shuffle_pos", "noun_adj", ...); they distort
-    `original`.
+    id: unique id. image: file name, looked up in the image folder(s). group: image id, the cluster for bootstraps.
+    text: the expression as written. box: the target, half-open xyxy in pixels of the image. candidates: boxes in the
+    same form, in the order of a model's scores (index 0 first); () without candidates. split: "easy", "hard", "adv",
+    "train", "val", "test" or "". ref, annotation: ids in the file, as texts; in a Ref-Adv record, the ids of the
+    original expression, not of the new target. category: of the target, "" if unknown. original: the hard expression
+    that an adversarial one was made from. shipped: the other published strings, by their field names in the file
+    ("shuffle", "shuffle_pos", "noun_adj", ...); they distort `original`.
     Errors: ExampleError with the expression's id: an empty text, a box that is not finite, is empty or inverted.
     """
 
@@ -75,13 +74,13 @@ def right(self: Expression) -> np.ndarray:
 
 @patch
 def random_choice(self: Expression) -> float:
-    """Return the accuracy of a uniform random choice, 0..1; 0 if no candidate is right, NaN without candidates."""
+    """Return the accuracy of a uniform random choice, 0..1; 0 if no candidate matches, NaN without candidates."""
     return float(self.right().mean()) if self.candidates else float("nan")
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #e4f040db
 class Expressions(list):
-    """A list of expressions with distinct ids. left_out: reason -> count of what was left out. Slices and sums are plain
-    lists. Errors: ExampleError when an id is there twice."""
+    """A list of expressions with distinct ids. left_out: reason -> number of expressions left out. Slices and sums are
+    plain lists. Errors: ExampleError when an id occurs twice."""
 
     def __init__(self, expressions: Iterable[Expression] = (), *, left_out: Mapping[str, int] | None = None):
         super().__init__(expressions)
@@ -95,7 +94,7 @@ class Expressions(list):
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #dad8df29
 def of_split(expressions: Sequence[Expression], split: str) -> list[Expression]:
-    """Return the expressions of one split, in their order. Errors: ValueError if there is none, with the splits."""
+    """Return the expressions of one split, in order. Errors: ValueError if there are none; it lists the splits."""
     chosen = [one for one in expressions if one.split == split]
     if not chosen:
         there = sorted({one.split for one in expressions})
@@ -104,10 +103,10 @@ def of_split(expressions: Sequence[Expression], split: str) -> list[Expression]:
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #876af7ae
 def with_candidates(expressions: Sequence[Expression], boxes: Mapping[str, ArrayLike]) -> list[Expression]:
-    """The expressions with other candidates. boxes: file name of the picture -> [k, 4] half-open xyxy, k >= 0.
+    """Return the expressions with other candidates. boxes: file name of the image -> [k, 4] half-open xyxy, k >= 0.
 
-    The target stays what it is, and need not be among the new candidates.
-    Errors: ExampleError for a picture without an entry, and for a box that is not finite, empty or inverted.
+    The target stays the same and need not be among the new candidates.
+    Errors: ExampleError for an image without an entry, and for a box that is not finite, empty or inverted.
     """
     missing = next((one for one in expressions if one.image not in boxes), None)
     if missing is not None:
@@ -130,9 +129,9 @@ def _counts(expressions: Sequence[Expression]) -> dict[str, float]:
 def candidate_counts(expressions: Sequence[Expression]) -> pd.DataFrame:
     """Return one row per split, in order of appearance: number of candidates, and accuracy of random choice.
 
-    Columns, counts of expressions unless stated: expressions, no_box, one_box, same_box_twice, target_missing (with
-    candidates, none of which is right), boxes (mean number), most_boxes (number), random (mean share of right
-    candidates, 0..1, over expressions that have candidates; NaN where none has). Right: IoU >= .5.
+    Columns, counts of expressions unless stated: expressions, no_box, one_box, same_box_twice, target_missing (has
+    candidates, but no match), boxes (mean number), most_boxes (number), random (mean share of matching candidates,
+    0..1, over expressions that have candidates; NaN if none has). Match: IoU >= .5.
     """
     splits = dict.fromkeys(one.split for one in expressions)
     rows = {split: _counts([one for one in expressions if one.split == split]) for split in splits}

@@ -35,7 +35,7 @@ Boxes = Annotated[dict[str, Xywh], BeforeValidator(
 
 
 def _candidates(boxes: dict[str, Xywh], id: str) -> dict[str, Box]:
-    """number -> box as half-open xyxy, in the order of the numbers, which must be 1, 2, 3, ..."""
+    """Return number -> box as half-open xyxy, in the order of the numbers, which must be 1, 2, 3, ..."""
     numbers = [str(place + 1) for place in range(len(boxes))]
     if set(boxes) != set(numbers):
         raise ExampleError(f"boxes: expected the numbers 1 to {len(boxes)}, got {', '.join(boxes):.60}", id)
@@ -62,7 +62,7 @@ class _RawRow:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #dd63cc48
 def _image_number(name: str) -> str:
-    """The image id in a file name as COCO makes them: the digits at its end; the stem where there are none."""
+    """Return the image id in a COCO file name: the digits at the end of its stem, else the whole stem."""
     stem = PurePosixPath(name).stem
     digits = re.search(r"\d{1,200}$", stem, re.ASCII)
     return str(int(digits[0])) if digits else stem
@@ -101,7 +101,7 @@ def _labelled_expression(row: Mapping, place: int, counts: Counter) -> Expressio
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #7c9a7ce2
 def _rows(path: Path) -> tuple[str, Any]:
-    """The form of a file, "raw" or "labelled", and its records; FormatError when it is neither."""
+    """Return the form of a file, "raw" or "labelled", and its records; FormatError for any other form."""
     content = read_json(path, nan=True)
     rows = content.get("annotations") if isinstance(content, dict) else None
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
@@ -113,7 +113,7 @@ def _rows(path: Path) -> tuple[str, Any]:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #edab2c55
 def _findings(expressions: Sequence[Expression]) -> list[str]:
-    "What is suspicious about all records together: boxes in corners, copies."
+    "Return suspicious findings about all records together: boxes in corners, copies."
     boxes = np.array([box for one in expressions for box in one.candidates]).reshape(-1, 4)
     low, extent = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     copies = len(expressions) - len({(one.image, one.text, one.candidates, one.box, one.split) for one in expressions})
@@ -125,11 +125,11 @@ def _findings(expressions: Sequence[Expression]) -> list[str]:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #e7e37d23
 def read_ref_adv(path: str | Path) -> Expressions:
-    """The expressions of a published file, in its order, with the candidates as released.
+    """Return the expressions in a published file, in its order, with the candidates as released.
 
-    path: `refcocog_adv_annotations.json` (all of split "adv", with what was published beside each in `shipped`) or
+    path: `refcocog_adv_annotations.json` (all in split "adv"; `shipped` holds the other published fields) or
     `adv_easy_hard_annotations.json` (splits "easy", "hard", "adv"). Boxes are converted from x, y, width, height here.
-    Boxes that look like corners and records given twice are one warning (SuspiciousInput).
+    One warning (SuspiciousInput) reports boxes that look like corners and duplicate records.
     Errors: FormatError for a file in neither form, ExampleError that names file, record and field.
     """
     form, rows = _rows(Path(path))
@@ -147,9 +147,9 @@ def read_ref_adv(path: str | Path) -> Expressions:
 def hard_originals(adv: Sequence[Expression]) -> Expressions:
     """Return the originals of adversarial expressions, each once: split "hard", the same candidates.
 
-    adv: expressions of a raw file. Ids as in the labelled form: "hard/<annotation>/<count>". Where one original came
-    with several candidate lists, the first is kept.
-    Errors: ExampleError when an expression has no original, or its record no usable `GT_bbox_number`.
+    adv: expressions of a raw file. Ids as in the labelled form: "hard/<annotation>/<count>". If an original has several
+    candidate lists, the first is kept.
+    Errors: ExampleError when an expression has no original, or its record has no usable `GT_bbox_number`.
     """
     originals, counts = {}, Counter()
     for one in adv:
@@ -168,7 +168,7 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #aa97c1e8
 RAW_FILE, LABELLED_FILE = "refcocog_adv_annotations.json", "adv_easy_hard_annotations.json"
-PUBLISHED = {RAW_FILE: 3704}  # records, as the authors' README counts them; nobody states those of the other file
+PUBLISHED = {RAW_FILE: 3704}  # records, as in the authors' README; for the other file no count is published
 
 
 class RefAdvFiles(PublishedFiles):
@@ -188,12 +188,12 @@ class RefAdvFiles(PublishedFiles):
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #426d7426
 def refcocog(folder: str | Path, split: str = "test") -> Expressions:
-    """The expressions of a split of RefCOCOg, or of any folder in its layout; the candidates are all annotated objects
-    of the picture.
+    """Return the expressions in a split of RefCOCOg, or of any folder in its layout; the candidates are all annotated
+    objects in the image.
 
-    folder: holds refs(umd).p and instances.json, or holds refcocog/ with these. Ids are "<ref>/<sentence>"; boxes are
-    cut to the picture. Errors: ExampleError for a folder in another layout, an unknown split, a ref whose annotation is
-    unknown.
+    folder: contains refs(umd).p and instances.json, or refcocog/ with both. Ids are "<ref>/<sentence>"; boxes are
+    clipped to the image. Errors: ExampleError for a folder in another layout, an unknown split, a ref whose annotation
+    is unknown.
     """
     data = Refer(folder, "refcocog", split, text="raw")
     objects = cache(lambda group: tuple(one.box for one in data.objects(group)))
@@ -203,15 +203,15 @@ def refcocog(folder: str | Path, split: str = "test") -> Expressions:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #c1396bce
 def category_kinds(folder: str | Path) -> dict[str, str]:
-    """COCO's supercategory of each class, from `instances.json` of RefCOCOg. folder: as in `refcocog`."""
+    """Return class -> COCO's supercategory, from `instances.json` of RefCOCOg. folder: as in `refcocog`."""
     return Refer(folder, "refcocog", "all").kinds
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #db13fa63
-SAME_OBJECT = 0.9  # IoU from which a released box matches an annotated one; they differ by rounding and clipping
+SAME_OBJECT = 0.9  # minimum IoU at which a released box matches an annotated one; they differ by rounding and clipping
 
 
 class _RefIndex:
-    """RefCOCOg's refs by ref id and by annotation id, and the objects of a picture."""
+    """RefCOCOg's refs by ref id and by annotation id, and the objects in each image."""
 
     def __init__(self, data: Refer):
         self.refs = {str(ref.ref_id): ref for ref in data.refs}
@@ -219,7 +219,7 @@ class _RefIndex:
         self.objects = cache(data.objects)
 
     def ref(self, one: Expression) -> Ref:
-        """The record that an expression belongs to; ExampleError for ids that are unknown or do not fit."""
+        """Return the ref that an expression belongs to; ExampleError for unknown or conflicting ids."""
         ref = self.refs.get(one.ref) if one.ref else self.of_annotation.get(one.annotation)
         if ref is None:
             raise ExampleError(f"unknown id: no ref {one.ref!r} of annotation {one.annotation!r}", one.id,
@@ -231,8 +231,8 @@ class _RefIndex:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #93686be1
 def _target_object(one: Expression, objects: Sequence[AnnotatedObject]) -> AnnotatedObject | None:
-    """Return the annotated object of the target: for an adversarial expression by its box (None if no box fits), else
-    by its id; ExampleError if the object with that id has another box."""
+    """Return the annotated object of the target, found by box for an adversarial expression (None without a match),
+    else by id; ExampleError if the object with that id has another box."""
     if one.split == "adv":
         overlap = box_iou([other.box for other in objects], [one.box])[:, 0]
         return objects[int(overlap.argmax())] if len(overlap) and overlap.max() >= SAME_OBJECT else None
@@ -256,12 +256,12 @@ def _joined(one: Expression, index: _RefIndex, candidates: str) -> Expression:
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #c56c10e1
 def join(expressions: Sequence[Expression], folder: str | Path, candidates: str = "annotated") -> Expressions:
-    """Expressions of Ref-Easy, Ref-Hard and Ref-Adv with ref, category and candidates from RefCOCOg.
+    """Return the Ref-Easy, Ref-Hard and Ref-Adv expressions with ref, category and candidates from RefCOCOg.
 
-    expressions: as `read_ref_adv` gives them. folder: as in `refcocog`. candidates: "annotated", all annotated objects
-    of the picture, the same for every split (the target becomes the annotated box, cut to the picture); "released", as
-    the file has them. The category of an adversarial target is that of the annotated object with its box, else "".
-    Errors: ExampleError for an unknown annotation or ref id, ids or a picture that do not fit, another box.
+    expressions: from `read_ref_adv`. folder: as in `refcocog`. candidates: "annotated", all annotated objects in the
+    image, the same for every split (the target becomes the annotated box, clipped to the image); "released", as in the
+    file. The category of an adversarial target is that of the annotated object with its box, else "".
+    Errors: ExampleError for an unknown annotation or ref id, ids or an image that conflict, another box.
     """
     if candidates not in ("annotated", "released"):
         raise ValueError(f"candidates: expected 'annotated' or 'released', got {candidates!r}")

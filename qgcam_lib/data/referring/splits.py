@@ -29,7 +29,7 @@ Choices = Mapping[str, Sequence[int | None]]
 
 
 def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | None]]:
-    """The annotators' choices in a raw file of Ref-Adv (stage 3): id -> places of candidates, None for no box.
+    """Return the annotators' choices in a raw Ref-Adv file (stage 3): id -> indices of candidates, None for no box.
 
     Errors: ExampleError for an expression without `assigns`, or if `assigns` is not a list of chosen numbers.
     """
@@ -47,7 +47,7 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #940681ed
 def _checked(expression: Expression, choices: Choices) -> list[int | None]:
-    """Return the choices for an expression; ExampleError if there are none, or if one is not a candidate."""
+    """Return the choices for an expression; ExampleError if there are none, or one is not a candidate."""
     if not choices.get(expression.id):
         raise ExampleError("choices: expected those of one annotator or more, got none", expression.id)
     for choice in (votes := list(choices[expression.id])):
@@ -58,7 +58,7 @@ def _checked(expression: Expression, choices: Choices) -> list[int | None]:
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #f74c5dc5
 def _judged(expression: Expression, votes: list[int | None], needed: int) -> dict:
-    """A row of `judge`."""
+    """Return a row of `judge`."""
     right = expression.right()
     if 2 * needed <= len(votes):
         raise ExampleError(f"needed: expected more than half of the {len(votes)} votes, got {needed}: an expression could "
@@ -79,13 +79,13 @@ def _judged(expression: Expression, votes: list[int | None], needed: int) -> dic
 def judge(expressions: Sequence[Expression], choices: Choices, needed: int = 3) -> pd.DataFrame:
     """Return one row per expression: votes that located it, and the most confused box (paper, section 2 and A.3).
 
-    choices: id -> places of the chosen candidates, None for no box. needed: votes that decide, more than half (paper:
-    3 of 5, and 2 of 3 to validate). A choice is right when its IoU with the target is .5 or more.
-    Columns: id, group, split, boxes, votes, no_box, right (numbers); located (1 when `needed` or more are right, 0 when
-    `needed` or more are not, else NaN: undecided); agreement (share of pairs of annotators with the same box, NaN for
-    one annotator; two without a box do not agree), by_chance (1 / boxes); confused (place of the wrong box with most
-    votes, the first of several, NA without a wrong vote), confused_votes, confused_ties (how many others have as many).
-    Errors: ExampleError for an expression without choices or candidates, a place out of range, choices of an unknown id.
+    choices: id -> indices of the chosen candidates, None for no box. needed: votes that decide, more than half (paper:
+    3 of 5, and 2 of 3 to validate). A choice is correct when its IoU with the target is .5 or more.
+    Columns: id, group, split, boxes, votes, no_box, right (numbers); located (1: at least `needed` votes are correct,
+    0: at least `needed` are not, NaN: undecided); agreement (share of pairs of annotators with the same box, NaN for
+    one annotator; two without a box do not agree), by_chance (1 / boxes); confused (index of the wrong box with most
+    votes, the first on ties, NA without one), confused_votes, confused_ties (number of others with as many votes).
+    Errors: ExampleError for an expression without choices or candidates, an index out of range, an unknown id.
     """
     if strange := sorted(set(choices) - {one.id for one in expressions}):
         raise ExampleError(f"choices: {len(strange)} of no given expression", strange[0])
@@ -96,8 +96,8 @@ def judge(expressions: Sequence[Expression], choices: Choices, needed: int = 3) 
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #ba5a5124
 def adversarial_targets(expressions: Sequence[Expression], judged: pd.DataFrame) -> dict[str, Box]:
-    """The box for which an adversarial expression is to be written: id -> the most confused box of each expression that
-    was not located (paper, A.3, stage 2). judged: of `judge`. An expression without a wrong vote has no entry."""
+    """Return the boxes for which to write adversarial expressions: id -> the most confused box of each expression that
+    was not located (paper, A.3, stage 2). judged: from `judge`. An expression without a wrong vote has no entry."""
     rows = judged[(judged["located"] == 0) & judged["confused"].notna()].set_index("id")["confused"]
     return {one.id: one.candidates[int(rows[one.id])] for one in expressions if one.id in rows.index}
 
@@ -105,7 +105,7 @@ def adversarial_targets(expressions: Sequence[Expression], judged: pd.DataFrame)
 def validated(expressions: Sequence[Expression], choices: Choices | None = None, needed: int = 2) -> Expressions:
     """Return the accepted adversarial expressions: at least `needed` annotators located them (paper, A.3, stage 3).
 
-    choices: as in `judge`; None takes those of the raw file. `left_out` counts the "not located" and the "undecided".
+    choices: as in `judge`; None uses those in the raw file. `left_out` counts the "not located" and the "undecided".
     """
     judged = judge(expressions, shipped_choices(expressions) if choices is None else choices, needed)
     located = dict(zip(judged["id"], judged["located"]))
@@ -115,11 +115,11 @@ def validated(expressions: Sequence[Expression], choices: Choices | None = None,
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #fb61d674
 def agreement(judged: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per split: accuracy and agreement of the annotators. judged: of `judge`.
+    """Return one row per split: accuracy and agreement of the annotators. judged: from `judge`.
 
-    Columns: expressions, undecided (counts); located (share of the decided, the paper's human accuracy), votes_right
-    (share of all votes), unanimous (share of expressions that all located), agreement and by_chance (means over
-    expressions, as in `judge`). Shares 0..1; NaN where there is nothing to share.
+    Columns: expressions, undecided (counts); located (share of the decided expressions, the paper's human accuracy),
+    votes_right (share of all votes), unanimous (share of expressions that all annotators located), agreement and
+    by_chance (means over expressions, as in `judge`). Shares 0..1; NaN where the denominator is 0.
     """
     def row(rows: pd.DataFrame) -> dict:
         return {"expressions": len(rows), "undecided": int(rows["located"].isna().sum()),
@@ -133,18 +133,18 @@ def agreement(judged: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #ebbcd4fb
 def votes_right(judged: pd.DataFrame) -> pd.DataFrame:
-    """Count the expressions located by 0, 1, 2, ... annotators: a row per split, a column per number of right votes."""
+    """Count the expressions located by 0, 1, 2, ... annotators: a row per split, a column per number of annotators."""
     most = int(judged["votes"].max()) if len(judged) else 0
     table = pd.crosstab(judged["split"], judged["right"])
     return table.reindex(columns=pd.RangeIndex(most + 1, name="right"), fill_value=0)
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #b07320ea
 def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) -> Expressions:
-    """The authors' rule: "hard" when the text, stripped and in lower case, is the original of an adversarial
+    """Split by the authors' rule: "hard" when the text, stripped and in lower case, is the original of an adversarial
     expression, else "easy".
 
-    expressions: of the test split, raw sentences. adv: Ref-Adv with its originals (the raw form). The originals are
-    not changed, as in the authors' notebook: one with capitals would match nothing.
+    expressions: the test split, raw sentences. adv: Ref-Adv with its originals (the raw form). As in the authors'
+    notebook, originals are not put in lower case: one with capitals would match nothing.
     Errors: ValueError when no adversarial expression has an original.
     """
     originals = {one.original for one in adv} - {""}
@@ -156,10 +156,10 @@ def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) 
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #89b0ef8d
 def split_by_people(expressions: Sequence[Expression], choices: Choices, needed: int = 3) -> Expressions:
-    """The paper's rule: "easy" when at least `needed` of the annotators located the object in spite of the shuffled
+    """Split by the paper's rule: "easy" when at least `needed` annotators located the object despite the shuffled
     words, "hard" when at least `needed` did not (sections 2 and A.3: 3 of 5, IoU >= .5).
 
-    choices: as in `people.judge`. An expression for which neither holds is left out and counted, "undecided".
+    choices: as in `people.judge`. Other expressions are left out and counted as "undecided".
     """
     located = judge(expressions, choices, needed)["located"]
     decided = [replace(one, split="easy" if value else "hard") for one, value in zip(expressions, located)
@@ -173,10 +173,10 @@ REASONS = ("the rules agree", "no adversarial expression of its own stands", "th
 
 def rule_differences(by_text: Sequence[Expression], by_people: Sequence[Expression],
                      adv: Sequence[Expression]) -> pd.DataFrame:
-    """Return one row per expression that both rules decide: id, group, by_text, by_people ("easy" or "hard"), own (has
-    an adversarial expression made from it, same annotation), reason (one of REASONS, or "other").
+    """Return one row per expression that both rules decide: id, group, by_text, by_people ("easy" or "hard"), own (an
+    adversarial expression with the same annotation was made from it), reason (one of REASONS, or "other").
 
-    by_text, by_people: results of the two rules, joined by id; adv: as in `split_by_text`.
+    by_text, by_people: results of the two rules, joined by id. adv: as in `split_by_text`.
     """
     own, people = {(one.annotation, one.original) for one in adv}, {one.id: one.split for one in by_people}
     rows = []
@@ -191,13 +191,13 @@ def rule_differences(by_text: Sequence[Expression], by_people: Sequence[Expressi
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #9f14ff68
 def rule_table(differences: pd.DataFrame) -> pd.DataFrame:
-    """Counts by the two rules and the reason, with the share of all, 0..1: columns by_text, by_people, reason, n, share."""
+    """Count by the two rules and the reason, with the share, 0..1: columns by_text, by_people, reason, n, share."""
     table = differences.groupby(["by_text", "by_people", "reason"], as_index=False).size().rename(columns={"size": "n"})
     return table.assign(share=table["n"] / len(differences))
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #cbda5b11
 def _by_split(expressions: Sequence[Expression]) -> dict[str, list[Expression]]:
-    """Splits in order of appearance."""
+    """Return split -> expressions, in order of appearance."""
     by_split: dict[str, list[Expression]] = {}
     for one in expressions:
         by_split.setdefault(one.split, []).append(one)
@@ -205,10 +205,10 @@ def _by_split(expressions: Sequence[Expression]) -> dict[str, list[Expression]]:
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #2634226d
 def split_counts(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """The numbers of Table 1 and Table 7: one row per split, in order of appearance.
+    """Return the numbers in Table 1 and Table 7: one row per split, in order of appearance.
 
     Columns: expressions, images (different groups), vocabulary (different words), mean_words, most_words, share_of_test
-    (of easy and hard together, 0..1, NaN for other splits and if one of the two is missing).
+    (share of easy and hard together, 0..1; NaN for other splits, or if one of the two is missing).
     """
     splits = _by_split(expressions)
     test = sum(len(splits[name]) for name in ("easy", "hard")) if {"easy", "hard"} <= set(splits) else 0
@@ -224,8 +224,8 @@ def split_counts(expressions: Sequence[Expression]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #ee42251d
 def length_distribution(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """Return the distribution of expression lengths (Figure 6): columns split, words (1, 2, ... up to the longest of
-    all, every number), n, share (of the split's expressions, 0..1). An expression without a word counts at 0 words."""
+    """Return the distribution of expression lengths (Figure 6): columns split, words (every number from 1 to the
+    longest in any split), n, share (of the split's expressions, 0..1). A text without words has 0."""
     counts = {split: Counter(len(words_of(one.text)) for one in members)
               for split, members in _by_split(expressions).items()}
     longest = max((max(count) for count in counts.values()), default=0)
@@ -240,11 +240,11 @@ KINDS = ("outdoor", "food", "indoor", "appliance", "kitchen", "accessory", "pers
 
 
 def category_shares(expressions: Sequence[Expression], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Distribution of the targets' supercategories (Table 8): a row per supercategory, a column per split, shares 0..1.
+    """Return the shares of the targets' supercategories (Table 8), 0..1: a row per supercategory, a column per split.
 
-    kinds: class -> supercategory, as `category_kinds` reads them. Rows in the order of Table 8, others after them.
-    `attrs["unknown"]`: split -> number of expressions whose category is empty or has no supercategory; they are
-    not part of the shares, which are NaN for a split of these alone.
+    kinds: class -> supercategory, from `category_kinds`. Rows are in the order of Table 8, other supercategories after
+    them. `attrs["unknown"]`: split -> number of expressions whose category is empty or has no supercategory; the shares
+    leave these out, and are NaN for a split with no others.
     """
     by_split = {split: Counter(kinds.get(one.category, "") for one in rows)
                 for split, rows in _by_split(expressions).items()}
@@ -262,7 +262,7 @@ RELATIONS_FILE = project_file("data/words/relations.toml")
 
 @cache
 def relation_words() -> dict[tuple[str, ...], str]:
-    """The spellings of data/words/relations.toml as words -> the relation's name."""
+    """Return the spellings in data/words/relations.toml: words -> name of the relation."""
     relations = tomllib.loads(RELATIONS_FILE.read_text(encoding="utf-8"))["relations"]
     return {tuple(words_of(spelling)): name for name, spellings in relations.items() for spelling in spellings}
 
@@ -281,10 +281,10 @@ def relations_in(text: str) -> list[str]:
 def relation_frequency(expressions: Sequence[Expression], top: int | None = None) -> pd.DataFrame:
     """Count the mentions of each relation (Figure 7): columns split, relation, n (mentions), relative (share of the
     split's mentions of any relation, 0..1, NaN without a mention), expressions (share of the split's expressions that
-    name it, 0..1).
+    name the relation, 0..1).
 
-    top: only the relations with most mentions in all splits together, the earlier in the list on ties; None: all that
-    are mentioned. Relations are sorted by mentions. The relative frequency is an interpretation of the figure's title.
+    top: number of relations to keep, by mentions in all splits together (on ties, file order); None: all mentioned.
+    Relations are sorted by mentions. The relative frequency is an interpretation of the figure's title.
     """
     named = {split: [relations_in(one.text) for one in members] for split, members in _by_split(expressions).items()}
     counts = {split: Counter(name for names in mentions for name in names) for split, mentions in named.items()}

@@ -29,8 +29,8 @@ _PAIRS = {"val": 204, "test": 2672}
 
 @dataclass(frozen=True)
 class TricdFiles:
-    """The files of one split. folder; split; grounding: TRICD_grounding_<split>.json; questions: TRICD_VQA_<split>.json
-    or None; images: the folders of pictures that are there, first come first served; is_miniworld."""
+    """The files in one split. folder; split; grounding: TRICD_grounding_<split>.json; questions: TRICD_VQA_<split>.json
+    or None; images: the existing image folders, searched in this order; is_miniworld."""
 
     folder: Path
     split: str
@@ -48,16 +48,16 @@ class TricdFiles:
         return len(load_tricd(self.grounding))
 
     def picture(self, name: str) -> Path:
-        "The picture of this name; where none is there, the place where it is expected."
+        "The path of the image with this name; if there is none, the path where it is expected."
         return picture_path(name, list(self.images) or [self.folder / "images"])
 
     def files(self) -> list[Path]:
-        "Every file that the split reads: annotations, questions where there are any, and each picture's place."
+        "Every file that the split reads: annotations, questions if there are any, and the path of each image."
         pictures = dict.fromkeys(pair.file_name for pair in load_tricd(self.grounding).pairs)
         return [self.grounding, *filter(None, [self.questions]), *map(self.picture, pictures)]
 
     def verify(self) -> pd.DataFrame:
-        "Every fault: file, problem, severity ('error', 'warning', 'note'), id of the pair."
+        "Every problem found: file, problem, severity ('error', 'warning', 'note'), id of the pair."
         return problem_frame(_problems(self))
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #5c714a85
@@ -108,11 +108,11 @@ def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Proble
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #b109852f
 def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Path:
-    """The folder of TRICD.
+    """Return the folder of TRICD.
 
-    data: "" or "miniworld-tricd" (made under `settings.data_root` when it is missing), "tricd" (raw/tricd there), or a
-    folder with the official files in it or below it. data_root: instead of `settings.data_root`. Errors: ExampleError
-    for a folder without them.
+    data: "" or "miniworld-tricd" (made under `settings.data_root` if missing), "tricd" (raw/tricd there), or a folder
+    with the official files at any depth. data_root: instead of `settings.data_root`. Errors: ExampleError for a folder
+    without the files.
     """
     name, data_root = str(data), data_root or settings.data_root
     if name in ("", "miniworld-tricd"):
@@ -127,15 +127,15 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4db8dd49
 def tricd_splits(folder: str | Path) -> list[str]:
-    "The splits whose annotations are in the folder or below it, sorted."
+    "Return the splits whose annotations are in the folder or below it, sorted."
     return sorted({path.stem.rpartition("_")[2] for path in Path(folder).rglob("TRICD_grounding_*.json")})
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #82db8ff9
 def tricd_files(data: str | Path = "", split: str = "test") -> TricdFiles:
-    """The files of a split of TRICD. data: as in `tricd_folder`; split: 'test' or 'val'.
+    """Return the files of a split of TRICD. data: as in `tricd_folder`; split: 'test' or 'val'.
 
-    Pictures are looked for in images/, val2017/, test2017/ and winoground/ and the like; none of them need be there.
-    Errors: ExampleError when the split's annotations are missing or lie there twice.
+    Images are searched in images/, val2017/, test2017/, winoground/ and similar folders; none of them has to exist.
+    Errors: ExampleError when the split's annotations are missing or found twice.
     """
     folder = tricd_folder(data)
     grounding = _only(folder, f"TRICD_grounding_{split}.json")
@@ -161,13 +161,13 @@ STATISTICS = ("unique images", "unique phrases", "unique words", "image-caption 
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text: lower case, split at white space, without punctuation at their ends."""
+    """Return the words in a text: lower case, split at white space, without punctuation at their ends."""
     words = (re.sub(r"^\W+|\W+$", "", word) for word in text.lower().split())
     return [word for word in words if word]
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #ff1ce6a5
 def _count(pairs: Sequence[TricdPair]) -> dict[str, float]:
-    "The numbers of STATISTICS for some pairs; averages are NaN where there is nothing to average."
+    "Compute STATISTICS for some pairs; averages are NaN where there is nothing to average."
     true = [pair for pair in pairs if pair.positive]
     phrases = [phrase for pair in true for phrase in pair.phrases]
     boxes = sum(len(phrase.boxes) for phrase in phrases)
@@ -186,13 +186,13 @@ def _count(pairs: Sequence[TricdPair]) -> dict[str, float]:
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #bcd091f8
 def tricd_statistics(data: Tricd) -> pd.DataFrame:
-    """The numbers of Table 1 (test) and Table 7 (val): a row per statistic, a column per subset in the file, and all.
+    """Compute Table 1 (test) and Table 7 (val): a row per statistic, a column per subset in the file, and all.
 
-    Columns: coco_obj, coco_rel, winoground as far as there are pairs, then all; float64. Counts of images, phrases and
-    words of `all` are of different ones, so they are no sums. Averages (phrases per image, boxes per phrase, words per
-    caption) are over true pairs; NaN where a file has none.
-    Source: TRICD, Tables 1 and 7. They do not define a unique phrase or word; on the real validation file the
-    values differ from Table 7 in the unique words alone, by the empty word after a caption's last space.
+    Columns: coco_obj, coco_rel, winoground if they have pairs, then all; float64. In `all`, images, phrases and words
+    are counted once each, so the counts are not sums. Averages (phrases per image, boxes per phrase, words per caption)
+    are over true pairs; NaN without true pairs.
+    Source: TRICD, Tables 1 and 7. The tables do not define a unique phrase or word; on the real validation file only
+    the unique words differ from Table 7, by the empty word after a caption's last space.
     """
     there = [name for name in SUBSETS if any(pair.subset == name for pair in data.pairs)]
     columns = {name: _count([pair for pair in data.pairs if pair.subset == name]) for name in there}

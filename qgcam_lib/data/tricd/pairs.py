@@ -25,7 +25,7 @@ SUBSETS = ("coco_obj", "coco_rel", "winoground")
 @dataclass(frozen=True)
 class TricdPhrase:
     """A phrase of one pair. id; spans: ((start, end), ...) in characters of the caption, half-open; text: the words of
-    the spans; boxes: ((x0, y0, x1, y1), ...), half-open xyxy in pixels, as annotated (a few stick out of the image),
+    the spans; boxes: ((x0, y0, x1, y1), ...), half-open xyxy in pixels, as annotated (a few extend beyond the image),
     empty if the caption is false."""
 
     id: int
@@ -36,10 +36,10 @@ class TricdPhrase:
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #8d361017
 @dataclass(frozen=True)
 class TricdPair:
-    """A picture with a caption. id; file_name; caption; source; subset: one of SUBSETS; group: "SOURCE_NUMBER", shared
-    by the four pairs that belong together; side: which of the group's two images, 0 or 1; positive: whether the
-    caption describes the image; size: (height, width); phrases; contradiction: how the group's captions contradict each
-    other, from an optional key that the authors' files lack, else ""."""
+    """An image with a caption. id; file_name; caption; source; subset: one of SUBSETS; group: "SOURCE_NUMBER", shared
+    by the four pairs that belong together; side: index of the image in its group, 0 or 1; positive: whether the caption
+    describes the image; size: (height, width); phrases; contradiction: how the group's captions contradict each other,
+    from an optional key that is not in the authors' files, else ""."""
 
     id: int
     file_name: str
@@ -88,13 +88,12 @@ def _rivals(pairs: Sequence[TricdPair], file: str) -> list[int]:
 class Tricd:
     """The grounding part of TRICD, or of any file in that layout. `load_tricd` makes it.
 
-    pairs: in ascending order of their ids, with P pairs, Q phrases and G boxes in all; phrases: theirs. As flat arrays,
-    read-only: pair_ids [P], positive [P] bool, sizes [P, 2] (height, width), subset_codes [P] (index into SUBSETS),
-    group_codes [P] (index into group_names),
-    contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q] (index of the pair), rival_of [Q] (index of the phrase
-    of a true pair in whose ranking for group recall the phrase takes part, -1: none), has_rival [Q] (a true pair's
-    phrase with a partner on the group's other image), truth [G, 4] half-open xyxy, truth_starts [Q + 1] (phrase q has
-    truth[starts[q] : starts[q + 1]]).
+    pairs: in ascending order of their ids, P pairs, Q phrases and G boxes in all; phrases: the pairs' phrases. As flat
+    arrays, read-only: pair_ids [P], positive [P] bool, sizes [P, 2] (height, width), subset_codes [P] (index into
+    SUBSETS), group_codes [P] (index into group_names), contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q]
+    (index of the pair), rival_of [Q] (index of the phrase of a true pair in whose ranking for group recall the phrase
+    takes part, -1: none), has_rival [Q] (a true pair's phrase with a rival on the group's other image), truth [G, 4]
+    half-open xyxy, truth_starts [Q + 1] (phrase q has truth[truth_starts[q] : truth_starts[q + 1]]).
     """
 
     pairs: tuple[TricdPair, ...]
@@ -170,11 +169,11 @@ class _Annotation:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #e8a90d8a
 def tricd_records(path: str | Path, key: str = "id", **kinds: type) -> list[dict[int, Any]]:
-    """The records of one of TRICD's files, grounding or questions: for each list {id: record}, in the file's order.
+    """Return the records in a TRICD file, grounding or questions: for each list {id: record}, in the file's order.
 
-    key: the field that is the id. kinds: name of a list in the file = what a record of it looks like, for `checked`.
-    Errors: ExampleError that names the file and the record: no such list, a field that is missing or of another type,
-    an id used twice.
+    key: the field with the id. kinds: name of a list in the file = type of its records, for `checked`.
+    Errors: ExampleError that names the file and the record: a missing list, a field that is missing or has another
+    type, an id used twice.
     """
     content, out = json_of(path), []
     for name, kind in kinds.items():
@@ -193,7 +192,7 @@ def tricd_records(path: str | Path, key: str = "id", **kinds: type) -> list[dict
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #c2a03c61
 def _subset(record: _Pair, file: Path) -> str:
-    "coco_obj, coco_rel or winoground, from `source` and `coco_type`."
+    "Return coco_obj, coco_rel or winoground, from `source` and `coco_type`."
     if record.source == "winoground":
         return "winoground"
     kind = checked(Literal["object", "relation"], record.coco_type, f"pair {record.id}", file)
@@ -201,7 +200,7 @@ def _subset(record: _Pair, file: Path) -> str:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #de0f92fd
 def _phrases(record: _Pair, boxes: dict[int, list], file: Path) -> tuple[TricdPhrase, ...]:
-    "The pair's phrases with their boxes."
+    "Return the pair's phrases with their boxes."
     phrases = []
     for key, listed in record.phrases.items():
         spans = tuple(listed)
@@ -231,7 +230,7 @@ def _box_fault(one: _Annotation, pair: _Pair | None) -> str:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #86ef9b46
 def _boxes(annotations: dict[int, _Annotation], pairs: dict[int, _Pair], file: Path) -> dict[int, dict[int, list]]:
-    "{pair id: {phrase id: [box, ...]}}, boxes as half-open xyxy."
+    "Return {pair id: {phrase id: [box, ...]}}, boxes as half-open xyxy."
     by_pair: dict[int, dict[int, list]] = {}
     for one in annotations.values():
         if fault := _box_fault(one, pairs.get(one.image_id)):
@@ -242,14 +241,14 @@ def _boxes(annotations: dict[int, _Annotation], pairs: dict[int, _Pair], file: P
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #51d07907
 def load_tricd(path: str | Path) -> Tricd:
-    """The grounding part of TRICD, from its JSON file (val, test, or any file in that layout).
+    """Load the grounding part of TRICD from its JSON file (val, test, or any file in that layout).
 
-    Returns a `Tricd` with the pairs in ascending order of their ids, whatever the order of the file. Boxes become
-    half-open xyxy here and are not cut to the image. Phrase ids need be unique only within a pair.
-    Errors: ExampleError (a ValueError) that names the file and the record: a missing key or one of the wrong type, an
-    id used twice, an annotation of an unknown image or phrase or of a false caption, a box with NaN or a negative
-    side, without area or wholly outside its image, spans outside the caption, an image that stands twice in a group
-    with the same truth.
+    Returns a `Tricd` with the pairs in ascending order of their ids, whatever the order in the file. Boxes become
+    half-open xyxy here and are not clipped to the image. Phrase ids must be unique only within a pair.
+    Errors: ExampleError (a ValueError) that names the file and the record: a key that is missing or has the wrong type,
+    an id used twice, an annotation of an unknown image or phrase or of a false caption, a box with NaN or a negative
+    side, without area or wholly outside its image, spans outside the caption, an image that occurs twice in a group
+    with the same `positive`.
     Source: Kamath et al. 2023, section 4; layout of the authors' repository.
     """
     path, places, pairs = Path(path), {}, []
@@ -266,7 +265,7 @@ def load_tricd(path: str | Path) -> Tricd:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #91378b11
 def tricd_content(data: Tricd) -> dict[str, list]:
-    """The annotations as the content of a TRICD grounding file; `load_tricd` reads it back. Boxes are x, y, w, h."""
+    """Return the content of a TRICD grounding file, as read by `load_tricd`. Boxes are x, y, w, h."""
     kind = {"coco_obj": {"coco_type": "object"}, "coco_rel": {"coco_type": "relation"}}
     images = [{"id": pair.id, "file_name": pair.file_name, "caption": pair.caption, "source": pair.source,
                "positive": pair.positive, "original_id": f"{pair.group.removeprefix(pair.source + '_')}_{pair.side}",

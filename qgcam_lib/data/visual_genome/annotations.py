@@ -29,14 +29,14 @@ _GAP = re.compile(r"[ \t\r\n]*")
 
 
 class _Reader:
-    """Reads JSON piece by piece; `text[at:]` is what comes next."""
+    """Reads JSON value by value; `text[at:]` is still to be read."""
 
     def __init__(self, text: str):
         self.text, self.at = text, 0
         self.decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
 
     def mark(self) -> str:
-        """The next character that is no white space; "" at the end of the text."""
+        """Return the next character that is not white space; "" at the end of the text."""
         self.at = _GAP.match(self.text, self.at).end()
         return self.text[self.at:self.at + 1]
 
@@ -53,10 +53,10 @@ class _Reader:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #f9e29365
 def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, Any]]:
-    """(place, value) of each entry of a JSON list, or with the brackets "{}" (key, value) of each entry of an object.
+    """Yield (index, value) for each entry of a JSON list, or (key, value) with the brackets "{}" of an object.
 
-    Only the text is held as a whole. Errors: FileNotFoundError; FormatError that names the file and the number of the
-    entry, counted from 0.
+    Only the text is in memory as a whole. Errors: FileNotFoundError; FormatError that names the file and the index of
+    the entry, from 0.
     """
     check_file(path)
     number, keys = 0, set()
@@ -88,7 +88,7 @@ Names = Annotated[list[Text], BeforeValidator(lambda value: [value] if isinstanc
 
 @dataclass
 class NamedThing:
-    """An object of Visual Genome: its names as written, none for an empty list."""
+    """An object of Visual Genome: its names as written, which may be none."""
 
     names: Names
 
@@ -98,22 +98,22 @@ class NamedThing:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #c1e51b55
 def read_as(kind: type, path: str | Path) -> Iterator[Any]:
-    """The entries of a file as the dataclass `kind`. Errors: as `read_entries`, and ExampleError that names file, entry
-    and field."""
+    """Yield the entries of a file as the dataclass `kind`. Errors: as in `read_entries`, and ExampleError that names
+    file, entry and field."""
     for number, entry in read_entries(path):
         yield checked(kind, entry, f"entry {number}", path)
 
 
 def plain(text: str) -> str:
-    """In lower case, with single blanks."""
+    """Return a text in lower case with single spaces."""
     return " ".join(text.lower().split())
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #d7c97cdc
 @dataclass(frozen=True, eq=False)
 class Triplets:
-    """Relations of many pictures. image: int64 [n]; subject, object: int32 [n], places in `names`; predicate: int32
-    [n], places in `predicates`; images: int64, all pictures of the file, also those without a relation; left_out:
-    reason -> count. Names and predicates are in lower case with single blanks."""
+    """Relations in many images. image: int64 [n]; subject, object: int32 [n], indices into `names`; predicate: int32
+    [n], indices into `predicates`; images: int64, all images in the file, also those without a relation; left_out:
+    reason -> count. Names and predicates are in lower case with single spaces."""
 
     image: np.ndarray
     subject: np.ndarray
@@ -139,7 +139,7 @@ class Triplets:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #41b30f9d
 class _Words(dict):
-    """Text as written -> place in the list of plain texts."""
+    """Text as written -> index in the list of plain texts."""
 
     def __init__(self):
         super().__init__()
@@ -164,7 +164,7 @@ class _Relations:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #ad84cd10
 def read_triplets(path: str | Path) -> Triplets:
-    """All relations of relationships.json. A relation with an empty name or predicate is left out and counted.
+    """Return all relations in relationships.json. A relation with an empty name or predicate is left out and counted.
 
     Errors: FileNotFoundError; FormatError or ExampleError that names file, entry and field.
     """
@@ -187,8 +187,8 @@ def read_triplets(path: str | Path) -> Triplets:
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #32731ade
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """Which object names are in which picture. image: int64 [n]; name: int32 [n], places in `names`; images: int64, all
-    pictures of the file."""
+    """The object names in each image. image: int64 [n]; name: int32 [n], indices into `names`; images: int64, all
+    images in the file."""
 
     image: np.ndarray
     name: np.ndarray
@@ -203,7 +203,7 @@ class _Objects:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #e10c9d48
 def read_presence(path: str | Path) -> Presence:
-    """The names of objects.json, all that an object has. Errors: as in `read_triplets`."""
+    """Return the names in objects.json, every name of every object. Errors: as in `read_triplets`."""
     image, name, images, words = array("q"), array("i"), array("q"), _Words()
     for entry in read_as(_Objects, path):
         images.append(entry.image)
@@ -226,8 +226,8 @@ class _Regions:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #bf998c02
 def read_regions(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """(image, the sentences about its regions as written, without empty ones) of region_descriptions.json, picture by
-    picture. Errors: as in `read_triplets`."""
+    """Yield (image, non-empty region descriptions with single spaces) from region_descriptions.json, image by image.
+    Errors: as in `read_triplets`."""
     for entry in read_as(_Regions, path):
         phrases = [" ".join(one.phrase.split()) for one in entry.regions]
         yield entry.image, [phrase for phrase in phrases if phrase]
@@ -235,7 +235,7 @@ def read_regions(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #db18f7c3
 @dataclass
 class ImageInfo(Sized):
-    """A picture of image_data.json. coco: its number in COCO where it is also there, else None."""
+    """An image in image_data.json. coco: its COCO image id if the image is also in COCO, else None."""
 
     image: Image
     url: Annotated[str, StringConstraints(strict=True, pattern=r"(^|/)\w[\w.-]*/\w[\w.-]*$")]
@@ -243,17 +243,17 @@ class ImageInfo(Sized):
 
     @property
     def file(self) -> str:
-        "The name of its file."
+        "The name of the image's file."
         return self.url.split("/")[-1]
 
     @property
     def folder(self) -> str:
-        "The folder of its address."
+        "The folder in the image's URL."
         return self.url.split("/")[-2]
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #18a8c8d9
 def read_images(path: str | Path) -> dict[int, ImageInfo]:
-    """image -> ImageInfo of image_data.json. Errors: as in `read_triplets`, and for a picture that is there twice."""
+    """Return image -> ImageInfo from image_data.json. Errors: as in `read_triplets`, and for an image listed twice."""
     images: dict[int, ImageInfo] = {}
     for info in read_as(ImageInfo, path):
         if images.setdefault(info.image, info) is not info:
@@ -262,9 +262,9 @@ def read_images(path: str | Path) -> dict[int, ImageInfo]:
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #c5ed5c64
 def read_aliases(path: str | Path) -> dict[str, str]:
-    """alias -> the name to keep, plain, of object_alias.txt or relationship_alias.txt; the kept names map to themselves.
+    """Return alias -> canonical name, plain, from object_alias.txt or relationship_alias.txt.
 
-    One line a meaning, names separated by commas, the kept one first. A name on two lines belongs to the first.
+    A line: canonical name, alias, alias, ...; the first maps to itself. A name on two lines belongs to the first.
     """
     aliases: dict[str, str] = {}
     try:

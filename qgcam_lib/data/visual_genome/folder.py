@@ -31,15 +31,15 @@ from ...errors import FileFault
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #a1d23eb5
 _FILES = ("image_data.json", "relationships.json", "objects.json", "region_descriptions.json", "object_alias.txt",
           "relationship_alias.txt")
-GENOME_IMAGES = 108_077  # pictures of the published data set (Krishna and others 2017)
+GENOME_IMAGES = 108_077  # images in the published data set (Krishna and others 2017)
 
 
 class VisualGenome:
     """Visual Genome, or a folder in its layout.
 
-    root: the folder of the annotation files; image_data.json and relationships.json must be there. images: the folder,
-    or folders, of the pictures; None takes those below root that are there (VG_100K, VG_100K_2, images). Files are
-    read on first access. Errors: ExampleError for a folder without the files.
+    root: the folder of the annotation files; image_data.json and relationships.json must exist. images: the image
+    folder(s); None uses those that exist below root (VG_100K, VG_100K_2, images). Files are read on first access.
+    Errors: ExampleError for a folder without the files.
     """
 
     def __init__(self, root: str | Path, images: str | Path | list[str | Path] | None = None):
@@ -65,7 +65,7 @@ class VisualGenome:
         return read_regions(self.root / "region_descriptions.json")
 
     def aliases(self, kind: str) -> dict[str, str]:
-        "The aliases of kind 'object' or 'relationship'; empty where the file is not there."
+        "The aliases of kind 'object' or 'relationship'; empty if the file does not exist."
         path = self.root / f"{kind}_alias.txt"
         return read_aliases(path) if path.is_file() else {}
 
@@ -75,7 +75,7 @@ class VisualGenome:
 
     @property
     def expected(self) -> int | None:
-        "The number of pictures of the published data set; None for the miniworld."
+        "The number of images in the published data set; None for the miniworld."
         return None if self.is_miniworld else GENOME_IMAGES
 
     def __len__(self) -> int:
@@ -84,13 +84,13 @@ class VisualGenome:
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #4221243e
 @patch
 def pictures(self: VisualGenome) -> set[str]:
-    "The names of the picture files that are there."
+    "The names of the existing image files."
     return {name for folder in self.folders for name in os.listdir(folder)}
 
 
 @patch
 def picture(self: VisualGenome, image: int) -> Path:
-    "The file of a picture; where none is there, the place where it is expected. Errors: KeyError for an unknown image."
+    "The path of an image's file, or the path where it is expected. Errors: KeyError for an unknown image."
     info = self.images[image]
     places = [folder / info.file for folder in self.folders] or [self.root / info.folder / info.file]
     return next((path for path in places if path.is_file()), places[0])
@@ -98,14 +98,14 @@ def picture(self: VisualGenome, image: int) -> Path:
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #946bf743
 @patch
 def files(self: VisualGenome) -> list[Path]:
-    "Every annotation file that is there, and each picture's place."
+    "Every existing annotation file, and the path of each image."
     return [self.root / name for name in _FILES if (self.root / name).is_file()] + [
         self.picture(image) for image in self.images]
 
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #67e47284
 @patch
 def verify(self: VisualGenome) -> pd.DataFrame:
-    "Every fault: file, problem, severity, id. Reads all files; pictures are looked for, not decoded."
+    "Every problem found: file, problem, severity, id. Reads all files; images are located, not decoded."
     there = [name for name in _FILES if (self.root / name).is_file()]
     problems = [Problem(name, "the file is not there", "note") for name in _FILES if name not in there]
     readers = {"image_data.json": lambda: _lost_pictures(self),
@@ -122,7 +122,7 @@ def verify(self: VisualGenome) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/data/visual_genome/02_folder.ipynb #c55b33ac
 def _strangers(genome: VisualGenome, name: str, images: Iterable[int]) -> list[Problem]:
-    """The entries of a file for pictures that image_data.json does not have."""
+    """Return a problem for each image id in a file that image_data.json does not list."""
     return [Problem(name, "annotations of a picture that image_data.json does not list", id=str(image))
             for image in sorted(set(images) - set(genome.images))]
 

@@ -32,7 +32,7 @@ from ...storage.fingerprints import own_code, weights_fingerprint
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b50005
 def soft_targets(candidates: ArrayLike, target: ArrayLike) -> np.ndarray:
-    """The target value of each candidate: its IoU with the target, 0 if that is below 0.5. float32 [N] in 0..1.
+    """Return each candidate's target value: its IoU with the target, 0 if below 0.5. float32 [N] in 0..1.
 
     candidates: [N, 4] half-open xyxy in pixels; target: [4].
     """
@@ -43,10 +43,10 @@ def soft_targets(candidates: ArrayLike, target: ArrayLike) -> np.ndarray:
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b60006
 @dataclass(frozen=True, eq=False)
 class RegionTable:
-    """The regions of P pictures, one after the other.
+    """The regions of P images, one after the other.
 
     features: float32 [R, D], possibly on disk; geometry: float32 [R, 5]; first: int64 [P + 1], the row where each
-    picture's regions begin; fingerprint: of encoder, pictures and boxes.
+    image's regions begin; fingerprint: of encoder, images and boxes.
     """
 
     features: np.ndarray
@@ -55,17 +55,17 @@ class RegionTable:
     fingerprint: str = ""
 
     def batch(self, pictures: Sequence[int]) -> RegionBatch:
-        """The regions of some pictures, at least one."""
+        """Return the regions of some images, at least one."""
         rows = [slice(self.first[k], self.first[k + 1]) for k in pictures]
         return stack_regions([self.features[row] for row in rows], [self.geometry[row] for row in rows])
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #d96f9fd4
 def region_table(pictures: Sequence[tuple[Path, Sequence[Box]]], encoder: RegionEncoder,
                  cache: str | Path | None = None, *, progress: bool = True) -> RegionTable:
-    """Features and geometry of pictures' boxes. cache: folder in which the features are kept, None for memory alone.
+    """Compute features and geometry of images' boxes. cache: folder for the features, None for memory alone.
 
-    Errors: those of the encoder; ValueError for a box
-    that misses its picture; `ExampleError` for a picture that cannot be opened.
+    Errors: those of the encoder; ValueError for a box outside its image; `ExampleError` for an image that cannot be
+    opened.
     """
     sizes = [open_image(file).size for file, _ in pictures]
     boxes = [candidate_boxes(own, size) for (_, own), size in zip(pictures, sizes)]
@@ -82,9 +82,9 @@ def region_table(pictures: Sequence[tuple[Path, Sequence[Box]]], encoder: Region
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b60008
 @dataclass(frozen=True, eq=False)
 class TextBatch:
-    """Some texts with their pictures. regions: of P pictures; ids, mask: [E, T]; of: int64 [E], the picture of each;
-    place: int64 [E], the right region or answer, -1 for none; targets: float32 [E, N] of expressions, None of
-    questions; usable: bool [E, E], which others are drawn as negatives of each, None where nobody asks.
+    """Some texts with their images. regions: of P images; ids, mask: [E, T]; of: int64 [E], the image of each; place:
+    int64 [E], the correct region or answer, -1 for none; targets: float32 [E, N] for expressions, None for questions;
+    usable: bool [E, E], the texts that can be drawn as negatives for each, None if not needed.
     """
 
     regions: RegionBatch
@@ -96,14 +96,14 @@ class TextBatch:
     usable: torch.Tensor | None = None
 
     def inputs(self, device: torch.device | str) -> tuple:
-        """The inputs of a network on a device: regions, ids, mask, of."""
+        """Return the inputs of a network on a device: regions, ids, mask, of."""
         return tuple(each.to(device) for each in (self.regions, self.ids, self.mask, self.of))
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #120d2d3f
 @dataclass(frozen=True, eq=False)
 class RegionTexts:
-    """Texts about regions in numbers, sorted by picture. regions: of P pictures; of: int64 [E], each text's picture;
-    ids: int64 [E, T] with zeros behind; lengths: int64 [E].
+    """Texts about regions as arrays, sorted by image. regions: of P images; of: int64 [E], each text's image; ids:
+    int64 [E, T], padded with zeros; lengths: int64 [E].
     """
 
     regions: RegionTable
@@ -115,7 +115,7 @@ class RegionTexts:
         return len(self.of)
 
     def batch(self, rows: Sequence[int]) -> TextBatch:
-        """Some texts by their rows, at least one."""
+        """Return some texts by their rows, at least one."""
         rows = np.asarray(rows)
         pictures, of = np.unique(self.of[rows], return_inverse=True)
         longest = int(self.lengths[rows].max())
@@ -124,21 +124,21 @@ class RegionTexts:
                          torch.from_numpy(of), torch.from_numpy(self.place[rows]))
 
     def hashed(self, *parts: str | np.ndarray) -> str:
-        """SHA-256 of texts, words and other parts."""
+        """Return the SHA-256 of texts, words and other parts."""
         parts = (*parts, self.of, self.ids, self.lengths)
         return sha256_of(*(part if isinstance(part, str) else np.ascontiguousarray(part).tobytes() for part in parts))
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #43fb3f70
 def text_arrays(tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The token numbers of texts, int64 [E, T] with zeros behind, and how many each has: int64 [E]."""
+    """Return the token ids of texts, int64 [E, T] padded with zeros, and the number of tokens of each: int64 [E]."""
     words = tokenizer([*texts], padding="longest", return_tensors="np")
     return words.input_ids * words.attention_mask, words.attention_mask.sum(1)
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #e2b6000a
 @dataclass(frozen=True, eq=False)
 class RankerData(RegionTexts):
-    """Expressions in numbers. targets: float32 [E, N], soft, see `soft_targets`; place: int64 [E], the best candidate,
-    -1 where none overlaps the target enough; names: ids of the expressions; tokenizer.
+    """Expressions as arrays. targets: float32 [E, N], soft, see `soft_targets`; place: int64 [E], the best candidate,
+    -1 if none overlaps the target enough; names: ids of the expressions; tokenizer.
     """
 
     targets: np.ndarray
@@ -151,11 +151,11 @@ class RankerData(RegionTexts):
 
     @property
     def width(self) -> int:
-        """Most candidates of an expression."""
+        """The largest number of candidates of an expression."""
         return self.targets.shape[1]
 
     def right(self, chosen: np.ndarray) -> np.ndarray:
-        """bool [E]: does the chosen region overlap the target by half or more?"""
+        """Return bool [E]: is the chosen region's IoU with the target 0.5 or more?"""
         return self.targets[np.arange(len(self)), chosen] > 0
 
     @property
@@ -164,7 +164,7 @@ class RankerData(RegionTexts):
         return self.hashed(self.regions.fingerprint, self.targets)
 
     def batch(self, rows: Sequence[int]) -> TextBatch:
-        """Some expressions by their rows, at least one."""
+        """Return some expressions by their rows, at least one."""
         batch = super().batch(rows)
         return replace(batch, targets=torch.from_numpy(self.targets[np.asarray(rows), : batch.regions.mask.shape[1]]))
 
@@ -172,11 +172,11 @@ class RankerData(RegionTexts):
 def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Sequence[str | Path],
                      encoder: RegionEncoder, tokenizer: Any, *, keep_without_target: bool = False,
                      cache: str | Path | None = None, progress: bool = True) -> RankerData:
-    """Expressions with their candidates' features.
+    """Load expressions with their candidates' features.
 
-    images: the folder of the pictures, or several; tokenizer: as `make_tokenizer` gives it; keep_without_target: keep
-    expressions whose target no candidate overlaps by half; cache: folder of the features. Raises ParameterError where
-    no expression is left, ExampleError for one without candidates or picture.
+    images: the image folder(s); tokenizer: from `make_tokenizer`; keep_without_target: keep expressions without a
+    candidate of IoU 0.5 or more with the target; cache: folder for the features. Raises ParameterError if no expression
+    is left, ExampleError for an expression without candidates or image.
     """
     pictures: dict[tuple[Path, tuple[Box, ...]], int] = {}
     rows = []
@@ -202,10 +202,10 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #a1c50006
 def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
-    """picture -> the boxes of its scene graph, half-open xyxy in pixels, in the order of the file.
+    """Return image -> boxes in its scene graph, half-open xyxy in pixels, in the order of the file.
 
-    Equal boxes stand once; what has no area, or lies outside the picture, is left out. root, split: see
-    `data.gqa.scene_graphs`, whose errors it raises: GQA has scene graphs of train and val.
+    Equal boxes are listed once; boxes without area or outside the image are left out. root, split: see
+    `data.gqa.scene_graphs`, also for the errors: GQA has scene graphs for train and val.
     """
     candidates = {}
     for image, graph in scene_graphs(root, split):
@@ -218,7 +218,7 @@ def graph_boxes(root: str | Path, split: str) -> dict[str, tuple[Box, ...]]:
 
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #356b2bc5
 def picture_candidates(expressions: Iterable[Expression]) -> dict[str, tuple[Box, ...]]:
-    """picture -> all candidates that expressions have on it, each once, by the picture's id (`group`)."""
+    """Return image id (`group`) -> all candidates of its expressions, each once."""
     candidates: dict[str, dict[Box, None]] = {}
     for one in expressions:
         candidates.setdefault(one.group, {}).update(dict.fromkeys(one.candidates))
@@ -227,8 +227,8 @@ def picture_candidates(expressions: Iterable[Expression]) -> dict[str, tuple[Box
 # %% ../../../nbs/lib/finetune/referring/01_data.ipynb #a1c5000a
 @dataclass(frozen=True, eq=False)
 class QuestionData(RegionTexts):
-    """Questions in numbers. place: int64 [Q], the class of the answer, -1 for one that is no class; classes: the
-    answers in order; names: ids of the questions; pictures: names of the P pictures.
+    """Questions as arrays. place: int64 [Q], the class of the answer, -1 for an answer that is not a class; classes:
+    the answers in order; names: ids of the questions; pictures: names of the P images.
     """
 
     place: np.ndarray
@@ -242,7 +242,7 @@ class QuestionData(RegionTexts):
         return len(self.classes)
 
     def right(self, chosen: np.ndarray) -> np.ndarray:
-        """bool [Q]: is the chosen class the answer? An answer that is no class is never given."""
+        """Return bool [Q]: is the chosen class the answer? Always False for an answer that is not a class."""
         return chosen == self.place
 
     @property
@@ -255,13 +255,13 @@ def load_questions(questions: Iterable[Question], boxes: Mapping[str, Sequence[B
                    images: str | Path | Sequence[str | Path], encoder: RegionEncoder, tokenizer: Any,
                    classes: Sequence[str] | None = None, *, keep_unknown: bool = False,
                    cache: str | Path | None = None, progress: bool = True) -> QuestionData:
-    """Questions with the features of their pictures' regions.
+    """Load questions with the features of their images' regions.
 
-    boxes: picture -> regions, see `graph_boxes` and `picture_candidates`; images: the folder of the pictures, or
-    several; classes: the answers that can be given, by default those of the questions: give those of training where
-    others are scored; keep_unknown: keep questions whose answer is no class (for scoring, where they are wrong);
-    for the rest see `load_ranker_data`. Questions whose picture has no regions are left out. Errors: ParameterError
-    where no question is left; ExampleError for a question without an answer, or a picture that is not there.
+    boxes: image -> regions, see `graph_boxes` and `picture_candidates`; images: the image folder(s); classes: the
+    possible answers, by default those of the questions; when scoring other questions, give the training classes;
+    keep_unknown: keep questions whose answer is not a class (for scoring, which counts them as wrong); for the rest see
+    `load_ranker_data`. Questions whose image has no regions are left out. Errors: ParameterError if no question is
+    left; ExampleError for a question without an answer, or a missing image.
     """
     ordered = sorted(questions, key=lambda one: one.image)
     if silent := next((one for one in ordered if not one.answer), None):

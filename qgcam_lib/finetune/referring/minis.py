@@ -52,28 +52,28 @@ ENCODER = "clip-vit-b32"
 
 
 def folder_beside(root: str | Path, layout: str) -> Path:
-    """The folder of another layout beside a miniworld."""
+    """Return the folder with another layout next to a miniworld."""
     return Path(root).with_name(f"{Path(root).name}_{layout}")
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #36765e77
 def expressions_folder(root: str | Path, images: int, *, progress: bool = True) -> Path:
-    """The folder of the rankers' data beside the miniworld `root`, made where it is missing.
+    """Return the folder with the rankers' data next to the miniworld `root`; it is made if missing.
 
-    images: training pictures; an eighth as many, at least 2, for development, a quarter, at least 4, for the test.
+    images: number of training images; 1/8 as many, at least 2, for development, 1/4, at least 4, for the test.
     """
     return ensure_refcocog(folder_beside(root, f"refcocog_{images}"), images, max(2, images // 8), max(4, images // 4),
                            progress=progress)
 
 
 def questions_folder(root: str | Path, images: int, *, progress: bool = True) -> Path:
-    """The folder of questions about the pictures of `expressions_folder`, split by split, made where it is missing."""
+    """Return the folder of questions about the images in `expressions_folder`, split by split; made if missing."""
     return ensure_gqa(folder_beside(root, f"gqa_{images}"), images, max(2, images // 8), max(4, images // 4),
                       progress=progress)
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c70009
 @dataclass(frozen=True)
 class StoredRanker:
-    """The ranker's entries in a folder of the zoo. network: its config; feature_size; encoder: its name; weights."""
+    """A ranker's entries in a zoo folder. network: the config; feature_size; encoder: name of the encoder; weights."""
 
     network: Any
     feature_size: int
@@ -81,7 +81,7 @@ class StoredRanker:
     weights: str = "mini"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, see `ranker_config`."""
+        """Return the entries as JSON values, see `ranker_config`."""
         return ranker_config(self.network, self.feature_size, self.encoder, self.weights)
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #4e747547
@@ -95,7 +95,7 @@ class MiniTraining(RankerTraining):
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         hinges = {} if self.recipe.loss == "plain" else {"negatives": (
             f"at most {self.recipe.negatives or 'all'} an expression, of {self.recipe.together or 'all'} pictures of a "
             "batch; the paper draws 64 of a batch of 512")}
@@ -106,7 +106,7 @@ class MiniTraining(RankerTraining):
                 "It says nothing about real pictures."}
 
     def as_model(self, trained: bool = True, **options) -> FeatureRanker:
-        """The ranker, or one of the same class with first weights from the recipe's seed + 1."""
+        """Return the ranker, or one of the same class with initial weights from the recipe's seed + 1."""
         network = getattr(self.model, "ranker", self.model) if trained else build_mini(
             self.name, self.data.tokenizer, self.config.feature_size, self.recipe.seed + 1)
         return FeatureRanker(network, self.data.tokenizer, self.encoder,
@@ -114,35 +114,35 @@ class MiniTraining(RankerTraining):
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #75c60a5d
 def build_mini(name: str, tokenizer: Any, feature_size: int, seed: int = 0) -> torch.nn.Module:
-    """A small network by its name in NETWORKS, drawn from a seed."""
+    """Return a small network by its name in NETWORKS, initialised from a seed."""
     config = mini_config(name, tokenizer)
     more = {"tokens": tokenizer.convert_ids_to_tokens(range(len(tokenizer)))} if name == "groundnet" else {}
     return KINDS[name.partition("-")[0]][1](config, len(tokenizer), feature_size, seed, **more)
 
 
 def mini_config(name: str, tokenizer: Any) -> Any:
-    """The config of a small network; those that read words are told which tokens are none."""
+    """Return the config of a small network; for all but ViLBERT, not_words gets the special tokens."""
     marks = tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id
     return NETWORKS[name] if name.startswith("vilbert") else replace(NETWORKS[name], not_words=marks)
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c70010
 @dataclass
 class MiniTasks(MultiTaskTraining, MiniTraining):
-    """The training of a small ranker beside questions. asked: those of the development pictures."""
+    """The training of a small ranker on both tasks. asked: the questions about the development images."""
 
     asked: QuestionData | None = None
 
     @property
     def about(self) -> dict:
-        """The class's entries of the card."""
+        """The entries of the card for this class."""
         entries = super().about
         return {**entries, "supervision": f"{entries['supervision']}; in turn questions on relations, GQA-Rel of the "
                 "same pictures, with their short answers", "answers": list(self.asked.classes),
                 "training_questions": len(self.questions.data)}
 
     def answered(self) -> dict[str, float]:
-        """Share of the development pictures' questions answered right, that of the answer which is right most often
-        in training, the number of questions, and how many of them have an answer that is no class.
+        """Return the accuracy on the development images' questions, the accuracy of the most frequent training answer,
+        the number of questions, and the number of questions whose answer is not a class.
         """
         usual = np.bincount(self.questions.data.place).argmax()
         return {"accuracy": self.questions.accuracy(self.asked), "most_frequent": float(
@@ -151,8 +151,8 @@ class MiniTasks(MultiTaskTraining, MiniTraining):
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c7000a
 def start_mini_ranker(name: str, folder: Path, gqa: Path | None, cache: Path | None, recipe: RankerRecipe,
                       device: str = "cpu", progress: bool = True) -> MiniTraining:
-    """The training of a small ranker at step 0. name: of RECIPES; folder: of the expressions; gqa: of the questions,
-    None for a training without; cache: of the features, None to keep none.
+    """Return the training of a small ranker at step 0. name: a key of RECIPES; folder: of the expressions; gqa: folder
+    of the questions, None for none; cache: folder for the features, None to save none.
     """
     expressions, dev = (refcocog(folder, split) for split in ("train", "val"))
     kind = name if name in NETWORKS else name.partition("-")[0]
@@ -177,15 +177,15 @@ def start_mini_ranker(name: str, folder: Path, gqa: Path | None, cache: Path | N
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #d2c18107
 @dataclass(frozen=True)
 class RankerKind:
-    """A small ranker of RECIPES, by name, and its recipe; trained as a `finetune.loop.ModelKind` is."""
+    """The name of a small ranker in RECIPES, and its recipe; trained like a `finetune.loop.ModelKind`."""
 
     name: str
     recipe: RankerRecipe
 
     def train(self, root: str | Path, work: str | Path | None = None, *, device: str = "cpu", progress: bool = True,
               **options) -> MiniTraining:
-        """Train it. root: the miniworld, beside which the data lies, see `expressions_folder` and `questions_folder`;
-        work: folder of the checkpoint, beside which features are kept, None to keep nothing; options: of `loop.train`.
+        """Train the ranker. root: the miniworld next to the data, see `expressions_folder` and `questions_folder`;
+        work: folder of the checkpoint, features are stored next to it, None to save nothing; options: of `loop.train`.
         """
         cache = Path(work).with_name("regions") if work else None
 
@@ -200,24 +200,24 @@ class RankerKind:
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #a1c7000c
 def judged_expressions(folder: str | Path) -> Expressions:
-    """Ref-Easy, Ref-Hard and Ref-Adv of a folder of the miniworld, with all annotated objects as candidates."""
+    """Load Ref-Easy, Ref-Hard and Ref-Adv from a miniworld folder, with all annotated objects as candidates."""
     return join(read_ref_adv(Path(folder) / LABELLED_FILE), folder)
 
 
 def by_name(models: Mapping[str, Any], score: Callable[[Any], pd.DataFrame], columns: str) -> pd.DataFrame:
-    """The results of `score` for models by name, as one table with the column model."""
+    """Return the results of `score` for models, given by name, as one table with the column model."""
     tables = [score(model).assign(model=name) for name, model in models.items()]
     return pd.concat(tables, ignore_index=True)[columns.split()]
 
 
 def card_rows(table: pd.DataFrame) -> list[dict]:
-    """The rows of a table as a card has them."""
+    """Return the rows of a table in the form of a card."""
     return table.round(5).astype(object).where(table.notna(), None).to_dict("records")
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #236b07dd
 def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bool = True) -> pd.DataFrame:
-    """Accuracy of rankers by name on Ref-Easy, Ref-Hard and Ref-Adv: model, split, metric, value, ci_low, ci_high,
-    random, candidates, bag (the ceiling of the listener of bags), n, n_undefined, n_groups. 95 % intervals by picture.
+    """Score rankers, given by name, on Ref-Easy, Ref-Hard and Ref-Adv: model, split, metric, value, ci_low, ci_high,
+    random, candidates, bag (ceiling of the bag-of-words baseline), n, n_undefined, n_groups. 95 % intervals by image.
     """
     expressions, bag = judged_expressions(folder), split_counts(folder)["bag"]
 
@@ -230,8 +230,8 @@ def score_rankers(models: Mapping[str, Any], folder: str | Path, *, progress: bo
 
 # %% ../../../nbs/lib/finetune/referring/04_minis.ipynb #8b628722
 def judge_ranker(training: MiniTraining, root: str | Path, world: str | Path, *, progress: bool = True) -> dict:
-    """Score a ranker beside its untrained self; what the card says. root, world: not read, the training knows its
-    folder.
+    """Score a ranker with random weights as baseline; returns the card's entries. root, world: not read, the folder is
+    in the training.
     """
     models = {"trained": training.as_model(), "random weights": training.as_model(False)}
     table = score_rankers(models, training.folder, progress=progress)

@@ -28,8 +28,8 @@ from ...models.regions.vilbert import ViLBERT
 class TwoTasks(nn.Module):
     """A ViLBERT that ranks regions, `network(regions, ids, mask, of) -> scores [E, N]`, and answers questions.
 
-    ranker: the ViLBERT; answers: number of classes; seed: of the head's first weights, normal of
-    the ranker's spread. Raises ParameterError for another network. Source: Ref-Adv, Figure 3.
+    ranker: the ViLBERT; answers: number of classes; seed: of the head's initial weights, normal with the ranker's
+    standard deviation. Raises ParameterError for another network. Source: Ref-Adv, Figure 3.
     """
 
     def __init__(self, ranker: ViLBERT, answers: int, seed: int = 0):
@@ -47,19 +47,19 @@ class TwoTasks(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-        """Scores [E, N] of regions for expressions; minus infinity for padding."""
+        """Return scores [E, N] of regions for expressions; minus infinity for padding."""
         return self.ranker(regions, ids, mask, of)
 
     def logits(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-        """Logits [Q, answers] for questions; each says for itself whether its answer is right."""
+        """Return logits [Q, answers] for questions, one independent binary logit per answer."""
         return self.answer(self.ranker.pooled(regions, ids, mask, of))
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c60007
 def answer_loss(logits: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of every class with 1 for the answer and 0 for the others, summed over the classes: [Q].
+    """Return the binary cross-entropy with target 1 for the answer, 0 for other classes, summed over classes: [Q].
 
-    logits: [Q, C]; place: int64 [Q], the class, -1 for an answer that is none: then all are 0. The paper has a binary
-    cross-entropy for both tasks; that it is a sum is how `vilbert_beta` takes it for VQA (a mean times their number).
+    logits: [Q, C]; place: int64 [Q], the class, -1 for an answer that is not a class: then all targets are 0. The paper
+    has a binary cross-entropy for both tasks; the sum follows `vilbert_beta` for VQA (mean times number of classes).
     """
     logits = logits.float()
     targets = torch.zeros_like(logits)
@@ -75,11 +75,11 @@ class QuestionTraining(RankerTraining):
     columns: ClassVar[tuple[str, ...]] = ("total", "answers", "answered", "dev")
 
     def scores(self, batch: TextBatch) -> torch.Tensor:
-        """Logits [Q, answers]."""
+        """Return logits [Q, answers]."""
         return self.model.logits(*batch.inputs(self.device))
 
     def losses(self, batch: TextBatch) -> dict[str, torch.Tensor]:
-        """total, answers (the same) and answered: the share of right answers."""
+        """Return total, answers (the same) and answered: the share of correct answers."""
         logits, place, share = self.scores(batch), batch.place.to(self.device), 1 / len(batch.of)
         loss = answer_loss(logits, place).sum() * share
         return {"total": loss, "answers": loss, "answered": (logits.argmax(1) == place).float().sum() * share}
@@ -87,10 +87,10 @@ class QuestionTraining(RankerTraining):
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c6000c
 @dataclass(frozen=True)
 class MultiTaskRecipe(RankerRecipe):
-    """The recipe of two tasks: `RankerRecipe`, and these.
+    """The recipe of two tasks: the fields of `RankerRecipe`, and these.
 
-    questions: steps with questions for each step with expressions, 0 for none; question_rate: highest learning rate of
-    a step with questions, `learning_rate` being that of the others; batch: texts of either task in a step.
+    questions: steps with questions for each step with expressions, 0 for none; question_rate: largest learning rate of
+    steps with questions, as `learning_rate` for the others; batch: texts per step, for either task.
     """
 
     batch: int = 256
@@ -100,8 +100,8 @@ class MultiTaskRecipe(RankerRecipe):
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #063e6654
 @dataclass
 class MultiTaskTraining(RankerTraining):
-    """The training of `TwoTasks` on expressions (data, dev) and questions, in progress or done. The log has the rate of
-    expressions.
+    """The training of `TwoTasks` on expressions (data, dev) and questions, in progress or done. The log has the rate
+    for expressions.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*RankerTraining.columns, "answers", "answered")
@@ -109,16 +109,16 @@ class MultiTaskTraining(RankerTraining):
 
     @property
     def with_questions(self) -> int:
-        """Steps with questions in an epoch."""
+        """Number of steps with questions in an epoch."""
         return round(self.recipe.questions * self.per_epoch)
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of an epoch, of both tasks."""
+        """Number of steps in an epoch, both tasks together."""
         return self.per_epoch + self.with_questions
 
     def task_of(self, step: int) -> tuple[bool, int]:
-        """Whether a step is one with questions, and how many of its task came before it."""
+        """Return whether a step uses questions, and the number of earlier steps of its task."""
         epoch, place = divmod(step, self.epoch_steps)
         asks = self.recipe.random(epoch, 0, 2).permutation(self.epoch_steps) < self.with_questions
         before = int(asks[:place].sum())
@@ -126,22 +126,22 @@ class MultiTaskTraining(RankerTraining):
             False, epoch * self.per_epoch + place - before)
 
     def draw(self, step: int) -> TextBatch:
-        """The batch of a step, of the task whose turn it is."""
+        """Draw the batch of a step, for the task of this step."""
         asks, number = self.task_of(step)
         return self.questions.draw(number) if asks else super().draw(number)
 
     def losses(self, batch: TextBatch) -> dict[str, torch.Tensor]:
-        """Those of the task that the batch is of."""
+        """Return the losses for the task of the batch."""
         return self.questions.losses(batch) if batch.targets is None else super().losses(batch)
 
     def rate(self, batch: TextBatch) -> float:
-        """The learning rate of the task that the batch is of."""
+        """Return the learning rate for the task of the batch."""
         share = self.recipe.question_rate / self.recipe.learning_rate if batch.targets is None else 1.0
         return self.recipe.rate(self.step) * share
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c6000f
 def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
-    """ParameterError unless a network has an output for each class of some questions."""
+    """Raises ParameterError unless a network has one output per class of the questions."""
     for data in several:
         if data is not None and len(data.classes) != network.answer[-1].out_features:
             raise ParameterError(f"questions: expected the {network.answer[-1].out_features} classes of the network, "
@@ -150,7 +150,7 @@ def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #b861fcaa
 def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe, dev: QuestionData | None = None,
                     device: str = "cpu") -> QuestionTraining:
-    """A training on questions alone, the first half of a transfer, at step 0; arguments as in `start_ranker`."""
+    """Return a training on questions alone, the first half of a transfer, at step 0; arguments: see `start_ranker`."""
     _check_questions(network, data, dev)
     return start_ranker(network, data, replace(recipe, loss="plain"), dev, device, QuestionTraining)
 
@@ -158,9 +158,9 @@ def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe,
 def start_tasks(network: TwoTasks, data: RankerData, questions: QuestionData, recipe: MultiTaskRecipe,
                 dev: RankerData | None = None, device: str = "cpu", kind: type[MultiTaskTraining] = MultiTaskTraining,
                 **fields: Any) -> MultiTaskTraining:
-    """A training on expressions and questions in turn, at step 0. network, dev, device: as in `train_ranker`; data:
-    expressions; questions: of `load_questions`; kind, fields: see `start_ranker`. Source: Ref-Adv, section 5 and
-    appendix A.5.2.
+    """Return a training on expressions and questions in random order, at step 0. network, dev, device: as in
+    `train_ranker`; data: expressions; questions: from `load_questions`; kind, fields: see `start_ranker`. Source:
+    Ref-Adv, section 5 and appendix A.5.2.
     """
     _check_questions(network, questions)
     check_data(questions, recipe)
@@ -173,7 +173,7 @@ def start_tasks(network: TwoTasks, data: RankerData, questions: QuestionData, re
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c60012
 def transfer(network: ViLBERT, source: TwoTasks) -> ViLBERT:
-    """A copy of a ViLBERT with the shared layers of a network that learned another task, as in Table 10. Raises
+    """Return a copy of a ViLBERT with the shared layers of a network trained on another task, as in Table 10. Raises
     ValueError for layers of another shape.
     """
     network = deepcopy(network)
@@ -183,10 +183,10 @@ def transfer(network: ViLBERT, source: TwoTasks) -> ViLBERT:
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #a1c60014
 def answer_questions(network: TwoTasks, data: QuestionData) -> pd.DataFrame:
-    """The answers of a network: one row a question with id, group (the picture), predicted, correct, known.
+    """Return a network's answers: one row per question with id, group (the image), predicted, correct, known.
 
-    data: with the classes of training, loaded with `keep_unknown`; known: whether the answer is a class at all; where
-    it is not, correct is False. Raises ParameterError for questions with other classes than the network has.
+    data: with the classes of training, loaded with `keep_unknown`; known: whether the answer is one of the classes; if
+    not, correct is False. Raises ParameterError for questions with other classes than the network's.
     """
     _check_questions(network, data)
     learned, place = network.training, next(network.parameters()).device

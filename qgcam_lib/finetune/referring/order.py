@@ -38,9 +38,9 @@ COLUMNS = ["id", "group", "split", "pair", "same_type", "bag", "beginning"]
 
 
 def order_expressions(folder: str | Path) -> tuple[list[Expression], pd.DataFrame]:
-    """Easy expressions and pairs of the same words, and a row for each with COLUMNS: pair ("" for easy), same_type
-    (both targets of a pair are of one type), bag and beginning (expected accuracy, 0..1, of a listener without order,
-    and of one that hears the words up to the first noun)."""
+    """Return easy expressions and pairs with the same words, and a row for each with COLUMNS: pair ("" for easy),
+    same_type (both targets of a pair have one type), bag and beginning (expected accuracy, 0..1, of a bag-of-words
+    baseline, and of a baseline with the words up to the first noun)."""
     by_key = {(one.split, one.annotation, one.text): one for one in minis.judged_expressions(folder)}
     expressions, rows = [], []
     for picture in json.loads((Path(folder) / "scenes.json").read_text(encoding="utf-8"))["pictures"]:
@@ -62,8 +62,8 @@ def order_expressions(folder: str | Path) -> tuple[list[Expression], pd.DataFram
 # %% ../../../nbs/lib/finetune/referring/06_order.ipynb #7bab37a6
 def order_choices(training: minis.MiniTraining, expressions: Sequence[Expression], images: Path, cache: Path, seed: int
                   ) -> pd.DataFrame:
-    """The choices of a ranker: words ("original", "shuffled"), id, correct, random, n_candidates. seed: of the
-    order."""
+    """Return a ranker's choices: words ("original", "shuffled"), id, correct, random, n_candidates. seed: of the
+    shuffle."""
     frames = []
     texts = {"original": expressions, "shuffled": perturb_expressions(expressions, "shuffle", seed=seed)}
     for words, variant in texts.items():
@@ -75,10 +75,10 @@ def order_choices(training: minis.MiniTraining, expressions: Sequence[Expression
 
 # %% ../../../nbs/lib/finetune/referring/06_order.ipynb #408e6a81
 def run_order(out: Path, root: Path, work: Path, device: str = "cpu") -> Path:
-    """Train every arm with every seed, or go on from the checkpoints in `work`, and write the study into `out`.
+    """Train every arm with every seed, or resume from the checkpoints in `work`, and write the study into `out`.
 
-    Written: expressions.parquet (COLUMNS, random, n_candidates), choices.parquet (arm, seed, words, id, correct) and
-    study.json (recipes, looks at the development pictures, versions), last. Returns `out`.
+    Writes expressions.parquet (COLUMNS, random, n_candidates), choices.parquet (arm, seed, words, id, correct) and,
+    last, study.json (recipes, accuracies on the development images, versions). Returns `out`.
     """
     folder, frames, about = ensure_refcocog(minis.folder_beside(root, "refcocog_order"), 0, 0, PICTURES), [], []
     expressions, table = order_expressions(folder)

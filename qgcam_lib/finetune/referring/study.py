@@ -53,10 +53,10 @@ QUESTION_RATE = RECIPE.learning_rate / 2
 
 @dataclass(frozen=True)
 class Arm:
-    """One training. way: "alone" (expressions), "questions" (no expression), "together" (both in turn) or "after"
+    """One arm of the study. way: "alone" (expressions), "questions" (no expressions), "together" (both) or "after"
     (first questions, then expressions); loss, margin: as in `RankerRecipe`; questions: "rel" (GQA-Rel), "other" (no
-    relation) or "all"; ratio: steps with questions for each step with expressions; wait: share of the steps before
-    which there are no hinges.
+    relations) or "all"; ratio: steps with questions for each step with expressions; wait: share of the steps, at the
+    start, without hinges.
     """
 
     way: str = "alone"
@@ -79,7 +79,7 @@ ARMS = {"plain": Arm()} | {name: _ALL[name] for name in _FIRST} | _ALL
 
 
 def arm_recipe(name: str, steps: int = STEPS, seed: int = 0) -> RankerRecipe:
-    """The recipe of an arm. steps: with expressions, or of questions alone."""
+    """Return the recipe of an arm. steps: number of steps with expressions, or with questions for questions alone."""
     arm = ARMS[name]
     recipe = replace(RECIPE, steps=steps, seed=seed, loss=arm.loss, margin=arm.margin,
                      hinges_after=round(arm.wait * steps))
@@ -96,9 +96,9 @@ KINDS = {"rel": ("rel",), "other": ("attr", "obj", "cat", "global"), "all": ("re
 
 @dataclass(frozen=True, eq=False)
 class StudyData:
-    """What the arms share. network: with its first weights; words: the vocabulary; train, dev: expressions; judged:
-    expressions and their arrays, by split; learned, asked: all questions of the training pictures, and those of "dev"
-    and "test" (the development and the test pictures); types: question -> its semantic type; seed: of the weights.
+    """The data shared by the arms. network: with its initial weights; words: the vocabulary; train, dev: expressions;
+    judged: expressions and their arrays, by split; learned, asked: all questions about the training images, and about
+    "dev" and "test" (development, test images); types: question -> semantic type; seed: of the weights.
     """
 
     network: vilbert.ViLBERT
@@ -112,24 +112,24 @@ class StudyData:
     seed: int = 0
 
     def of_kind(self, data: QuestionData, kind: str) -> QuestionData:
-        """The questions of some data that are of a kind, see KINDS."""
+        """Return the questions of one kind, see KINDS."""
         rows = np.array([self.types[name] in KINDS[kind] for name in data.names])
         return replace(data, of=data.of[rows], ids=data.ids[rows], lengths=data.lengths[rows], place=data.place[rows],
                        names=tuple(name for name, chosen in zip(data.names, rows) if chosen))
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #156149eb
 def first_pictures(expressions: Sequence[Expression], count: int) -> list[Expression]:
-    """The expressions of the first `count` pictures, in order."""
+    """Return the expressions of the first `count` images, in order."""
     pictures = set(list(dict.fromkeys(one.group for one in expressions))[:count])
     return [one for one in expressions if one.group in pictures]
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70010
 def load_study(root: str | Path, cache: str | Path | None = None, *, images: int = 1600, pictures: int = PICTURES,
                seed: int = 0, progress: bool = True) -> StudyData:
-    """The data of a study, made beside the miniworld `root` where it is missing.
+    """Load the data of a study; missing data are made next to the miniworld `root`.
 
-    images: training pictures of the folders, see `expressions_folder`; pictures: of these, the first ones that are
-    learned from; cache: folder of the features, None to keep none; seed: of the network's first weights.
+    images: number of training images in the folders, see `expressions_folder`; pictures: number of these to train on,
+    the first ones; cache: folder for the features, None to save none; seed: of the network's initial weights.
     """
     folder, gqa = (each(root, images, progress=progress) for each in (minis.expressions_folder, minis.questions_folder))
     expressions, dev = first_pictures(refcocog(folder, "train"), pictures), list(refcocog(folder, "val"))
@@ -156,7 +156,7 @@ def load_study(root: str | Path, cache: str | Path | None = None, *, images: int
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70012
 def train_arm(name: str, data: StudyData, work: str | Path | None = None, *, steps: int = STEPS, device: str = "cpu",
               progress: bool = True, **options) -> RankerTraining:
-    """Train an arm, or go on where its checkpoint lies. work: folder with a folder an arm, None to keep nothing;
+    """Train an arm, or resume from its checkpoint. work: folder with one subfolder per arm, None to save nothing;
     steps: see `arm_recipe`; options: of `finetune.loop.train`.
     """
     recipe, arm = arm_recipe(name, steps, data.seed), ARMS[name]
@@ -180,12 +180,12 @@ CHOICES = ["id", "group", "split", "n_candidates", "predicted", "correct", "rand
 
 
 def arm_choices(training: RankerTraining, data: StudyData) -> pd.DataFrame:
-    """Rows of `score_choices` for the expressions of dev, easy, hard and adv, with the columns CHOICES."""
+    """Return the rows of `score_choices` for the dev, easy, hard and adv expressions, with the columns CHOICES."""
     return pd.concat([training.choices(*one)[CHOICES] for one in data.judged], ignore_index=True)
 
 
 def arm_answers(training: RankerTraining, data: StudyData) -> pd.DataFrame:
-    """Rows of `answer_questions` for all questions of dev and test: id, group, split, semantic, correct, known."""
+    """Return the rows of `answer_questions` for dev and test: id, group, split, semantic, correct, known."""
     parts = [answer_questions(training.model, questions).assign(split=split) for split, questions in data.asked.items()]
     frame = pd.concat(parts, ignore_index=True)
     frame["semantic"] = frame["id"].map(data.types)
@@ -193,14 +193,14 @@ def arm_answers(training: RankerTraining, data: StudyData) -> pd.DataFrame:
 
 
 def content(data: RankerData | QuestionData) -> str:
-    """SHA-256 of words and targets (or answers), the same on every machine; features are not in it."""
+    """Return the SHA-256 of words and targets (or answers), the same on every machine; it leaves out features."""
     last = data.place if isinstance(data, QuestionData) else data.targets
     return sha256_of(*(np.ascontiguousarray(one).tobytes() for one in (data.of, data.ids, data.lengths, last)))
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70015
 def run_arm(name: str, data: StudyData, out: str | Path, work: str | Path | None = None, **options) -> Path:
-    """Train an arm and write what it leaves into its folder in `out`, which is returned; `arm.json` comes last, so an
-    arm with it is whole. options: of `train_arm`.
+    """Train an arm, write its results into its folder in `out` and return the folder; `arm.json` is written last, so an
+    arm with this file is complete. options: of `train_arm`.
     """
     training = train_arm(name, data, work, **options)
     arm, folder = ARMS[name], Path(out) / name
@@ -225,17 +225,17 @@ def run_arm(name: str, data: StudyData, out: str | Path, work: str | Path | None
     return folder
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70020
-SAME_LOSS = 1e-4  # of itself a loss of the first steps may move from processor to processor
+SAME_LOSS = 1e-4  # relative difference that a loss in the first steps may have between processors
 
 
 def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path | None = None,
                cache: str | Path | None = None, device: str = "cpu", progress: bool = True) -> pd.DataFrame:
-    """The first losses of a stored arm's log beside those of a training now: step, loss, stored, now, same (whether
-    they agree to `SAME_LOSS` of the stored).
+    """Compare the first losses in a stored arm's log with those of a new training: step, loss, stored, now, same
+    (whether they agree up to `SAME_LOSS` times the stored loss).
 
-    study: folder of a study; arm: one on expressions alone; rows: of ten steps each; root: the miniworld beside which
-    the pictures are, or are drawn, None for the settings'. Errors: FileFault for an arm that is not there;
-    ParameterError for one that asks questions, which needs all data: run it anew.
+    study: folder of a study; arm: one on expressions alone; rows: of ten steps each; root: the miniworld next to the
+    images, which are drawn if missing, None for the one in the settings. Errors: FileFault for an arm that does not
+    exist; ParameterError for an arm with questions, which needs all data: run it again.
     """
     file = Path(study) / arm / "arm.json"
     if not file.is_file():
@@ -260,11 +260,11 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #ec2781de
 def _learned(record: dict, study: Path, root: Path, cache: str | Path | None, progress: bool) -> RankerData:
-    """The expressions that an arm learned from, with features. FileFault where this code makes others."""
+    """Load the expressions that an arm was trained on, with features. FileFault if this code makes different ones."""
     count = record["data"]["pictures"]
     folder = minis.folder_beside(root, "refcocog_1600")
     if not folder.is_dir() or count > 1600:
-        drawn = count + count // 20 + 4  # a few pictures have nothing to say
+        drawn = count + count // 20 + 4  # a few images have no expressions
         folder = ensure_refcocog(minis.folder_beside(root, "refcocog_study"), drawn, 0, 0, progress=progress)
     words = (study / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     tokenizer, encoder = make_tokenizer(words, lavis_tokens=False), load_encoder(minis.ENCODER)

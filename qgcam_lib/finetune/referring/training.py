@@ -33,7 +33,7 @@ from ...storage.fingerprints import weights_fingerprint
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b50007
 def region_loss(scores: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of each region with its soft target, summed over the regions of each expression: [E].
+    """Return the binary cross-entropy with the soft targets, summed over the regions of each expression: [E].
 
     scores: logits [E, N], anything where mask is False; targets: [E, N] in 0..1; mask: bool [E, N]. Computed in float32
     or better. Source: ViLBERT's fine-tuning on RefCOCO+, appendix A.5.2 of Ref-Adv.
@@ -44,12 +44,12 @@ def region_loss(scores: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor)
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #a1c40002
 def choice_loss(scores: torch.Tensor, place: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """Minus the log-probability of the right region, by a softmax over the candidates of each expression: [E].
+    """Return minus the log-probability of the correct region, a softmax over each expression's candidates: [E].
 
-    scores: [E, N], anything where mask is False; place: int64 [E], the right region; mask: bool [E, N]; scale: what
-    scores are multiplied with first. Computed in float32 or better; 0 for a single candidate. Source: the losses of CMN
-    (Hu et al. 2017, section 3.4) and of GroundNet, for which scale is 1. For MAttNet it departs from the paper, whose
-    loss is a hinge of margin .1: with a scale of 10 that margin is worth one unit of log-probability.
+    scores: [E, N], anything where mask is False; place: int64 [E], the correct region; mask: bool [E, N]; scale: factor
+    for the scores before the softmax. Computed in float32 or better; 0 for a single candidate. Source: the losses of
+    CMN (Hu et al. 2017, section 3.4) and of GroundNet, for which scale is 1. For MAttNet the loss differs from the
+    paper's, a hinge with margin .1: with scale 10 this margin is one unit of log-probability.
     """
     scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     scores = scores.masked_fill(~mask, -torch.inf) * scale
@@ -62,16 +62,16 @@ Fit = Literal["regions", "choice"]
 
 @dataclass(frozen=True)
 class RankerRecipe(Recipe):
-    """The recipe of a ranker of regions: the fields of `Recipe` that are used, and these.
+    """The recipe of a ranker of regions: the fields of `Recipe` that it uses, and these.
 
     loss: "plain", or with hinges "sum" (Sum-H) or "max" (Max-H); fit: the plain loss, "regions" for `region_loss`
     (scores are logits) or "choice" for `choice_loss` (a softmax over the candidates) with its scale; batch: expressions
-    a step, whole pictures, so some more or less; epochs; steps: 0 for as many as the epochs have; warm: share of the
-    steps in which the rate rises in a line, it then falls in a line to 0; margin, contrast: of the hinges, and their
-    weight beside the plain loss; hinges_after: first steps, without hinges; negatives: drawn for each expression, 0
-    for all there are; together: pictures of a batch whose expressions can be negatives of each other, 0 for all of
-    them; shuffled: share of a batch read with its words in random order; patience: epochs without a better accuracy on
-    the development set until it stops, 0 for never. Of `Recipe` not used: warmup, cooldown, images.
+    per step, approximate since images stay whole; epochs; steps: 0 to use epochs; warm: share of the steps in which the
+    rate rises linearly, before it falls linearly to 0; margin, contrast: margin of the hinges, and their weight (plain
+    loss: 1); hinges_after: number of first steps without hinges; negatives: number drawn for each expression, 0 for
+    all; together: number of images in a batch whose expressions can be negatives of each other, 0 for all; shuffled:
+    share of a batch with its words in random order; patience: epochs without a better accuracy on the development set
+    before training stops, 0 for no early stopping. Not used: warmup, cooldown, images.
     """
 
     loss: Loss = "plain"
@@ -97,7 +97,7 @@ class RankerRecipe(Recipe):
                                  f"{self.loss!r} and {self.fit!r}.")
 
     def rate(self, step: int) -> float:
-        """The rate of a step, counted from 0: up in a line, then down in a line, to 0 after the last step."""
+        """Return the rate of a step, counted from 0: a linear rise, then a linear fall to 0 after the last step."""
         rising = self.warm * self.steps
         up = (step + 1) / rising if rising > 0 else 1.0
         return self.learning_rate * min(1.0, up, (self.steps - step) / max(1.0, self.steps - rising))
@@ -105,8 +105,8 @@ class RankerRecipe(Recipe):
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b70009
 @dataclass
 class RankerTraining(Training):
-    """The training of a ranker in progress, or done; see `Training`. dev: the development set, None to train to the
-    end; device: of the network. `best` has the weights that were best on the development set.
+    """The training of a ranker, in progress or done; see `Training`. dev: the development set, None for no early
+    stopping; device: of the network. `best` has the weights that were best on the development set.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("total", "plain", "hinge", "right", "dev")
@@ -115,16 +115,16 @@ class RankerTraining(Training):
 
     @property
     def per_epoch(self) -> int:
-        """Steps in which the data is seen once."""
+        """Number of steps in an epoch."""
         return max(1, len(self.data) // self.recipe.batch)
 
     @property
     def epoch_steps(self) -> int:
-        """Steps between two looks at the development set."""
+        """Number of steps between two evaluations on the development set."""
         return self.per_epoch
 
     def rows_of(self, step: int) -> list[np.ndarray]:
-        """The rows in `data` of a step, one array per image."""
+        """Return the rows in `data` for a step, one array per image."""
         epoch, place = divmod(step, self.per_epoch)
         counts = np.bincount(self.data.of)
         order = self.recipe.random(epoch).permutation(len(counts))
@@ -134,7 +134,7 @@ class RankerTraining(Training):
         return [np.arange(first[k], first[k] + counts[k]) for k in order[starts // size == place]]
 
     def draw(self, step: int) -> TextBatch:
-        """The batch of a step."""
+        """Draw the batch of a step."""
         rows = np.concatenate(self.rows_of(step))
         batch = self.data.batch(rows)
         if self.recipe.loss != "plain" and step >= self.recipe.hinges_after:
@@ -142,13 +142,13 @@ class RankerTraining(Training):
         return self._reordered(batch, step) if self.recipe.shuffled else batch
 
     def scores(self, batch: TextBatch) -> torch.Tensor:
-        """The scores of the network for a batch: [E, N]."""
+        """Return the network's scores for a batch: [E, N]."""
         return self.model(*batch.inputs(self.device))
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #23555ac9
 @patch
 def _reordered(self: RankerTraining, batch: TextBatch, step: int) -> TextBatch:
-    """The batch with the words of some expressions in random order, a share `recipe.shuffled` of them."""
+    """Return the batch with the words in random order in a share `recipe.shuffled` of the expressions."""
     random, ids = self.recipe.random(step, 0, 2), batch.ids.numpy().copy()
     for row, length in zip(ids, batch.mask.sum(1).tolist()):
         if random.random() < self.recipe.shuffled:
@@ -158,7 +158,7 @@ def _reordered(self: RankerTraining, batch: TextBatch, step: int) -> TextBatch:
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b7000a
 @patch
 def _negatives(self: RankerTraining, rows: np.ndarray, step: int) -> torch.Tensor:
-    """For each of some expressions, which of the others are drawn as its negatives: bool [E, E]."""
+    """Draw the negatives of each expression among the others: bool [E, E]."""
     data, recipe = self.data, self.recipe
     of, place, words = data.of[rows], data.place[rows], data.ids[rows]
     same_box = (of[:, None] == of) & (place[:, None] == place)
@@ -170,9 +170,9 @@ def _negatives(self: RankerTraining, rows: np.ndarray, step: int) -> torch.Tenso
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b7000c
 @patch
 def pair_scores(self: RankerTraining, batch: TextBatch, own_scores: torch.Tensor) -> torch.Tensor:
-    """S [E, E], the score of expression j with the target of expression k, where one is a negative of the other.
+    """Return S [E, E], the score of expression j for the target of expression k, if one is a negative of the other.
 
-    own_scores: [E, N], the scores of the batch; pairs that nobody asks about are 0.
+    own_scores: [E, N], the scores of the batch; the other pairs are 0.
     """
     regions, ids, mask, of = batch.inputs(self.device)
     place, rows = batch.place.to(of.device), torch.arange(len(of), device=of.device)
@@ -189,8 +189,8 @@ def pair_scores(self: RankerTraining, batch: TextBatch, own_scores: torch.Tensor
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #1830ae4d
 @patch
 def losses(self: RankerTraining, batch: TextBatch) -> dict[str, torch.Tensor]:
-    """total, plain, hinge (both a mean over expressions) and right: the share of expressions whose best region is the
-    target."""
+    """Return total, plain, hinge (both means over expressions) and right: the share of expressions whose best region is
+    the target."""
     recipe, inputs = self.recipe, batch.inputs(self.device)
     scores, mask = self.model(*inputs), inputs[0].mask[inputs[3]]
     share = 1 / len(batch.of)
@@ -208,7 +208,7 @@ def losses(self: RankerTraining, batch: TextBatch) -> dict[str, torch.Tensor]:
 @patch
 @torch.inference_mode()
 def rank_all(self: RankerTraining, data: RegionTexts) -> np.ndarray:
-    """The scores of the network: float32 [E, N], minus infinity for padding; 256 texts at once."""
+    """Return the network's scores: float32 [E, N], minus infinity for padding; 256 texts at once."""
     self.model.eval()
     table = np.full((len(data), data.width), -np.inf, np.float32)
     order = np.argsort(data.lengths, kind="stable")
@@ -221,13 +221,13 @@ def rank_all(self: RankerTraining, data: RegionTexts) -> np.ndarray:
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #ca6a6b87
 @patch
 def accuracy(self: RankerTraining, data: RegionTexts) -> float:
-    """Share of texts whose best region (or answer) is right; the first at a tie."""
+    """Return the share of texts whose best region (or answer) is correct; the first on ties."""
     return float(data.right(self.rank_all(data).argmax(1)).mean())
 
 
 @patch
 def choices(self: RankerTraining, expressions: Sequence[Expression], data: RankerData) -> pd.DataFrame:
-    """Rows of `score_choices` for expressions. data: the same as arrays."""
+    """Return the rows of `score_choices` for expressions. data: the same expressions as arrays."""
     scores = self.rank_all(data)
     row, place = np.nonzero(np.isfinite(scores))
     return score_choices(expressions, pd.DataFrame({"id": np.array(data.names)[row], "candidate": place,
@@ -236,13 +236,13 @@ def choices(self: RankerTraining, expressions: Sequence[Expression], data: Ranke
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #53dba662
 @patch(as_prop=True)
 def looks(self: RankerTraining) -> list[float]:
-    """The accuracy on the development set at each look so far."""
+    """The accuracies on the development set, one per evaluation so far."""
     return [row["dev"] for row in self.rows if row.get("dev") is not None and not math.isnan(row["dev"])]
 
 
 @patch
 def after_step(self: RankerTraining) -> None:
-    """Look at the development set when it is time, and keep the weights where they are the best."""
+    """Evaluate on the development set after each epoch and at the end, and keep the best weights."""
     if self.dev is None or self.step % self.epoch_steps and self.step < self.recipe.steps:
         return
     accuracy = self.accuracy(self.dev)
@@ -259,7 +259,7 @@ def finished(self: RankerTraining) -> bool:
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #e2b70010
 def check_data(data: Any, recipe: RankerRecipe) -> None:
-    """ParameterError where a batch has no room for all texts of a picture, or a text has no target."""
+    """Raises ParameterError if a batch is too small for all texts of an image, or a text has no target."""
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
     if most > recipe.batch or without:
         raise ParameterError(f"batch, data: expected room for all texts of a picture, {most}, and a target for each of "
@@ -268,7 +268,7 @@ def check_data(data: Any, recipe: RankerRecipe) -> None:
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #325d61f8
 def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev: Any = None, device: str = "cpu",
                  kind: type[RankerTraining] = RankerTraining, **fields: Any) -> RankerTraining:
-    """A training at step 0; arguments as in `train_ranker`. kind, fields: a subclass, and what it has more."""
+    """Return a training at step 0; arguments as in `train_ranker`. kind, fields: a subclass and its other fields."""
     check_data(data, recipe)
     place = use_device(device)
     network = deepcopy(network).to(place).requires_grad_(True)
@@ -283,8 +283,8 @@ def train_ranker(network: torch.nn.Module, data: RankerData, dev: RankerData | N
                  **options) -> RankerTraining:
     """Train a network of `models.regions` on expressions; the result has the weights that were best on `dev`.
 
-    network: left as it is, a copy learns; data, dev: of `load_ranker_data`; work: folder of the checkpoint, from which
-    a stopped training goes on to the same bits; recipe: None for the paper's; options: of `finetune.loop.train`.
+    network: unchanged, a copy is trained; data, dev: from `load_ranker_data`; work: folder of the checkpoint, from
+    which training resumes, bit for bit; recipe: None for the paper's; options: of `finetune.loop.train`.
     Raises ParameterError for expressions without a target and a batch that is too small, FileFault for a checkpoint of
     another training.
     """

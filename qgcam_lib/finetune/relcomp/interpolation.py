@@ -24,7 +24,7 @@ def _state(of: "torch.nn.Module | State") -> State:
 
 
 def _check_states(states: dict[str, State]) -> None:
-    """Refuse states whose keys or shapes differ from those of theta_0."""
+    """Raises ParameterError for states whose keys or shapes differ from those of theta_0."""
     first = states["theta_0"]
     for name, state in states.items():
         shapes = [{key: tuple(value.shape) for key, value in one.items()} for one in (first, state)]
@@ -35,13 +35,13 @@ def _check_states(states: dict[str, State]) -> None:
 # %% ../../../nbs/lib/finetune/relcomp/02_interpolation.ipynb #6cd0793c
 def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | State", alpha: float, *,
                 into: "torch.nn.Module | State | None" = None) -> "torch.nn.Module | State":
-    """(1 - alpha) theta_0 + alpha theta_1 for every floating tensor; the others are theta_0's.
+    """Return (1 - alpha) theta_0 + alpha theta_1 for floating-point tensors; other tensors come from theta_0.
 
-    theta_0, theta_1: models, or their states by key, of the same keys and shapes; alpha: any finite number: 0 gives
-    theta_0 and 1 theta_1 exactly, numbers outside 0..1 go on along the line; into: a model or state that is overwritten
-    in place and returned, which may be theta_0 itself; None for a new dictionary. The result has the types and devices
-    of `into`, or of theta_0; types may differ between the two. Raises ParameterError for keys or shapes that differ and
-    an alpha that is not finite; nothing is written then.
+    theta_0, theta_1: models, or their states by key, with the same keys and shapes; alpha: any finite number: 0 gives
+    theta_0 and 1 theta_1 exactly, numbers outside 0..1 extrapolate; into: a model or state that is overwritten in place
+    and returned, which may be theta_0 itself; None for a new dictionary. The result has the types and devices of
+    `into`, or of theta_0; types may differ between the two. Raises ParameterError, before writing, for keys or shapes
+    that differ and an alpha that is not finite.
     Source: section 8.3, after Wortsman et al. 2022 and Ilharco et al. 2022; the paper's alphas are 0.2 to 0.6.
     """
     import torch
@@ -56,14 +56,14 @@ def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | 
     with torch.no_grad():
         for key, target in states["into"].items():
             place = (target.device, target.data_ptr(), target.numel())
-            if place not in written or not target.numel():  # of tied weights, which several keys share, only once
+            if place not in written or not target.numel():  # tied weights, shared by several keys, only once
                 _mix(target, states["theta_0"][key], states["theta_1"][key], alpha)
             written.add(place)
     return states["into"] if into is None else into
 
 # %% ../../../nbs/lib/finetune/relcomp/02_interpolation.ipynb #26c508c2
 def _mix(target: "torch.Tensor", zero: "torch.Tensor", one: "torch.Tensor", alpha: float) -> None:
-    """Write the mixture of two tensors, or `zero` where it does not float, into `target`."""
+    """Write the interpolated tensor, or `zero` if it is not floating-point, into `target`."""
     import torch
 
     kinds = {tensor.dtype for tensor in (target, zero, one)}
@@ -71,6 +71,6 @@ def _mix(target: "torch.Tensor", zero: "torch.Tensor", one: "torch.Tensor", alph
         target.copy_(zero)
     elif len(kinds) == 1 and zero.itemsize > 1 and {zero.device, one.device} == {target.device}:
         torch.lerp(zero, one, alpha, out=target)
-    else:  # another type or place, or 8-bit floats, with which torch does not calculate
+    else:  # another type or device, or 8-bit floats, which torch cannot interpolate
         exact = torch.float64 if torch.float64 in kinds else torch.float32
         target.copy_(torch.lerp(zero.to(target.device, exact), one.to(target.device, exact), alpha))

@@ -21,8 +21,8 @@ from ...models.dual.matcher import DualMatcher
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #566d8768
 def other_pictures(captions: torch.Tensor, pictures: torch.Tensor, same: torch.Tensor
                    ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each caption [B, D] the row of the other picture of the batch with the highest cosine, [B], and whether there
-    is one, bool [B]. same: bool [B, B], which rows are no other picture.
+    """Return for each caption [B, D] the row of the other image in the batch with the maximum cosine, [B], and whether
+    there is another image, bool [B]. same: bool [B, B], rows that are not another image.
     """
     alike = (captions @ pictures.T).detach()
     return alike.masked_fill(same, -torch.inf).argmax(1), (~same).any(1)
@@ -30,11 +30,11 @@ def other_pictures(captions: torch.Tensor, pictures: torch.Tensor, same: torch.T
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #6e9e09ad
 def matching_loss(pictures: torch.Tensor, captions: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor,
                   same: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of two triplet losses, each a mean over the batch: the paper's ITM loss (section 8.1).
+    """Return the mean of two triplet losses, each a mean over the batch: the paper's ITM loss (section 8.1).
 
-    pictures, captions, positives, negatives: unit vectors [B, D], a group a row. same: bool [B, B], rows of which
-    neither may be the other's negative, the diagonal among them, None for the diagonal alone. A caption without another
-    picture in the batch has no second triplet; where none has one, that half is 0.
+    pictures, captions, positives, negatives: unit vectors [B, D], a row per group. same: bool [B, B], rows that may not
+    be each other's negatives, including the diagonal, None for the diagonal alone. A caption without another image in
+    the batch has no second triplet; without any second triplet, that half is 0.
     """
     same = torch.eye(len(pictures), dtype=torch.bool, device=pictures.device) if same is None else same
     rows, there = other_pictures(captions, pictures, same)
@@ -45,10 +45,10 @@ def matching_loss(pictures: torch.Tensor, captions: torch.Tensor, positives: tor
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #8507ba1f
 def contrastive_loss(pictures: torch.Tensor, texts: torch.Tensor, negatives: torch.Tensor, scale: torch.Tensor | float,
                      same: torch.Tensor | None = None) -> torch.Tensor:
-    """CLIP's loss of pictures and texts [B, D], unit vectors; a picture chooses among the texts of the batch and its
-    own negative [B, D].
+    """Return CLIP's loss for images and texts [B, D], unit vectors; an image is compared with the texts of the batch
+    and its own negative [B, D].
 
-    scale: what cosines are multiplied with, exp(logit_scale); same: bool [B, B] as in `matching_loss`.
+    scale: factor for the cosines, exp(logit_scale); same: bool [B, B] as in `matching_loss`.
     """
     own = torch.arange(len(pictures), device=pictures.device)
     alike = scale * pictures @ texts.T
@@ -61,10 +61,10 @@ def contrastive_loss(pictures: torch.Tensor, texts: torch.Tensor, negatives: tor
 def relcomp_losses(pictures: torch.Tensor, captions: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor,
                    scale: torch.Tensor | float, same: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
                    ) -> dict[str, torch.Tensor]:
-    """The losses of a batch of RelComp groups: matching, contrast, total (their sum) and right.
+    """Return the losses of a batch of RelComp groups: matching, contrast, total (their sum) and right.
 
-    pictures, captions, positives, negatives: unit vectors [B, D]; scale: as in `contrastive_loss`; same: of the
-    captions and of the positives, see `matching_loss`.
+    pictures, captions, positives, negatives: unit vectors [B, D]; scale: as in `contrastive_loss`; same: for the
+    captions and for the positives, see `matching_loss`.
     """
     matching = matching_loss(pictures, captions, positives, negatives, same[0])
     contrast = sum(contrastive_loss(pictures, texts, negatives, scale, equal)
@@ -81,9 +81,9 @@ TOWERS = {
 
 
 def tower_parameters(model: torch.nn.Module, stream: Stream) -> dict[str, torch.nn.Parameter]:
-    """The parameters by name of the visual tower ("V"), the text tower ("T") or both ("VT").
+    """Return the parameters by name of the visual tower ("V"), the text tower ("T") or both ("VT").
 
-    Raises ParameterError for another stream, and for a model in which no parameter is known to be of such a tower.
+    Raises ParameterError for another stream, and for a model without known parameter names for such a tower.
     """
     if stream not in get_args(Stream):
         raise ParameterError(f"stream: expected one of {get_args(Stream)}, got {stream!r}.")
@@ -96,27 +96,27 @@ def tower_parameters(model: torch.nn.Module, stream: Stream) -> dict[str, torch.
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #114236ec
 @dataclass(frozen=True)
 class Encoders:
-    """A dual encoder taken apart. matcher: a `DualMatcher`, whose network learns."""
+    """The two encoders of a dual encoder. matcher: a `DualMatcher`, whose network is trained."""
 
     matcher: DualMatcher
 
     def pixels(self, images: Sequence) -> torch.Tensor:
-        """Pictures (PIL or paths) as the model sees them: [B, 3, S, S] float32, on the CPU."""
+        """Return images (PIL or paths) as model input: [B, 3, S, S] float32, on the CPU."""
         matcher = self.matcher
         return torch.stack([matcher.family.pixels(image, matcher.image_size, matcher.fit) for image in images])
 
     def tokens(self, texts: Sequence[str]) -> torch.Tensor:
-        """Token numbers [T, L] of texts, L being the longest text's, on the CPU."""
+        """Return token ids [T, L] of texts, L for the longest text, on the CPU."""
         rows, mask = self.matcher.rows(texts)
         return rows if self.matcher.family.whole_rows else rows[:, : int(mask.sum(1).max())]
 
     def see(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Unit vectors [B, D] float32 of prepared pictures, with gradients where parameters ask for them."""
+        """Return unit vectors [B, D] float32 of prepared images, with gradients if parameters require them."""
         matcher = self.matcher
         return F.normalize(matcher.family.image(matcher.model, pixels.to(matcher.device)).float(), dim=-1)
 
     def read(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Unit vectors [T, D] float32 of token numbers, with gradients where parameters ask for them."""
+        """Return unit vectors [T, D] float32 of token ids, with gradients if parameters require them."""
         tokens = tokens.to(self.matcher.device)
         last = (tokens == self.matcher.tokenizer.end).int().argmax(1, keepdim=True)
         mask = torch.arange(tokens.shape[1], device=tokens.device) <= last
@@ -124,10 +124,10 @@ class Encoders:
 
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #e1a13f5a
 def encoders_of(matcher: Any) -> Encoders:
-    """The two halves of a matcher from `load_model`: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA's contrastive head, OTTER.
+    """Split a matcher from `load_model` into its encoders: CLIP, MetaCLIP, SigLIP, ALIGN, FLAVA (contrastive), OTTER.
 
-    Raises ParameterError for a matcher that reads picture and text together, and for one in half precision, whose
-    weights are too coarse to learn.
+    Raises ParameterError for a matcher that encodes image and text jointly, and for one in half precision, whose
+    weights are too coarse for training.
     """
     if not isinstance(matcher, DualMatcher) or getattr(matcher, "head", "itc") != "itc":
         raise ParameterError(f"model: expected a dual encoder, such as load_model('clip-vit-b32'), got "

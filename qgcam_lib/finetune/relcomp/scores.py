@@ -33,7 +33,7 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #6c069a3c
 def rivals(groups: Sequence[RelCompGroup], at_once: int = 1000) -> list[int]:
-    """For each group the place of the group with another picture whose positive is most like its negative, -1: none.
+    """Return, per group, the index of the group with another image whose positive is most like its negative, -1: none.
 
     Only groups of the same kind are rivals.
     """
@@ -71,9 +71,9 @@ def relcomp_scores(model: Any, groups: Sequence[RelCompGroup], images: str | Pat
                    limit: int | None = None, seed: int = 0, **run_options: Any) -> pd.DataFrame:
     """Score RelComp groups with a Matcher, one row per group.
 
-    images, limit, seed, run_options: as in `probes.ask.ask_prompts`. Returns id, group (the picture), rival (the second
-    picture, "" for none), kind, text_score, image_score, group_score, rival_agrees, confidence (see `RELCOMP_SCORES`,
-    undefined is NaN) and n_ties (of the two comparisons). A rival is looked for among the groups that are asked.
+    images, limit, seed, run_options: as in `probes.ask.ask_prompts`. Returns id, group (the image), rival (the second
+    image, "" for none), kind, text_score, image_score, group_score, rival_agrees, confidence (see `RELCOMP_SCORES`,
+    undefined is NaN) and n_ties (of the two comparisons). Rivals are chosen among the scored groups.
     """
     taken = take_groups(groups, limit, seed)
     other = [taken[k].image if k >= 0 else "" for k in rivals(taken)]
@@ -100,10 +100,10 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def read_classes(folder: str | Path) -> pd.DataFrame:
-    """The classes of a folder of folders: class (the folder's name), name, prompt (None where nobody gives one).
+    """Return the classes in a folder with one subfolder per class: class (the subfolder), name, prompt (may be None).
 
-    Raises FormatError for a folder without classes, a classes.csv without its columns or with folders that are not
-    there, and for a part of ImageNet without the names of its classes.
+    Raises FormatError for a folder without classes, a classes.csv without its columns or with missing folders, and for
+    a part of ImageNet without class names.
     """
     folder = Path(folder)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
@@ -122,7 +122,7 @@ def read_classes(folder: str | Path) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #d74208b9
 def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
-    """Names of ImageNet's classes by the numbers that their folders have."""
+    """Return the names of ImageNet's classes with these folder numbers."""
     from open_clip import IMAGENET_CLASSNAMES
 
     if len(numbers) == len(IMAGENET_CLASSNAMES):
@@ -139,18 +139,18 @@ def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #decd5f1f
 def class_prompts(classes: pd.DataFrame) -> list[str]:
-    """The prompt of each class of `read_classes`: its own or, where it has none, TEMPLATE with its name."""
+    """Return the prompt of each class from `read_classes`: its own or, without one, TEMPLATE with its name."""
     return [prompt or TEMPLATE.format(name) for name, prompt in zip(classes["name"], classes["prompt"])]
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #0ee1c04c
 def zero_shot(model: Any, folder: str | Path, *, limit: int | None = None, progress: bool = True) -> pd.DataFrame:
-    """The class that a Matcher predicts for each image of a folder of classes, one row per image.
+    """Return the class that a Matcher predicts for each image in a folder of classes, one row per image.
 
-    folder: see `read_classes`; limit: the first pictures of each class (None or 0: all). Returns id (class/file), group
-    (the same: every picture stands alone), class, found (the best class), place (of the right class, 1 is the best,
-    after all that tie), top1, top5 (bool; five or fewer classes make top5 true). Summarise with
-    `statistics.summarize(frame, ["top1", "top5"])`. Raises FormatError for a folder that is no such folder or has no
-    pictures, ExampleError for a broken picture.
+    folder: see `read_classes`; limit: number of images per class, the first ones (None or 0: all). Returns id
+    (class/file), group (the same: each image is its own group), class, found (the predicted class), place (rank of the
+    correct class, 1 is the best, ties ranked before it), top1, top5 (bool; with five or fewer classes top5 is true).
+    Summarise with `statistics.summarize(frame, ["top1", "top5"])`. Raises FormatError for a folder in another layout or
+    without images, ExampleError for a damaged image.
     """
     classes = read_classes(folder)
     rows = [(k, path) for k, name in enumerate(classes["class"]) for path in sorted(
@@ -170,7 +170,7 @@ def zero_shot(model: Any, folder: str | Path, *, limit: int | None = None, progr
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #03b894f1
 def _score_classes(model: Any, files: list[Path], prompts: list[str], progress: bool):
-    """Scores [some, classes] of pictures, 32 at a time."""
+    """Yield scores [n, classes] of images, 32 at a time."""
     by_vectors = hasattr(model, "encode_texts") and "ITM" not in str(getattr(model, "card", {}).get("score"))
     if by_vectors:
         vectors = F.normalize(model.encode_texts(prompts).float(), dim=-1)
@@ -181,27 +181,27 @@ def _score_classes(model: Any, files: list[Path], prompts: list[str], progress: 
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #7d04fd5c
 class Remembering:
-    """A dual encoder as Matcher that keeps every vector until `forget` is called. encoders: from `encoders_of`."""
+    """A dual encoder as a Matcher that keeps every vector until `forget` is called. encoders: from `encoders_of`."""
 
     def __init__(self, encoders: Encoders):
         self.encoders, self.model, self.card = encoders, encoders.matcher.model, dict(encoders.matcher.card)
         self.known: dict[str, dict[str, torch.Tensor]] = {"V": {}, "T": {}}
 
     def forget(self, stream: Stream) -> None:
-        """Forget the vectors of a half, or of both."""
+        """Delete the vectors of one encoder, or of both."""
         for half in stream:
             self.known[half].clear()
 
     @torch.no_grad()
     def encode_images(self, images: Sequence) -> torch.Tensor:
-        """Unit vectors [I, D] float32 of pictures or paths."""
+        """Return unit vectors [I, D] float32 of images or paths."""
         keys = [sha256_of(f"{image.size} {image.mode}", image.tobytes()) if isinstance(image, Image.Image)
                 else str(image) for image in images]
         return self._vectors("V", keys, images, lambda some: self.encoders.see(self.encoders.pixels(some)))
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors [T, D] float32."""
+        """Return unit vectors [T, D] float32."""
         return self._vectors("T", texts, texts, lambda some: self.encoders.read(self.encoders.tokens(some)))
 
     def _vectors(self, half: str, keys: Sequence[str], inputs: Sequence, make: Callable) -> torch.Tensor:
@@ -216,11 +216,11 @@ class Remembering:
         return torch.stack([cache[key] for key in keys]) if len(keys) else torch.zeros(0, 0)
 
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Scores [I, T] float32, as the matcher's own."""
+        """Return scores [I, T] float32, equal to the matcher's own."""
         return self.encoders.matcher.similarity(self.encode_images(images), self.encode_texts(texts))
 
     def score_batch(self, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-        """Scores [T_i] of each picture with its own texts."""
+        """Return scores [T_i] of each image with its own texts."""
         self.encode_images(images)
         self.encode_texts([text for texts in texts_per_image for text in texts])
         return [self.score([image], texts)[0] for image, texts in zip(images, texts_per_image)]
@@ -232,10 +232,10 @@ ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 def alpha_sweep(before: Any, after: Mapping[str, torch.Tensor] | torch.nn.Module,
                 ask: Callable[[Remembering], Mapping[str, pd.DataFrame]], alphas: Sequence[float] = ALPHAS
                 ) -> dict[str, pd.DataFrame]:
-    """Ask the models between two weights, one alpha after the other.
+    """Evaluate the models between two sets of weights, one alpha after the other.
 
-    before: a dual encoder from `load_model`, left as it is; after: the fine-tuned network or its state; ask: from a
-    matcher to frames by name, asked once an alpha. Returns each name's frames as one, with the column alpha in front.
+    before: a dual encoder from `load_model`, left unchanged; after: the fine-tuned network or its state; ask: matcher
+    -> frames by name, called once per alpha. Returns each name's frames as one, with the first column alpha.
     Raises ParameterError for weights of another model.
     """
     encoders = encoders_of(deepcopy(before))
@@ -257,11 +257,11 @@ def alpha_sweep(before: Any, after: Mapping[str, torch.Tensor] | torch.nn.Module
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #b42e6793
 def kept_shares(summary: pd.DataFrame, gained: str, lost: str) -> pd.DataFrame:
-    """For each alpha the share of the gain that it has, and the share of the loss that it is spared.
+    """Return for each alpha the share of the gain it keeps, and the share of the loss it avoids.
 
     summary: alpha, name, value, with the alphas 0 and 1; gained, lost: two names in it. Returns alpha, gain_kept,
     (value - before) / (after - before) of `gained`, and loss_spared, (value - after) / (before - after) of `lost`; NaN
-    where nothing was gained or lost.
+    if nothing was gained or lost.
     """
     table = summary.pivot(index="alpha", columns="name", values="value")
     gain, loss = table[gained] - table[gained][0], table[lost] - table[lost][1]

@@ -37,10 +37,10 @@ from ...storage.fingerprints import weights_fingerprint
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #de368c65
 @dataclass(frozen=True)
 class RelCompData:
-    """RelComp groups in numbers.
+    """RelComp groups as arrays.
 
-    groups; files: distinct pictures; texts: distinct texts; pictures: int64 [N], the row in files of each group; said:
-    int64 [N, 3], the rows in texts of its caption, positive and negative.
+    groups; files: distinct images; texts: distinct texts; pictures: int64 [N], each group's row in files; said: int64
+    [N, 3], the rows in texts of each group's caption, positive and negative.
     """
 
     groups: tuple[RelCompGroup, ...]
@@ -54,20 +54,20 @@ class RelCompData:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the groups, and of the names and lengths of the pictures' files."""
+        """SHA-256 of the groups, and of the names and lengths of the image files."""
         stamps = [(file.name, file.stat().st_size) for file in self.files]
         return sha256_of(repr(self.groups), repr(stamps))
 
     def same(self, rows: np.ndarray, text: int) -> torch.Tensor:
-        """Which rows of a batch show the same picture or say the same text (0: captions, 1: positives): bool [B, B]."""
+        """Return which rows in a batch have the same image or text (0: captions, 1: positives): bool [B, B]."""
         picture, sentence = self.pictures[rows], self.said[rows, text]
         return torch.from_numpy((picture[:, None] == picture) | (sentence[:, None] == sentence))
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #c7848671
 def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[str | Path]) -> RelCompData:
-    """Groups with their images, in one folder or several.
+    """Load groups with their images from one or several folders.
 
-    Raises ParameterError for no groups or other records, ExampleError naming the group whose picture is missing.
+    Raises ParameterError for no groups or other records, ExampleError naming the group whose image is missing.
     """
     groups = tuple(groups)
     if not groups or not all(isinstance(group, RelCompGroup) for group in groups):
@@ -87,21 +87,21 @@ def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[s
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #19423b13
 @torch.no_grad()
 def picture_features(encoders: Encoders, files: Sequence[Path], cache: str | Path | None = None) -> np.ndarray:
-    """Unit vectors float32 [N, D] of pictures."""
+    """Return unit vectors float32 [N, D] of images."""
     return _cached_vectors(encoders, files, lambda some: encoders.see(encoders.pixels(some)), cache,
                            f"pictures {file_stamps(files)}")
 
 
 @torch.no_grad()
 def text_features(encoders: Encoders, texts: Sequence[str], cache: str | Path | None = None) -> np.ndarray:
-    """Unit vectors float32 [N, D] of texts."""
+    """Return unit vectors float32 [N, D] of texts."""
     return _cached_vectors(encoders, texts, lambda some: encoders.read(encoders.tokens(some)), cache,
                            f"texts {[*texts]!r}")
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #cd43fc1a
 def _cached_vectors(encoders: Encoders, inputs: Sequence, make: Callable[[Sequence], torch.Tensor],
                     cache: str | Path | None, name: str) -> np.ndarray:
-    """The vectors that `make` gives, 64 at a time, in a file whose name says of which weights and inputs."""
+    """Return the vectors that `make` computes, 64 at a time, from a file named after weights and inputs."""
     bar = tqdm(range(0, len(inputs), 64), desc=name.split()[0], leave=False, delay=20)
     rows = (make(inputs[k : k + 64]).cpu().numpy() for k in bar)
     if cache is None:
@@ -113,10 +113,10 @@ def _cached_vectors(encoders: Encoders, inputs: Sequence, make: Callable[[Sequen
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #2beb08da
 @dataclass(frozen=True)
 class RelCompRecipe(Recipe):
-    """The recipe of fine-tuning a dual encoder on RelComp: the fields of `Recipe` that are used, and these.
+    """The recipe for fine-tuning a dual encoder on RelComp: the fields of `Recipe` that it uses, and these.
 
-    stream: which half learns, "V", "T" or "VT"; epochs; steps: 0 for as many as the epochs have; learning_rate: of the
-    first step, minimum_rate: of the end of the cosine; momentum. Not used: cooldown, images.
+    stream: the encoder(s) to train, "V", "T" or "VT"; epochs; steps: 0 to use epochs; learning_rate: at the first step;
+    minimum_rate: at the end of the cosine; momentum. Not used: cooldown, images.
     """
 
     stream: Stream = "T"
@@ -136,7 +136,7 @@ class RelCompRecipe(Recipe):
                                  f"{self.minimum_rate}. The cosine falls from one to the other.")
 
     def rate(self, step: int) -> float:
-        """The rate of a step, counted from 0: a cosine from learning_rate to minimum_rate; smaller in the warm-up."""
+        """Return the rate of a step (from 0): a cosine from learning_rate to minimum_rate, lower in the warmup."""
         share = (1 + math.cos(math.pi * step / self.steps)) / 2
         rate = self.minimum_rate + (self.learning_rate - self.minimum_rate) * share
         return rate * min(1.0, (step + 1) / max(1, self.warmup))
@@ -144,8 +144,8 @@ class RelCompRecipe(Recipe):
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #c7252acc
 @dataclass
 class RelCompTraining(Training):
-    """A fine-tuning in progress, or done; see `Training`. encoders: of the model that learns; seen, read: features of a
-    frozen half by row of `data.files` or `data.texts`, None of a half that learns.
+    """A fine-tuning run, in progress or done; see `Training`. encoders: of the model to train; seen, read: features
+    from a frozen encoder by row of `data.files` or `data.texts`, None if this encoder is trained.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("total", "matching", "contrast", "right")
@@ -154,17 +154,17 @@ class RelCompTraining(Training):
     read: np.ndarray | None = None
 
     def groups_of(self, step: int) -> np.ndarray:
-        """The rows in `data` of a step: a slice of the shuffle of its epoch."""
+        """Return the rows in `data` for a step: a slice of the epoch's shuffled rows."""
         size = min(self.recipe.batch, len(self.data))
         epoch, place = divmod(step, len(self.data) // size)
         return self.recipe.random(epoch).permutation(len(self.data))[place * size : (place + 1) * size]
 
     def draw(self, step: int) -> np.ndarray:
-        """The batch of a step: rows in `data`."""
+        """Return the batch of a step: rows in `data`."""
         return self.groups_of(step)
 
     def features(self, rows: np.ndarray) -> list[torch.Tensor]:
-        """Unit vectors float32 [B, D] of pictures, captions, positives and negatives."""
+        """Return unit vectors float32 [B, D] of images, captions, positives and negatives."""
         data, encoders, device = self.data, self.encoders, self.encoders.matcher.device
         pictures, texts = data.pictures[rows], data.said[rows].T.ravel()
         image = torch.tensor(self.seen[pictures], device=device) if self.seen is not None else \
@@ -174,7 +174,7 @@ class RelCompTraining(Training):
         return [image, *text.chunk(3)]
 
     def losses(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """The losses of a batch, see `relcomp_losses`."""
+        """Return the losses of a batch, see `relcomp_losses`."""
         self.model.eval()
         features = self.features(rows)
         same = tuple(self.data.same(rows, text).to(features[0].device) for text in (0, 1))
@@ -182,8 +182,8 @@ class RelCompTraining(Training):
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #50a312b5
 def patched_matcher(before: Any, after: Any, alpha: float, stream: str) -> Any:
-    """A copy of the matcher `before` with weights between its own (alpha 0) and those of `after`, a network or its
-    state (alpha 1). stream: which half learned, for the card.
+    """Return a copy of the matcher `before` with weights between its own (alpha 0) and those of `after`, a network or
+    its state (alpha 1). stream: the trained encoder(s), for the card.
     """
     matcher = deepcopy(before)
     interpolate(before.model, after, alpha, into=matcher.model)
@@ -194,13 +194,13 @@ def patched_matcher(before: Any, after: Any, alpha: float, stream: str) -> Any:
 
 @patch
 def patched(self: RelCompTraining, before: Any, alpha: float) -> Any:
-    """`patched_matcher` between the matcher `before` and the fine-tuned weights."""
+    """Return `patched_matcher` between the matcher `before` and the fine-tuned weights."""
     return patched_matcher(before, self.model, alpha, self.recipe.stream)
 
 # %% ../../../nbs/lib/finetune/relcomp/03_training.ipynb #ad1fb886
 def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path],
                   recipe: RelCompRecipe, cache: str | Path | None = None) -> RelCompTraining:
-    """A fine-tuning at step 0; arguments as in `finetune_relcomp`."""
+    """Return a fine-tuning run at step 0; arguments as in `finetune_relcomp`."""
     data, encoders = load_relcomp(groups, images), encoders_of(deepcopy(model))
     encoders.matcher.forget()
     network, batches = encoders.matcher.model, max(1, len(data) // recipe.batch)
@@ -219,12 +219,12 @@ def start_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path
 def finetune_relcomp(model: Any, groups: Sequence[RelCompGroup], images: str | Path | Sequence[str | Path],
                      work: str | Path | None = None, *, recipe: RelCompRecipe | None = None,
                      cache: str | Path | None = None, **options) -> RelCompTraining:
-    """Fine-tune a dual encoder on RelComp, as section 8 of the probes paper; `patched` of the result is CLIP Patched.
+    """Fine-tune a dual encoder on RelComp, as in section 8 of the probes paper; its `patched` gives CLIP Patched.
 
-    model: a matcher from `load_model`, left as it is; groups: of the training; images: the folder of their pictures, or
-    several; work: folder of the checkpoint, from which a stopped training goes on; recipe: None for the paper's (T);
-    cache: folder of features, None for memory; options: of `finetune.loop.train`.
-    Raises ParameterError for a model without two halves and for groups that are none, ExampleError for a missing
-    picture, FileFault for a checkpoint of another training.
+    model: a matcher from `load_model`, left unchanged; groups: to train on; images: the image folder(s); work: folder
+    of the checkpoint, from which a stopped training resumes; recipe: None for the paper's (T); cache: folder for the
+    features, None for memory; options: of `finetune.loop.train`.
+    Raises ParameterError for a model without two encoders and for anything but RelComp groups, ExampleError for a
+    missing image, FileFault for a checkpoint of another training.
     """
     return train(partial(start_relcomp, model, list(groups), images, recipe or RelCompRecipe(), cache), work, **options)
