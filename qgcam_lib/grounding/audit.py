@@ -216,7 +216,7 @@ def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProto
     for choice in choices:
         flipped = other_boxes if choice.boxes else explain(choice.explain) if choice.explain else maps
         after = score_choice(flipped, choice, base, **scores)
-        with warnings.catch_warnings():  # some readings give scores out of range, which is a result
+        with warnings.catch_warnings():  # some choices give scores out of range, which is a result
             warnings.simplefilter("ignore", SuspiciousInput)
             compared = compare(without_rules(after), without_rules(before), TABLE1_COLUMNS, n_bootstrap=n_bootstrap,
                             seed=seed, n_permutations=1)
@@ -250,7 +250,7 @@ def tie_rates(maps: Sequence[np.ndarray], size: tuple[int, int], protocols: Mapp
     """Return the share of maps whose maximum is attained by two or more kept peaks: protocol, n, n_tied, share.
 
     maps: raw [h, w]; size: (height, width) to which the maps are resized; protocols: name -> protocol; tau, delta:
-    as in `find_peaks`. On such a map the Pointing Game picks one of the peaks at random."""
+    as in `find_peaks`. On such a map the Pointing Game has to choose a peak arbitrarily."""
     rows = []
     for name, protocol in protocols.items():
         tops = [find_peaks(prepare_map(a, size, protocol), tau, delta)[:, 2] for a in maps]

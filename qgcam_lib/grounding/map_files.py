@@ -177,7 +177,7 @@ class BoxRecord:
     error: str | None = None
     """why the record cannot be scored (on_error="record")"""
     unusable: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
-    """float64 [m, 4]: the boxes of a record with an error as xyxy, unchecked; empty if one is not four numbers"""
+    """float64 [m, 4]: the boxes of a record with an invalid box, as xyxy; empty if they are not four numbers each"""
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #06376438
 def _whole_size(size: Any) -> tuple[int, int] | None:

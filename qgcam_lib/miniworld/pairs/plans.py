@@ -171,7 +171,7 @@ def on_a_support(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #6e5074b1
 def colour_swap(dice: Chooser) -> PairPlan:
-    "Plan 'red ball' and 'red drum': a red ball with a blue drum in one image, a blue ball with a red drum in the other."
+    "Plan 'red ball' and 'red drum': one image has a red ball and a blue drum, the other a blue ball and a red drum."
     pair, colours = dice.two_coloured()
     ends = dice.shuffled(SIDES)
     acts = tuple(side_by_side(pair, ends, shown) for shown in (colours, colours[::-1]))
@@ -191,7 +191,7 @@ def how_many(dice: Chooser) -> PairPlan:
     return PairPlan(tuple((row, *other) for row, other in zip(rows, others)), captions, pair[0], looks)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #9fdf68e3
-_FIRST = {"on": 5, "inside": 3, "holding": 3, "riding": 3, "under": 3, "left of": 2, "behind": 3}  # with weights
+_FIRST = {"on": 5, "inside": 3, "holding": 3, "riding": 3, "under": 3, "left of": 2, "behind": 3}  # weights
 _REVERSE = {"left of": "right of", "behind": "in front of"}
 
 

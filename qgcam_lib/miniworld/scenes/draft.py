@@ -164,7 +164,7 @@ def point_of(thing: Thing, right: float, up: float) -> tuple[float, float]:
     return thing.x + (-right if thing.flip else right) * thing.height, thing.y - up * thing.height
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #367ee0bd
-_STEPS = 16.0  # to the pixel
+_STEPS = 16.0  # per pixel
 
 
 @patch

@@ -22,7 +22,7 @@ LIES_IN = ("cat", "rabbit", "dog", "ball", "bottle", "book", "flower", "bird", "
 FLYERS = ("kite", "balloon", "plane")
 _GROUND = tuple(noun for noun in KINDS if noun not in PEOPLE + FLYERS)
 _TWINS = "dog cat sheep rabbit bird ball cup bottle chair flower book box suitcase".split()
-_STEP = 0.001  # of depth: just enough to be painted before or after
+_STEP = 0.001  # difference in depth that sets the painting order
 _CARRIED = 0.85  # relative size of carried objects
 
 

@@ -115,7 +115,7 @@ def middle(t: Thing, axis: int = 0) -> float:
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #3f2c954a
 _LEAST_SIDE = 4  # pixels, in an image of 96 pixels a side
-_SMALLER, _LARGER = 0.85, 1.18  # heights that clearly differ
+_SMALLER, _LARGER = 0.85, 1.18  # height ratios of clearly smaller and larger objects
 
 
 def can_be_named(scene: Scene, t: Thing) -> bool:

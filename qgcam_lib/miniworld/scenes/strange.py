@@ -184,7 +184,7 @@ def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #bb17ca9d
 _SIZES, _ATTEMPTS = (80, 96, 112, 128), 100
-_MARGINS = (0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)  # by which the image is wider and taller than its scene
+_MARGINS = (0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)  # extra width and height, as shares of the scene's side
 _MARGIN_WEIGHTS = (4, 3, 1, 2)
 
 

@@ -85,8 +85,8 @@ def _thinkable(scene: Scene, t: Thing, c: Clause) -> bool:
 def denoted(scene: Scene, e: Wording) -> tuple[set, set]:
     """Return the ids of objects that an expression certainly fits, and of those that it may fit for a viewer.
 
-    scene: with boxes. If the expression has a side, the centre of its object must be an eighth of the scene's side or
-    more away from the centres of all others that the rest of the expression may fit.
+    scene: with boxes. If the expression has a side, its object must be on that side of all others that the rest of the
+    expression may fit, with an eighth of the scene's side or more between the centres.
     """
     tops = [t for t in scene.top_level() if t.box is not None and _is(t, e.name, e.facts)]
     possible = [t for t in tops if all(_thinkable(scene, t, c) for c in e.clauses)]

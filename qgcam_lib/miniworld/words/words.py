@@ -75,7 +75,7 @@ class MarkedPhrase:
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #d148059b
 @dataclass(frozen=True)
 class Entity:
-    """An entity that phrases refer to: number, type, ids of its objects (none if it has no box), is it the scene."""
+    """An entity of phrases: number, type, ids of its objects (none without a box), and whether it is the scene."""
 
     id: int
     type: str

@@ -21,7 +21,7 @@ from ...storage.files import sha256_of, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #24b1bdcf
 _OFFSET = {"train": 1_000_000, "val": 2_000_000, "test": 3_000_000}
-_NUMBERS = 50  # for the entities of an image
+_NUMBERS = 50  # entity numbers reserved per image
 
 
 def image_id(index: int, split: str) -> int:

@@ -76,7 +76,7 @@ def instances(picture: Rendering) -> list[dict]:
 _MOST_TARGETS = 2
 _COUNTS = {"refcocog": ((2, 3), (3, 1))}  # numbers of sentences, and their weights
 _USUAL_COUNTS = (2, 3, 4), (2, 4, 1)
-_SORTS = {"testA": (True,), "testB": (False,)}  # targets: are they people or animals
+_SORTS = {"testA": (True,), "testB": (False,)}  # allowed targets; True: people and animals
 
 
 def image_name(number: int) -> str:
