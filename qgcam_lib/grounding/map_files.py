@@ -91,7 +91,7 @@ def _open_safetensors(path: Path) -> MapFile:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #cb893ec2
 def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
-    """Read a NumPy array from a file; name: the array's, for messages. Errors: FileFault for any exception of read."""
+    """Read a NumPy array from a file; name: its name in messages. Errors: FileFault for any exception of read."""
     try:
         array = read()
     except Exception as error:

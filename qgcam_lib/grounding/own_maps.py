@@ -69,8 +69,7 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #244738a5
 def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any], clipped: list[str],
             peaks: dict[str, tuple | None]) -> Callable:
-    """Return a function ids -> rows of scores; the function also adds ids with clipped boxes to `clipped` and fills
-    `peaks`."""
+    """Return a function ids -> score rows, which also adds ids with clipped boxes to `clipped` and fills `peaks`."""
 
     def work(ids: Sequence[str]) -> list[dict[str, Any]]:
         if faults := [boxes[id].error for id in ids if boxes[id].error]:
@@ -143,7 +142,7 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #24902143
 def checked_out(out: str | Path, name: str = "out") -> Path:
-    """Return `out` as a path if scores can be written there. name: the argument's, for messages.
+    """Return `out` as a path if scores can be written there. name: the argument's name, for messages.
 
     Errors: ValueError for another suffix, FileNotFoundError for a missing folder, DiskError if it is not writable."""
     out = Path(out)

@@ -28,7 +28,7 @@ def _as_map_tensor(maps: Any) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #4aa9323a
 def as_map_list(maps: Any, by_torch: bool = False) -> Any:
-    """Return maps as a stack [N, h, w] or a list of [h, w], as arrays or tensors of floats.
+    """Return maps as a stack [N, h, w] or a list of [h, w] in their own float type; tensors stay tensors.
 
     by_torch: return tensors for any input. A channel axis of 1 is dropped. Errors: ValueError for other shapes, with
     the example, and for anything but dense arrays of real numbers; ImportError without torch.
@@ -97,7 +97,7 @@ def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #6c7d3310
 def settle_negatives(maps: Any, signed: np.ndarray, rule: str) -> Any:
-    """Return the maps after applying a rule, "relu" or "minmax", to the signed ones. signed: bool [N]."""
+    """Return the maps after applying a rule, "relu" or "minmax", to those with negative values. signed: bool [N]."""
     arrays = isinstance(maps[0], np.ndarray)
     changed = (lambda a: a.clip(min=0)) if rule == "relu" else (
         lambda a: normalise(a, "minmax")) if arrays else lambda a: _scaled(a, "minmax")
@@ -126,7 +126,7 @@ def may_go_below_zero(p: MapProtocol, resized: bool) -> bool:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0010
 def _both_ends(a: Any, size: tuple[int, int], p: MapProtocol) -> tuple[tuple, tuple]:
-    "Return upper and lower bounds of the prepared maps: each maps [n, H, W] and their ranges before `after`, [2, n]."
+    "Return upper and lower bounds of the prepared maps, each as (maps [n, H, W], their ranges before `after` [2, n])."
     import torch
 
     a, (h, w) = _scaled(a, p.before), a.shape[1:]

@@ -117,8 +117,8 @@ def score_map_literal(
 ) -> dict[str, float]:
     """Compute the ten scores of one map directly from the formulas with NumPy, SciPy and scikit-image, step by step.
 
-    raw: [h, w]; boxes: [k, 4] on the grid of `size`. size: (height, width); scikit-image then applies the "paper"
-    protocol: min-max, order-3 resize with its default clip. None: the map is scored as it is.
+    raw: [h, w]; boxes: [k, 4] on the grid of `size`; size: (height, width), to which scikit-image resizes the map as
+    under "paper" (min-max, order-3 resize with its default clip), or None to score the map as it is.
     The tests compare the other implementations with this function; it is also the baseline of the benchmark.
     """
     a = np.asarray(raw, dtype=np.float32)

@@ -144,7 +144,7 @@ def _distances(boxes, across, i, far, d):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6aa79c21
 @njit
 def _is_mixed(at, n, width, ranges, delta):
-    "Return whether the tied pixels at[:n] left after suppression are both inside and outside. Overwrites part of `at`."
+    "Return whether the tied pixels at[:n] kept by suppression are partly inside, partly outside. Overwrites `at`."
     n_kept, n_in, n_out = 0, 0, 0
     for k in range(n):
         i, j, free = at[k] // width, at[k] % width, True

@@ -284,7 +284,7 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     Errors: ValueError that names the example, for NaN or infinity, a negative value (see negatives), an empty or
     inverted box, one outside the image, boxes that are all between 0 and 1, a value above 1 under a protocol that does
     not normalise, arguments of different lengths, a duplicate id; OutOfMemory. Boxes that reach beyond their image are
-    clipped, with one warning that counts them; a second one, `SuspiciousInput` (see `checks`), is about all boxes.
+    clipped, with one warning that counts them; `SuspiciousInput` (see `checks`) warns about all boxes together.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
     p = default_protocol(image_sizes is not None) if protocol is None else get_protocol(protocol)

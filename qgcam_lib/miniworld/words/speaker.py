@@ -113,7 +113,7 @@ def converses(text: str) -> list[str]:
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #3170c229
 def _awkward(one: Parse) -> int:
-    "Count the relations that split a form: 1 in 'the ball that the dog behind the tree is left of'."
+    "Count the relations that interrupt a form: 1 in 'the ball that the dog behind the tree is left of'."
     return sum(len(other.relations) * bool(form.after) + _awkward(other) for form, other in one.relations)
 
 
