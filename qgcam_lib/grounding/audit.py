@@ -45,13 +45,13 @@ class MapSet:
         return len(self.ids)
 
     def with_boxes(self, dataset: Dataset) -> "MapSet":
-        """Return the same maps with another reading of the boxes, such as the list instead of the union."""
+        """Return the same maps with the boxes of `dataset`, such as all boxes of a phrase instead of the union."""
         return replace(self, boxes=[dataset.example(id).boxes for id in self.ids])
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #fa63bce9
 def gather_maps(frame: pd.DataFrame, dataset: Dataset, maps: Mapping[str, Any]) -> MapSet:
-    """The scored examples of a run as a MapSet: frame from `ground` (rows with an error are left out), the data set
-    it was made on, and the raw maps by example id. Raises KeyError that names an example without a map."""
+    """Return the scored examples of a run as a MapSet. frame: from `ground` (rows with an error are left out); dataset:
+    the one passed to `ground`; maps: example id -> raw map. Raises KeyError that names an example without a map."""
     ids = [str(id) for id in frame.loc[frame["error"].isna(), "id"]]
     examples = [dataset.example(id) for id in ids]
     sizes = np.array([e.size for e in examples], dtype=np.int64).reshape(-1, 2)
@@ -61,10 +61,10 @@ def gather_maps(frame: pd.DataFrame, dataset: Dataset, maps: Mapping[str, Any]) 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #f19f0347
 @dataclass(frozen=True)
 class Choice:
-    """One open question with another answer. question, answer, base: in words; why: statement of the source; protocol:
-    fields of `MapProtocol` that change; scores: arguments of `score_maps` that change; rule: a name in `RULES`;
-    boxes: "list" or "union", another reading of a phrase's boxes; explain: options of `load_model` that change; they
-    need new maps. Set one of the last five."""
+    """A detail that the paper leaves open, with an alternative answer. question, answer, base: texts (base: the default
+    answer); why: statement of the source; protocol: changed fields of `MapProtocol`; scores: changed arguments of
+    `score_maps`; rule: a name in `RULES`; boxes: "list" or "union", how several boxes of a phrase are used; explain:
+    changed options of `load_model`, which need new maps. Set one of the last five."""
 
     question: str
     answer: str
@@ -78,23 +78,23 @@ class Choice:
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #2f6d83d8
 def change_log_base(score: np.ndarray, base: float) -> np.ndarray:
-    """Convert a score s = sigmoid(ln r) in 0..1 to log base `base`: sigmoid(log_b r). NaN stays NaN; 0, 0.5 and 1 do
-    not change. Concerns WDP (equation 2) and IO ratio (equation 5) of Q-GroundCAM, whose base is not stated."""
+    """Convert a score s = sigmoid(ln r) in 0..1 to log base `base`: sigmoid(log_b r). NaN, 0, 0.5 and 1 stay the same.
+    The paper Q-GroundCAM does not state the base of the logarithm in WDP (equation 2) and IO ratio (equation 5)."""
     s = np.asarray(score, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 / (1 + np.exp(-(np.log(s) - np.log1p(-s)) / math.log(base)))
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #39134239
 def largest_wdp(grid: tuple[int, int], base: float = math.e) -> float:
-    """Return the largest WDP that a grid of (height, width) allows, in 0..1.
+    """Return the largest possible WDP, in 0..1, on a grid of (height, width).
 
-    Distances are Chebyshev. The farthest pixel is in the first row (or column) with the box in the last one, so R, the
-    weighted mean distance, is at most the longer side minus 1."""
+    Distances are Chebyshev. A pixel is farthest in the first row (or column) with the box in the last row (or column),
+    so R, the weighted mean distance, is at most the longer side minus 1."""
     return float(change_log_base(1 - 1 / max(grid), base))
 
 
 def wdp_distance(wdp: float, base: float = math.e) -> float:
-    """Return the mean distance R in pixels that gives a WDP in 0..1: (wdp / (1 - wdp)) ** ln(base); infinite for 1."""
+    """Return the mean distance R in pixels for a WDP in 0..1: (wdp / (1 - wdp)) ** ln(base); infinite for 1."""
     return math.inf if wdp == 1 else (wdp / (1 - wdp)) ** math.log(base)
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #8a220258
@@ -104,7 +104,7 @@ def _rescored(maps: MapSet, protocol: MapProtocol, scores: Mapping, **changes) -
 
 
 def _threshold(t, frame, maps, protocol, scores):
-    """Binary columns with the map thresholded at t instead of 0.5."""
+    """Recompute the binary columns with the maps thresholded at t instead of 0.5."""
     ready = [prepare_map(a, tuple(s), protocol) for a, s in zip(maps.maps, maps.sizes.tolist())]
     boxes = [resize_boxes(b, tuple(s), a.shape) for b, s, a in zip(maps.boxes, maps.sizes.tolist(), ready)]
     rescored = score_maps([np.minimum(a * np.float32(0.5 / t), 1) for a in ready], boxes, protocol="native", **scores)
@@ -112,26 +112,26 @@ def _threshold(t, frame, maps, protocol, scores):
 
 
 def _log_base(base, frame, maps, protocol, scores):
-    """WDP and IO ratio with another base of the logarithm."""
+    """Recompute WDP and IO ratio with another base of the logarithm."""
     return frame.assign(**{c: change_log_base(frame[c], base) for c in frame if c[:3] == "wdp" or c == "io_ratio"})
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #414e7d24
 def _strict_edges(frame, maps, protocol, scores):
-    """Pointing Game where a point on the box's first row or column is outside, as AMC tests it."""
+    """Recompute the Pointing Game with the first row and column of each box counted as outside, as in AMC's code."""
     boxes = [np.column_stack([np.minimum(np.floor(b[:, :2]) + 1, b[:, 2:] - 0.01), b[:, 2:]]) for b in maps.boxes]
     rescored = _rescored(maps, protocol, scores, boxes=boxes)
     return frame.assign(pg_hit=rescored["pg_hit"], pg_uncertain=rescored["pg_uncertain"])
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #0bb9591d
 def _whole_pixels(frame, maps, protocol, scores):
-    """All columns with box corners cut to whole pixels by truncation (at least one pixel is kept)."""
+    """Recompute all columns with box corners truncated to whole pixels (a box keeps at least one pixel per side)."""
     low = [np.floor(b[:, :2]) for b in maps.boxes]
     return _rescored(maps, protocol, scores, boxes=[
         np.column_stack([a, np.maximum(np.floor(b[:, 2:]), a + 1)]) for a, b in zip(low, maps.boxes)])
 
 
 def _no_border_peaks(frame, maps, protocol, scores):
-    """Uncertainty without peaks in the first and last row and column, scikit-image's default."""
+    """Recompute pg_uncertain without peaks in the first and last row and column, the default of scikit-image."""
     return frame.assign(pg_uncertain=[_uncertain_inside(a, b, tuple(s), protocol, scores)
                                       for a, b, s in zip(maps.maps, maps.boxes, maps.sizes.tolist())])
 
@@ -146,14 +146,14 @@ def _uncertain_inside(raw, boxes, size, protocol, scores) -> bool:
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #a543b2d0
 def _certain_only(frame, maps, protocol, scores):
-    """Pointing Game over the examples that are not uncertain: uncertain ones get weight 0 and the others are scaled up,
-    so the mean over all rows is the mean over the certain ones and stays paired with the base."""
+    """Restrict the Pointing Game to certain examples: uncertain examples get weight 0 and the others are scaled up, so
+    that the mean over all rows is the mean over the certain examples and stays paired with the base."""
     certain = ~frame["pg_uncertain"].astype(bool)
     return frame.assign(pg_hit=frame["pg_hit"].where(certain, 0.0) * (len(frame) / max(1, certain.sum())))
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #a0d6f49b
 def _image_means(frame, maps, protocol, scores):
-    """Every column weighted so that each image counts the same, however many phrases it has."""
+    """Weight every column so that each image counts the same, regardless of its number of phrases."""
     groups, new = pd.Series(maps.groups, index=frame.index), {}
     for name in frame:
         values = frame[name].astype(float)
@@ -172,8 +172,8 @@ RULES: dict[str, Callable] = {
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #0634054c
 def other_readings(explainer) -> dict[str, list]:
-    """Return blocks and tokens to try besides an explainer's own: the fusing layers next to its block, and the other
-    token modes with the first token alone. Empty lists for a model whose GradCAM has no such choice."""
+    """Return alternatives to an explainer's block and tokens: the neighbouring fusion layers, and the other token modes
+    including the first token alone. Both lists are empty for a model whose GradCAM has no such option."""
     block, tokens = explainer.card.get("block"), explainer.card.get("tokens")
     config = getattr(explainer, "config", None)
     if not isinstance(block, int) or not hasattr(config, "text_depth"):
@@ -189,8 +189,8 @@ TABLE1_COLUMNS = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_sof
 
 def score_choice(maps: MapSet, choice: Choice | None = None, base: str | MapProtocol = "paper",
                  **scores: Any) -> pd.DataFrame:
-    """Score all maps under the base with one choice changed (None: the base itself): id, group and the columns of
-    `score_maps`. A choice of boxes or of `explain` changes the MapSet, not this call."""
+    """Score all maps under the base with one choice changed (None: the base itself); return id, group and the columns
+    of `score_maps`. For a choice of boxes or of `explain`, pass the changed MapSet as maps."""
     protocol = get_protocol(base)
     options, rule = dict(scores), None
     if choice is not None:
@@ -206,17 +206,17 @@ def score_choice(maps: MapSet, choice: Choice | None = None, base: str | MapProt
 def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProtocol = "paper",
                 other_boxes: MapSet | None = None, explain: Callable[[Mapping], MapSet] | None = None,
                 n_bootstrap: int = N_BOOTSTRAP, seed: int = 0, **scores: Any) -> pd.DataFrame:
-    """Measure the change of every Table 1 column under each choice, changed alone.
+    """Measure how every Table 1 column changes under each choice, one choice at a time.
 
-    maps: under the base; other_boxes: the same maps with the other reading of boxes, for choices of boxes; explain:
-    makes the MapSet for changed options of the model. scores: arguments of `score_maps`.
+    maps: under the base; other_boxes: the same maps with the alternative boxes, for choices of boxes; explain: makes
+    the MapSet for changed options of the model. scores: arguments of `score_maps`.
     Returns one row per choice and column: question, answer, base, metric, base_value, value, difference (value minus
-    base), ci_low, ci_high (95 %, paired, whole images resampled), n (defined in both), n_undefined."""
+    base), ci_low, ci_high (95 %, paired, whole images resampled), n (defined in both), n_undefined, n_groups."""
     before, rows = score_choice(maps, None, base, **scores), []
     for choice in choices:
         flipped = other_boxes if choice.boxes else explain(choice.explain) if choice.explain else maps
         after = score_choice(flipped, choice, base, **scores)
-        with warnings.catch_warnings():  # some readings give scores out of range, which is a result
+        with warnings.catch_warnings():  # some choices give scores out of range, which is a result
             warnings.simplefilter("ignore", SuspiciousInput)
             compared = compare(without_rules(after), without_rules(before), TABLE1_COLUMNS, n_bootstrap=n_bootstrap,
                             seed=seed, n_permutations=1)
@@ -228,17 +228,17 @@ def sensitivity(maps: MapSet, choices: Sequence[Choice], *, base: str | MapProto
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #5892b923
 def make_maps(explainer, dataset: Dataset, folder: str | Path, **options: Any) -> MapSet:
-    """Return the maps of an explainer for a data set, stored in `folder` and read from it if they are complete.
+    """Return the maps of an explainer for a data set; `folder` stores the maps, and a complete folder is read instead.
 
-    options: of `ground`, such as limit, seed, protocol, store. An example that failed under on_error="record" is left
+    options: of `ground`, such as limit, seed, protocol, store. Examples that failed under on_error="record" are left
     out."""
     return gather_maps(ground(explainer, dataset, save_maps=folder, **options), dataset, MapStore(folder))
 
 
 def remaker(load: Callable, dataset: Dataset, folder: str | Path, **options: Any) -> Callable[[Mapping], MapSet]:
-    """The `explain` of `sensitivity`: a function from changed options of `load` to a MapSet under folder/NAME=VALUE.
+    """Return the `explain` of `sensitivity`: changed options of `load` -> MapSet, stored in folder/NAME=VALUE.
 
-    load: gives an explainer, such as partial(load_model, name, weights=...); options: of `ground`."""
+    load: returns an explainer, such as partial(load_model, name, weights=...); options: of `ground`."""
     def explain(changes: Mapping) -> MapSet:
         name = ",".join(f"{key}={value}" for key, value in sorted(changes.items()))
         return make_maps(load(**changes), dataset, Path(folder) / name, **options)
@@ -247,10 +247,10 @@ def remaker(load: Callable, dataset: Dataset, folder: str | Path, **options: Any
 # %% ../../nbs/lib/grounding/04_audit.ipynb #32fa110d
 def tie_rates(maps: Sequence[np.ndarray], size: tuple[int, int], protocols: Mapping[str, str | MapProtocol], *,
               tau: float = 0.7, delta: float = 50.0) -> pd.DataFrame:
-    """Return the share of maps whose highest value is shared by two or more kept peaks: protocol, n, n_tied, share.
+    """Return the share of maps whose maximum is attained by two or more kept peaks: protocol, n, n_tied, share.
 
-    maps: raw [h, w]; size: (height, width) of the image they are resized to; protocols: name -> protocol; tau, delta:
-    as in `find_peaks`. On such a map the Pointing Game has to guess, wherever the peaks are."""
+    maps: raw [h, w]; size: (height, width) to which the maps are resized; protocols: name -> protocol; tau, delta:
+    as in `find_peaks`. On such a map the Pointing Game has to choose a peak arbitrarily."""
     rows = []
     for name, protocol in protocols.items():
         tops = [find_peaks(prepare_map(a, size, protocol), tau, delta)[:, 2] for a in maps]
@@ -260,7 +260,7 @@ def tie_rates(maps: Sequence[np.ndarray], size: tuple[int, int], protocols: Mapp
 
 # %% ../../nbs/lib/grounding/04_audit.ipynb #a070ed35
 def tie_protocols() -> dict[str, MapProtocol]:
-    """The resamplers to compare: LAVIS's without and with its blur, the same unclipped, and the two of torch."""
+    """Return the resamplers to compare: LAVIS's without and with its blur, the same unclipped, and torch's two."""
     paper = get_protocol("paper")
     bilinear = replace(paper, name="bilinear", resampler="bilinear", edge="replicate")
     return {

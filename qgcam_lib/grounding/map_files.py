@@ -27,12 +27,12 @@ from ..storage.rows import MapStore
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #2b9eb2ba
 @dataclass(frozen=True)
 class MapFile:
-    """Maps of a file, loaded by id."""
+    """The maps of a file or folder, loaded by id."""
 
     path: Path
     ids: tuple[str, ...]
     load: Callable[[Sequence[str]], list[np.ndarray]]
-    """ids -> 2-D arrays, in that order"""
+    """ids -> 2-D arrays in the order of the ids"""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,7 +50,7 @@ def _checked(path: Path, id: str, array: np.ndarray) -> np.ndarray:
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #03d5bd2f
 def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Callable[[str], np.ndarray],
                       stack_ids: Callable[[], list[str]] | None = None) -> MapFile:
-    """A MapFile from arrays by name. get reads one; stack_ids gives the ids of a stack (None: its row numbers)."""
+    """Return a MapFile for named arrays. get: reads one array; stack_ids: returns a stack's ids (None: row numbers)."""
     if not shapes:
         raise FileFault(f"{path}: there is no array in this file")
     deep = [name for name, shape in shapes.items() if len(shape) == 3 or len(shape) == 4 and shape[1] == 1]
@@ -63,7 +63,7 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
         if len(place) < n:
             twice = next(id for k, id in enumerate(ids) if place[id] != k)
             raise FileFault(f"{path}: map {twice!r} is there twice; give every map its own id")
-        stack = cache(partial(get, deep[0]))  # read once, and not before it is needed
+        stack = cache(partial(get, deep[0]))  # read once, when the first map is loaded
         return MapFile(path, tuple(ids), lambda wanted: [_checked(path, id, stack()[place[id]]) for id in wanted])
     if stack_ids:
         raise FileFault(f"{path}: `ids` belongs to one stack of maps [N, h, w], got arrays {list(shapes)[:5]}")
@@ -91,7 +91,7 @@ def _open_safetensors(path: Path) -> MapFile:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #cb893ec2
 def _load_array(path: Path, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
-    """Read a NumPy array from a file; name: of the array. Zip and header faults raise many exception types."""
+    """Read a NumPy array from a file; name: its name in messages. Errors: FileFault for any exception of read."""
     try:
         array = read()
     except Exception as error:
@@ -144,10 +144,10 @@ _OPENERS = {".safetensors": _open_safetensors, ".npz": _open_npz, ".npy": _open_
 
 
 def open_maps(path: str | Path) -> MapFile:
-    """Open the maps in a file or folder by id; see the table above for the formats and their ids.
+    """Open a file or folder of maps; the table above lists the formats and how each one names its maps.
 
-    Errors: FileNotFoundError; FileFault for another kind of file, a truncated one, Python objects, a map that is not
-    2-D or a duplicate id. The shape of a single map is checked when it is loaded.
+    Errors: FileNotFoundError; FileFault for another kind of file, a truncated file, Python objects, a map that is not
+    2-D or a duplicate id. The shape of a single map is checked when the map is loaded.
     """
     path = Path(path)
     if not path.exists():
@@ -175,9 +175,9 @@ class BoxRecord:
     group: str | None = None
     labels: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """the reason it cannot be used, if faults are recorded"""
+    """why the record cannot be scored (on_error="record")"""
     unusable: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
-    """float64 [m, 4]: the boxes as given, if they are four numbers each and the record has an error"""
+    """float64 [m, 4]: the boxes of a record with an invalid box, as xyxy; empty if they are not four numbers each"""
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #06376438
 def _whole_size(size: Any) -> tuple[int, int] | None:
@@ -192,7 +192,7 @@ def _whole_size(size: Any) -> tuple[int, int] | None:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #04c488c5
 def _merge(old: BoxRecord, new: BoxRecord) -> None:
-    """Add the boxes of another entry with the same id. Errors: ValueError if the two disagree."""
+    """Add the boxes of `new`, an entry with the same id, to `old`. Errors: ValueError if the two entries disagree."""
     old.error = old.error or new.error
     for name in () if old.error else ("size", "group"):
         if getattr(old, name) != getattr(new, name):
@@ -209,7 +209,7 @@ def _columns(box_format: str | None) -> tuple[str, ...]:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #21326b16
 def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
-    """Remove the boxes from an entry; return them as given, and the order of their numbers. Errors: ValueError."""
+    """Remove the boxes from an entry; return the boxes as given and the order of their numbers. Errors: ValueError."""
     columns = _columns(box_format)
     if columns[0] in entry:
         return [entry.pop(name, np.nan) for name in columns], "xywh" if box_format == "xywh" else "xyxy"
@@ -224,7 +224,7 @@ def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #e61e8d6d
 def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
-    """Return the record of one entry; with a wrong box or size it has no boxes, and the reason is in `error`."""
+    """Return the record of one entry; a record with an invalid box or size has no boxes and the reason in `error`."""
     boxes, order = _boxes_of(entry, box_format)
     sides = entry.pop("height", None), entry.pop("width", None)
     size = entry.pop("size", None if sides == (None, None) else sides)
@@ -247,12 +247,12 @@ def _record(entry: dict[str, Any], box_format: str | None) -> BoxRecord:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #17aa83a0
 def _rows(data: Any) -> list:
-    """Return the rows of a JSON value; a value that is not a list becomes one row, which the reader refuses."""
+    """Return the rows of a JSON value; a value that is not a list becomes one row, which `read_table` refuses."""
     return data if isinstance(data, list) else [data]
 
 
 def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
-    """The annotations of a COCO file, with the size of their image."""
+    """Return the annotations of a COCO file, each with the size of its image."""
     images = read_table(_rows(data["images"]), {"id": str, "height": int, "width": int}, name=f"{path}: images")
     entries = read_table(_rows(data["annotations"]), {"id": str, "image_id": str, "bbox": object},
                          name=f"{path}: annotations")
@@ -261,7 +261,7 @@ def _coco_entries(data: dict[str, Any], path: Path) -> pd.DataFrame:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #9acb38e7
 def _entries(path: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, bool]:
-    """Return one row per box or record, and whether it is a COCO file. columns: those of a box's numbers."""
+    """Return one row per box or record, and whether the file is COCO. columns: the columns of a box's numbers."""
     if path.suffix != ".json":
         numbers = dict.fromkeys([*columns, "height", "width"], float)
         return read_table(path, {"id": str}, {"group": str, **numbers}), False
@@ -274,11 +274,11 @@ def _entries(path: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, bool]:
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #f670aaf9
 def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = "raise") -> dict[str, BoxRecord]:
-    """The boxes of a table or of a `.json` file, by record; see the tables above.
+    """Read the boxes of a table or of a `.json` file; return record id -> `BoxRecord`. See the tables above.
 
-    box_format: the order in which four numbers are written, "xyxy" (None), "xywh" or "yyxx". on_error: "raise", or
-    "record": a record with an inverted box or one that is no number, or with a wrong size, has no boxes and its reason
-    in `error`. Errors: FileNotFoundError, ValueError for another format, FileFault that names the record.
+    box_format: the order of a box's four numbers, "xyxy" (None), "xywh" or "yyxx". on_error: "raise", or "record": a
+    record with an inverted or non-numeric box or an invalid size has no boxes and the reason in `error`.
+    Errors: FileNotFoundError, ValueError for another format, FileFault that names the record.
     """
     check_options({"on_error": on_error})
     if box_format not in (None, *BOX_FORMATS):

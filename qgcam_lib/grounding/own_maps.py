@@ -30,7 +30,7 @@ from ..storage.fingerprints import fingerprint
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #432d7647
 def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool) -> list[str]:
-    """The ids that are scored, in the order of the box file."""
+    """Return the ids to score, in the order of the box file."""
     here = set(maps.ids)
     alone = {f"in {where} only": [id for id in boxes if id not in here],
              f"in {maps.path} only": [id for id in maps.ids if id not in boxes]}
@@ -69,7 +69,7 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #244738a5
 def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any], clipped: list[str],
             peaks: dict[str, tuple | None]) -> Callable:
-    """A function ids -> rows of scores; it adds ids with clipped boxes to `clipped`, and fills `peaks`."""
+    """Return a function ids -> score rows, which also adds ids with clipped boxes to `clipped` and fills `peaks`."""
 
     def work(ids: Sequence[str]) -> list[dict[str, Any]]:
         if faults := [boxes[id].error for id in ids if boxes[id].error]:
@@ -87,14 +87,14 @@ def _scorer(maps: MapFile, boxes: dict[str, BoxRecord], options: dict[str, Any],
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #fcdec956
 def _signed(file: MapFile, ids: Sequence[str]) -> int:
-    """How many of these maps have negative values; one that cannot be read counts as none."""
+    """Return how many of these maps have negative values; a map that cannot be read is not counted."""
     return sum(not isinstance(low, Exception) and low < 0 for low in
                (run_isolated(lambda some: [a.min() for a in file.load(some)], [id])[0] for id in ids))
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #38643dc8
 def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[], str]) -> list[dict[str, Any]]:
-    """Score all ids in one batch or, if that fails, one by one; return a row per id. record: a fault becomes a row, not
-    an error. signed: returns a text with the number of maps that have negative values, for the message."""
+    """Score all ids in one batch or, if that fails, one by one; return a row per id. record: a fault becomes a row
+    instead of an error. signed: returns the number of maps with negative values as a text, for the error's text."""
     rows = []
     for id, outcome in zip(ids, run_isolated(work, list(ids))):
         if not isinstance(outcome, Exception):
@@ -112,7 +112,7 @@ def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[],
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #5a5d0008
 def _box_findings(records: Sequence[BoxRecord], where: str) -> list[str]:
-    """Return findings about all boxes of the records that have a size; an error names the file."""
+    """Return findings about all boxes of the records that have a size. Errors: FileFault that names the file."""
     sized = [one for one in records if one.size is not None]
     boxes = [np.concatenate([one.boxes, one.unusable]) for one in sized]
     of = np.repeat(np.arange(len(sized)), [len(b) for b in boxes])
@@ -123,7 +123,7 @@ def _box_findings(records: Sequence[BoxRecord], where: str) -> list[str]:
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #f4cd7f46
 def _peak_findings(ids: Sequence[str], records: dict[str, BoxRecord], peaks: dict[str, tuple | None]) -> list[str]:
-    """Return findings about the peak positions of some maps; maps that failed are left out."""
+    """Return findings about the peak positions of some maps, without the maps that could not be scored."""
     scored = [id for id in ids if peaks.get(id)]
     at, boxes, sizes = zip(*(peaks[id] for id in scored)) if scored else ((), (), ())
     groups = np.array([records[id].group or id for id in scored])
@@ -131,7 +131,7 @@ def _peak_findings(ids: Sequence[str], records: dict[str, BoxRecord], peaks: dic
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #f5e2af16
 def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
-    """Write a frame as `.csv`, `.parquet` or `.json` (a list of objects); the file appears whole or not at all."""
+    """Write a frame as `.csv`, `.parquet` or `.json` (a list of objects); a failed write leaves no partial file."""
     out, plain = checked_out(out), frame.copy(deep=False)
     plain.attrs = {}
     with whole_file(out, durable=True) as part:
@@ -142,9 +142,9 @@ def write_scores(frame: pd.DataFrame, out: str | Path) -> None:
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #24902143
 def checked_out(out: str | Path, name: str = "out") -> Path:
-    """The path, if scores can be written there. name: of the argument, for messages.
+    """Return `out` as a path if scores can be written there. name: the argument's name, for messages.
 
-    Errors: ValueError for another suffix, FileNotFoundError, DiskError where nothing can be written."""
+    Errors: ValueError for another suffix, FileNotFoundError for a missing folder, DiskError if it is not writable."""
     out = Path(out)
     if out.suffix not in (".csv", ".parquet", ".json"):
         raise ValueError(f"{name}: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
@@ -174,18 +174,18 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
 
     maps: see `open_maps` (.safetensors, .npz, .npy, a folder of .npy, a map store). boxes: see `read_boxes` (.csv,
     .parquet, .json). protocol, ties, tau, delta, negatives, options: see `score_maps`. box_format: the order of a box's
-    numbers. size: (height, width) of every image that has none in the file. common: score the records both files have.
-    on_error: "raise", or "record" for a row with the error's text and NaN scores. out: also write the rows.
+    numbers. size: (height, width) of every image without a size in the file. common: score only the records that are in
+    both files. on_error: "raise", or "record" for a row with the error's text and NaN scores. out: file for the rows.
     by: columns that the rows must have.
 
-    Returns one row per record in the order of `boxes`: id, group (the record itself where none is given), n_boxes,
-    box_share (the boxes' share of the image, or of the map where it has no size: the io_ratio of an even map; NaN where
+    Returns one row per record in the order of `boxes`: id, group (the record's id if it has no group), n_boxes,
+    box_share (the boxes' share of the image, or of the map if no size is given: the io_ratio of a uniform map; NaN if
     the record failed), the file's own labels, protocol, the columns of `score_maps` as float64 (undefined is NaN),
     error (None or a text). `attrs`: settings, negatives (see `score_maps`), n_maps, n_boxes (records in each
-    file), grouped, clipped (records whose boxes stuck out), warnings (texts, of one `SuspiciousInput` for the file).
-    Errors: FileNotFoundError; ValueError for a wrong option; FileFault that names the record: an id of one file only,
-    NaN, a negative value, one above 1 under "native", a wrong shape, an empty or outlying box, a size the protocol
-    needs; FileFault for boxes all between 0 and 1.
+    file), grouped, clipped (ids whose boxes reach beyond the image), warnings (the texts of one `SuspiciousInput`).
+    Errors: FileNotFoundError; ValueError for an invalid option; FileFault that names the record: an id in one file
+    only, NaN, a negative value, a value above 1 under "native", a wrong shape, an empty box or one outside the image, a
+    missing size that the protocol needs; FileFault if all boxes are between 0 and 1.
 
     >>> from qgcam_lib.grounding.own_maps import score_files
     >>> from qgcam_lib.statistics import summarize
@@ -224,10 +224,10 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #d0e50006
 class StoredMaps:
-    """Maps of a file in place of a model; each is found by the id of its example.
+    """Use the maps of a file in place of a model; each map is looked up by the id of its example.
 
-    path: what `open_maps` reads (.safetensors, .npz, .npy, a folder of .npy, a map store). card: name, sha256 of the
-    content, number of maps. Errors: those of `open_maps`.
+    path: a file or folder that `open_maps` reads (.safetensors, .npz, .npy, a folder of .npy, a map store). card: name,
+    sha256 of the content, number of maps. Errors: as for `open_maps`.
     """
 
     def __init__(self, path: str | Path):
@@ -237,14 +237,14 @@ class StoredMaps:
         self._known = frozenset(self.file.ids)
 
     def maps_of(self, examples: Sequence[GroundingExample]) -> list[np.ndarray]:
-        """The raw map [h, w] of each example. Raises ExampleError for an id that is not in the file."""
+        """Return the raw map [h, w] of each example. Raises ExampleError for an id that is not in the file."""
         for example in examples:
             if example.id not in self._known:
                 raise ExampleError(f"{self.card['name']} has no map of this id", example.id)
         return self.file.load([example.id for example in examples])
 
     def check_ids(self, ids: Sequence[str]) -> None:
-        """Raises FileFault if the file has no map for any of these ids."""
+        """Raises FileFault if none of these ids has a map in the file."""
         if ids and not self._known.intersection(ids):
             own = self.file.ids == tuple(map(str, range(len(self.file))))
             fix = ("It has row numbers only: save the ids beside the maps, np.savez(..., ids=...)" if own else
@@ -258,9 +258,8 @@ def load_explainer(source: str, weights: str | Path = "mini", device: str | None
                    precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
     """Load the model argument of `ground` from a text: a model's name, package.module:factory, or maps:PATH.
 
-    weights, device, seed, precision, batch_size, options: as for `load_source`; maps of a file have no
-    weights and no options. Errors: those of `load_source` and `open_maps`; ParameterError for weights or options
-    beside maps:PATH.
+    weights, device, seed, precision, batch_size, options: as for `load_source`; maps:PATH takes no weights and no
+    options. Errors: as for `load_source` and `open_maps`; ParameterError for weights or options given with maps:PATH.
     """
     path = file_source(source, "maps")
     if path is None:

@@ -19,7 +19,7 @@ from .formulas import ScoreOptions
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0004
 def _as_map_tensor(maps: Any) -> Any:
-    "`as_map_array` as a tensor, on the device of `maps` where this is one."
+    "Return `as_map_array(maps)` as a tensor, on the device of `maps` if `maps` is a tensor."
     torch = needed("torch", "backend='torch'")
     if not isinstance(maps, torch.Tensor) or maps.layout != torch.strided or maps.dtype.is_complex:
         return torch.tensor(as_map_array(maps))
@@ -28,10 +28,10 @@ def _as_map_tensor(maps: Any) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #4aa9323a
 def as_map_list(maps: Any, by_torch: bool = False) -> Any:
-    """Maps as a stack [N, h, w] or a list of [h, w] in their own float type: tensors where they are, or arrays.
+    """Return maps as a stack [N, h, w] or a list of [h, w] in their own float type; tensors stay tensors.
 
-    by_torch: tensors, whatever they were. A channel axis of 1 is dropped. Errors: ValueError for other shapes, with
-    the example, and for what is no dense array of real numbers; ImportError without torch.
+    by_torch: return tensors for any input. A channel axis of 1 is dropped. Errors: ValueError for other shapes, with
+    the example, and for anything but dense arrays of real numbers; ImportError without torch.
     """
     convert = _as_map_tensor if by_torch else as_map_array
     if not isinstance(maps, (list, tuple)):
@@ -52,14 +52,14 @@ def as_map_list(maps: Any, by_torch: bool = False) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0021
 def map_shapes(maps: Any) -> np.ndarray:
-    """Height, width and bytes a cell of each map, int64 [N, 3]."""
+    """Return the height, width and bytes per pixel of each map, int64 [N, 3]."""
     if not isinstance(maps, list):
         return np.tile(np.array([*maps.shape[1:], maps.dtype.itemsize], dtype=np.int64), (len(maps), 1))
     return np.array([[*a.shape, a.dtype.itemsize] for a in maps], dtype=np.int64).reshape(-1, 3)
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #208309aa
 def to_host(maps: Any, rows: Sequence[int]) -> list[np.ndarray]:
-    """Some maps as arrays; tensors by one copy from their device."""
+    """Return the maps at `rows` as arrays; tensors are copied from their device in one transfer."""
     some = [maps[int(n)] for n in rows]
     if not some or isinstance(some[0], np.ndarray):
         return some
@@ -68,7 +68,7 @@ def to_host(maps: Any, rows: Sequence[int]) -> list[np.ndarray]:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #59fe8095
 def stack_of(maps: Any, rows: np.ndarray) -> Any:
-    """Some maps of one shape, which are tensors, as one tensor [n, h, w]."""
+    """Return the maps at `rows`, tensors of one shape, as one tensor [n, h, w]."""
     if isinstance(maps, list):
         return needed("torch", "maps that are tensors").stack([maps[n] for n in rows])
     neighbours = rows[-1] - rows[0] + 1 == len(rows)
@@ -76,7 +76,7 @@ def stack_of(maps: Any, rows: np.ndarray) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0006
 def _scaled(x: Any, how: str) -> Any:
-    "`normalise` for each map of a batch [n, H, W]."
+    "Apply `normalise` to each map of a batch [n, H, W]."
     if how == "none":
         return x
     x = x - x.amin((-2, -1), keepdim=True) if how == "minmax" else x
@@ -85,7 +85,7 @@ def _scaled(x: Any, how: str) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #02c347d3
 def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The number of negative cells of each map, int64 [N], and whether a map with negative cells is finite, bool
+    """Return the number of negative values per map, int64 [N], and whether a map with negative values is finite, bool
     [N]."""
     if not len(maps) or isinstance(maps[0], np.ndarray):
         counts = np.array([0 if a.min() >= 0 else np.count_nonzero(a < 0) for a in maps], dtype=np.int64)
@@ -97,7 +97,7 @@ def count_negatives(maps: Any) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #6c7d3310
 def settle_negatives(maps: Any, signed: np.ndarray, rule: str) -> Any:
-    """The same maps with those that are signed, bool [N], changed by a rule, "relu" or "minmax"."""
+    """Return the maps after applying a rule, "relu" or "minmax", to those with negative values. signed: bool [N]."""
     arrays = isinstance(maps[0], np.ndarray)
     changed = (lambda a: a.clip(min=0)) if rule == "relu" else (
         lambda a: normalise(a, "minmax")) if arrays else lambda a: _scaled(a, "minmax")
@@ -110,23 +110,23 @@ def settle_negatives(maps: Any, signed: np.ndarray, rule: str) -> Any:
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0008
 def value_limit(p: MapProtocol) -> float:
-    """The largest value a map may have: 1 (and a hair for rounding) where the protocol leaves values as they are.
+    """Return the largest allowed map value: 1 (plus a rounding tolerance) if the protocol does not normalise, else inf.
 
-    The overlaps sum values against areas, and are from 0 to 1 only for values from 0 to 1; every normalisation sees to
-    that.
+    IoU and Dice relate sums of map values to areas, so both are from 0 to 1 only for values from 0 to 1, which every
+    normalisation guarantees.
     """
     return 1 + 1e-5 if p.before == p.after == "none" else np.inf
 
 
 def may_go_below_zero(p: MapProtocol, resized: bool) -> bool:
-    """Whether a map of values >= 0 can have a negative one after the protocol. resized: is its grid another than the
-    map's?"""
+    """Return whether the protocol can turn a map of values >= 0 negative. resized: whether the protocol scores on
+    another grid than the map's."""
     return "minmax" not in (p.before, p.after) or not (
         p.after == "minmax" or not resized or p.resampler == "bilinear" or p.clip == "input")
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0010
 def _both_ends(a: Any, size: tuple[int, int], p: MapProtocol) -> tuple[tuple, tuple]:
-    "Prepared maps [n, H, W] and their ranges before the last normalisation, [2, n]: too high by e, too low by e."
+    "Return upper and lower bounds of the prepared maps, each as (maps [n, H, W], their ranges before `after` [2, n])."
     import torch
 
     a, (h, w) = _scaled(a, p.before), a.shape[1:]
@@ -149,7 +149,7 @@ def _both_ends(a: Any, size: tuple[int, int], p: MapProtocol) -> tuple[tuple, tu
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0012
 def _masks(boxes: Any, ranges: Any, size: tuple[int, int], far: float, dtype: Any) -> tuple[Any, Any]:
-    "Which pixels are inside a box, bool, and the distance to the nearest box: [n, H, W]. boxes, ranges: [n, k, 4]."
+    "Return whether a pixel is in a box, bool, and its distance to the nearest: [n, H, W]. boxes, ranges: [n, k, 4]."
     import torch
 
     y, x = (torch.arange(n, device=boxes.device) for n in size)
@@ -166,7 +166,7 @@ def _masks(boxes: Any, ranges: Any, size: tuple[int, int], far: float, dtype: An
 
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0014
 def _sums(a: Any, boxes: Any, ranges: Any, size: tuple[int, int], p: MapProtocol, options: ScoreOptions) -> Any:
-    "The columns of `batch_parts` of one chunk, float64 [n, 13], still on the device."
+    "Return the sums of one chunk of maps and, in the last column, undecided or not: float64 [n, 13] on the device."
     import torch
 
     low, high = a.amin((1, 2)), a.amax((1, 2))
@@ -194,12 +194,12 @@ def _sums(a: Any, boxes: Any, ranges: Any, size: tuple[int, int], p: MapProtocol
 # %% ../../nbs/lib/metrics/02_batched.ipynb #5e1f0016
 def batch_parts(maps: Any, boxes: np.ndarray, starts: np.ndarray, size: tuple[int, int], protocol: MapProtocol,
                 options: ScoreOptions) -> tuple[np.ndarray, np.ndarray]:
-    """The sums from which the scores follow, as `fused.score_parts` gives them, float64 [n, 12], and the maps that it
-    has to decide, bool [n]: their row here is not to be used.
+    """Return the sums from which the scores are computed, as in `fused.score_parts`, float64 [n, 12], and which maps
+    are undecided, bool [n]: ignore their rows and call `score_parts` instead.
 
-    maps: a tensor [n, h, w] of one dtype, float32, or float64 under a protocol that does nothing, on any device; boxes,
-    starts, size: as there. A protocol with a blur rounds twice, so all its maps are to be decided there. The host waits
-    for the device once.
+    maps: a tensor [n, h, w] on any device, float32, or float64 under a protocol that does nothing; boxes, starts, size:
+    as in `score_parts`. A protocol with a blur rounds twice, so all its maps are undecided. The host waits for the
+    device once.
     """
     import torch
 

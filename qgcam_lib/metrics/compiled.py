@@ -18,7 +18,7 @@ from numba.misc.appdirs import AppDirs
 
 # %% ../../nbs/lib/metrics/07_compiled.ipynb #c0a1b2d5
 class KernelFolder(UserWideCacheLocator):
-    """The folder in which numba keeps what it compiled of one source file: one for all copies of the same file."""
+    """The folder in which numba caches the machine code of one source file; identical copies of a file share it."""
 
     def __init__(self, py_func, py_file):
         super().__init__(py_func, py_file)
@@ -30,18 +30,18 @@ class KernelFolder(UserWideCacheLocator):
         return os.path.basename(self._cache_path)
 
 # %% ../../nbs/lib/metrics/07_compiled.ipynb #c0a1b2d7
-_lost = {}  # each function that `compiled` made: is its machine code lost when the process ends?
+_lost = {}  # function made by `compiled` -> whether its machine code is lost when the process ends
 
 
 def compiled(**options):
-    """Decorator: `numba.njit(**options)` whose machine code is kept in a `KernelFolder`, if any can be written."""
+    """Decorate with `numba.njit(**options)` and cache the machine code in a `KernelFolder`, if one is writable."""
 
     def wrap(function):
         before = getattr(numba.config, "CACHE_LOCATOR_CLASSES", "")
         numba.config.CACHE_LOCATOR_CLASSES = before or f"{__name__}.KernelFolder"
         try:
             made = numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # numba's way to say that there is no such folder
+        except RuntimeError:  # numba found no writable cache folder
             made = numba.njit(**options)(function)
         finally:
             numba.config.CACHE_LOCATOR_CLASSES = before

@@ -23,12 +23,12 @@ TIES = {"expected": lambda share, first: share, "first": lambda share, first: fi
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The choices of a score that are not made by the protocol. Errors: ValueError for a value outside those named.
+    """The scoring options that the protocol does not set. Errors: ValueError for any other value.
 
     tau, delta: threshold and suppression distance (pixels of the scored grid) of pg_uncertain. ties: pg_hit when
-    several pixels share the maximum: "expected" (the share that is inside), "first" in row-major order, "optimistic"
-    (any of them), "pessimistic" (all of them).
-    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1, which it can exceed by a hair.
+    several pixels share the maximum: "expected" (the share of them inside), "first" (is the first one in row-major
+    order inside), "optimistic" (is any inside), "pessimistic" (are all inside).
+    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: clip Dice at 1, which it can slightly exceed.
     """
 
     tau: float = 0.7
@@ -47,20 +47,20 @@ class ScoreOptions:
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #354d0a9d
 def tie_rule(rule: str, share: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """pg_hit, 0 to 1, from the share of the tied pixels that are inside and from whether the first of them is.
+    """Return pg_hit, 0 to 1. share: of the tied pixels inside a box; first: whether the first tied pixel is inside.
 
-    rule: a name of TIES: "expected" the share, "first" the first in row-major order, "optimistic" any of them,
-    "pessimistic" all of them.
-    Source: Q-GroundCAM, section 1, where the game picks at random; AMC's code takes the first.
+    rule: a name of TIES: "expected" the share, "first" the first in row-major order, "optimistic" any inside,
+    "pessimistic" all inside.
+    Source: Q-GroundCAM, section 1, which picks a tied pixel at random; AMC's code takes the first.
     """
     return np.asarray(TIES[rule](share, first), dtype=np.float64)
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #66c954f0
 def distance_map(boxes: ArrayLike, size: tuple[int, int], *, symmetric: bool = False) -> np.ndarray:
-    """The distance of each pixel from the nearest box in pixels; 0 inside. float64 [height, width].
+    """Return the distance of each pixel from the nearest box, in pixels: float64 [height, width], 0 inside a box.
 
     boxes: [k, 4] xyxy on the grid of `size`. Source: Q-GroundCAM section 2, D = max(y0 - i, i - y1, x0 - j, j - x1),
-    here cut at zero (equal to the paper's product with 1 - M) and, for several boxes, the smallest over the boxes
+    here clipped at zero (equal to the paper's product with 1 - M); for several boxes, the minimum over the boxes
     (our choice).
     symmetric: measure to the last pixel of the box, i - (y1 - 1) and j - (x1 - 1), instead of the paper's i - y1 and
     j - x1.
@@ -75,19 +75,19 @@ def distance_map(boxes: ArrayLike, size: tuple[int, int], *, symmetric: bool = F
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #333a32e0
 def local_maxima(a: np.ndarray) -> np.ndarray:
-    """The cells of a map [H, W] that are not lower than any of their eight neighbours: bool [H, W]. The border has
-    fewer of them."""
+    """Return which pixels of a map [H, W] are at least as large as all their neighbours: bool [H, W]. Each pixel has
+    eight neighbours, fewer at the border."""
     wide = np.pad(a, 1, mode="edge")
     rows = np.maximum(np.maximum(wide[:-2], wide[1:-1]), wide[2:])
     return a >= np.maximum(np.maximum(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #333a32ef
 def find_peaks(a: ArrayLike, tau: float = 0.7, delta: float = 50.0) -> np.ndarray:
-    """Peaks of one prepared map that survive suppression, strongest first: float64 [n, 3] of row, column, value.
+    """Return the peaks of one prepared map after suppression, strongest first: float64 [n, 3] of row, column, value.
 
-    a: [H, W]; tau: only values above it; delta: a peak within this Euclidean distance (inclusive, pixels) of a kept
-    larger or equal one is dropped. Equal values are taken in row-major order. Source: Q-GroundCAM section 2 (tau
-    0.7, delta 50).
+    a: [H, W]; tau: a peak must exceed this value; delta: a peak within this Euclidean distance (inclusive, pixels) of a
+    kept peak is dropped. Larger values are kept first, equal values in row-major order. Source: Q-GroundCAM section 2
+    (tau 0.7, delta 50).
     """
     a = np.asarray(a)
     rows, cols = np.nonzero(local_maxima(a) & (a > a.dtype.type(tau)))
@@ -101,13 +101,13 @@ def find_peaks(a: ArrayLike, tau: float = 0.7, delta: float = 50.0) -> np.ndarra
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #8150d429
 def overlap(a: np.ndarray, m: np.ndarray) -> tuple[float, float]:
-    """Smoothed IoU and Dice of a map [H, W] with a mask, as in the blog post that the paper cites (reference 19)."""
+    """Return the smoothed IoU and Dice of a map [H, W] and a mask, as in the blog post that the paper cites as [19]."""
     inter, total, s = (a * m).sum(), a.sum() + m.sum(), 1e-3
     return (inter + s) / (total - inter + s), 2 * (inter + s) / (total + s)
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #eecd3f4b
 def penalty(a: np.ndarray, d: np.ndarray) -> float:
-    """Weighted distance penalty R / (1 + R), 0 to 1; NaN for a map without mass. Source: equation 2 in closed form."""
+    """Return the weighted distance penalty R / (1 + R), 0 to 1; NaN if A sums to 0. Source: equation 2, closed form."""
     r = (a * d).sum() / (a.sum() + 1e-6)
     return r / (1 + r) if a.sum() > 0 else np.nan
 
@@ -115,11 +115,11 @@ def penalty(a: np.ndarray, d: np.ndarray) -> float:
 def score_map_literal(
     raw: ArrayLike, boxes: ArrayLike, size: tuple[int, int] | None = None, *, tau: float = 0.7, delta: float = 50.0
 ) -> dict[str, float]:
-    """The ten scores of one map, straight from the formulas: NumPy, SciPy and scikit-image, one array a step.
+    """Compute the ten scores of one map directly from the formulas with NumPy, SciPy and scikit-image, step by step.
 
-    raw: [h, w]; boxes: [k, 4] on the grid of `size`. With `size` (height, width) the map goes through the "paper"
-    protocol by scikit-image itself: min-max, order-3 resize with its default clip. Without, it is scored as it is.
-    This is the reference that the other implementations are tested against, and the baseline of the benchmark.
+    raw: [h, w]; boxes: [k, 4] on the grid of `size`; size: (height, width), to which scikit-image resizes the map as
+    under "paper" (min-max, order-3 resize with its default clip), or None to score the map as it is.
+    The tests compare the other implementations with this function; it is also the baseline of the benchmark.
     """
     a = np.asarray(raw, dtype=np.float32)
     if size is not None:

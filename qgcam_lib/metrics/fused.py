@@ -20,10 +20,10 @@ from ..statistics import MAP_SCORES
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #b325f3f3
 def _make_plan(shape, dtype, size, p: MapProtocol, most, options: ScoreOptions) -> Plan:
-    "The numbers and matrices that all maps of one shape share."
+    "Return the numbers and matrices that all maps of one shape share."
     resized = tuple(shape) != tuple(size)
     oy, ox = (axis_operator(n, m, p.resampler, p.edge, p.antialias)
-              for n, m in (zip(shape, size) if resized else [(1, 1)] * 2))  # which is then not used
+              for n, m in (zip(shape, size) if resized else [(1, 1)] * 2))  # unused unless resized
     how = {"none": 0, "minmax": 1, "max": 2}
     return Plan(height=int(size[0]), width=int(size[1]), resized=resized,
                 direct=not resized and p.before == p.after == "none", prefilter=oy.prefilter,
@@ -33,18 +33,18 @@ def _make_plan(shape, dtype, size, p: MapProtocol, most, options: ScoreOptions) 
                 delta=float(options.delta))
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #6082f23b
-_ONE_CALL = threading.Lock()  # other Python threads run beside the kernel, and not every engine of numba takes two
+_ONE_CALL = threading.Lock()  # not every threading layer of numba allows calls from two Python threads at once
 
 
 def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: tuple[int, int], protocol: MapProtocol,
                 options: ScoreOptions) -> np.ndarray:
-    """The sums from which the scores follow, for maps of one shape: float64 [n, 12] with the columns `PARTS`.
+    """Return the sums from which the scores of maps of one shape are computed: float64 [n, 12], columns `PARTS`.
 
     maps: [n, h, w] float32, or float64 under a protocol that does nothing; boxes: [K, 4] on the grid of `size`, the
-    boxes of map n in rows starts[n]..starts[n + 1] - 1 (at least one); size: (height, width) to score at. Column
-    "status" is 0, -1 for a map that was not computed (its thread ran out of memory), 1 for NaN or infinity, 2 for a
-    negative value after the protocol, 3 for one above `value_limit`; other columns of such a map mean nothing.
-    Runs on numba's threads (`numba.set_num_threads`, NUMBA_NUM_THREADS) and keeps a few rows a thread, never an image.
+    boxes of map n in rows starts[n]..starts[n + 1] - 1 (at least one); size: (height, width) of the scoring grid.
+    Column "status" is 0 for a valid map, -1 if the map was not computed (its thread ran out of memory), 1 for NaN or
+    infinity, 2 for a negative value after the protocol, 3 for a value above `value_limit`; unless status is 0, ignore
+    the other columns. Runs on numba's threads (`numba.set_num_threads`, NUMBA_NUM_THREADS); each holds a few rows only.
     """
     most = value_limit(protocol)
     if protocol.blur:
@@ -60,14 +60,14 @@ def score_parts(maps: np.ndarray, boxes: np.ndarray, starts: np.ndarray, size: t
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #5a5d0105
 def refuse_impossible(scores: dict[str, np.ndarray], mask: np.ndarray, rows: np.ndarray, protocol: str) -> None:
-    """ValueError for a score out of its range. rows: numbers of the maps, for the message.
+    """Raise ValueError for a score out of its range. rows: numbers of the maps, for the message.
 
-    mask: pixels in the boxes of each; the published Dice exceeds 1 by at most s / (2 mask + s), where s is 0.001.
+    mask: box pixels per map; the published Dice exceeds 1 by at most s / (2 mask + s), where s is 0.001.
     """
     for m in MAP_SCORES:
         values, (low, high) = scores[m.name], m.range
         high = high + 1e-3 / (2 * mask + 1e-3) if m.name[:4] == "dice" else high
-        fits = (values >= low) & (values <= high * (1 + 2e-5))  # a hair for rounding, as in `value_limit`
+        fits = (values >= low) & (values <= high * (1 + 2e-5))  # a rounding tolerance, as in `value_limit`
         fits |= (m.undefined_when != "never") & np.isnan(values)
         if not fits.all():
             k = int(np.flatnonzero(~fits)[0])
@@ -86,8 +86,8 @@ _FAULTS = {
 
 
 def refuse_status(status: np.ndarray, rows: np.ndarray, protocol: str) -> None:
-    "The error where a map was not computed (-1), and for the first that is not finite (1), negative (2), or above "
-    "what the protocol leaves (3)."
+    "Raise MemoryError if a map was not computed (-1), else ValueError for the first map that is not finite (1), "
+    "negative (2) or above `value_limit` (3)."
     if (status < 0).any():
         raise MemoryError
     if status.any():

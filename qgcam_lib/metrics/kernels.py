@@ -15,12 +15,12 @@ from numba import njit, prange
 from .compiled import compiled
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #efff1923
-_SUM_ORDER = {"reassoc", "contract", "nnan", "ninf", "nsz"}  # what a sum may assume; never used where values are made
+_SUM_ORDER = {"reassoc", "contract", "nnan", "ninf", "nsz"}  # fast-math flags, for sums only and never for map values
 
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #77799bb6
 @njit
 def _n_bad(flat):
-    "Number of NaN or infinite values."
+    "Return the number of NaN or infinite values."
     bad = 0
     for v in flat:
         bad += not (abs(v) < np.inf)
@@ -37,7 +37,7 @@ def _low_high(flat):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #554843d2
 @njit
 def _scale(flat, how, low, high):
-    "Min-max (1) or division by the maximum (2), in place and in the map's own type; 0 leaves it."
+    "Normalise in place, in the map's own type. how: 1 min-max, 2 division by the maximum, 0 nothing."
     if how == 1:
         for x in range(flat.size):
             flat[x] -= low
@@ -49,7 +49,7 @@ def _scale(flat, how, low, high):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #51cbb1ee
 @njit
 def _expand(a, prefilter, across, half, rows):
-    "Raw map [h, w] to rows of vertical coefficients at full width: prefilter @ a @ across, four terms at a time."
+    "Compute rows of vertical coefficients at full width from a raw map [h, w]: prefilter @ a @ across."
     half[:], rows[:] = 0, 0
     for c in range(half.shape[0]):
         for i in range(a.shape[0]):
@@ -68,7 +68,7 @@ def _expand(a, prefilter, across, half, rows):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6d699cca
 @njit
 def _mix(rows, first, weights, low, high, row):
-    "One row of the resized map: four coefficient rows mixed, rounded to the map's type, clipped."
+    "Compute one row of the resized map: mix four coefficient rows, round to the map's type, clip."
     real = row.dtype.type
     r0, r1, r2, r3 = rows[first], rows[first + 1], rows[first + 2], rows[first + 3]
     w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
@@ -80,7 +80,7 @@ def _mix(rows, first, weights, low, high, row):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #18c99984
 @njit(fastmath=_SUM_ORDER)
 def _row_sums(row, d):
-    "Of one row: sum of A, of A d, of 1[A > .5], of 1[A > .5] d."
+    "Return four sums over one row: A, A d, 1[A > .5] and 1[A > .5] d."
     half, zero, one = row.dtype.type(0.5), row.dtype.type(0), row.dtype.type(1)
     s, sd, n, nd = 0.0, 0.0, 0.0, 0.0
     for x in range(row.size):
@@ -95,7 +95,7 @@ def _row_sums(row, d):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #dcf7d645
 @njit(fastmath=_SUM_ORDER)
 def _run_sums(row, start, stop):
-    "Of the columns start..stop: sum of A and of 1[A > .5]."
+    "Return the sums of A and of 1[A > .5] over the columns start to stop - 1."
     half, zero, one = row.dtype.type(0.5), row.dtype.type(0), row.dtype.type(1)
     s, n = 0.0, 0.0
     for v in row[start:stop]:
@@ -114,7 +114,7 @@ def _bit_range(bits):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #5d9c63a0
 @njit
 def _inside(ranges, i, j):
-    "Is pixel (i, j) in some box?"
+    "Return whether pixel (i, j) is in a box."
     for b in range(ranges.shape[0]):
         if ranges[b, 0] <= j < ranges[b, 2] and ranges[b, 1] <= i < ranges[b, 3]:
             return True
@@ -123,7 +123,7 @@ def _inside(ranges, i, j):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #532635ea
 @njit
 def _next_run(ranges, i, start):
-    "The next run of inside columns of row i that begins at or after `start`; (0, 0) when there is none."
+    "Return the next run (begin, stop) of columns in a box in row i, from `start` on; stop is 0 if there is none."
     begin, stop = np.int64(1 << 62), np.int64(0)
     for b in range(ranges.shape[0]):
         j0 = max(ranges[b, 0], start)
@@ -134,7 +134,7 @@ def _next_run(ranges, i, start):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #3f9156f6
 @njit
 def _distances(boxes, across, i, far, d):
-    "Row i of the distance map: the smallest over the boxes of max(0, vertical, horizontal)."
+    "Write row i of the distance map to d: the minimum over the boxes of max(0, vertical, horizontal)."
     for b in range(boxes.shape[0]):
         down = d.dtype.type(max(0.0, boxes[b, 1] - i, i - boxes[b, 3] + far))
         for x in range(d.size):
@@ -144,7 +144,7 @@ def _distances(boxes, across, i, far, d):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6aa79c21
 @njit
 def _is_mixed(at, n, width, ranges, delta):
-    "After suppression, do the tied pixels at[:n] lie partly inside and partly outside? Overwrites the front of `at`."
+    "Return whether the tied pixels at[:n] kept by suppression are partly inside, partly outside. Overwrites `at`."
     n_kept, n_in, n_out = 0, 0, 0
     for k in range(n):
         i, j, free = at[k] // width, at[k] % width, True
@@ -173,8 +173,8 @@ STATUS, MASS, MASS_IN, MASK, ON, ON_IN, MASS_DISTANCE, ON_DISTANCE, TIES, TIES_I
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #a4c3e1a2
 @njit
 def _load(raw, plan, s):
-    "Copy and normalise one raw map into the scratch. Returns a status (0 good, 1 not finite, 2 negative, 3 above "
-    "what the plan leaves) and the clip range."
+    "Copy and normalise one raw map into the scratch. Returns a status (0 valid, 1 not finite, 2 negative, 3 above "
+    "plan.most) and the clip range."
     s.a[:] = raw
     flat = s.a.ravel()
     if _n_bad(flat):
@@ -195,7 +195,7 @@ def _load(raw, plan, s):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #80a09e18
 @njit
 def _resized_row(i, plan, s, clip):
-    "Row i of the resized map into s.row."
+    "Write row i of the resized map to s.row."
     if plan.resized:
         _mix(s.rows, plan.first[i], plan.weights[i], clip[0], clip[1], s.row)
     else:
@@ -204,7 +204,7 @@ def _resized_row(i, plan, s, clip):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #060308cf
 @njit
 def _row(i, plan, s, clip, after):
-    "Row i of the prepared map into s.row."
+    "Write row i of the prepared map to s.row."
     _resized_row(i, plan, s, clip)
     if plan.after:
         _scale(s.row, plan.after, after[0], after[1])
@@ -212,7 +212,7 @@ def _row(i, plan, s, clip, after):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #edb3ffd1
 @njit
 def _range_after(plan, s, clip):
-    "Lowest and highest value of the resized map, for a normalisation at the end."
+    "Return the minimum and maximum of the resized map, for a normalisation after the resize."
     low, high = s.a.dtype.type(np.inf), s.a.dtype.type(-np.inf)
     for i in range(plan.height):
         _resized_row(i, plan, s, clip)
@@ -223,8 +223,8 @@ def _range_after(plan, s, clip):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #7515793b
 @njit
 def _mass(boxes, ranges, plan, s, clip, after, out):
-    "All rows once: the sums into `out`, each row's maximum into s.tops. Returns False when a value is negative; of a "
-    "map that `_load` has not seen, when its values have to be looked at closer."
+    "Go through the rows once; write the sums to `out` and each row's maximum to s.tops. Returns False for a negative "
+    "value and, under plan.direct (without `_load`), for a map whose values `_load` still has to check."
     good, tops = True, s.tops.view(s.row.dtype)
     across = np.empty((boxes.shape[0], plan.width), s.d.dtype)
     for b in range(boxes.shape[0]):
@@ -255,7 +255,7 @@ def _mass(boxes, ranges, plan, s, clip, after, out):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #9d5f7ede
 @njit
 def _ties(ranges, plan, s, clip, after, out):
-    "The pixels equal to the maximum: how many, how many inside, is the first inside, are the suppressed ones mixed."
+    "Write to `out`: number of tied pixels (equal to the maximum), number inside, first inside, uncertain."
     tops = s.tops.view(s.row.dtype)
     best, n, n_in = tops.max(), 0, 0
     for i in range(plan.height):
@@ -273,7 +273,7 @@ def _ties(ranges, plan, s, clip, after, out):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #6424c57f
 @njit
 def _score_block(maps, bits, boxes, ranges, starts, plan, out):
-    "Some maps, one after the other, with one set of scratch arrays."
+    "Score some maps one after the other with one set of scratch arrays."
     h, w, n_coefficients = maps.shape[1], maps.shape[2], plan.prefilter.shape[0]
     a, half, rows = np.empty((h, w), maps.dtype), np.empty((n_coefficients, w)), np.empty((n_coefficients, plan.width))
     row, d = np.empty(plan.width, maps.dtype), np.empty(plan.width, maps.dtype)
@@ -295,7 +295,7 @@ def _score_block(maps, bits, boxes, ranges, starts, plan, out):
 # %% ../../nbs/lib/metrics/03_kernels.ipynb #52ea13bd
 @compiled(parallel=True, nogil=True)
 def score_all(maps, bits, boxes, ranges, starts, plan, block):
-    "Blocks of maps over the threads. Returns the parts, float64 [n, 12]; status -1 where a block was not computed."
+    "Score blocks of maps in parallel threads. Returns the parts, float64 [n, 12]; status -1 if a block failed."
     n = maps.shape[0]
     out = np.zeros((n, len(PARTS)))
     out[:, STATUS] = -1  # an exception in a thread is swallowed

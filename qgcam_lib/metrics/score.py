@@ -39,12 +39,12 @@ SCORE_COLUMNS: tuple[str, ...] = tuple(m.name for m in MAP_SCORES)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #940a577a
 def _share(top: np.ndarray, bottom: np.ndarray, defined: np.ndarray) -> np.ndarray:
-    "top / bottom where it is defined, NaN elsewhere."
+    "Return top / bottom where the score is defined, NaN elsewhere."
     return np.divide(top, bottom, out=np.full(len(top), np.nan), where=defined)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #52facfe8
 def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, options: ScoreOptions) -> dict[str, np.ndarray]:
-    "The twelve columns from the sums of `score_parts`."
+    "Compute the twelve score columns from the sums of `score_parts`."
     s, out = 1e-3, {}
     for kind, a, a_in in (("soft", p["mass"], p["mass_in"]), ("binary", p["on"], p["on_in"])):
         out[f"iou_{kind}"] = (a_in + s) / (a + p["mask"] - a_in + s)
@@ -61,11 +61,11 @@ def _scores_from_parts(p: dict[str, np.ndarray], diagonal: np.ndarray, options: 
     return {name: out[name] for name in SCORE_COLUMNS}
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #72a365d3
-MAX_PIXELS = 89_478_485  # of a picture, as in storage.fields
+MAX_PIXELS = 89_478_485  # of an image, as in storage.fields
 
 
 def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
-    "int64 [N, 2] image sizes (height, width); the maps' own sizes when None."
+    "Return the image sizes (height, width), int64 [N, 2]; None: the maps' own sizes."
     if image_sizes is None:
         return map_sizes
     array = as_numbers(image_sizes, "image_sizes")
@@ -82,7 +82,7 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #959ab6c6
 def _as_flat_boxes(boxes: Any, n_maps: int, n_last: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    "Boxes of all examples as float64 [K, 4], and the example of each, int64 [K]. n_last: the maps' last axis."
+    "Return all boxes, float64 [K, 4], and the example number of each box, int64 [K]. n_last: length of the last axis."
     if hasattr(boxes, "detach") or isinstance(boxes, np.ndarray) and boxes.dtype != object:
         boxes = as_numbers(boxes, "boxes")
     if not hasattr(boxes, "__len__") or isinstance(boxes, np.ndarray) and boxes.ndim == 0:
@@ -103,8 +103,8 @@ def _as_flat_boxes(boxes: Any, n_maps: int, n_last: int = 0) -> tuple[np.ndarray
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #3e9a8f18
 def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, sized: bool) -> np.ndarray:
-    "Boxes cut to their images. Refuses what is no box or lies outside; warns once about what stuck out. sized: were "
-    "image_sizes given?"
+    "Return the boxes clipped to their images. Raises ValueError for an invalid box or one outside its image; warns "
+    "once about clipped boxes. sized: whether image_sizes were given."
     limit = sizes[example][:, [1, 0, 1, 0]].astype(np.float64)
     with np.errstate(invalid="ignore"):
         cut = np.minimum(np.maximum(boxes, 0), limit)
@@ -127,7 +127,7 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, size
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #0adbba22
 def as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
-    "One text or whole number a map, as an array. what: the argument, for the error, a ValueError."
+    "Return one text or whole number per map as an array. what: name of the argument. Errors: ValueError."
     names = pd.Series(names.tolist() if hasattr(names, "tolist") else list(names), dtype=object)
     if len(names) != n_maps or names.isna().any():
         raise ValueError(f"{what}: expected a text or a whole number for each of {n_maps} maps, got "
@@ -136,7 +136,7 @@ def as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #13fef67a
 def _without_negatives(maps: Any, negatives: str, p: MapProtocol) -> tuple[Any, np.ndarray]:
-    "The maps with their negative values settled, and how many cells of each were negative, int64 [N]."
+    "Return the maps after the rule for negative values, and the number of negative values per map, int64 [N]."
     counts, finite = count_negatives(maps)
     signed = np.flatnonzero(counts)
     refuse_status((~finite[signed]).astype(int), signed, p.name)
@@ -145,14 +145,14 @@ def _without_negatives(maps: Any, negatives: str, p: MapProtocol) -> tuple[Any, 
         raise ValueError(f"maps: expected values >= 0, got {counts[n]} negative ones in example {n}, down to "
                          f"{float(maps[n].min()):.3g}{share}; say what they mean: "
                          'negatives="relu" makes them 0, negatives="minmax" shifts and scales such a map to 0..1')
-    if not len(signed) or (negatives == "minmax" and p.before == "minmax"):  # which the protocol does anyway
+    if not len(signed) or (negatives == "minmax" and p.before == "minmax"):  # the protocol starts with min-max anyway
         return maps, counts
     return settle_negatives(maps, counts > 0, negatives), counts
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #031110c2
 @contextmanager
 def _numba_threads(threads: int | None):
-    "Run with `threads` numba threads (None: leave them), then restore."
+    "Run with `threads` numba threads (None: the current number), then restore the number."
     before = numba.get_num_threads()
     numba.set_num_threads(threads or before)
     try:
@@ -163,7 +163,7 @@ def _numba_threads(threads: int | None):
 # %% ../../nbs/lib/metrics/05_score.ipynb #bc235652
 @dataclass(frozen=True)
 class _Work:
-    "All maps of a call; boxes [K, 4] on the scored grids, those of map n in rows starts[n] to starts[n + 1] - 1."
+    "All maps of a call; boxes [K, 4] on the scoring grids, map n's boxes in rows starts[n] to starts[n + 1] - 1."
 
     maps: Any
     boxes: np.ndarray
@@ -173,17 +173,17 @@ class _Work:
 
     @property
     def keeps_type(self) -> bool:
-        """Whether the protocol does not change a map, so that float64 may stay float64."""
+        """Whether the protocol leaves maps unchanged, so that float64 maps stay float64."""
         return self.protocol.grid == "native" and self.protocol.before == self.protocol.after == "none"
 
     def boxes_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        "The boxes of some maps, and where those of each start."
+        "Return the boxes of the maps at `rows`, and the first row of each map's boxes with the end, int64 [n + 1]."
         picked = np.concatenate([np.arange(self.starts[n], self.starts[n + 1]) for n in rows])
         return self.boxes[picked], np.concatenate([[0], np.cumsum(self.starts[rows + 1] - self.starts[rows])])
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #5f6f774f
 def _numba_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    "Sums of maps of one shape on one grid, by the compiled pass, some 64 MB of maps at a time."
+    "Compute the sums of maps of one shape on one grid with the numba kernels, about 64 MB of maps at a time."
     maps, parts = work.maps, []
     step = max(1, 2**26 // maps[rows[0]].nbytes)
     for k in range(0, len(rows), step):
@@ -197,7 +197,7 @@ def _numba_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.nda
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #9b003d56
 def _torch_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    "The same by torch, where the maps are; those that it leaves undecided by the compiled pass."
+    "Compute the same sums with torch on the maps' device; maps left undecided are scored with the numba kernels."
     stack = stack_of(work.maps, rows)
     parts, again = batch_parts(stack if work.keeps_type else stack.float(), *work.boxes_of(rows), size, work.protocol,
                                work.options)
@@ -207,7 +207,7 @@ def _torch_parts(work: _Work, rows: np.ndarray, size: tuple[int, int]) -> np.nda
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #db58f811
 def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Callable) -> dict[str, np.ndarray]:
-    "Scores of maps of one shape on one grid. parts_of: one of the two above."
+    "Return the scores of maps of one shape on one grid. parts_of: `_numba_parts` or `_torch_parts`."
     sums = dict(zip(PARTS, parts_of(work, rows, size).T))
     scores = _scores_from_parts(sums, np.hypot(*size), work.options)
     refuse_impossible(scores, sums["mask"], rows, work.protocol.name)
@@ -216,7 +216,7 @@ def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Call
 # %% ../../nbs/lib/metrics/05_score.ipynb #5a5d0006
 def _findings(all_boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Any, cut: np.ndarray,
               groups: np.ndarray | None) -> list[str]:
-    "What is suspicious about all boxes of a call, and about where the peaks of some of its maps fall."
+    "Return findings about all boxes of a call, and about the peak positions of some of its maps."
     some, starts = some_records(len(maps)), np.searchsorted(example, np.arange(len(maps) + 1))
     boxes = [cut[starts[n]:starts[n + 1]] for n in some]
     return box_findings(all_boxes, sizes[example], example) + peak_findings(
@@ -225,7 +225,7 @@ def _findings(all_boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, map
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
 def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions,
                     groups: np.ndarray | None) -> tuple[_Work, np.ndarray, list[str]]:
-    "The work of a call, the grid (height, width) of each of its maps, int64 [N, 2], and what is suspicious."
+    "Return the work of a call, the scoring grid (height, width) of each map, int64 [N, 2], and the findings."
     map_sizes = map_shapes(arrays)[:, :2]
     sizes = _as_sizes(image_sizes, map_sizes)
     flat, example = _as_flat_boxes(boxes, len(arrays), 0 if isinstance(arrays, list) else arrays.shape[-1])
@@ -238,14 +238,14 @@ def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, o
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #0531d3aa
 def _groups(work: _Work, grids: np.ndarray) -> Iterator[np.ndarray]:
-    "Rows of the maps that share a shape, a grid and a number format."
+    "Yield the rows of maps that share a shape, a grid and a number of bytes per pixel."
     _, group = np.unique(np.column_stack([map_shapes(work.maps), grids]), axis=0, return_inverse=True)
     for g in range(group.max(initial=-1) + 1):
         yield np.flatnonzero(group.ravel() == g)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #528538d8
 def _by_torch(maps: Any, backend: str) -> bool:
-    "Is torch to score these maps, and not the compiled pass?"
+    "Return whether torch scores these maps, instead of the numba kernels."
     if backend not in ("auto", "numba", "torch"):
         raise ValueError(f"backend: expected one of ('auto', 'numba', 'torch'), got {backend!r}")
     sample = maps[0] if isinstance(maps, (list, tuple)) and len(maps) else maps
@@ -258,33 +258,33 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
                distance: str = "paper", clip_dice: bool = False, negatives: str = "error",
                ids: Sequence[str] | Sequence[int] | None = None,
                groups: Sequence[str] | Sequence[int] | None = None, threads: int | None = None) -> pd.DataFrame:
-    """Score heat maps against boxes: one row a map, the columns of `METRICS`.
+    """Score heat maps against boxes: one row per map, the columns of `METRICS`.
 
-    maps: [N, h, w] or [N, 1, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array a map
+    maps: [N, h, w] or [N, 1, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array per map
     (k >= 1; inside means inside any of them), or [N, 4]; xyxy, half-open, pixels of the image. image_sizes: (height,
     width) of the images, one for all or [N, 2]; None means that boxes are on the maps' own grids. protocol: a
-    preset's name or a `MapProtocol`; it says on which grid the scores are taken, and boxes are carried there. None:
-    "paper" where image_sizes are given, "native" where not.
-    tau, delta: threshold and suppression distance (pixels of that grid) of pg_uncertain. ties: pg_hit when several
-    pixels share the maximum, "expected" (the share that is inside), "first" in row-major order, "optimistic"
-    (any of them), "pessimistic" (all of them).
-    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: cut Dice at 1; as published it exceeds 1 by at
-    most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (in batches on the maps' own device; the few
-    maps that rounding leaves undecided, and protocols with a blur, by numba), "auto" (torch for maps on a GPU).
-    negatives: what to do with raw maps that have negative values: "error", "relu" (such a value becomes 0), "minmax"
-    (such a map is shifted and scaled to 0..1; without effect where the protocol begins with that). ids, groups: texts
-    or whole numbers, one per map, for the columns id and group (the image, by which `summarize` and `compare` cluster);
-    with ids the column protocol has its name. threads: numba threads for this call.
+    preset's name or a `MapProtocol`, which sets the scoring grid; boxes are rescaled to that grid. None: "paper" if
+    image_sizes are given, else "native".
+    tau, delta: threshold and suppression distance (pixels of the scoring grid) of pg_uncertain. ties: pg_hit when
+    several pixels share the maximum, "expected" (the share of them inside), "first" (is the first one in row-major
+    order inside), "optimistic" (is any inside), "pessimistic" (are all inside).
+    distance: "paper" or "symmetric" (see `distance_map`). clip_dice: clip Dice at 1; the published formula exceeds 1 by
+    at most 0.001 / (2 mask + 0.001). backend: "numba" (CPU), "torch" (batches on the maps' own device; numba scores
+    the few maps that rounding leaves undecided and all maps under a blur), "auto" (torch for maps on a GPU).
+    negatives: rule for raw maps with negative values: "error", "relu" (negative values become 0), "minmax" (such a map
+    is shifted and scaled to 0..1; no effect if the protocol starts with min-max). ids, groups: texts or whole numbers,
+    one per map, for the columns id and group (the image, by which `summarize` and `compare` cluster); with ids, a
+    column protocol contains the protocol's name. threads: numba threads for this call.
 
-    Under "relu" and "minmax" the column n_negative counts the negative cells of each raw map. The
-    protocol's name stands over the columns (`frame.columns.name`). `attrs`: settings (protocol with all its
-    fields, tau, delta, ties, distance, clip_dice), negatives (the rule, n_maps and n_cells: how many were negative),
+    Under "relu" and "minmax" the column n_negative counts the negative values of each raw map. `frame.columns.name`
+    contains the protocol's name. `attrs`: settings (protocol with all its fields, tau, delta, ties, distance,
+    clip_dice), negatives (the rule, n_maps and n_cells: the numbers of maps and of values that were negative),
     warnings (texts).
-    Undefined values are NaN: io_ratio and wdp_* of a map without mass, wdp_binary when no pixel is above .5.
-    Errors: ValueError that names the example, for NaN or infinity, a negative value (see negatives), an empty,
-    inverted or outlying box, boxes that are all between 0 and 1, a value above 1 under a protocol that leaves values as
-    they are, numbers that do not match, an id that is there twice; OutOfMemory. A box that sticks out is clipped and
-    counted in one warning; what is suspicious about all of them together is another, `SuspiciousInput` (see `checks`).
+    Undefined values are NaN: io_ratio and wdp_* of a map that sums to 0, wdp_binary if no pixel is above .5.
+    Errors: ValueError that names the example, for NaN or infinity, a negative value (see negatives), an empty or
+    inverted box, one outside the image, boxes that are all between 0 and 1, a value above 1 under a protocol that does
+    not normalise, arguments of different lengths, a duplicate id; OutOfMemory. Boxes that reach beyond their image are
+    clipped, with one warning that counts them; `SuspiciousInput` (see `checks`) warns about all boxes together.
     Source: Q-GroundCAM (Rajabi and Kosecka, 2024), equations 1 to 5 and section 2.
     """
     p = default_protocol(image_sizes is not None) if protocol is None else get_protocol(protocol)
@@ -308,7 +308,7 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
             for name, values in _scores(work, rows, size, _torch_parts if by_torch else _numba_parts).items():
                 columns[name][rows] = values
         columns |= {} if negatives == "error" else {"n_negative": n_negative}
-        columns |= {} if ids is None else {"protocol": p.name}  # which a CSV keeps, where `attrs` are lost
+        columns |= {} if ids is None else {"protocol": p.name}  # a CSV keeps this column but loses `attrs`
         frame = pd.DataFrame(names | columns).astype({"pg_ties": np.int64, "pg_uncertain": bool})
     frame.columns.name = f"protocol {p.name}"
     changed = {"rule": negatives, "n_maps": int((n_negative > 0).sum()), "n_cells": int(n_negative.sum())}

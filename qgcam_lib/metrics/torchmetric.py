@@ -28,7 +28,7 @@ Metric = needed("torchmetrics", "a torchmetrics metric").Metric
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #73be255d
 def _same(digests: torch.Tensor) -> torch.Tensor:
-    """The one digest of [k, 16]; refuses to bring together what was scored under different options."""
+    """Return the digest shared by all rows of [k, 16]. Errors: ValueError for scores under different options."""
     if not bool((digests == digests[0]).all()):
         raise ValueError("options: metrics can only be merged if they were computed in the same way; protocol, ties, "
                          "tau, delta, distance, clip_dice and negatives must be equal in all of them")
@@ -39,11 +39,11 @@ _STATES = {"texts": torch.uint8, "lengths": torch.int64}
 
 
 class RecordMetric(Metric):
-    """A torchmetrics metric that keeps a record (JSON's types) an example. A subclass has `update`, which calls
-    `keep`, `score_values`, which makes {name: number} of `records()`, and `drawn`, the names that a plot leaves out.
+    """A torchmetrics metric that keeps one record (JSON types) per example. A subclass defines `update`, which calls
+    `keep`, and `score_values`, which computes {name: number} from `records()`; it may override `drawn`.
 
-    score: one name; `compute()` then gives this scalar. prefix: stands before each name in the dict of `compute()`.
-    options: what two metrics must share to be merged; None: nothing.
+    score: one name; `compute()` then returns this scalar. prefix: put before each name in the dict of `compute()`.
+    options: must be equal in two metrics that are merged; None: no check.
     """
 
     full_state_update = False
@@ -55,7 +55,7 @@ class RecordMetric(Metric):
         self.score, self.key_prefix = score, prefix
         if options is not None:
             digest = torch.tensor(list(sha256(repr(options).encode()).digest()[:16]), dtype=torch.int64)
-            self.add_state("digest", default=digest, dist_reduce_fx=_same)  # first, so it refuses in time
+            self.add_state("digest", default=digest, dist_reduce_fx=_same)  # first: fails before others merge
         for name in _STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -66,17 +66,17 @@ class RecordMetric(Metric):
         self.lengths.append(torch.tensor([len(b) for b in raw], dtype=torch.int64, device=self.device))
 
     def _whole(self, name: str) -> torch.Tensor:
-        """A list state as one tensor, whether it was gathered already or not."""
+        """Return a list state as one tensor, whether already gathered or not."""
         state, empty = getattr(self, name), torch.zeros(0, dtype=_STATES[name], device=self.device)
         return state if isinstance(state, torch.Tensor) else torch.cat([empty, *state])
 
     def records(self) -> list[dict[str, Any]]:
-        """All records, in the order of updates."""
+        """Return all records, in the order of updates."""
         raw, ends = self._whole("texts").cpu().numpy().tobytes(), self._whole("lengths").cumsum(0).tolist()
         return [json.loads(raw[start:end]) for start, end in pairwise([0, *ends])]
 
     def compute(self) -> dict[str, torch.Tensor] | torch.Tensor:
-        """The scores: float64 scalars on the metric's device."""
+        """Return the scores: float64 scalars on the metric's device."""
         values = {name: torch.tensor(v, dtype=torch.float64, device=self.device)
                   for name, v in self.score_values().items()}
         return values[self.score] if self.score else {self.key_prefix + name: v for name, v in values.items()}
@@ -91,7 +91,7 @@ _UNDEFINED = tuple(metric.name for metric in MAP_SCORES if metric.undefined_when
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Exact mean of each defined score, NaN when there is none, with counts of the undefined, and n."""
+    """Return each score's exact mean over its defined values (NaN if none), counts of undefined values, and n."""
     means: dict[str, float] = {}
     for name in SCORE_COLUMNS:
         defined = [row[name] for row in rows if not math.isnan(row[name])]
@@ -104,19 +104,19 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 class GroundingScores(RecordMetric):
     """The scores of `score_maps`, accumulated over batches and processes (torchmetrics).
 
-    protocol, ties, tau, delta, distance, clip_dice, negatives, backend: see `score_maps`; the first batch with
-    suspicious boxes or peaks gives one warning. protocol None: its default, which depends on whether image sizes are
-    given, so give them in every update or in none. score: a column's name; `compute()` then gives this one mean.
-    prefix: stands before each name in the dict of `compute()`. Further keywords go to `torchmetrics.Metric`
+    protocol, ties, tau, delta, distance, clip_dice, negatives, backend: see `score_maps`; only the first batch with
+    suspicious boxes or peaks warns. protocol None: the default of `score_maps`, which depends on image_sizes, so pass
+    image_sizes in every update or in none. score: a column's name; `compute()` then returns this mean only.
+    prefix: put before each name in the dict of `compute()`. Further keywords go to `torchmetrics.Metric`
     (sync_on_compute, process_group, dist_sync_on_step, ...).
 
-    `update(maps, boxes, image_sizes=None, ids=None, groups=None)` takes what `score_maps` takes; ids and groups are one
-    text a map. `compute()` gives a dict of float64 scalars: each score's mean over the examples where it is defined
-    (NaN when there is none), NAME_n_undefined for the scores that can be undefined, n, and, when `negatives` may change
-    maps, n_changed (maps that had negative values) and n_negative (how many cells). `frame()` gives the rows.
-    Splitting into batches and the order of updates, merges and processes change nothing, not even the last digit.
-    Errors: ValueError as in `score_maps`; a batch with an error leaves the state as it was.
-    Merging scores of other options is a ValueError too.
+    `update(maps, boxes, image_sizes=None, ids=None, groups=None)` takes the arguments of `score_maps`; ids and groups
+    have one text per map. `compute()` returns a dict of float64 scalars: each score's mean over the examples with a
+    defined score (NaN if there is none), NAME_n_undefined for scores that can be undefined, n, and, unless `negatives`
+    is "error", n_changed (maps with negative values) and n_negative (negative values). `frame()` returns the rows.
+    The results do not depend on batch size or on the order of updates, merges and processes, down to the last digit.
+    Errors: ValueError as in `score_maps`; a batch with an error leaves the state unchanged. Merging metrics with
+    different options raises ValueError.
     """
 
     higher_is_better = None
@@ -136,7 +136,7 @@ class GroundingScores(RecordMetric):
 
     def update(self, maps: Any, boxes: Any, image_sizes: Any = None, ids: Sequence[Any] | None = None,
                groups: Sequence[Any] | None = None) -> None:
-        """Score a batch. maps: [N, h, w] or a list; boxes: [k, 4] a map, or [N, 4]; see `score_maps`."""
+        """Score a batch. maps: [N, h, w] or a list; boxes: [k, 4] per map, or [N, 4]; see `score_maps`."""
         with warnings.catch_warnings():
             if self.warned:
                 warnings.simplefilter("ignore", SuspiciousInput)
@@ -153,7 +153,7 @@ class GroundingScores(RecordMetric):
         self.keep(rows)
 
     def score_values(self) -> dict[str, float]:
-        """Means over the defined examples, counts of the undefined, and n."""
+        """Return each score's mean over its defined values, the counts of undefined values, and n."""
         self._check_sizes(self.sized)
         rows = self.records()
         if self.options["negatives"] == "error":
@@ -164,7 +164,7 @@ class GroundingScores(RecordMetric):
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #8ae78ea0
 @patch
 def _follow_contract(self: GroundingScores, score: str) -> None:
-    """Take direction and bounds from the score's contract; torchmetrics lets only a class set them plainly."""
+    """Set direction and plot bounds from `METRICS`; torchmetrics allows plain assignment only in a class body."""
     if score not in SCORE_COLUMNS:
         raise ValueError(f"score: expected one of {SCORE_COLUMNS}, got {score!r}")
     low, high = METRICS[score].range
@@ -175,7 +175,7 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #33db9b96
 @patch
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
-    """Refuse a mean over examples with image sizes and without, when no protocol was named."""
+    """Raise ValueError if examples with and without image sizes are mixed and no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
         raise ValueError(f"image_sizes: {sized[0]} examples have one and {sized[1]} have none. Pass image_sizes in "
                          "every update or in none, because they decide the default protocol, or name a protocol.")
@@ -183,7 +183,7 @@ def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)
 def protocol(self: GroundingScores) -> MapProtocol | None:
-    """The protocol of the scores; None if it is the default and there was no update."""
+    """The protocol of the scores; None if no protocol was named and there was no update."""
     if self.options["protocol"] is not None or not self.sized.any():
         return self.options["protocol"]
     return default_protocol(bool(self.sized[0] > 0))
@@ -201,8 +201,8 @@ def __repr__(self: GroundingScores) -> str:
 def plot(self: RecordMetric, val: Any = None, ax: Any = None) -> Any:
     """Draw the scores, or a list of values as curves over steps. Returns (figure, axes), as torchmetrics' plots do.
 
-    val: what `compute()` or `forward` gave, or a list of such (None: `compute()`). ax: axes to draw on, then figure is
-    None.
+    val: a result of `compute()` or `forward`, or a list of results (None: `compute()`). ax: axes to draw on; the
+    returned figure is then None.
     """
     def scores(one: Any) -> Any:
         return {name: v for name, v in one.items() if self.drawn(name.removeprefix(self.key_prefix))
@@ -218,13 +218,13 @@ def plot(self: RecordMetric, val: Any = None, ax: Any = None) -> Any:
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #d2a865b9
 @patch
 def drawn(self: RecordMetric, name: str) -> bool:
-    """Whether this is a score that a plot shows, and not a count."""
+    """Return whether a plot shows this name: a score, and not a count."""
     return name in METRICS and name != "pg_ties" and not name.endswith("_rel")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #53c065fb
 @patch
 def frame(self: GroundingScores) -> pd.DataFrame:
-    """One row an example of this process, in the order of updates: id and group where given, and the scores."""
+    """Return one row per example of this process, in the order of updates: id and group if given, and the scores."""
     rows = self.records()
     names = [name for name in ("id", "group") if any(name in row for row in rows)]
     frame = pd.DataFrame(rows, columns=[*names, *SCORE_COLUMNS]).astype(dict.fromkeys(SCORE_COLUMNS, np.float64))

@@ -28,7 +28,7 @@ def _mix(z: int) -> int:
 class Dice:
     """Seeded random numbers with the same stream on every machine and Python version.
 
-    `Dice(*key)` takes any integers; two different keys give independent streams.
+    `Dice(*key)` takes any integers; different keys have independent streams.
     Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
 
@@ -39,24 +39,24 @@ class Dice:
         self._state = state
 
     def bits(self) -> int:
-        "The next 64 random bits as an integer."
+        "Return the next 64 random bits as an integer."
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         return _mix(self._state)
 
     def unit(self) -> float:
-        "A float in [0, 1)."
+        "Return a random float in [0, 1)."
         return (self.bits() >> 11) * 2.0**-53
 
     def between(self, low: float, high: float) -> float:
-        "A float in [low, high)."
+        "Return a random float in [low, high)."
         return low + (high - low) * self.unit()
 
     def chance(self, p: float) -> bool:
-        "True with probability `p`."
+        "Return True with probability `p`."
         return self.unit() < p
 
     def pick(self, items, weights=None):
-        "One of `items`, with probability proportional to `weights` (equal when None)."
+        "Return one of `items` with probability proportional to `weights` (None: uniform)."
         items = list(items)
         if weights is None:
             return items[int(self.unit() * len(items))]
@@ -72,7 +72,7 @@ class Dice:
         return next(i for i, w in zip(reversed(items), reversed(weights), strict=True) if w > 0)
 
     def shuffled(self, items) -> list:
-        "A new list with the items in random order."
+        "Return a new list with the items in random order."
         items = list(items)
         for i in range(len(items) - 1, 0, -1):
             j = int(self.unit() * (i + 1))
@@ -81,7 +81,7 @@ class Dice:
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #ad726b9b
 def noise(height: int, width: int, seed: int) -> np.ndarray:
-    "White noise [height, width] in 0..1 by hashing pixel coordinates (integers only)."
+    "Return white noise [height, width] in 0..1, computed by hashing the integer pixel coordinates."
     y, x = np.arange(height, dtype=np.uint32)[:, None], np.arange(width, dtype=np.uint32)[None]
     h = x * np.uint32(374761393) + y * np.uint32(668265263) + np.uint32(seed & 0xFFFFFFFF)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(1274126177)
@@ -96,7 +96,7 @@ MATERIALS = ("wooden", "metal", "woolen", "glass")
 
 @dataclass(frozen=True)
 class Paint:
-    "A colour (three floats in 0..1), the second colour of its pattern, pattern, material ('' is none), rim darkness."
+    "A colour (three floats in 0..1), the pattern's second colour, pattern, material ('' is none) and rim darkness."
 
 
     rgb: tuple
@@ -106,27 +106,27 @@ class Paint:
     rim: float = 0.30
 
     def plain(self, k: float = 1.0) -> "Paint":
-        "The same colour without its pattern, `k` times as bright."
+        "Return the same paint without its pattern, `k` times as bright."
         r, g, b = self.rgb
         return Paint((min(1.0, r * k), min(1.0, g * k), min(1.0, b * k)), self.second, "plain", self.material, self.rim)
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #83eb3be3
 def make_paint(colour: str, pattern: str = "plain", material: str = "") -> Paint:
-    "The paint of a named colour. The second colour of a pattern is white, or dark where the first is itself light."
+    "Return the paint of a named colour. The second colour of a pattern is white, or dark if the first is light."
     light = colour in ("white", "yellow", "pink")
     second = (0.30, 0.32, 0.40) if light else (0.98, 0.97, 0.93)
     return Paint(COLOURS[colour], second, pattern, material)
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #2f7c98d1
 def _wave(t, period):
-    "Square wave in 0..1 over `t` (pixels), its edges one pixel soft."
+    "Return a square wave in 0..1 over `t` (pixels) with edges one pixel wide."
     f = t / period
     f = f - np.floor(f)
     return np.clip((np.abs(f - 0.5) - 0.25) * period + 0.5, 0.0, 1.0)
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #260ea573
 def pattern_field(pattern: str, x, y, scale: float = 1.0):
-    "Share of the second colour at pixel offsets `x` (row) and `y` (column), 0..1; None for 'plain'."
+    "Return the share of the second colour, 0..1, at pixel offsets `x` (horizontal) and `y` (up); None for 'plain'."
     if pattern == "striped":
         return _wave(y + 0.0 * x, 5.0 * scale)
     if pattern == "checked":
@@ -142,7 +142,7 @@ def pattern_field(pattern: str, x, y, scale: float = 1.0):
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #e1f4e28f
 def material_field(material: str, x, y, scale: float = 1.0):
-    "Factor of brightness at pixel offsets `x`, `y`; None for no material."
+    "Return the brightness factor of a material at pixel offsets `x`, `y`; None without a material."
     if material == "wooden":
         bend = np.abs(x / (11.0 * scale) - np.floor(x / (11.0 * scale)) - 0.5) * 2.0 * scale
         return 1.04 - 0.24 * _wave(y + bend, 4.0 * scale)
@@ -160,10 +160,10 @@ def material_field(material: str, x, y, scale: float = 1.0):
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #82c61e9f
 class Canvas:
-    """The picture while it is painted.
+    """An image while it is being painted.
 
-    rgb: float64 [3, H, W] in 0..1; owner: int16 [H, W], number of the thing seen there or -1;
-    extent: number -> bool [H, W], what the thing would show if nothing stood before it.
+    rgb: float64 [3, H, W] in 0..1; owner: int16 [H, W], number of the object visible at a pixel, or -1;
+    extent: number -> bool [H, W], the object's pixels if nothing occluded it.
     """
 
     def __init__(self, rgb: np.ndarray):
@@ -176,15 +176,15 @@ class Canvas:
         self.ys = np.arange(self.height, dtype=np.float64)[:, None] + 0.5
 
     def pixels(self) -> np.ndarray:
-        "The picture as uint8 [H, W, 3], rounded half up from values snapped to 1e-4."
+        "Return the image as uint8 [H, W, 3]: values rounded to 1e-4, then half up to whole numbers."
         snapped = np.floor(np.clip(self.rgb, 0.0, 1.0) * 1e4 + 0.5)
         return np.ascontiguousarray((snapped * (255.0 / 1e4) + 0.5).astype(np.uint8).transpose(1, 2, 0))
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #f06d4b92
 class Pen:
-    """Paints shapes in a thing's own units: x to the right, y up, the foot at (0, 0), the top at y = 1.
+    """Paints shapes in an object's own units: x to the right, y up, the foot at (0, 0), the top at y = 1.
 
-    x, y: foot point in pixels; h: height in pixels; flip mirrors left and right; owner: the thing's number.
+    x, y: foot point in pixels; h: height in pixels; flip: mirror left and right; owner: the object's number.
     """
 
     def __init__(self, canvas: Canvas, x: float, y: float, h: float, flip: bool = False, owner: int = 0):
@@ -193,13 +193,13 @@ class Pen:
         canvas.extent.setdefault(owner, np.zeros((canvas.height, canvas.width), bool))
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        "A point of the thing in pixels of the picture."
+        "Convert a point from the object's units to pixels of the image."
         return self.x + self.sx * x, self.y - self.h * y
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #feeebe3d
 @patch
 def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callable, paint: Paint) -> None:
-    """Paint a shape within a rectangle. distance: of X [1, w] and Y [h, 1] in pixels, its signed distance."""
+    """Paint a shape within a rectangle. distance: function of X [1, w] and Y [h, 1]; signed distance in pixels."""
     c = self.canvas
     a, b = sorted((self.x + self.sx * x0, self.x + self.sx * x1))
     left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))
@@ -220,12 +220,12 @@ def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callab
         part[rows, cols] |= inside
 
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #f43c8387
-_TOP_LIGHT, _FALL, _RIM = 1.08, 0.16, 1.9  # brightness at the top, its loss down to the foot, the rim's width in pixels
+_TOP_LIGHT, _FALL, _RIM = 1.08, 0.16, 1.9  # brightness at the top, its drop towards the foot, rim width in pixels
 
 
 @patch
 def _shade(self: Pen, X: np.ndarray, Y: np.ndarray, edge: np.ndarray, cover: np.ndarray, paint: Paint) -> tuple:
-    "The colour [3, h, w] or [3, 1, 1], and the light [h, w] times the covered share, at pixels."
+    "Return the colour, [3, h, w] or [3, 1, 1], and the light times the covered share, [h, w], of a block of pixels."
     light = cover * (_TOP_LIGHT - (_FALL / self.h) * (Y - self.y + self.h))
     if paint.rim:
         light = light * (1.0 - paint.rim * np.clip(_RIM - edge, 0.0, 1.0))
@@ -246,7 +246,7 @@ def _off_centre(v: float) -> float:
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #abcfa98c
 @patch
 def ellipse(self: Pen, cx, cy, rx, ry, paint, above=None, below=None):
-    "An ellipse; `above` and `below` cut it at a height."
+    "Paint an ellipse, or only its part above the height `above` or below the height `below`."
     (x, y), a, b = self.at(cx, cy), abs(rx) * self.h, abs(ry) * self.h
 
     def distance(X, Y):
@@ -265,7 +265,7 @@ def ellipse(self: Pen, cx, cy, rx, ry, paint, above=None, below=None):
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #b87a63d4
 @patch
 def ring(self: Pen, cx, cy, r, width, paint):
-    "A circle drawn as a line of the given width."
+    "Paint a circular line of the given width."
     x, y = self.at(cx, cy)
 
     def distance(X, Y):
@@ -277,7 +277,7 @@ def ring(self: Pen, cx, cy, r, width, paint):
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #f664b920
 @patch
 def box(self: Pen, x0, y0, x1, y1, paint, r=0.0):
-    "A rectangle with corners rounded by `r`."
+    "Paint a rectangle with corners of radius `r`."
     (x, y), r = self.at(0.5 * (x0 + x1), 0.5 * (y0 + y1)), r * self.h
     half, tall = abs(x1 - x0) * 0.5 * self.h - r, abs(y1 - y0) * 0.5 * self.h - r
 
@@ -291,7 +291,7 @@ def box(self: Pen, x0, y0, x1, y1, paint, r=0.0):
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #9c4aa0b0
 @patch
 def line(self: Pen, x0, y0, x1, y1, width, paint):
-    "A thick line with round ends; never thinner than 1.2 pixels."
+    "Paint a line with round ends, at least 1.2 pixels wide in an image 96 pixels high."
     half = max(0.5 * width * self.h, 0.6 * self.canvas.scale)
     (x, y), m = self.at(x0, y0), half / self.h
     bx, by = self.sx * (x1 - x0), -self.h * (y1 - y0)
@@ -308,7 +308,7 @@ def line(self: Pen, x0, y0, x1, y1, width, paint):
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #29ea9da2
 @patch
 def poly(self: Pen, points, paint):
-    "A convex polygon, its points in either direction."
+    "Paint a convex polygon; its points may be in either orientation."
     corners = [self.at(x, y) for x, y in points]
     edges = list(zip(corners, corners[1:] + corners[:1]))
     area = sum(ax * by - bx * ay for (ax, ay), (bx, by) in edges)

@@ -26,7 +26,7 @@ _COLOUR_OF = {rgb: name for name, rgb in COLOURS.items()}
 
 
 def figure_paint(word: str, own: Paint) -> Paint:
-    "The paint that a stroke's word stands for on a figure whose own paint is `own`."
+    "Return the paint named by a stroke's word. own: the paint of the figure."
     name, *factors = word.split("*")
     if name in _CHOICES:
         paint = figure_paint(_CHOICES[name].get(_COLOUR_OF[own.rgb], _CHOICES[name]["else"]), own)
@@ -38,7 +38,7 @@ def figure_paint(word: str, own: Paint) -> Paint:
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #ebe89398
 def draw_figure(pen: Pen, name: str, own: Paint):
-    "One of `FIGURES`, of height 1, in its own paint."
+    "Draw one of `FIGURES`, of height 1. own: its paint."
     for shape, word, *strokes in FIGURES[name]:
         paint = figure_paint(word, own)
         for numbers in strokes:
@@ -57,14 +57,14 @@ HAIRS = {"blond": (0.95, 0.78, 0.36), "brown": (0.45, 0.27, 0.14), "black": (0.1
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #5bb50b16
 @dataclass(frozen=True)
 class Garment:
-    "A piece of clothing (or hair) to paint: noun, paint and the number it paints under."
+    "A piece of clothing (or hair) to paint: noun, paint and owner (its number)."
 
     noun: str
     paint: Paint
     owner: int
 
     def pen(self, pen: Pen) -> Pen:
-        "The wearer's pen, painting under the garment's number."
+        "Return a copy of the wearer's pen that paints with the garment's number as owner."
         own = copy(pen)
         own.owner = self.owner
         return own
@@ -140,7 +140,7 @@ def _hat(pen: Pen, g: Garment, y: float, r: float):
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #1df03575
 def draw_person(pen: Pen, look: PersonLook):
-    "A person of height 1. Pose 'sit' is a rider in profile, hip at the pen's foot; 'half' shows the upper body."
+    "Draw a person of height 1. Pose 'sit': a rider in profile with the hip at the foot point; 'half': upper body only."
     r, hip, neck = _build(look.noun, look.pose)
     if look.pose != "half":
         _legs(pen, look, hip)
@@ -151,13 +151,13 @@ def draw_person(pen: Pen, look: PersonLook):
 
 
 def _build(noun: str, pose: str) -> tuple[float, float, float]:
-    "The head's radius, and the heights of hip and neck, in the person's units."
+    "Return the head's radius and the heights of hip and neck, in the person's units."
     r, hip, neck = (0.165, 0.33, 0.64) if noun in ("boy", "girl") else (0.13, 0.42, 0.74)
     return {"half": (r, 0.0, neck - 0.36), "sit": (r, 0.06, neck - hip + 0.06)}.get(pose, (r, hip, neck))
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #d6146d83
 def hand_of(noun: str) -> tuple[float, float]:
-    """The position of a standing person's raised hand, in the person's units."""
+    """Return the position of a standing person's raised hand, in the person's units."""
     return 0.36, _build(noun, "")[2] - 0.01
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #e40dab3d
@@ -248,7 +248,7 @@ _DETAILS = {"indoor": _indoor, "beach": _beach, "road": _road, "grass": _grass, 
 
 
 def paint_background(background: str, size: int, horizon: float, dice: Dice) -> Canvas:
-    "A canvas with a background and nothing else on it. size: side in pixels; horizon: pixels from the top."
+    "Return a canvas with only a background. size: side in pixels; horizon: pixels from the top."
     canvas = Canvas(_ground(size, horizon, background, dice))
     pen = Pen(canvas, 0.0, horizon, float(size), owner=-1)
     _DETAILS[background](pen, dice, horizon / size)

@@ -33,14 +33,14 @@ PLANS = {"object": OBJECT_PLANS, "relation": RELATION_PLANS, "attribute": ATTRIB
 
 
 class Loaded(Dice):
-    "Dice that show the next wish whenever it is among the items to pick from; otherwise the same stream."
+    "Dice whose `pick` returns the next wish if it is among the items; the random stream stays the same."
 
     def __init__(self, *key: int, wishes: tuple = ()):
         super().__init__(*key)
         self.wishes = list(wishes)
 
     def pick(self, items, weights=None):
-        "One of `items`; the next wish if it is one of them."
+        "Return the next wish if it is among `items`, else one of `items` at random."
         items = list(items)
         thrown = super().pick(items, weights)
         return self.wishes.pop(0) if self.wishes and self.wishes[0] in items else thrown
@@ -50,14 +50,14 @@ _PATTERN_WEIGHTS, _MATERIAL_CHANCE = (5, 2, 2, 2), 0.4
 
 
 class Stage(Draft):
-    "A draft in which looks are set by noun: {noun: {'colour': 'red', ...}}, and clothes depend on the noun alone."
+    "A draft with looks per noun, {noun: {'colour': 'red', ...}}, in which clothes depend on the noun only."
 
     def __init__(self, key: int, background: str, horizon: float):
         super().__init__(Dice(key), background, horizon, False)
         self.key, self.looks, self.garments = key, {}, ()
 
     def add(self, noun: str, x: float, y: float, *, flip: bool | None = None, **options) -> int:
-        "Places a thing as `Draft.add` does, with the look that its noun has on this stage."
+        "Add an object as `Draft.add` does, with this stage's look for its noun."
         throw = Dice(self.key, 61, _code(noun)).chance(0.5)
         number = super().add(noun, x, y, flip=throw if flip is None else flip, **options)
         self.change(number, **(self._usual(noun) | self.looks.get(noun, {})))
@@ -76,14 +76,14 @@ class Stage(Draft):
         return sum(t.noun == noun for t in self.things) - 1
 
     def dress(self, person: Thing) -> None:
-        "Dresses a person from dice that know only the noun; the garments that are wished for come first."
+        "Dress a person with dice seeded by the noun; garments in `garments` are preferred."
         key = (self.key, 62, _code(person.noun), self._others(person.noun))
         stage_dice, self.dice = self.dice, Loaded(*key, wishes=self.garments)
         super().dress(person)
         self.garments, self.dice = tuple(self.dice.wishes), stage_dice
 
     def wear(self, person: Thing, noun: str, *look: str) -> None:
-        "Puts a garment on, with the look that its noun has on this stage."
+        "Put a garment on a person, with this stage's look for its noun."
         look = dict(zip(("colour", "pattern", "material"), look)) | self.looks.get(noun, {})
         super().wear(person, noun, **look)
 
@@ -119,7 +119,7 @@ _X = {"left": 0.25, "right": 0.75, "middle": 0.5}
 
 
 def _put(stage: Stage, part: Act, number: int) -> bool:
-    "Draws one part; False when the sampler did not come out as planned."
+    "Add one part to the stage; return whether the sampler placed what was planned."
     dice, start = Dice(stage.key, 63, number), len(stage.things)
     x, y = _X[part.at] + dice.between(-0.06, 0.06), dice.between(max(0.76, stage.horizon + 0.26), 0.95)
     stage.dice, stage.garments = Loaded(stage.key, 64, number), ()
@@ -135,7 +135,7 @@ def _put(stage: Stage, part: Act, number: int) -> bool:
 
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #86f65e82
 def _wishes(part: Act) -> list[str]:
-    "The nouns that the sampler's dice should show, in the order in which it picks."
+    "Return the nouns that the sampler's dice should pick, in the order of the picks."
     if part.make in ("wearing", "inside"):
         return list(part.nouns[:1])
     return list(part.nouns if part.make == "holding" else part.nouns[::-1])
@@ -146,7 +146,7 @@ _TOP, _BOTTOM = 0.02, 0.98
 
 
 def _fit(stage: Stage, start: int, at: str) -> None:
-    "Moves a part into its half of the picture; one that is too wide goes to the edge."
+    "Move a part into its half of the image, or to the edge if it is too wide."
     x0, y0, x1, y1 = stage.extent(start)
     low, high = _HALVES[at]
     dx = max(low - x0, 0.0) - max(x1 - high, 0.0)
@@ -157,7 +157,7 @@ def _fit(stage: Stage, start: int, at: str) -> None:
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #d3f670b6
 @dataclass(frozen=True)
 class Group:
-    """Two pictures and two captions; caption k is true of picture k and false of the other.
+    """Two images and two captions; caption k is true of image k and false of the other.
 
     contradiction: 'object', 'relation', 'attribute', 'who_does_what' or 'plain'; recipe: the plan's name.
     """
@@ -168,7 +168,7 @@ class Group:
     pictures: tuple[Rendering, Rendering]
 
     def boxes(self, k: int) -> tuple[tuple[tuple, ...], ...]:
-        "For every noun of caption k the boxes (xyxy, visible pixels) of what it denotes in picture k."
+        "Return for each noun of caption k the boxes (xyxy, visible pixels) of the objects it denotes in image k."
         objects = denoted(self.pictures[k], self.captions[k])
         return tuple(tuple(self.pictures[k].scene.thing(t).box for t in sorted(ids)) for ids in objects)
 
@@ -183,7 +183,7 @@ def _background(dice: Dice, noun: str) -> str:
 
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #4a0d5915
 def _draw(plan: PairPlan, side: int, key: int, number: int, background: str) -> Rendering | None:
-    "One of the group's two pictures; None when a part did not come out as planned."
+    "Return one of the group's two images; None if a part was not placed as planned."
     dice = Dice(key, 65)
     stage = Stage(key, background, dice.between(0.36, 0.50))
     for where in dice.shuffled(("sky", "back"))[: dice.pick((0, 1, 2), (1, 4, 3))]:
@@ -210,8 +210,8 @@ def _plain_to_see(group: Group, k: int) -> bool:
 
 # %% ../../../nbs/lib/miniworld/pairs/03_contradictions.ipynb #13645aa2
 def holds(group: Group) -> bool:
-    """Whether each caption is certainly true of its image and certainly false of the other, and all boxes are
-    visible."""
+    """Return whether each caption is certainly true of its image and certainly false of the other, and all denoted
+    objects are well visible."""
     return all(
         certainly_true(group.pictures[k], group.captions[k])
         and certainly_false(group.pictures[1 - k], group.captions[k])
@@ -224,9 +224,9 @@ _ATTEMPTS = 400
 
 
 def make_group(number: int, contradiction: str, *, seed: int = SEED) -> Group:
-    """Group `number`; it depends on nothing but the arguments.
+    """Return group `number`, which depends only on the arguments.
 
-    contradiction: a key of `PLANS`. Errors: RuntimeError when no group came out in 400 attempts.
+    contradiction: a key of `PLANS`. Errors: RuntimeError if 400 attempts give no valid group.
     """
     recipes: dict[str, tuple[Callable, float]] = PLANS[contradiction]
     name = Dice(seed, 53, number).pick(recipes, [weight for _, weight in recipes.values()])

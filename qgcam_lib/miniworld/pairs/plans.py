@@ -23,10 +23,10 @@ from ..words.words import FITS, LINKS, NAMES, SETTINGS
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #0cb0dcbe
 _TABLES = read_tables("pairs/choices")
 COUPLES, NEIGHBOURS, SMALL = _TABLES["couples"], _TABLES["neighbours"], _TABLES["small"]
-MANY = SMALL + _TABLES["many"]  # can be told apart in rows of two or three
+MANY = SMALL + _TABLES["many"]  # distinguishable in rows of two or three
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #bb11dbcd
-ENDS = {"left of": ("left", "right"), "right of": ("right", "left")}  # where the subject stands, and the object
+ENDS = {"left of": ("left", "right"), "right of": ("right", "left")}  # places of subject and object
 CONTENT = {"on": LIES_ON, "under": LIES_UNDER, "inside": tuple(n for n in LIES_IN if n not in ("dog", "bird"))}
 OBJECTS = {"on": ("table", "chair", "bench", "sofa"), "riding": ("horse", "bicycle"),
            "holding": tuple(noun for noun in HELD if noun not in ("kite", "balloon"))}  # fmt: skip
@@ -34,19 +34,19 @@ _CLEAR = ("red", "yellow", "green", "blue", "purple", "pink", "black", "white", 
 
 
 def tinted(colour: str | None, *nouns: str) -> dict:
-    "The looks of nouns in one colour, plain and of no material; empty without a colour."
+    "Return looks that give the nouns one colour, no pattern and no material; {} without a colour."
     return {noun: {"colour": colour, "pattern": "plain", "material": ""} for noun in nouns} if colour else {}
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #8da983f0
 class Chooser(Dice):
-    "Dice that choose what a plan is about."
+    "Dice that draw the nouns, colours and words of a plan."
 
     def pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        "One of the pairs, either noun first."
+        "Return one of the pairs with its nouns in random order."
         return tuple(self.shuffled(self.pick(pairs)))
 
     def related(self, relation: str) -> tuple[str, str]:
-        "A subject and an object for a relation of the sampler. Whatever is asked for, each of the last four is thrown."
+        "Return a subject and an object for a relation of the sampler. All relations but 'inside' use the same draws."
         person = self.pick(PEOPLE)
         if relation == "inside":
             return (person, "boat") if self.chance(0.3) else (self.pick(CONTENT["inside"]), "box")
@@ -58,26 +58,26 @@ class Chooser(Dice):
         }[relation]
 
     def name(self, noun: str) -> str:
-        "A name that is true of this noun only."
+        "Return a name that fits this noun and no other."
         return self.pick([name for name in NAMES[noun] if len(FITS[name]) == 1])
 
     def link(self, predicate: str) -> str:
-        "Loose words for a predicate, as in 'a cat beneath a table'."
+        "Return words for a predicate without a finite verb, as in 'a cat beneath a table'."
         vague = {"holding": ("with",), "riding": ("on",)}.get(predicate, ())
         return self.pick([words for words in LINKS[predicate][0] if words not in vague])
 
     def colour(self, noun: str, *other: str) -> str:
-        "A clear colour for a thing or a garment, none of the others; the usual ones seldom."
+        "Return a clear colour for an object or a garment, not in `other`; its usual colours are drawn rarely."
         free = [colour for colour in colours_of(noun) if colour in _CLEAR and colour not in other]
         return self.pick(free, [1.0 / COLOUR_BIAS.get(noun, {}).get(colour, 1.0) for colour in free])
 
     def shared_colour(self, first: str, second: str, *other: str) -> str | None:
-        "A clear colour of both nouns, none of the others; None when there is none, and then nothing is thrown."
+        "Return a clear colour of both nouns, not in `other`; None, without a random draw, if there is none."
         both = [c for c in colours_of(first) if c in colours_of(second) and c in _CLEAR and c not in other]
         return self.pick(both) if both else None
 
     def two_coloured(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        "Two neighbours, a colour that both come in, and another, if possible of the same sort, for the first."
+        "Return two neighbours and two colours: one that both can have, and another, if possible also for both."
         pair = first, second = self.pair([p for p in NEIGHBOURS + SMALL if self.shared_colour(*p)])
         colour = self.shared_colour(first, second)
         return pair, (colour, self.shared_colour(first, second, colour) or self.colour(first, colour))
@@ -86,7 +86,7 @@ class Chooser(Dice):
 @dataclass(frozen=True)
 class Act:
     """A part of a scene. make: 'stand', 'fly', 'row', 'behind', or a relation of the sampler; nouns: subject first;
-    at: 'left', 'right' or 'middle'; looks: ((noun, {attribute: value}), ...) for this part alone."""
+    at: 'left', 'right' or 'middle'; looks: ((noun, {attribute: value}), ...) for this part only."""
 
     make: str
     nouns: tuple[str, ...]
@@ -96,8 +96,8 @@ class Act:
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e1073682
 @dataclass(frozen=True)
 class PairPlan:
-    """acts: the parts of each of the two scenes; said: the two captions; odd: the noun that should be out of place;
-    looks: {noun: {attribute: value}} for both scenes; tail: number of the setting's words to be added, -1 for none."""
+    """A plan of two scenes. acts: the parts of each scene; said: the two captions; odd: the noun to show in an unusual
+    place; looks: {noun: {attribute: value}} for both; tail: index of the setting's words in captions, -1 for none."""
 
     acts: tuple[tuple[Act, ...], tuple[Act, ...]]
     said: tuple[Caption, Caption]
@@ -106,7 +106,7 @@ class PairPlan:
     tail: int = -1
 
     def captions(self, background: str) -> tuple[Caption, Caption]:
-        "The captions, with the setting named at the end where the plan wants it."
+        "Return the captions, with the setting at the end if the plan has a tail."
         if self.tail < 0:
             return self.said
         words = SETTINGS[background][self.tail % len(SETTINGS[background])]
@@ -117,30 +117,30 @@ PLACES, SIDES = ("left", "right", "middle"), ("left", "right")
 
 
 def side_by_side(nouns: tuple[str, str], ends: tuple[str, str], colours: tuple = (None, None)) -> tuple[Act, Act]:
-    "One act: two things, each at its end and, where given, in its colour."
+    "Return the parts of one scene: two objects, each at its end and, if given, in its colour."
     return tuple(Act("stand", (noun,), end, tuple(tinted(colour, noun).items()))
                  for noun, end, colour in zip(nouns, ends, colours))  # fmt: skip
 
 
 def by_turns(make: str, who: tuple[str, str], what: str, ends: tuple[str, str]) -> tuple:
-    "Two acts: the first of two does something with `what` beside the second, then the second beside the first."
+    "Return the parts of two scenes: in each, one of `who` acts on `what` and the other stands beside."
     orders = who, who[::-1]
     return tuple((Act(make, (one, what), ends[0]), Act("stand", (other,), ends[1])) for one, other in orders)
 
 
 def stated(subject: Noun, predicate: str, obj: Noun, words: str) -> Caption:
-    "'a cat on a table'."
+    "Return a caption such as 'a cat on a table'."
     return Caption((subject, obj), ((0, predicate, 1),), (0, words, 1))
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e473f108
 def named(dice: Chooser, nouns: tuple[str, str], colour: str | None = None) -> tuple[Caption, Caption]:
-    "Two captions of one word each, or of a colour and a word."
+    "Return two captions of a name each, or of a colour and a name."
     facts = (("colour", colour),) if colour else ()
     return tuple(Caption((Noun(dice.name(noun), facts, bare=True),)) for noun in nouns)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #df0c8a0b
 def neighbours(dice: Chooser) -> PairPlan:
-    "'dog' and 'sheep', in the same place and where possible of the same colour."
+    "Plan 'dog' and 'sheep', in the same place and, if possible, of the same colour."
     pair = dice.pair(NEIGHBOURS)
     at, colour = dice.pick(PLACES), dice.shared_colour(*pair)
     captions = named(dice, pair, colour if colour and dice.chance(0.35) else None)
@@ -148,7 +148,7 @@ def neighbours(dice: Chooser) -> PairPlan:
 
 
 def in_the_sky(dice: Chooser) -> PairPlan:
-    "'kite' and 'balloon', flying."
+    "Plan 'kite' and 'balloon', flying."
     pair, at = dice.pair((("kite", "balloon"), ("plane", "bird"), ("balloon", "bird"))), dice.pick(PLACES)
     captions = named(dice, pair)
     below = Act("stand", (dice.pick(("dog", "horse", "car", "boat", "tree")),), dice.pick(SIDES))
@@ -159,7 +159,7 @@ _HELD_PAIRS = read_tables("pairs/choices")["held"]
 
 
 def on_a_support(dice: Chooser) -> PairPlan:
-    "'cat' and 'rabbit', on the same chair, in the same box, or in the same hands."
+    "Plan 'cat' and 'rabbit', on the same chair, in the same box, or in the same hands."
     make, at = dice.pick(("on", "inside", "holding")), dice.pick(SIDES)
     if make == "holding":
         pair = dice.pair(_HELD_PAIRS)
@@ -171,7 +171,7 @@ def on_a_support(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #6e5074b1
 def colour_swap(dice: Chooser) -> PairPlan:
-    "'red ball' and 'red drum': a red ball with a blue drum in one picture, a blue ball with a red drum in the other."
+    "Plan 'red ball' and 'red drum': one image has a red ball and a blue drum, the other a blue ball and a red drum."
     pair, colours = dice.two_coloured()
     ends = dice.shuffled(SIDES)
     acts = tuple(side_by_side(pair, ends, shown) for shown in (colours, colours[::-1]))
@@ -179,7 +179,7 @@ def colour_swap(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #c9033ef4
 def how_many(dice: Chooser) -> PairPlan:
-    "'two dogs' and 'two cats', with one of the other kind in each picture; or 'dogs' and 'cats' alone; or three."
+    "Plan 'two dogs' and 'two cats', with one of the other noun in each image; or only 'dogs' and 'cats'; or three."
     pair = dice.pair(MANY)
     ends, alone, count = dice.shuffled(SIDES), dice.chance(0.6), dice.pick((2, 3))
     alone = alone and "sheep" not in pair  # "sheep" alone could be one or many
@@ -191,12 +191,12 @@ def how_many(dice: Chooser) -> PairPlan:
     return PairPlan(tuple((row, *other) for row, other in zip(rows, others)), captions, pair[0], looks)
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #9fdf68e3
-_FIRST = {"on": 5, "inside": 3, "holding": 3, "riding": 3, "under": 3, "left of": 2, "behind": 3}  # with weights
+_FIRST = {"on": 5, "inside": 3, "holding": 3, "riding": 3, "under": 3, "left of": 2, "behind": 3}  # weights
 _REVERSE = {"left of": "right of", "behind": "in front of"}
 
 
 def _act(predicate: str, pair: tuple[str, str], at: str) -> tuple[Act, ...]:
-    "The parts that show a pair in a predicate."
+    "Return the parts that show a pair in a relation."
     if predicate in ENDS:
         return side_by_side(pair, ENDS[predicate])
     if predicate in ("behind", "in front of"):
@@ -205,7 +205,7 @@ def _act(predicate: str, pair: tuple[str, str], at: str) -> tuple[Act, ...]:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #af17f7c9
 def other_relation(dice: Chooser) -> PairPlan:
-    "'a cat on a table' and 'a cat under a table'; 'a man holding a ball' and 'a man to the left of a ball'."
+    "Plan 'a cat on a table' and 'a cat under a table'; 'a man holding a ball' and 'a man to the left of a ball'."
     first = dice.pick(_FIRST, _FIRST.values())
     pair = dice.pair(NEIGHBOURS + COUPLES) if first in _REVERSE else dice.related(first)
     second = _REVERSE.get(first) or dice.pick(ENDS)
@@ -220,7 +220,7 @@ def other_relation(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #bf39e441
 def other_object(dice: Chooser) -> PairPlan:
-    "'a cat on a chair' and 'a cat on a table', with chair and table in both pictures."
+    "Plan 'a cat on a chair' and 'a cat on a table', with chair and table in both images."
     make = dice.pick(("on", "holding", "riding"), (4, 3, 1))
     who, what = dice.related(make)
     rival = dice.pick([n for n in OBJECTS[make] if n != what])
@@ -234,7 +234,7 @@ def other_object(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #3d25fad6
 def other_subject(dice: Chooser) -> PairPlan:
-    "'a man riding a horse' and 'a woman riding a horse', with both people in both pictures."
+    "Plan 'a man riding a horse' and 'a woman riding a horse', with both people in both images."
     make = dice.pick(("on", "under", "inside", "holding", "riding"), (2, 2, 2, 3, 3))
     who, what = dice.related(make)
     if KINDS[who].category == "people":
@@ -247,7 +247,7 @@ def other_subject(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #1604ed2c
 def _attribute(dice: Chooser, noun: str) -> tuple[str, str, str]:
-    "A colour or a pattern of a noun, and another that nobody takes for it."
+    "Return 'colour' or 'pattern' and two clearly different values for a noun."
     if KINDS[noun].patterned and dice.chance(0.3):
         return "pattern", *dice.pair((("striped", "dotted"), ("checked", "dotted"), ("striped", "checked")))
     colour = dice.colour(noun)
@@ -255,7 +255,7 @@ def _attribute(dice: Chooser, noun: str) -> tuple[str, str, str]:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #09a633de
 def other_attribute(dice: Chooser) -> PairPlan:
-    "'a man holding a red ball' and 'a man holding a blue ball', with both balls in both pictures."
+    "Plan 'a man holding a red ball' and 'a man holding a blue ball', with both balls in both images."
     make = dice.pick(("holding", "on", "inside", "riding", "under"), (4, 4, 1, 1, 2))
     pair = dice.related(make)
     if make == "inside":
@@ -272,7 +272,7 @@ def other_attribute(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #97b069ef
 def other_clothes(dice: Chooser) -> PairPlan:
-    "'a man wearing a red shirt' and 'a man wearing a blue shirt', beside somebody in the other colour."
+    "Plan 'a man wearing a red shirt' and 'a man wearing a blue shirt', beside a person in the other colour."
     pair = who, other = dice.pair(COUPLES)
     both = [g for place in ("top", "hat") for g in WARDROBE[who][place] if g in sum(WARDROBE[other].values(), ())]
     garment = dice.pick(both)
@@ -285,13 +285,13 @@ def other_clothes(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #592074e8
 def dressed(who: tuple[str, str], worn: tuple[str, str], ends: tuple[str, str], colours: tuple[str, str]) -> tuple:
-    "One act: two people, each with a garment in its colour."
+    "Return the parts of one scene: two people, each with a garment in its colour."
     return tuple(Act("wearing", (person, garment), end, tuple(tinted(colour, garment).items()))
                  for person, garment, end, colour in zip(who, worn, ends, colours))  # fmt: skip
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #a0b25ae4
 def recoloured(dice: Chooser) -> PairPlan:
-    "'there is a red ball' and 'there is a blue ball', with one ball in either picture; sometimes another pattern."
+    "Plan 'there is a red ball' and 'there is a blue ball', with one ball in each image; sometimes two patterns."
     noun, at = dice.pick([n for n in KINDS if n not in (*PEOPLE, *FLYERS)]), dice.pick(PLACES)
     attribute, *values = _attribute(dice, noun)
     usual, name = tinted(dice.colour(noun), noun)[noun], dice.name(noun)

@@ -27,12 +27,12 @@ from ..words.claims import Caption, Noun
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #87ce5c37
 def _tail(dice: Chooser, share: float = 0.35) -> int:
-    "For a share of the plans, which of the setting's words are added to the captions; -1 for the others."
+    "Return the index of the setting's words that captions end with, for a random share of plans; else -1."
     return int(dice.unit() * 4) if dice.chance(share) else -1
 
 
 def _actors(dice: Chooser, make: str) -> tuple[tuple[str, str], str]:
-    "Two who could do it, and the object."
+    "Return two nouns that can both be the subject of a relation, and its object."
     if make in ("holding", "riding"):
         what = dice.pick(OBJECTS[make])
         return dice.pair(COUPLES), what
@@ -41,7 +41,7 @@ def _actors(dice: Chooser, make: str) -> tuple[tuple[str, str], str]:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #bab40cf8
 def swapped_beside(dice: Chooser) -> PairPlan:
-    "'a man holding an umbrella to the left of a woman' and 'a woman holding an umbrella to the left of a man'."
+    "Plan 'a man holding an umbrella to the left of a woman' and 'a woman holding an umbrella to the left of a man'."
     make, side = dice.pick(("holding", "riding", "on", "under", "inside"), (5, 2, 4, 2, 3)), dice.pick(ENDS)
     pair, what = _actors(dice, make)
     first, second, obj = (Noun(dice.name(noun)) for noun in (*pair, what))
@@ -51,7 +51,7 @@ def swapped_beside(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #675ed008
 def two_deeds(dice: Chooser) -> PairPlan:
-    "'a man holding a cup and a woman holding a book' and 'a woman holding a cup and a man holding a book'."
+    "Plan 'a man holding a cup and a woman holding a book' and 'a woman holding a cup and a man holding a book'."
     makes = dice.pick((("holding", "holding"), ("riding", "holding"), ("holding", "riding")), (4, 1, 1))
     who = dice.pair(COUPLES)
     nouns = [dice.pick(OBJECTS[make]) for make in makes]
@@ -61,7 +61,7 @@ def two_deeds(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #02096226
 def two_places(dice: Chooser) -> PairPlan:
-    "'a cat on a chair and a dog under a table' and 'a dog on a chair and a cat under a table'."
+    "Plan 'a cat on a chair and a dog under a table' and 'a dog on a chair and a cat under a table'."
     makes = dice.pick((("on", "under"), ("on", "inside"), ("inside", "under"), ("on", "on")), (3, 3, 1, 2))
     who = dice.pair([p for p in SMALL if all(set(p) <= set(CONTENT[make]) for make in makes)])
     if makes == ("on", "on"):
@@ -83,7 +83,7 @@ def _two_clauses(dice: Chooser, makes: tuple, who: tuple, what) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #7a257f31
 def swapped_places(dice: Chooser) -> PairPlan:
-    "'a dog to the left of a cat' and 'a cat to the left of a dog'; sometimes 'two dogs'; sometimes 'behind'."
+    "Plan 'a dog to the left of a cat' and 'a cat to the left of a dog'; sometimes 'two dogs'; sometimes 'behind'."
     pair = first, second = dice.pair(NEIGHBOURS + COUPLES)
     if dice.chance(0.25):
         predicate, many = "behind", 1
@@ -99,7 +99,7 @@ def swapped_places(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #ecc88910
 def swapped_colours(dice: Chooser) -> PairPlan:
-    "'a red ball to the left of a blue drum' and 'a blue ball to the left of a red drum'."
+    "Plan 'a red ball to the left of a blue drum' and 'a blue ball to the left of a red drum'."
     pair, colours = dice.two_coloured()
     side = dice.pick(ENDS)
     names, words = [dice.name(noun) for noun in pair], dice.link(side)
@@ -112,7 +112,7 @@ def swapped_colours(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/02_role_plans.ipynb #9fa7b17e
 def swapped_clothes(dice: Chooser) -> PairPlan:
-    "'a man wearing a red shirt and a woman wearing a blue skirt' and the same with the colours swapped."
+    "Plan 'a man wearing a red shirt and a woman wearing a blue skirt', and the same caption with the colours swapped."
     who = dice.pair(COUPLES)
     worn = [dice.pick([g for place in ("top", "bottom", "hat") for g in WARDROBE[person][place]]) for person in who]
     colour = dice.colour(worn[0])

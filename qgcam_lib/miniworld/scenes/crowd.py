@@ -31,12 +31,12 @@ from qgcam_lib.miniworld.scenes.scene import (
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #b7c38229
 _THINGS = tuple(n for n in KINDS if n not in PEOPLE + ANIMALS + FLYERS)
-_MANY_PEOPLE = 0.6  # chance that a crowd of creatures is one of people
+_MANY_PEOPLE = 0.6  # chance that a testA crowd consists of people, not animals
 SPLITS = {"train": 100_000, "val": 200_000, "testA": 300_000, "testB": 400_000}
 
 
 def _members(draft: Draft, part: str) -> list[str]:
-    "The nouns of a crowd: people of any sort, or several of one animal or thing, fewer of the wide ones."
+    "Return the nouns of a crowd: people, or several of one animal or other object; fewer if the noun is wide."
     dice = draft.dice
     count = dice.pick((2, 3, 4), (4, 4, 1))
     if part == "testA" and dice.chance(_MANY_PEOPLE):
@@ -51,12 +51,12 @@ def _width(noun: str) -> float:
     return 2.0 * KINDS[noun].half * KINDS[noun].height
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #c7de7773
-_FILLED = 0.82  # share of the picture's width that a crowd takes when it has to shrink
+_FILLED = 0.82  # share of the image's width to which a wide crowd is shrunk
 _RAISED, _LOOKS_LIKE_FIRST = 0.30, 0.20  # chances
 
 
 def _line_up(draft: Draft, nouns: list[str]) -> None:
-    "Places the members side by side; some people hold something, some things look like the first one."
+    "Add the members side by side; some people hold an object, some objects look like the first one."
     dice, lane, first = draft.dice, 0.96 / len(nouns), None
     k = min(1.0, _FILLED / (len(nouns) * max(map(_width, nouns))))
     for position, noun in enumerate(nouns):
@@ -72,7 +72,7 @@ def _line_up(draft: Draft, nouns: list[str]) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #fd4b63a0
 def _bystander(draft: Draft) -> None:
-    "One thing that is no member: in the sky, far behind, or near."
+    "Add one object that is not a member of the crowd: in the sky, far away, or near."
     dice, where = draft.dice, draft.dice.pick(("sky", "far", "near"))
     if where == "sky":
         noun = draft.pick_noun((*FLYERS, "bird")) if draft.background != "indoor" else "balloon"
@@ -85,7 +85,7 @@ def _bystander(draft: Draft) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #3492f759
 def draft_crowd(index: int, split: str, seed: int, size: int, attempt: int = 0) -> Scene:
-    "A scene with a crowd, drawn up but not yet painted. split: 'train', 'val', 'testA' or 'testB'."
+    "Return a sampled scene with a crowd, not yet painted. split: 'train', 'val', 'testA' or 'testB'."
     natural, number = split in ("train", "val"), scene_number(SPLITS, index, split)
     dice = Dice(seed, 21, SPLITS[split], index, attempt)
     background = dice.pick(BACKGROUNDS)
@@ -97,7 +97,7 @@ def draft_crowd(index: int, split: str, seed: int, size: int, attempt: int = 0) 
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #291bbd7a
 def crop(picture: Rendering, window: tuple) -> Rendering:
-    "The part of a picture inside `window` (integers x0, y0, x1, y1, half-open); boxes move along."
+    "Return the part of an image inside `window` (integers x0, y0, x1, y1, half-open); boxes are shifted to match."
     x0, y0, x1, y1 = window
     scene, things = picture.scene, []
     for t in scene.things:
@@ -114,7 +114,7 @@ _SHAPE_WEIGHTS = (2, 1, 3)  # square, upright, landscape
 
 
 def _frame(picture: Rendering, dice: Dice) -> tuple[int, int, int, int]:
-    "A window that holds every box, two pixels away from it; neither side is shorter than 5/8 of the other."
+    "Return a window with all boxes, two or more pixels from its cut sides; each side is at least 5/8 of the other."
     size = picture.scene.size
     boxes = [t.box for t in picture.scene.things if t.box is not None]
     free = [int(min(b[0] for b in boxes)), int(min(b[1] for b in boxes))]
@@ -132,17 +132,17 @@ _SIDES, _ATTEMPTS = (96, 112, 128, 160), 100
 
 
 def rivals(scene: Scene, number: int) -> list[Thing]:
-    "The other top-level things that are of the same sort: any person for a person, else the same noun."
+    "Return the other top-level objects of the same type: any person for a person, else the same noun."
     t = scene.thing(number)
     same = (lambda o: o.category == "people") if t.category == "people" else (lambda o: o.noun == t.noun)
     return [o for o in scene.top_level() if o.id != number and same(o)]
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #f157fe4d
 def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
-    """Crowd number `index` of a split, painted; it depends on nothing but the arguments.
+    """Return crowd number `index` of a split, painted; the result depends only on the arguments.
 
-    split: 'train', 'val', 'testA' (people and animals) or 'testB' (things). Errors: ValueError for another split or a
-    negative index.
+    split: 'train', 'val', 'testA' (people and animals) or 'testB' (other objects). Errors: ValueError for another split
+    or an index outside 0..99999.
     """
     scene_number(SPLITS, index, split)
     dice = Dice(seed, 22, SPLITS[split], index)
@@ -159,15 +159,15 @@ _SAME_NOUN, _SAME_COLOUR = 0.7, 0.35  # chances
 
 
 class Echo(Draft):
-    "A draft in which nouns and colours come back; otherwise it draws as `Draft` does."
+    "A draft that often repeats nouns and colours; otherwise the same as `Draft`."
 
     def pick_noun(self, nouns) -> str:
-        "A noun, preferably one that is there."
+        "Return a random noun, preferably one already in the draft."
         present = [t.noun for t in self.things if t.parent < 0 and t.noun in nouns]
         return self.dice.pick(present) if present and self.dice.chance(_SAME_NOUN) else super().pick_noun(nouns)
 
     def pick_colour(self, noun: str) -> str:
-        "A colour, preferably one that is there."
+        "Return a random colour, preferably one already in the draft."
         present = [t.colour for t in self.things if t.colour in colours_of(noun)]
         return self.dice.pick(present) if present and self.dice.chance(_SAME_COLOUR) else super().pick_colour(noun)
 
@@ -179,7 +179,7 @@ _ROW_NOUNS = (*NEAR, "chair", "horse", "sheep", "cow", "bottle", "lamp", "tree",
 
 
 def _row(draft: Draft) -> None:
-    "Three or four things or people in lanes of their own."
+    "Add three or four objects or people side by side, each in its own lane."
     dice = draft.dice
     count = dice.pick((3, 4))
     lane, people = 0.96 / count, dice.chance(0.4)
@@ -190,7 +190,7 @@ def _row(draft: Draft) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #37dae67c
 def draft_doubles(index: int, split: str, seed: int, size: int, attempt: int = 0) -> Scene:
-    "A scene with doubles, drawn up but not yet painted. split: 'train', 'val' or 'test'."
+    "Return a sampled scene with several objects of one type, not yet painted. split: 'train', 'val' or 'test'."
     dice = Dice(seed, 31, DOUBLES_SPLITS[split], index, attempt)
     background = dice.pick(BACKGROUNDS)
     draft = Echo(dice, background, dice.between(0.32, 0.48), natural=True)
@@ -209,17 +209,17 @@ def draft_doubles(index: int, split: str, seed: int, size: int, attempt: int = 0
 DOUBLES_SPLITS = {"train": 500_000, "val": 600_000, "test": 700_000}
 _DOUBLES_SIDES, _DOUBLES_ATTEMPTS = (112, 128, 144, 160), 200
 _FEWEST, _MOST = 3, 10  # candidates
-_LEAST_SIDE = 0.075  # of a box, as a share of the picture's side
+_LEAST_SIDE = 0.075  # of a box, as a share of the image's side
 _MOST_IOU = 0.5
 
 
 def type_of(t: Thing) -> str:
-    """The type of an object: 'person' for people, else the noun."""
+    """Return the type of an object: 'person' for people, else the noun."""
     return "person" if t.category == "people" else t.noun
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #73dc96c1
 def is_usable(scene: Scene) -> bool:
-    "Whether a painted scene has three to ten well visible candidates, of which two to four are of one type."
+    "Return whether a painted scene has three to ten well visible candidates, two to four of the most frequent type."
     tops = scene.top_level()
     if not _FEWEST <= len(tops) <= _MOST or any(t.box is None for t in tops):
         return False
@@ -237,7 +237,7 @@ def _iou(p: tuple, q: tuple) -> float:
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #f53f9812
 def make_doubles(index: int, split: str, *, seed: int) -> Rendering:
-    """Picture number `index` of a split ('train', 'val', 'test'), painted; it depends on nothing but the arguments.
+    """Return image number `index` of a split ('train', 'val', 'test'); the result depends only on the arguments.
 
     Errors: ValueError for another split or an index outside 0..99999.
     """

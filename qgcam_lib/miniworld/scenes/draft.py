@@ -16,7 +16,7 @@ from .scene import KINDS, WARDROBE, Relation, Scene, Thing, colour_weights, plac
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #9d04941d
 class Draft:
-    "The scene while it is drawn up: `add` places a thing and returns its number; `relate` records a relation."
+    "A scene under construction: `add` places an object and returns its number; `relate` adds a relation."
 
     def __init__(self, dice: Dice, background: str, horizon: float, natural: bool):
         self.dice, self.background, self.horizon, self.natural = dice, background, horizon, natural
@@ -24,21 +24,21 @@ class Draft:
         self.relations: list[Relation] = []
 
     def pick_noun(self, nouns) -> str:
-        """A noun, weighted by the usual objects of this background if the scene is natural."""
+        """Return a random noun, weighted by the usual objects of this background if the scene is natural."""
         return self.dice.pick(nouns, [place_weight(n, self.background, self.natural) for n in nouns])
 
     def pick_colour(self, noun: str) -> str:
-        "A colour for a noun, weighted likewise."
+        "Return a random colour for a noun, weighted by noun and background if the scene is natural."
         weights = colour_weights(noun, self.background, self.natural)
         return self.dice.pick(weights, weights.values())
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #0fea87a9
-_FAR, _NEARER = 0.80, 0.28  # how large things look at the horizon, and how much more at the lower edge
+_FAR, _NEARER = 0.80, 0.28  # relative size of objects at the horizon, and its increase to the lower edge
 
 
 @patch
 def perspective(self: Draft, y: float) -> float:
-    """The relative size of objects at foot line `y`: 0.8 at the horizon, 1.08 at the lower edge."""
+    """Return the relative size of objects at foot line `y`: 0.8 at the horizon, 1.08 at the lower edge."""
     nearness = (y - self.horizon) / (1.0 - self.horizon)
     return _FAR + _NEARER * min(1.0, max(0.0, nearness))
 
@@ -46,12 +46,12 @@ def perspective(self: Draft, y: float) -> float:
 _SIZES = {"": 1.0, "small": 0.72, "large": 1.28}
 _SIZE_WEIGHTS, _PATTERN_WEIGHTS = (5, 2, 2), (5, 2, 2, 2)
 _MATERIAL_CHANCE = 0.45
-_LARGEST = 0.46  # share of the picture's side above which nothing is called large
+_LARGEST = 0.46  # share of the image's side above which no object is called large
 
 
 @patch
 def appearance(self: Draft, noun: str, sized: bool) -> dict:
-    "Colour, pattern, material and, where wished, size of a thing, at random. People have only clothes."
+    "Return a random colour, pattern, material and, if `sized`, size for an object; people have no colour."
     dice, kind = self.dice, KINDS[noun]
     colour = "" if kind.category == "people" else self.pick_colour(noun)
     pattern = dice.pick(PATTERNS, _PATTERN_WEIGHTS) if kind.patterned else "plain"
@@ -65,9 +65,9 @@ def appearance(self: Draft, noun: str, sized: bool) -> dict:
 @patch
 def add(self: Draft, noun: str, x: float, y: float, *, k: float = 1.0, depth: float | None = None, pose: str = "",
         sized: bool = True, flip: bool | None = None, like: Thing | None = None) -> int:
-    """Places a thing with its foot at (x, y), `k` times its usual height, and returns its number; people come dressed.
+    """Add an object with its foot at (x, y), `k` times its usual height; return its number. People get clothes.
 
-    depth: more for what is nearer, by default the foot line `y`; sized: may be small or large; flip: default, a throw.
+    depth: larger is nearer, default the foot line `y`; sized: may be small or large; flip: None, chosen at random.
     """
     kind = KINDS[noun]
     look = self.appearance(noun, sized)
@@ -85,14 +85,14 @@ def add(self: Draft, noun: str, x: float, y: float, *, k: float = 1.0, depth: fl
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #6157dc93
 @patch
 def change(self: Draft, number: int, **facts) -> Thing:
-    "Gives the thing with this number other facts (fields of `Thing`), and returns it."
+    "Change fields of the object with this number (fields of `Thing`); return the new object."
     self.things[number] = replace(self.things[number], **facts)
     return self.things[number]
 
 
 @patch
 def relate(self: Draft, subject: int, predicate: str, obj: int) -> None:
-    "Records a relation."
+    "Add a relation."
     self.relations.append(Relation(subject, predicate, obj))
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #e1b41873
@@ -102,7 +102,7 @@ _WOOLEN_TOP, _WOOLEN_HAT, _HAT = 0.2, 0.15, 0.45  # chances
 
 @patch
 def dress(self: Draft, person: Thing) -> None:
-    "Gives a person hair and clothes."
+    "Add hair and clothes to a person."
     dice, closet = self.dice, WARDROBE[person.noun]
     self.wear(person, "hair", dice.pick(HAIRS))
     top = dice.pick(closet["top"])
@@ -132,12 +132,12 @@ def wear(self: Draft, person: Thing, noun: str, colour: str, pattern: str = "pla
         self.relate(person.id, "wearing", garment.id)
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #3f750e7a
-_ALOFT = 0.5  # the foot line whose perspective flying things have
+_ALOFT = 0.5  # foot line that sets the relative size of flying objects
 
 
 @patch
 def fly(self: Draft, noun: str, x: float, *, k: float, gap: float | None = None) -> int:
-    "Places a flying thing and returns its number. gap: between it and the upper edge, by default a throw."
+    "Add a flying object; return its number. gap: between object and upper edge, None: chosen at random."
     number = self.add(noun, x, _ALOFT, k=k, depth=0.0, pose="flying", sized=False)
     gap = self.dice.between(0.03, 0.10) if gap is None else gap
     self.change(number, y=self.things[number].height + gap)
@@ -146,7 +146,7 @@ def fly(self: Draft, noun: str, x: float, *, k: float, gap: float | None = None)
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #1a3ee86c
 @patch
 def extent(self: Draft, start: int) -> tuple[float, float, float, float]:
-    "Left, top, right, bottom of all things from number `start` on."
+    "Return the joint left, top, right and bottom of all objects from number `start` on."
     tops = [t for t in self.things[start:] if t.parent < 0]
     sides = [(t.x - KINDS[t.noun].half * t.height, t.x + KINDS[t.noun].half * t.height) for t in tops]
     left, right = min(left for left, _ in sides), max(right for _, right in sides)
@@ -155,21 +155,21 @@ def extent(self: Draft, start: int) -> tuple[float, float, float, float]:
 
 @patch
 def shift(self: Draft, start: int, dx: float, dy: float = 0.0) -> None:
-    "Moves all things from number `start` on."
+    "Move all objects from number `start` on."
     self.things[start:] = [replace(t, x=t.x + dx, y=t.y + dy, depth=t.depth + dy) for t in self.things[start:]]
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #c952bbc2
 def point_of(thing: Thing, right: float, up: float) -> tuple[float, float]:
-    "A point in a thing's own heights from its foot, in the draft's units; `right` is left where the thing is mirrored."
+    "Return a point, given in object heights from the foot, in the draft's units; a flipped object mirrors `right`."
     return thing.x + (-right if thing.flip else right) * thing.height, thing.y - up * thing.height
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #367ee0bd
-_STEPS = 16.0  # to the pixel
+_STEPS = 16.0  # per pixel
 
 
 @patch
 def scene(self: Draft, split: str, number: int, seed: int, size: int) -> Scene:
-    "The drawing as a scene of `size` pixels a side, not yet painted: no boxes, and things may still hide each other."
+    "Return the draft as a scene of `size` pixels a side, not yet painted: no boxes, and objects may be hidden."
 
     def pixels(share: float) -> float:
         return int(share * size * _STEPS + 0.5) / _STEPS

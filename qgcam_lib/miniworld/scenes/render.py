@@ -43,9 +43,9 @@ def _look(scene: Scene, t: Thing) -> PersonLook:
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #c7d2b932
 def draw_thing(canvas: Canvas, scene: Scene, t: Thing):
-    """Paints one top-level thing, people with their clothes.
+    """Paint one top-level object, people with their clothes.
 
-    A box that holds something is painted in two steps: its back before the content, its front after it.
+    A box with content is painted in two steps: its back before the content, its front after the content.
     """
     holder = {r.subject: scene.thing(r.object) for r in scene.relations if r.predicate == "inside"}
     pen, behind = _pen(canvas, t), t if t.noun == "box" and t not in holder.values() else holder.get(t.id)
@@ -75,8 +75,8 @@ def _shadow(canvas: Canvas, t: Thing) -> None:
 class Rendering:
     """A painted scene.
 
-    image: uint8 [H, W, 3]; owner: int16 [H, W], id of the finest thing seen there (a shirt, not its wearer) or -1;
-    whole: thing id -> bool [H, W], the pixels the thing would show if nothing stood before it.
+    image: uint8 [H, W, 3]; owner: int16 [H, W], id of the object visible at a pixel (a shirt, not its wearer) or -1;
+    whole: object id -> bool [H, W], the object's pixels if nothing occluded it.
     """
 
     scene: Scene
@@ -85,7 +85,7 @@ class Rendering:
     whole: dict
 
     def mask(self, number: int) -> np.ndarray:
-        "Visible pixels of a thing, bool [H, W]; a person's include those of the clothes."
+        "Return the visible pixels of an object, bool [H, W]; a person's mask includes the clothes."
         visible = self.owner == number
         for t in self.scene.things:
             if t.parent == number:
@@ -93,18 +93,18 @@ class Rendering:
         return visible
 
     def visible(self, number: int) -> float:
-        "Share of the thing's pixels that is not hidden by others, 0..1."
+        "Return the share of the object's pixels that are not hidden by other objects, 0..1."
         whole = int(np.count_nonzero(self.whole[number])) if number in self.whole else 0
         return int(np.count_nonzero(self.mask(number))) / whole if whole else 0.0
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #4f65455b
 def far_to_near(scene: Scene) -> list[Thing]:
-    "The top-level things in the order in which they are painted."
+    "Return the top-level objects in painting order."
     return sorted(scene.top_level(), key=lambda t: (t.depth, t.id))
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #16f43bab
 def render(scene: Scene) -> Rendering:
-    "Paints a scene: background, shadows, then things from far to near. The same scene gives the same bytes anywhere."
+    "Paint a scene: background, shadows, then objects from far to near. A scene has the same bytes on every machine."
     dice = Dice(scene.seed, 7, scene.index, len(scene.split))
     canvas = paint_background(scene.background, scene.size, scene.horizon, dice)
     order = far_to_near(scene)
@@ -120,20 +120,20 @@ def render(scene: Scene) -> Rendering:
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #c601f3ab
 def mask_box(mask: np.ndarray) -> tuple | None:
-    "Extent of a mask as float xyxy, half-open; None when it is empty."
+    "Return the extent of a mask as float xyxy, half-open; None for an empty mask."
     rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     if len(rows) == 0:
         return None
     return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #d01626ca
-_LEAST_VISIBLE = 0.40  # share of a thing
-_LEAST_PIXELS = 40  # of a thing, in a picture of 96 pixels a side
+_LEAST_VISIBLE = 0.40  # share of an object's pixels
+_LEAST_PIXELS = 40  # of an object, in an image of 96 pixels a side
 _RESTS, _CARRIES = ("on", "riding", "inside"), ("holding", "wearing")
 
 
 def _hidden(picture: Rendering) -> set[int]:
-    "The ids of the things that are too small or too much hidden to be kept, and of all that hangs on those."
+    "Return the ids of objects that are too small or too hidden to keep, and of all objects that depend on them."
     scene, unit = picture.scene, picture.scene.size / 96.0
     gone, before = set(), -1
     for t in scene.top_level():
@@ -154,19 +154,19 @@ def _without(scene: Scene, gone: set[int]) -> Scene:
     return replace(scene, things=things, relations=relations)
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #32ed2b8b
-_LEVEL = 0.3  # share of the shorter box's height that two things beside each other have in common
-_OVERLAP = 2  # pixels by which they may overlap all the same, in a picture of 96 pixels a side
-_COVERED, _COVERED_PIXELS = 0.04, 12  # of a thing that is behind another
+_LEVEL = 0.3  # vertical overlap of two objects beside each other, as a share of the shorter box's height
+_OVERLAP = 2  # largest horizontal overlap in pixels, in an image of 96 pixels a side
+_COVERED, _COVERED_PIXELS = 0.04, 12  # hidden share and pixels of an object that is behind another
 
 
 def _is_left(p: tuple, q: tuple, unit: float) -> bool:
-    "Whether box `p` lies to the left of box `q`, at about its height."
+    "Return whether box `p` is to the left of box `q`, at about the same height."
     level = shared(p, q, 1) >= _LEVEL * min(p[3] - p[1], q[3] - q[1])
     return level and p[2] <= q[0] + _OVERLAP * unit
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #3d27b074
 def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
-    "Whether `b` stands before `a` and hides some of it."
+    "Return whether `b` is in front of `a` and hides a part of `a`."
     if "flying" in (a.pose, b.pose) or a.depth >= b.depth:
         return False
     whole = picture.whole[a.id]
@@ -175,7 +175,7 @@ def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #29bd987b
 def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
-    "left of, right of and behind between the top-level things of a painted scene that nothing else ties together."
+    "Return the relations left of, right of and behind between top-level objects without any other relation."
     scene, relations = picture.scene, []
     unit = scene.size / 96.0
     tied = {frozenset((r.subject, r.object)) for r in scene.relations}
@@ -191,7 +191,7 @@ def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #a42add3d
 def paint_scene(scene: Scene, paint: Callable[[Scene], Rendering] = render) -> Rendering:
-    "Paints a drafted scene, drops what is hidden, and fills in boxes and spatial relations."
+    "Paint a drafted scene, drop hidden objects, and add boxes and spatial relations."
     picture = paint(scene)
     while gone := _hidden(picture):
         picture = paint(_without(picture.scene, gone))
@@ -209,7 +209,7 @@ _ATTEMPTS = 100
 def make_picture(
     index: int, split: str = "test", *, seed: int = SEED, size: int = 96, natural: bool | None = None
 ) -> Rendering:
-    """Scene number `index` of a split, painted. It depends on nothing but the arguments.
+    """Return scene number `index` of a split, painted; the result depends only on the arguments.
 
     split: 'train', 'val' or 'test'; size: side in pixels, at least 32;
     natural: with the training biases (default: in train and val, not in test).
@@ -230,5 +230,5 @@ def make_picture(
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #e5695f56
 @delegates(make_picture)
 def make_scene(index: int, split: str = "test", **kwargs) -> Scene:
-    "The scene graph of scene number `index`; see `make_picture` for the arguments. Its things carry boxes."
+    "Return the scene graph of scene number `index`, with boxes; see `make_picture` for the arguments."
     return make_picture(index, split, **kwargs).scene

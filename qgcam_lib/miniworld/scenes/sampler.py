@@ -22,17 +22,17 @@ LIES_IN = ("cat", "rabbit", "dog", "ball", "bottle", "book", "flower", "bird", "
 FLYERS = ("kite", "balloon", "plane")
 _GROUND = tuple(noun for noun in KINDS if noun not in PEOPLE + FLYERS)
 _TWINS = "dog cat sheep rabbit bird ball cup bottle chair flower book box suitcase".split()
-_STEP = 0.001  # of depth: just enough to be painted before or after
-_CARRIED = 0.85  # how large things look that somebody or something carries
+_STEP = 0.001  # difference in depth that sets the painting order
+_CARRIED = 0.85  # relative size of carried objects
 
 
 def lone_thing(draft: Draft, x: float, y: float) -> None:
-    """Any object on the ground."""
+    """Add one object on the ground."""
     draft.add(draft.pick_noun(_GROUND), x, y)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #2e63ca39
 def lone_person(draft: Draft, x: float, y: float) -> None:
-    "A person who does nothing."
+    "Add a person without any relation but clothes."
     draft.add(draft.dice.pick(PEOPLE), x, y, sized=False)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #9464ef88
@@ -41,7 +41,7 @@ _USUAL_GRIP = 0.40
 
 
 def hand_over(draft: Draft, number: int, noun: str, k: float = 1.0) -> None:
-    "Puts a thing into the raised hand of person `number`, `k` times as large as such things are held."
+    "Put an object into the raised hand of person `number`, at `k` times the size of held objects."
     person = draft.things[number]
     x, y = point_of(person, *hand_of(person.noun))
     held = draft.add(noun, x, y, k=_CARRIED * k, depth=person.depth + _STEP, sized=False, flip=person.flip)
@@ -50,7 +50,7 @@ def hand_over(draft: Draft, number: int, noun: str, k: float = 1.0) -> None:
 
 
 def holder(draft: Draft, x: float, y: float) -> None:
-    "A person with something in the raised hand."
+    "Add a person with an object in the raised hand."
     person, held = draft.dice.pick(PEOPLE), draft.pick_noun(HELD)
     hand_over(draft, draft.add(person, x, y, sized=False, pose="raised"), held)
 
@@ -62,7 +62,7 @@ _MOUNT_SIZE, _RIDER_SIZE, _BASE_SIZE = 0.92, 0.82, 1.12
 
 
 def rider(draft: Draft, x: float, y: float) -> None:
-    "A person on a horse, an elephant or a bicycle; as tall as perspective wants it where the mount stands."
+    "Add a person on a horse, an elephant or a bicycle; the mount's foot line sets the person's size."
     mount = draft.things[draft.add(draft.pick_noun(tuple(_SEATS)), x, y, sized=False, k=_MOUNT_SIZE)]
     noun, seat = draft.dice.pick(PEOPLE), point_of(mount, *_SEATS[mount.noun])
     person = draft.add(noun, *seat, k=_CARRIED, depth=mount.depth + _STEP, pose="sit", sized=False, flip=mount.flip)
@@ -71,7 +71,7 @@ def rider(draft: Draft, x: float, y: float) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #e8a63ec5
 def thing_on(draft: Draft, x: float, y: float) -> None:
-    "A thing on a piece of furniture."
+    "Add an object on a piece of furniture."
     base = draft.things[draft.add(draft.pick_noun(tuple(_SURFACES)), x, y, sized=False, k=_BASE_SIZE)]
     left, right, up = _SURFACES[base.noun]
     noun = draft.pick_noun(LIES_ON)
@@ -86,7 +86,7 @@ _BESIDE_TRUNK = 0.13
 
 
 def thing_under(draft: Draft, x: float, y: float) -> None:
-    "A thing under a table or a tree."
+    "Add an object under a table or a tree."
     noun = draft.dice.pick(tuple(_SHELTERS), (2, 1))
     size, room, width, lift = _SHELTERS[noun]
     base = draft.things[draft.add(noun, x, y, k=size, sized=False)]
@@ -118,7 +118,7 @@ def _in_box(draft: Draft, x: float, y: float) -> tuple[Thing, Thing, float, floa
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #3ca6c8a7
 def thing_inside(draft: Draft, x: float, y: float) -> None:
-    "A person in a boat or a thing in a box."
+    "Add a person in a boat or an object in a box."
     put = _in_boat if draft.dice.chance(_BOAT_CHANCE) else _in_box
     base, content, height, up = put(draft, x, y)
     x = base.x + draft.dice.between(-0.06, 0.06) * base.height
@@ -132,7 +132,7 @@ _TWIN_SIZE, _WIDEST_GAP = 0.85, 0.30
 
 
 def two_alike(draft: Draft, x: float, y: float) -> None:
-    "Two things of one kind."
+    "Add two objects of one noun."
     dice, noun = draft.dice, draft.pick_noun(_TWINS)
     first = draft.things[draft.add(noun, x, y, k=_TWIN_SIZE, sized=False)]
     gap = 2.0 * KINDS[noun].half * first.height * dice.between(0.92, 1.12)
@@ -142,7 +142,7 @@ def two_alike(draft: Draft, x: float, y: float) -> None:
     draft.add(noun, x, y, k=_TWIN_SIZE, sized=False, like=like, flip=flip)
 
 
-CLUSTERS = {  # what is placed, and its weight; those with a relation are called by its name
+CLUSTERS = {  # name (the relation, if the cluster has one) -> function that adds the cluster, and its weight
     "alone": (lone_thing, 5.0),
     "wearing": (lone_person, 1.6),
     "holding": (holder, 2.2),
@@ -161,9 +161,9 @@ _SKY = ("kite", "balloon", "bird", "plane")
 
 
 def place(draft: Draft, where: str, kind: str = "") -> None:
-    """Puts a cluster to the 'left' or 'right', or one thing into the 'sky', the 'middle' or the 'back', at random.
+    """Add a cluster on the 'left' or 'right', or a random object in the 'sky', the 'middle' or the 'back'.
 
-    kind: of the cluster, a name in `CLUSTERS`; '' draws one.
+    kind: the cluster's name in `CLUSTERS`; '': chosen at random.
     """
     dice, start = draft.dice, len(draft.things)
     if where == "sky":
@@ -187,12 +187,12 @@ _TOP, _BOTTOM = 0.02, 0.98
 _LEFT, _RIGHT = 0.015, 0.985
 _WIDEST = 0.96
 _CENTRE = (0.49, 0.51)
-_ASIDE = {"left": (0.012, 0.485), "right": (0.515, 0.988)}  # where a cluster stands that has left the centre
+_ASIDE = {"left": (0.012, 0.485), "right": (0.515, 0.988)}  # where a cluster moved off the centre is placed
 _STEP_ASIDE_CHANCE = 0.9
 
 
 def _settle(draft: Draft, start: int, where: str) -> None:
-    "Moves a cluster into the picture and, mostly, off its centre."
+    "Move a cluster into the image and, in most cases, off the centre."
     left, top, right, bottom = draft.extent(start)
     if top < _TOP and bottom < _BOTTOM:
         draft.shift(start, 0.0, min(_TOP - top, _BOTTOM - bottom))
@@ -211,7 +211,7 @@ _SPLIT_KEYS = {"train": 1, "val": 2, "test": 3}
 
 
 def draft_scene(index: int, split: str, seed: int, size: int, natural: bool, attempt: int = 0) -> Scene:
-    "A scene drawn up but not yet painted: no boxes, and things may still hide each other."
+    "Return a sampled scene that is not yet painted: no boxes, and objects may be hidden."
     dice = Dice(seed, _SPLIT_KEYS[split], index, attempt, int(natural))
     background = dice.pick(BACKGROUNDS)
     draft = Draft(dice, background, dice.between(0.36, 0.50), natural)

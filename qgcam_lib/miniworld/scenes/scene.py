@@ -16,11 +16,11 @@ from .. import read_tables
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #4d9fb2eb
 @dataclass(frozen=True)
 class Thing:
-    """One thing of a scene: a person, an animal, a vehicle, furniture, an object, or what a person wears.
+    """One object of a scene: a person, an animal, a vehicle, furniture, another object, or a garment or hair.
 
     id: its number in the scene; parent: the wearer's id for clothing and hair, else -1; size: 'small', 'large' or '';
-    x, y: foot point in pixels; height: in pixels; depth: things with larger depth are nearer and painted later;
-    box: extent of the visible pixels, float xyxy, half-open, 0-based; None before painting or when nothing is seen.
+    x, y: foot point in pixels; height: in pixels; depth: objects with larger depth are nearer and painted later;
+    box: extent of the visible pixels, float xyxy, half-open, 0-based; None before painting or if none are visible.
     """
 
     id: int
@@ -50,7 +50,7 @@ class Thing:
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #b11e1597
 @dataclass(frozen=True)
 class Relation:
-    "`subject` stands in `predicate` to `object` (ids of things)."
+    "A relation: subject id, predicate, object id."
 
     subject: int
     predicate: str
@@ -59,10 +59,10 @@ class Relation:
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #a6c5117e
 @dataclass(frozen=True)
 class Scene:
-    """A scene: its place, its objects and their relations.
+    """A scene: its background, its objects and their relations.
 
-    size: side of the picture in pixels; horizon: height of the ground line from the top, in pixels;
-    natural: drawn with the training biases (True) or with all combinations equally likely (False).
+    size: side of the image in pixels; horizon: distance of the ground line from the top, in pixels;
+    natural: sampled with the training biases (True) or with all combinations equally likely (False).
     """
 
     split: str
@@ -76,21 +76,21 @@ class Scene:
     relations: tuple = ()
 
     def thing(self, number: int) -> Thing:
-        "The thing with this id; KeyError when there is none."
+        "Return the object with this id. Errors: KeyError if there is none."
         for t in self.things:
             if t.id == number:
                 return t
         raise KeyError(f"scene {self.split}/{self.index} has no thing {number}; it has {[t.id for t in self.things]}")
 
     def top_level(self) -> list:
-        "All things that are not worn by another."
+        "Return all objects that are not worn by another."
         return [t for t in self.things if t.parent < 0]
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #a148fbaa
 def scene_number(first: Mapping[str, int], index: int, part: str, called: str = "split", most: int = 100_000) -> int:
-    """The number of the scene at a place of a part. first: the number of each part's first scene; most: of a part.
+    """Return the number of scene `index` of a part. first: part -> number of its first scene; most: scenes per part.
 
-    Errors: ValueError for a part that `first` lacks (`called` names the argument), or an index outside 0 to most - 1.
+    Errors: ValueError for a part not in `first` (`called` is the argument's name) or an index outside 0 to most - 1.
     """
     if part not in first:
         raise ValueError(f"{called}: expected one of {', '.join(sorted(first))}, got {part!r}")
@@ -100,36 +100,36 @@ def scene_number(first: Mapping[str, int], index: int, part: str, called: str = 
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #66bcf461
 def shared(p: tuple, q: tuple, axis: int) -> float:
-    "Pixels that two boxes share along an axis (0: x, 1: y); negative when they are apart."
+    "Return the overlap of two boxes along an axis (0: x, 1: y) in pixels; negative if they are apart."
     return min(p[axis + 2], q[axis + 2]) - max(p[axis], q[axis])
 
 
 def gap(p: tuple, q: tuple) -> float:
-    "Pixels between two boxes along the axis on which they are farthest apart; negative when they overlap."
+    "Return the distance of two boxes in pixels along the axis with the larger distance; negative if they overlap."
     return max(-shared(p, q, 0), -shared(p, q, 1))
 
 
 def middle(t: Thing, axis: int = 0) -> float:
-    "The middle of a thing's box along an axis."
+    "Return the centre of an object's box along an axis."
     return 0.5 * (t.box[axis] + t.box[axis + 2])
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #3f2c954a
-_LEAST_SIDE = 4  # pixels, in a picture of 96 pixels a side
-_SMALLER, _LARGER = 0.85, 1.18  # heights that clearly differ
+_LEAST_SIDE = 4  # pixels, in an image of 96 pixels a side
+_SMALLER, _LARGER = 0.85, 1.18  # height ratios of clearly smaller and larger objects
 
 
 def can_be_named(scene: Scene, t: Thing) -> bool:
-    """Whether an object is visible and large enough."""
+    """Return whether an object is visible and large enough to be named."""
     return t.box is not None and min(t.box[2] - t.box[0], t.box[3] - t.box[1]) >= _LEAST_SIDE * scene.size / 96.0
 
 
 def alike(scene: Scene, t: Thing) -> list[Thing]:
-    "The other top-level things of the same noun."
+    "Return the other top-level objects with the same noun."
     return [o for o in scene.top_level() if o.noun == t.noun and o.id != t.id]
 
 
 def clearly(size: str, t: Thing, other: Thing) -> bool:
-    "Whether a thing is clearly smaller ('small') or larger ('large') than another."
+    "Return whether an object is clearly smaller ('small') or larger ('large') than another."
     return t.height < _SMALLER * other.height if size == "small" else t.height > _LARGER * other.height
 
 # %% ../../../nbs/lib/miniworld/scenes/01_scene.ipynb #10fc66d7
@@ -138,7 +138,7 @@ _BRIGHT = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "white"
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of a noun: category, usual height, half width, colours, whether it carries patterns, materials."""
+    """Properties of a noun: category, usual height, half width, colours, whether patterns are possible, materials."""
 
     noun: str
     category: str
@@ -168,16 +168,16 @@ PLACE_BIAS, COLOUR_BIAS, SCENE_COLOUR_BIAS = (
 
 
 def place_weight(noun: str, background: str, natural: bool) -> float:
-    "Weight with which a noun is drawn before a background; 1 for all when not natural."
+    "Return the sampling weight of a noun in front of a background; 1 for all nouns if not natural."
     return PLACE_BIAS[background].get(noun, 0.12) if natural else 1.0
 
 
 def colours_of(noun: str) -> tuple[str, ...]:
-    "The colours that a thing or a garment comes in."
+    "Return the possible colours of an object or a garment."
     return KINDS[noun].colours if noun in KINDS else CLOTH_COLOURS
 
 
 def colour_weights(noun: str, background: str, natural: bool) -> dict[str, float]:
-    "Each colour of a noun with the weight with which it is drawn; 1 for all when not natural."
+    "Return the sampling weight of each colour of a noun; 1 for all colours if not natural."
     own, here = (COLOUR_BIAS.get(noun, {}), SCENE_COLOUR_BIAS[background]) if natural else ({}, {})
     return {colour: own.get(colour, 1.0) * here.get(colour, 1.0) for colour in colours_of(noun)}

@@ -11,7 +11,7 @@ from .scene import Thing, gap, middle, shared
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #ae0f4931
 PREDICATES9 = ("above", "behind", "in", "in front of", "next to", "on", "to the left of", "to the right of", "under")
-_GRAPH = {  # what the scene graph calls them
+_GRAPH = {  # their names in the scene graph
     "on": ("on", "riding"),
     "in": ("inside",),
     "under": ("under",),
@@ -23,17 +23,17 @@ _TIES = ("on", "riding", "wearing", "inside", "under", "holding")
 
 
 def related(picture: Rendering, a: int, predicates: tuple, b: int) -> bool:
-    """Whether the scene graph has one of these predicates for objects `a` and `b`."""
+    """Return whether the scene graph has one of these predicates for objects `a` and `b`."""
     return any(r.subject == a and r.object == b and r.predicate in predicates for r in picture.scene.relations)
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #25b02105
 def tied(picture: Rendering, a: int, b: int) -> bool:
-    "Whether the two touch by construction: one lies on, in or under the other, or is held, ridden or worn."
+    "Return whether one of the two is placed on, in or under the other, or is held, ridden or worn by the other."
     return related(picture, a, _TIES, b) or related(picture, b, _TIES, a)
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #37393e0a
 def _overlap(p: tuple, q: tuple, axis: int) -> float:
-    "Shared length along an axis (0: x, 1: y) over the shorter of the two; negative when they are apart."
+    "Return the overlap along an axis (0: x, 1: y) as a share of the shorter side; negative if the boxes are apart."
     return shared(p, q, axis) / min(p[axis + 2] - p[axis], q[axis + 2] - q[axis])
 
 
@@ -44,12 +44,12 @@ def _beside(picture: Rendering, a: Thing, b: Thing) -> bool:
 
 
 def _over(a: Thing, b: Thing) -> bool:
-    "Whether `a` flies above `b`: a thing that stands farther off is higher in the picture, but not above."
+    "Return whether `a` flies above `b`; an object farther away is higher in the image without being above."
     return a.pose == "flying" and a.box[3] <= b.box[1] + 1.0 and _overlap(a.box, b.box, 0) >= 0.5
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #40c1cb96
 def is_true(picture: Rendering, a: int, predicate: str, b: int) -> bool:
-    """Whether the predicate certainly holds for `a` and `b` (ids of visible objects).
+    """Return whether the predicate certainly holds for `a` and `b` (ids of visible objects).
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.
     """
@@ -69,14 +69,14 @@ def is_true(picture: Rendering, a: int, predicate: str, b: int) -> bool:
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #2620519b
 def _false_side(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
-    "Not to that side: the centre lies on the other side, or the two share nearly the same centre."
+    "Return whether left of (right of) is false: the centre is on the other side, or the centres nearly coincide."
     sign = 1.0 if predicate == "to the left of" else -1.0
     shift = sign * (middle(p) - middle(q))
     return shift >= -0.08 * min(p.box[2] - p.box[0], q.box[2] - q.box[0])
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #e806ebb4
 def _false_height(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
-    "Not above (or under): the centre lies on the other side, or the two stand level with a gap between them."
+    "Return whether above (under) is false: the centre is on the other side, or the two are level and apart."
     sign = 1.0 if predicate == "above" else -1.0
     drop, tall = middle(p, 1) - middle(q, 1), max(p.box[3] - p.box[1], q.box[3] - q.box[1])
     level = _overlap(p.box, q.box, 1) >= 0.5 and gap(p.box, q.box) >= 0 and abs(drop) <= 0.25 * tall
@@ -84,7 +84,7 @@ def _false_height(picture: Rendering, p: Thing, q: Thing, predicate: str) -> boo
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #8416abdd
 def _false_contact(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
-    "Not on, not in: they are apart, or the contact is of another sort."
+    "Return whether on (in) is false: the two are apart, or another relation connects them."
     if not tied(picture, p.id, q.id):
         return gap(p.box, q.box) >= 2.0
     others = ("under", "inside", "wearing") if predicate == "on" else ("under",)
@@ -93,13 +93,13 @@ def _false_contact(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bo
 
 
 def _false_depth(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
-    "Not behind (or in front of): the other one plainly is, or they stand apart and level."
+    "Return whether behind (in front of) is false: the opposite holds, or the two are side by side at one depth."
     nearer, farther = (p, q) if predicate == "behind" else (q, p)
     return related(picture, farther.id, ("behind",), nearer.id) or (_beside(picture, p, q) and abs(p.y - q.y) < 3.0)
 
 # %% ../../../nbs/lib/miniworld/scenes/07_spatial_truth.ipynb #25ee72b3
 def _false_nearness(picture: Rendering, p: Thing, q: Thing, predicate: str) -> bool:
-    "Not next to: a third of the scene's side between them, or one is in or on the other."
+    "Return whether next to is false: 0.34 of the scene's side or more apart, or one is in, on or worn by the other."
     ties = ("on", "riding", "inside", "wearing")
     touching = related(picture, p.id, ties, q.id) or related(picture, q.id, ties, p.id)
     return touching or gap(p.box, q.box) >= 0.34 * picture.scene.size
@@ -113,8 +113,8 @@ _OPPOSITE |= {v: k for k, v in _OPPOSITE.items()}
 
 
 def is_false(picture: Rendering, a: int, predicate: str, b: int) -> bool:
-    """Whether the predicate certainly does not hold for `a` and `b` (ids of visible objects); never true with
-    `is_true`.
+    """Return whether the predicate certainly does not hold for `a` and `b` (ids of visible objects); False whenever
+    `is_true` is True.
 
     predicate: one of `PREDICATES9`. Errors: ValueError for another one.
     """

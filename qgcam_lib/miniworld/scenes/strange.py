@@ -25,7 +25,7 @@ def _fade(height: int, width: int, top: tuple, bottom: tuple) -> np.ndarray:
 
 
 def _cells(height: int, width: int, h: int, w: int, shift: int = 0) -> tuple:
-    "Row and column of the cell of a grid a pixel is in, every other row shifted, and whether it lies on a joint."
+    "Return each pixel's row and column in a grid (odd rows shifted), and whether the pixel is on a joint."
     y, x = np.arange(height)[:, None], np.arange(width)[None]
     row = y // h
     moved = x + (row % 2) * shift
@@ -33,7 +33,7 @@ def _cells(height: int, width: int, h: int, w: int, shift: int = 0) -> tuple:
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #9c0191fd
 def _blobs(height: int, width: int, step: int, seed: int) -> np.ndarray:
-    "Smooth noise in 0..1: white noise on a coarse grid, interpolated bilinearly."
+    "Return smooth noise in 0..1: white noise on a coarse grid, interpolated bilinearly."
     grid = noise(height // step + 2, width // step + 2, seed)
     y, x = np.arange(height) / step, np.arange(width) / step
     i, j = y.astype(int), x.astype(int)
@@ -101,7 +101,7 @@ PLACES_NYU = {"tiles": _tiles, "bricks": _bricks, "wallpaper": _wallpaper, "ligh
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #32dea555
 def paint_place(place: str, height: int, width: int, horizon: int, dice: Dice) -> Canvas:
-    "A canvas [H, W] with one of these backgrounds; horizon: the floor's first row."
+    "Return a canvas [H, W] with the background `place`. horizon: the floor's first row."
     return Canvas((PLACES_FLICKR | PLACES_NYU)[place](height, width, horizon, dice))
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #7a5865ab
@@ -129,7 +129,7 @@ def _moved(scene: Scene, dx: float, dy: float) -> Scene:
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #735285a3
 def _paint(scene: Scene, empty: np.ndarray) -> Rendering:
-    "The scene painted on a copy of an empty place (float64 [3, H, W])."
+    "Paint a scene on a copy of an empty background (float64 [3, H, W])."
     canvas = Canvas(empty.copy())
     for t in far_to_near(scene):
         if t.noun in RARE:
@@ -161,7 +161,7 @@ def _scan_lines(a, d):
     return a
 
 
-_CASTS = ([0, 1, 1], [0, 0, 2], [2, 1, 2], [1, 1, 2])  # from which channels the cast takes its colour
+_CASTS = ([0, 1, 1], [0, 0, 2], [2, 1, 2], [1, 1, 2])  # source channels of each colour cast
 FAULTS = {
     "grain": lambda a, d: a + (noise(*a.shape[:2], d.bits())[..., None] * 60.0).astype(np.int32) - 30,
     "dusk": lambda a, d: a * np.array((12, 13, 17), np.int32) // 20,
@@ -176,7 +176,7 @@ FAULTS = {
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #2798776e
 def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:
-    "The picture (uint8 [H, W, 3]) with the named faults, in order."
+    "Return the image (uint8 [H, W, 3]) after applying the named faults in order."
     a = image.astype(np.int32)
     for name in faults:
         a = FAULTS[name](a, dice)
@@ -184,14 +184,14 @@ def spoil(image: np.ndarray, faults: tuple, dice: Dice) -> np.ndarray:
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #bb17ca9d
 _SIZES, _ATTEMPTS = (80, 96, 112, 128), 100
-_MARGINS = (0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)  # by which the picture is wider and taller than its scene
+_MARGINS = (0.6, 0.0), (0.4, 0.1), (0.0, 0.0), (0.1, 0.4)  # extra width and height, as shares of the scene's side
 _MARGIN_WEIGHTS = (4, 3, 1, 2)
 
 
 def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Rendering:
-    """Strange picture number `index` of a split, with boxes and relations; it depends on nothing but the arguments.
+    """Return strange image number `index` of a split, with boxes and relations; it depends only on the arguments.
 
-    split: 'train', 'valid' or 'test'; indoors: a place of the NYU kind (True) or of the Flickr kind (False).
+    split: 'train', 'valid' or 'test'; indoors: a background in the style of NYU (True) or of Flickr (False).
     """
     dice = Dice(seed, 31, len(split), index, int(indoors))
     size, place = dice.pick(_SIZES), dice.pick(PLACES_NYU if indoors else PLACES_FLICKR)
@@ -211,8 +211,8 @@ def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Renderi
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #aac640bb
 def planted_biases() -> pd.DataFrame:
-    """All weights that differ from the usual one: bias ("place of a thing", "colour of a thing", "colour in a place"),
-    given (a noun or background), found (a background or colour), weight, usual."""
+    """Return all weights that differ from the default: bias ("place of a thing", "colour of a thing", "colour in a
+    place"), given (a noun or background), found (a background or colour), weight, usual (the default)."""
     places = [("place of a thing", noun, place, weight, place_weight("", place, True))
               for place, nouns in PLACE_BIAS.items() for noun, weight in nouns.items()]
     colours = [("colour of a thing", noun, *row, 1.0) for noun, row in _rows(COLOUR_BIAS)]

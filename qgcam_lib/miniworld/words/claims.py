@@ -17,8 +17,8 @@ from .words import BARE, FITS, NUMBERS, article, plural
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #54f00f0b
 @dataclass(frozen=True)
 class Noun:
-    """A noun phrase. word: a name that `FITS` knows; facts: (("colour", "red"), ...) in the order in which they are
-    said; count: 1, or exactly 2 or 3 things; bare: without article or number, so that "dogs" asks for two or more."""
+    """A noun phrase. word: a name in `FITS`; facts: (("colour", "red"), ...) in the order of the words; count: 1, or
+    exactly 2 or 3 objects; bare: without article or number, so that "dogs" means two or more."""
 
     word: str
     facts: tuple = ()
@@ -27,7 +27,7 @@ class Noun:
 
     @property
     def words(self) -> str:
-        "The phrase: 'a red ball', 'two dogs', 'sheep'."
+        "The words of the phrase: 'a red ball', 'two dogs', 'sheep'."
         tokens = [value for _, value in self.facts] + [self.word if self.count == 1 else plural(self.word)]
         if self.bare or (self.count == 1 and self.word in BARE):
             return " ".join(tokens)
@@ -36,8 +36,8 @@ class Noun:
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #0151dc46
 @dataclass(frozen=True)
 class Caption:
-    """A caption. nouns; links: (noun, predicate, noun) by number, predicates as in a scene graph, also 'in front of';
-    parts: what is said, in order: the number of a noun, or words."""
+    """A caption. nouns: its noun phrases; links: (noun, predicate, noun), nouns by index, predicates of the scene graph
+    and 'in front of'; parts: the caption in order, each part a noun's index or words."""
 
     nouns: tuple[Noun, ...]
     links: tuple[tuple[int, str, int], ...] = ()
@@ -45,12 +45,12 @@ class Caption:
 
     @property
     def text(self) -> str:
-        "The caption."
+        "The caption as text."
         return " ".join(self.nouns[p].words if isinstance(p, int) else p for p in self.parts)
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        "For every noun the characters of its phrase, [start, end)."
+        "The character range [start, end) of each noun's phrase."
         ranges, at = {}, 0
         for part in self.parts:
             words = self.nouns[part].words if isinstance(part, int) else part
@@ -61,7 +61,7 @@ class Caption:
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #36331065
 def question(caption: Caption) -> str:
-    "The caption as a yes/no question, without capital and question mark, as in TRICD's files."
+    "Return the caption as a yes/no question, without capital and question mark, as in TRICD's files."
     first = caption.nouns[caption.parts[0]]
     if first.count > 1 or first.word in BARE:
         return f"are there {caption.text}"
@@ -95,7 +95,7 @@ def _has(t: Thing, attribute: str, value: str, kindly: bool) -> bool:
 
 
 def fits(t: Thing, noun: Noun, *, kindly: bool = False) -> bool:
-    """Whether an object fits the noun; kindly: whether a person might accept it."""
+    """Return whether an object fits the noun; kindly: accept what a person might accept."""
     return _named(t, noun.word, kindly) and all(_has(t, a, v, kindly) for a, v in noun.facts)
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #61447264
@@ -104,7 +104,7 @@ _SPATIAL |= {"left of": "to the left of", "right of": "to the right of"}
 
 
 def linked(picture: Rendering, a: int, predicate: str, b: int, *, kindly: bool = False) -> bool:
-    """Whether the predicate holds for objects `a` and `b`; kindly: whether a person might accept it."""
+    """Return whether the predicate holds for objects `a` and `b`; kindly: accept what a person might accept."""
     if predicate not in ("left of", "right of", "behind", "in front of") and related(picture, a, (predicate,), b):
         return True
     if predicate == "wearing":
@@ -130,9 +130,9 @@ def _ways(picture: Rendering, caption: Caption, kindly: bool) -> Iterator[tuple[
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #87139a96
 def denoted(picture: Rendering, caption: Caption, *, kindly: bool = False) -> tuple[frozenset, ...] | None:
-    """For every noun of a caption the ids of the things it denotes in a picture; None where the caption is false.
+    """Return for each noun of a caption the ids of the objects it denotes in an image; None if the caption is false.
 
-    kindly: the generous reading, which also takes what a person might grant.
+    kindly: the generous interpretation, which accepts what a person might accept.
     """
     ways = list(_ways(picture, caption, kindly))
     objects = tuple(frozenset(way[k] for way in ways) for k in range(len(caption.nouns)))
@@ -146,11 +146,11 @@ def _enough(ids: frozenset, noun: Noun, kindly: bool) -> bool:
 
 # %% ../../../nbs/lib/miniworld/words/04_claims.ipynb #ea4c3b26
 def certainly_true(picture: Rendering, caption: Caption) -> bool:
-    """Whether the strict interpretation finds objects, and the generous one no others."""
+    """Return whether the strict interpretation finds objects and the generous interpretation finds the same ones."""
     strict = denoted(picture, caption)
     return strict is not None and strict == denoted(picture, caption, kindly=True)
 
 
 def certainly_false(picture: Rendering, caption: Caption) -> bool:
-    """Whether even the generous interpretation finds no object."""
+    """Return whether the caption is false even under the generous interpretation."""
     return denoted(picture, caption, kindly=True) is None

@@ -15,7 +15,7 @@ from .words import BARE, FITS, LINKS, NAMES, SETTINGS, adjectives, article
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #f2aa4168
 @dataclass(frozen=True)
 class Clause:
-    "Says that the thing stands in `relation` to something called `name` ('' is any clothing) with `facts`."
+    "States a relation of the target to an object with a name ('' is any clothing) and facts."
 
     relation: str
     name: str
@@ -24,10 +24,10 @@ class Clause:
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #b20b5524
 @dataclass(frozen=True)
 class Wording:
-    """Words, and what they claim of the thing they refer to.
+    """The words of an expression, and the facts they state about its target.
 
-    name: what it is called; facts: pairs such as ("colour", "red"); clauses: see `Clause`;
-    side: 'left', 'right' or 'middle' among the things all the rest is true of, or ''.
+    name: the target's name; facts: pairs such as ("colour", "red"); clauses: see `Clause`;
+    side: 'left', 'right' or 'middle' among the objects that fit name, facts and clauses, or ''.
     """
 
     words: str
@@ -48,12 +48,12 @@ def _looks_its_size(scene: Scene, t: Thing, facts: tuple) -> bool:
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #78788222
 def _garments(scene: Scene, t: Thing, hair: bool) -> list[Thing]:
-    "What a person is seen to wear, or the hair that is seen."
+    "Return a person's visible clothes or, with hair=True, the visible hair."
     return [g for g in scene.things if g.parent == t.id and (g.noun == "hair") == hair and can_be_named(scene, g)]
 
 
 def _related(scene: Scene, t: Thing) -> list[tuple[str, Thing]]:
-    "Pairs (relation, other thing); 'in front of' is read off 'behind'."
+    "Return pairs (relation, other object); 'in front of' is derived from 'behind'."
     pairs = [(r.predicate, r.object) for r in scene.relations if r.subject == t.id]
     pairs += [("in front of", r.subject) for r in scene.relations if r.object == t.id and r.predicate == "behind"]
     return [(relation, scene.thing(other)) for relation, other in pairs]
@@ -83,10 +83,10 @@ def _thinkable(scene: Scene, t: Thing, c: Clause) -> bool:
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #1432c8be
 def denoted(scene: Scene, e: Wording) -> tuple[set, set]:
-    """The things an expression is certainly true of, and those a viewer could think it true of (ids).
+    """Return the ids of objects that an expression certainly fits, and of those that it may fit for a viewer.
 
-    scene: with boxes. With a side, the thing must lie clearly further that way than all others the rest could be true
-    of: an eighth of the scene's side between the centres.
+    scene: with boxes. If the expression has a side, its object must be on that side of all others that the rest of the
+    expression may fit, with an eighth of the scene's side or more between the centres.
     """
     tops = [t for t in scene.top_level() if t.box is not None and _is(t, e.name, e.facts)]
     possible = [t for t in tops if all(_thinkable(scene, t, c) for c in e.clauses)]
@@ -104,24 +104,24 @@ def denoted(scene: Scene, e: Wording) -> tuple[set, set]:
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #466af2ae
 def identifies(scene: Scene, e: Wording, number: int) -> bool:
-    """Whether the expression is certainly true of this object and not possibly true of another."""
+    """Return whether the expression certainly fits this object and cannot fit another."""
     return denoted(scene, e) == ({number}, {number})
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #ae692049
 def _facts(dice: Dice, t: Thing, p: float) -> tuple:
-    "Some of the facts that can be said of a thing, each with probability `p`, in the order of English adjectives."
+    "Return a random part of an object's facts, each with probability `p`, in the order of English adjectives."
     return tuple(fact for fact in t.facts.items() if dice.chance(p))
 
 
 def _a(words: list, dice: Dice | None = None) -> list:
-    "The words with an article where they need one; with dice, half of them with 'the'."
+    "Return the words with an article if they need one; with dice, 'the' with probability 0.5."
     if words[-1] in BARE:
         return words
     return ["the" if dice is not None and dice.chance(0.5) else article(words[0]), *words]
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #73a2b2f6
 def _short_clause(dice: Dice, scene: Scene, t: Thing) -> tuple[tuple[Clause, ...], list]:
-    "A clause of two or three words: 'in red', 'with black hair', 'holding kite'; none for who wears nothing visible."
+    "Return a short clause and its words: 'in red', 'with black hair', 'holding kite'; none without visible clothes."
     held = [other for relation, other in _related(scene, t) if relation == "holding"]
     if held and dice.chance(0.5):
         name, facts = dice.pick(NAMES[held[0].noun]), _facts(dice, held[0], 0.35)
@@ -149,7 +149,7 @@ _SIDED = {
 
 
 def short_expression(dice: Dice, scene: Scene, t: Thing, *, sides: bool) -> Wording:
-    "One draw in the manner of RefCOCO ('left dog', 'woman in red') or, without sides, of RefCOCO+."
+    "Return a random expression in the style of RefCOCO ('left dog', 'woman in red') or, without sides, RefCOCO+."
     name, facts = dice.pick(NAMES[t.noun]), _facts(dice, t, 0.55)
     clauses, tail = (), []
     if t.category == "people" and dice.chance(0.55 if sides else 0.95):
@@ -165,7 +165,7 @@ def short_expression(dice: Dice, scene: Scene, t: Thing, *, sides: bool) -> Word
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #e55d88ea
 def _dressed(dice: Dice, scene: Scene, t: Thing) -> tuple[list, list]:
-    "Up to two garments, and now and then the hair: 'with blond hair wearing a red shirt and blue pants'."
+    "Return clauses for up to two garments and, at random, the hair: 'with blond hair wearing a red shirt'."
     clauses, words = [], []
     for hair in _garments(scene, t, hair=True) if dice.chance(0.3) else []:
         clauses.append(Clause("wearing", "hair", (("colour", hair.colour),)))
@@ -180,7 +180,7 @@ def _dressed(dice: Dice, scene: Scene, t: Thing) -> tuple[list, list]:
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #122d9cfb
 def _beside(dice: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple[list, list]:
-    "A neighbour that its own words single out: 'standing to the left of a brown dog'."
+    "Return a clause with a neighbour that its own words identify: 'standing to the left of a brown dog'."
     for relation, other in dice.shuffled(pair for pair in _related(scene, t) if pair[0] in relations):
         name, facts = dice.pick(NAMES[other.noun]), _facts(dice, other, 0.7)
         if other.id == t.id or not identifies(scene, Wording("", name, facts), other.id):
@@ -193,7 +193,7 @@ def _beside(dice: Dice, scene: Scene, t: Thing, relations: tuple) -> tuple[list,
 
 # %% ../../../nbs/lib/miniworld/words/03_expressions.ipynb #702d4071
 def long_expression(dice: Dice, scene: Scene, t: Thing) -> Wording:
-    "One draw in the manner of RefCOCOg: 'a man in a red shirt standing to the left of a brown dog on the grass'."
+    "Return a random expression in the style of RefCOCOg: 'a man in a red shirt standing behind a brown dog'."
     name, facts = dice.pick(NAMES[t.noun]), _facts(dice, t, 0.75)
     words, added = _a([*adjectives(dice, facts), name], dice), []
     if t.category == "people":
@@ -214,10 +214,10 @@ _DRAWS = 40
 
 
 def expressions(scene: Scene, number: int, manner: str, count: int, dice: Dice) -> list[Wording]:
-    """Up to `count` expressions with different words that identify a thing; fewer, or none, when 40 draws find no more.
+    """Return up to `count` different expressions that identify an object; fewer if 40 random draws contain no more.
 
-    scene: with boxes; number: the thing's id; manner: 'refcoco', 'refcoco+' or 'refcocog'.
-    Errors: ValueError for another manner; KeyError when the scene has no such thing.
+    scene: with boxes; number: the object's id; manner: 'refcoco', 'refcoco+' or 'refcocog'.
+    Errors: ValueError for another manner; KeyError if the scene has no such object.
     """
     if manner not in MANNERS:
         raise ValueError(f"manner: expected one of {MANNERS}, got {manner!r}")

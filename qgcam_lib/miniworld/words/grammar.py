@@ -31,7 +31,7 @@ _TABLES = read_tables("words/grammar")
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #a16cfd5c
 @dataclass(frozen=True)
 class Form:
-    "A way to say a relation: words before and after the other thing; turned: that one is the relation's subject."
+    "A wording of a relation: words before and after the other object; turned: the other object is the subject."
 
     relation: str
     before: tuple[str, ...]
@@ -54,12 +54,12 @@ FORMS, CONVERSES = tuple(_forms()), _TABLES["converses"]
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #34d4855f
 class Parse(NamedTuple):
-    "A noun phrase as understood, with bits of what it is surely and possibly true of; `rest`: the state after it."
+    "A parsed noun phrase with bits of the objects it surely and possibly fits; `rest`: the state after the phrase."
 
     words: tuple[str, ...]
     noun: str
     adjectives: tuple[str, ...]
-    relations: tuple[tuple[Form, Any], ...]  # with the readings of the other things
+    relations: tuple[tuple[Form, Any], ...]  # (form, parse of the other object)
     sure: int
     possible: int
     rest: Any
@@ -74,32 +74,32 @@ class _Tail(NamedTuple):
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #3f41f7b1
 class AnyWorld:
-    "A world of one thing of which everything is true: for reading without a scene."
+    "A world with one object that fits everything, for parsing without a scene."
 
     def described(self, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
-        "Bits of the things that a name with adjectives is surely, and possibly, true of."
+        "Return bits of the objects that a name with adjectives surely fits, and possibly fits."
         return 1, 1
 
     def related(self, form: Form, sure: int, possible: int) -> tuple[int, int]:
-        "Bits of the things that stand, in this form, to one of the given things: surely, and possibly."
+        "Return bits of the objects that are surely, and possibly, in this relation to one of the given objects."
         return 1, 1
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #4a7d798b
 class Sequence:
-    "Words in order; a state is the place of the next word."
+    "Words in a fixed order; a state is the index of the next word."
 
-    ordered = False  # adjectives: "red striped" is understood, too
+    ordered = False  # adjectives: accept "red striped", too
 
     def __init__(self, words: tuple[str, ...]):
         self.words, self.start = words, 0
         self.forms = _sayable(words)
 
     def steps(self, state: int) -> list:
-        "The words that can come next, each with the state after it."
+        "Return the words that can come next, each with the state after it."
         return [(self.words[state], state + 1)] if state < len(self.words) else []
 
     def take(self, state: int, words: tuple[str, ...]) -> int | None:
-        "The state after these words; None when they cannot come next."
+        "Return the state after these words; None if the next words differ."
         end = state + len(words)
         return end if self.words[state:end] == words else None
 
@@ -108,7 +108,7 @@ class Sequence:
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #3f7f4e01
 class Bag:
-    "Words in any order; a state is how many of each word are left."
+    "Words in any order; a state has the remaining count of each word."
 
     ordered = True
 
@@ -119,11 +119,11 @@ class Bag:
         self.forms = _sayable(words)
 
     def steps(self, state: tuple) -> list:
-        "The words that can come next, each with the state after it."
+        "Return the words that can come next, each with the state after it."
         return [(word, _less(state, k)) for word, k in self.place.items() if state[k]]
 
     def take(self, state: tuple, words: tuple[str, ...]) -> tuple | None:
-        "The state without these words; None when one is not left."
+        "Return the state without these words; None if one of them has no count left."
         left = list(state)
         for word in words:
             left[self.place[word]] -= 1
@@ -143,18 +143,18 @@ def _less(state: tuple, k: int) -> tuple:
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #39e93f08
 class Grammar:
-    "Reads noun phrases, in order or from a bag. world: see `AnyWorld`; prune: leave out what is true of nothing."
+    "Parses noun phrases from a sequence or a bag. world: see `AnyWorld`; prune: drop phrases that fit no object."
 
     def __init__(self, source: Sequence | Bag, world: Any, prune: bool):
         self.source, self.world, self.prune = source, world, prune
         self._phrases, self._tails = {}, {}
 
     def whole(self) -> list[Parse]:
-        "The readings that use all words."
+        "Return the parses that use all words."
         return [one for one in self.phrases(self.source.start) if self.source.done(one.rest)]
 
     def heads(self, state: Any) -> Iterator[tuple[tuple, tuple, str, Any]]:
-        "(words, adjectives, name, state after them) of each simple noun phrase that can come next."
+        "Yield (words, adjectives, name, state after them) for each simple noun phrase that can come next."
         steps = self.source.steps(state)
         starts = [((), state)] + [((word,), after) for word, after in steps if word in DETERMINERS]
         pending = [(words, (), after) for words, after in starts]
@@ -173,7 +173,7 @@ class Grammar:
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #6658fa70
 @patch
 def phrases(self: Grammar, state: Any) -> list[Parse]:
-    "All noun phrases that can come next."
+    "Return all noun phrases that can come next."
     if state not in self._phrases:
         parses = self._phrases[state] = []
         for words, adjectives, noun, after in self.heads(state):
@@ -189,7 +189,7 @@ def phrases(self: Grammar, state: Any) -> list[Parse]:
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #c1a3a5f2
 @patch
 def tails(self: Grammar, state: Any) -> list[_Tail]:
-    "All that can follow a name: one relation or several, the later ones with or without an 'and' before them."
+    "Return everything that can follow a name: one or several relations, with or without 'and' between them."
     if state not in self._tails:
         endings = self._tails[state] = []
         for one in self._single_tails(state):
@@ -216,20 +216,20 @@ def _single_tails(self: Grammar, state: Any) -> Iterator[_Tail]:
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #5d2e35ee
 def words_of(text: str) -> tuple[str, ...]:
-    "The words of a text, in lower case, without punctuation at the ends."
+    "Return the words of a text in lower case, without punctuation at their ends."
     return tuple(word for word in (w.strip(".,;:!?\"'") for w in text.lower().split()) if word)
 
 
 def readings(text: str) -> list[Parse]:
-    "All ways to read a text as a noun phrase; none when the grammar has none, or it has an unknown word."
+    "Return all parses of a text as a noun phrase; none for an unknown word or if the grammar does not match."
     return Grammar(Sequence(words_of(text)), AnyWorld(), prune=False).whole()
 
 
 def orderings(text: str) -> list[str]:
-    "All orderings of a text's words that the grammar reads, sorted; among them the text, when it is one."
+    "Return all orderings of a text's words that the grammar can parse, sorted."
     return sorted({" ".join(one.words) for one in Grammar(Bag(words_of(text)), AnyWorld(), prune=False).whole()})
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #0733a647
 def content_words(text: str) -> list[str]:
-    "The nouns and adjectives of a text, in order; words of the grammar only."
+    "Return the nouns and adjectives of the grammar in a text, in order."
     return [word for word in words_of(text) if word in NOUNS or word in ADJECTIVES]

@@ -19,7 +19,7 @@ from .words import Entity, MarkedPhrase, Sentence
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #1af72139
 class Narrator:
-    "Talks about one scene: keeps the entities' numbers, which start at `base` + 1, and who was mentioned how often."
+    "Describes one scene; keeps the entities' numbers, from `base` + 1 on, and how often each object was mentioned."
 
     def __init__(self, scene: Scene, dice: Dice, base: int):
         self.scene, self.dice, self.base = scene, dice, base
@@ -29,13 +29,13 @@ class Narrator:
         self.said = dict.fromkeys((t.id for t in self.seen), 0)
 
     def entity(self, key, type_: str, things: tuple = (), scene: bool = False) -> Entity:
-        "The entity with this key, made on its first mention."
+        "Return the entity with this key; the first call creates it."
         if key not in self.entities:
             self.entities[key] = Entity(self.base + len(self.entities) + 1, type_, things, scene)
         return self.entities[key]
 
     def phrase(self, words: str, things: Iterable[Thing]) -> MarkedPhrase:
-        "Marks words that denote things, and counts the mention."
+        "Return a marked phrase for objects, and count the mention of each."
         things = sorted(things, key=lambda t: t.id)
         types, ids = {lex.entity_type(t) for t in things}, tuple(t.id for t in things)
         entity = self.entity(ids, types.pop() if len(types) == 1 else "other", ids)
@@ -44,19 +44,19 @@ class Narrator:
         return MarkedPhrase(words, entity.id, entity.type, ids)
 
     def seldom_said(self, things: Iterable[Thing]) -> list[Thing]:
-        "The things in random order, those first that were mentioned least."
+        "Return the objects, least mentioned first, in random order among equals."
         return sorted(self.dice.shuffled(things), key=lambda t: self.said[t.id])
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #76d0272f
 @patch
 def fitting(self: Narrator, word: str, facts: dict) -> list[Thing]:
-    "All seen things that a name with attributes is true of."
+    "Return all visible objects that fit a name with attributes."
     return [t for t in self.seen if t.noun in lex.FITS[word] and all(getattr(t, k) == v for k, v in facts.items())]
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #427e9652
 @patch
 def tell_apart(self: Narrator, t: Thing, word: str, rich: float) -> tuple[dict, list[Thing]]:
-    "Facts of a thing, each with probability `rich`, then as many more as it takes; and the things that they still fit."
+    "Return attributes of an object, each with probability `rich`, plus those needed to identify it; and all that fit."
     facts, worn = t.facts, t.category in ("clothing", "bodyparts")
     used = {k for k in facts if self.dice.chance(rich) or (worn and k == "colour")}
     in_store = self.dice.shuffled(k for k in facts if k not in used)
@@ -68,12 +68,12 @@ def tell_apart(self: Narrator, t: Thing, word: str, rich: float) -> tuple[dict, 
         used.add(in_store.pop())
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #8439d83f
-_ANIMAL = 0.04  # chance that an animal is just called one
+_ANIMAL = 0.04  # chance that an animal is just called "animal"
 
 
 @patch
 def refer(self: Narrator, t: Thing, rich: float = 0.5) -> MarkedPhrase | None:
-    "A phrase that denotes this thing and nothing else in the scene; None when there is none."
+    "Return a phrase that denotes this object and no other in the scene; None if none was found."
     if not can_be_named(self.scene, t):
         return None
     word = self.dice.pick(lex.NAMES[t.noun])
@@ -86,7 +86,7 @@ def refer(self: Narrator, t: Thing, rich: float = 0.5) -> MarkedPhrase | None:
     return self._sided(t, rivals, words) if len(rivals) == 2 and t.parent < 0 else None
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #60d6fceb
-_APART = 24  # pixels between the sums of the left and right edges, in a picture of 96 pixels a side
+_APART = 24  # pixels between the sums of the left and right edges, in an image of 96 pixels a side
 
 
 @patch
@@ -111,7 +111,7 @@ def _sided(self: Narrator, t: Thing, rivals: list[Thing], words: list[str]) -> M
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #e4cdc469
 @patch
 def group(self: Narrator) -> MarkedPhrase | None:
-    "A plural phrase for all things of a sort, such as 'two dogs'; None when the scene has no such group."
+    "Return a plural phrase for all objects with a name, such as 'two dogs'; None if the scene has no such group."
     candidates = []
     for word in sorted({word for t in self.tops for word in lex.NAMES[t.noun]} | set(lex.HYPERNYMS)):
         alike = self.fitting(word, {})
@@ -129,14 +129,14 @@ def group(self: Narrator) -> MarkedPhrase | None:
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #01794787
 @patch
 def setting(self: Narrator) -> list:
-    "Where the scene is: a preposition and a scene phrase."
+    "Return the scene's place: a preposition and a scene phrase."
     preposition, words = self.dice.pick(lex.SETTINGS[self.scene.background])
     return [preposition, MarkedPhrase(words, self.entity("scene", "scene", scene=True).id, "scene")]
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #dfac37d2
 @patch
 def day(self: Narrator) -> list:
-    "Now and then, a phrase for something real that has no box."
+    "Return, at random, a phrase for the kind of day, an entity without a box, or []."
     words = lex.DAYS.get(self.scene.background)
     if words is None or not self.dice.chance(0.12):
         return []
@@ -144,11 +144,11 @@ def day(self: Narrator) -> list:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #567ff7c9
 _SPATIAL = ("left of", "right of", "behind", "in front of")
-_UNSEEN = 9  # mentions that are counted for what cannot be mentioned
+_UNSEEN = 9  # mentions counted for objects that are not visible
 
 
 def _linked(speaker: Narrator, predicates: tuple[str, ...]) -> list | None:
-    "Two things and what links them, those first that were said least; now and then with the place and the day."
+    "Return two related objects and their relation, least mentioned first, sometimes with place and day, or None."
     scene, dice, mentions = speaker.scene, speaker.dice, speaker.said
     relations = dice.shuffled(r for r in scene.relations if r.predicate in predicates)
     for relation in sorted(relations, key=lambda r: mentions.get(r.subject, _UNSEEN) + mentions.get(r.object, _UNSEEN)):
@@ -167,17 +167,17 @@ def _linked(speaker: Narrator, predicates: tuple[str, ...]) -> list | None:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #d11e7f3a
 def relation_sentence(speaker: Narrator) -> list | None:
-    "'A man is riding a horse in a field .'"
+    "Return parts of a sentence such as 'A man is riding a horse in a field .'"
     return _linked(speaker, ("on", "under", "inside", "holding", "riding"))
 
 
 def space_sentence(speaker: Narrator) -> list | None:
-    "'A dog is to the left of a red car .'"
+    "Return parts of a sentence such as 'A dog is to the left of a red car .'"
     return _linked(speaker, ("left of", "right of", "behind"))
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #ad30b3d0
 def pointing_sentence(speaker: Narrator) -> list | None:
-    "'A cat sits on a chair while a ball is to the left of it .'"
+    "Return parts of a sentence such as 'A cat sits on a chair while a ball is to the left of it .'"
     first = _linked(speaker, ("on", "under", "inside"))
     if first is None or len(first) > 3:
         return first
@@ -198,7 +198,7 @@ def _grounded(speaker: Narrator) -> list[Thing]:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #1f1db935
 def _clothed(speaker: Narrator, person: Thing) -> tuple[MarkedPhrase | None, list[MarkedPhrase], list[MarkedPhrase]]:
-    "Phrases for a person, for up to two garments and, now and then, for the hair."
+    "Return phrases for a person, for up to two garments and, at random, for the hair."
     dice, own = speaker.dice, [t for t in speaker.seen if t.parent == person.id]
     worn = [speaker.refer(t, 0.6) for t in dice.shuffled(t for t in own if t.category == "clothing")[:2]]
     hair = [speaker.refer(t) for t in own if t.noun == "hair"] if dice.chance(0.35) else []
@@ -206,7 +206,7 @@ def _clothed(speaker: Narrator, person: Thing) -> tuple[MarkedPhrase | None, lis
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #967c17cc
 def clothes_sentence(speaker: Narrator) -> list | None:
-    "'A man in a red shirt and blue pants stands on the beach .'"
+    "Return parts of a sentence such as 'A man in a red shirt and blue pants stands on the beach .'"
     dice, (loose, finite) = speaker.dice, lex.LINKS["wearing"]
     for person in speaker.seldom_said(t for t in speaker.seen if t.category == "people"):
         who, worn, hair = _clothed(speaker, person)
@@ -225,7 +225,7 @@ _VERBS = {"animals": "is standing", "vehicles": "is parked"}
 
 
 def attribute_sentence(speaker: Narrator) -> list | None:
-    "'A large red ball is on the sand .' or 'A kite is flying in the sky .'"
+    "Return parts of a sentence such as 'A large red ball is on the sand .' or 'A kite is flying in the sky .'"
     dice = speaker.dice
     aloft = [t for t in speaker.seen if t.pose == "flying"]
     if aloft and dice.chance(0.6):
@@ -244,7 +244,7 @@ def attribute_sentence(speaker: Narrator) -> list | None:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #0f23fcb7
 def group_sentence(speaker: Narrator) -> list | None:
-    "'Two dogs are on the grass .' or 'There are three people and a bus .'"
+    "Return parts of a sentence such as 'Two dogs are on the grass .' or 'There are three people and a bus .'"
     many = speaker.group()
     if many is None:
         return None
@@ -254,7 +254,7 @@ def group_sentence(speaker: Narrator) -> list | None:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #216116e0
 def list_sentence(speaker: Narrator) -> list | None:
-    "'A dog and a red ball .' or 'There is a dog .'"
+    "Return parts of a sentence such as 'A dog and a red ball .' or 'There is a dog .'"
     phrases = [p for p in map(speaker.refer, speaker.seldom_said(speaker.tops)) if p is not None][:2]
     if not phrases:
         return None
@@ -272,7 +272,7 @@ _SHORT_PLANS = ((attribute_sentence, list_sentence), (list_sentence,))
 
 
 def describe(scene: Scene, base: int) -> tuple[list[Sentence], list[Entity]]:
-    """Five sentences about a scene, and the entities they mention in order of their numbers.
+    """Return five sentences about a scene, and the entities mentioned, in order of their numbers.
 
     scene: with boxes (from `make_scene`); base: the entities are numbered base + 1, base + 2, and so on.
     The same arguments give the same words.
@@ -287,7 +287,7 @@ def describe(scene: Scene, base: int) -> tuple[list[Sentence], list[Entity]]:
 
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #2cd81c02
 def _capital(parts: list) -> tuple:
-    "The parts with a capital letter at the beginning."
+    "Return the parts with a capital first letter."
     head, *rest = parts
     words = head.words if isinstance(head, MarkedPhrase) else head
     words = words[0].upper() + words[1:]

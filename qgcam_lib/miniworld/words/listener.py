@@ -16,7 +16,7 @@ from ..scenes.scene import Scene, Thing, alike, can_be_named, clearly, gap, midd
 from .grammar import ADJECTIVES, NOUNS, Bag, Form, Grammar, Sequence, words_of
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #5576892f
-_LEVEL, _NEAR, _AWAY = 0.5, 0.4, 0.34  # next to: shared height, gap in widths of the wider, gap in the picture's side
+_LEVEL, _NEAR, _AWAY = 0.5, 0.4, 0.34  # next to: shared height, gap in widths of the wider, gap in image sides
 
 
 def _size_fits(scene: Scene, t: Thing, size: str, sure: bool) -> bool:
@@ -30,7 +30,7 @@ _Test = Callable[[Scene, set, Thing, Thing], bool]
 
 
 def _said(*predicates: str, turned: bool = False) -> _Test:
-    "Whether the scene graph has one of the relations."
+    "Return a test for one of these relations in the scene graph."
     def test(scene: Scene, graph: set, x: Thing, y: Thing) -> bool:
         return any(((y.id, p, x.id) if turned else (x.id, p, y.id)) in graph for p in predicates)
     return test
@@ -41,12 +41,12 @@ def _either(*tests: _Test) -> _Test:
 
 
 def _in_view(test: Callable[[Thing, Thing], bool]) -> _Test:
-    "A test on the boxes of two things that nobody wears."
+    "Return a test on the boxes of two objects that are not worn."
     return lambda scene, graph, x, y: x.parent < 0 and y.parent < 0 and test(x, y)
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #7d585e90
 def _tied(graph: set, x: Thing, y: Thing) -> bool:
-    "Whether one lies on, in or under the other, or is held or ridden."
+    "Return whether one is on, in or under the other, or is held, ridden or worn by the other."
     ties = ("on", "riding", "inside", "under", "holding", "wearing")
     return any((a.id, tie, b.id) in graph for tie in ties for a, b in ((x, y), (y, x)))
 
@@ -104,9 +104,9 @@ RELATIONS = tuple(_SURE)
 
 
 def is_so(scene: Scene, x: Thing, relation: str, y: Thing, *, sure: bool = True) -> bool:
-    """Whether a relation of the grammar holds for objects x and y, surely or (sure=False) possibly.
+    """Return whether a relation of the grammar surely or (sure=False) possibly holds for x and y, objects with boxes.
 
-    Both with boxes. Errors: KeyError for a relation that is not in `RELATIONS`.
+    Errors: KeyError for a relation that is not in `RELATIONS`.
     """
     graph = {(r.subject, r.predicate, r.object) for r in scene.relations}
     return _holds(scene, graph, x, relation, y, sure)
@@ -121,9 +121,9 @@ def _holds(scene: Scene, graph: set, x: Thing, relation: str, y: Thing, sure: bo
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #fa905a87
 @dataclass(frozen=True)
 class Meaning:
-    """The meaning of a text in a scene: ids of candidates of which it is surely, and possibly, true under some reading.
+    """The meaning of a text in a scene: ids of candidates that the text surely, and possibly, fits under some parse.
 
-    understood: whether the grammar reads the text at all.
+    understood: whether the grammar can parse the text.
     """
 
     sure: frozenset[int]
@@ -132,14 +132,14 @@ class Meaning:
 
     @property
     def thing(self) -> int | None:
-        "The one thing that is meant without doubt; None when there is none, or more than one is possible."
+        "The id of the only object that the text surely fits; None if there is none or another one is possible."
         return next(iter(self.sure)) if len(self.possible) == 1 and self.sure == self.possible else None
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #91eb6519
 class Listener:
-    """Knows one scene exactly. Its candidates are the things that are not worn by another.
+    """Interprets texts in one scene without error. Its candidates are the visible objects that are not worn.
 
-    scene: with boxes; things that are not seen play no part.
+    scene: with boxes; objects that are not visible are ignored.
     """
 
     def __init__(self, scene: Scene):
@@ -172,7 +172,7 @@ class Listener:
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #c93b6e48
 @patch
 def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
-    "Bits of the things that a name with adjectives is surely, and possibly, true of."
+    "Return bits of the objects that a name with adjectives surely fits, and possibly fits."
     sure, possible = self._word(noun)
     for word in adjectives:
         more = self._word(word)
@@ -182,7 +182,7 @@ def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[i
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #573f9a8a
 @patch
 def related(self: Listener, form: Form, sure: int, possible: int) -> tuple[int, int]:
-    "Bits of the things that stand, in this form, to one of the given things: surely, and possibly."
+    "Return bits of the objects that are surely, and possibly, in this relation to one of the given objects."
     certain = self._related(form.relation, form.turned, True, sure)
     return certain, self._related(form.relation, form.turned, False, possible)
 
@@ -202,7 +202,7 @@ def _related(self: Listener, relation: str, turned: bool, sure: bool, others: in
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #a51e0069
 @patch
 def _rows(self: Listener, relation: str, turned: bool, sure: bool) -> list[int]:
-    "For each thing, the bits of those that stand to it in the relation, or (turned) those it stands to."
+    "Return for each object y the bits of all x for which the relation x to y or, if turned, y to x, holds."
     key = relation, turned, sure
     if key not in self._pairs:
         def holds(x: Thing, y: Thing) -> bool:
@@ -215,14 +215,14 @@ def _rows(self: Listener, relation: str, turned: bool, sure: bool) -> list[int]:
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #0680b448
 @patch
 def links(self: Listener) -> list[tuple[Thing, str, Thing]]:
-    """All relations that surely hold: (object, relation, other object)."""
+    """Return all relations that surely hold: (object, relation, other object)."""
     return [(x, relation, y) for relation in RELATIONS for y, row in zip(self.things, self._rows(relation, False, True))
             for k, x in enumerate(self.things) if row >> k & 1]
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #d644565e
 @patch
 def hear(self: Listener, text: str) -> Meaning:
-    """The meaning of a text with its words in order: the union over all its readings."""
+    """Return the meaning of a text with its words in order: the union over all its parses."""
     parses = Grammar(Sequence(words_of(text)), self, prune=False).whole()
     return self._meaning([(one.sure, one.possible) for one in parses])
 
@@ -242,7 +242,7 @@ def _ids(self: Listener, bits: int) -> frozenset[int]:
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #4182603d
 @patch
 def orders(self: Listener, text: str) -> dict[str, int]:
-    "Each grammatical ordering of the text's words that means exactly one thing -> that thing. Sorted by text."
+    "Return {ordering: object id} for the grammatical orderings of the words that mean one object, sorted by text."
     bits: dict[str, list] = {}
     for one in Grammar(Bag(words_of(text)), self, prune=True).whole():
         bits.setdefault(" ".join(one.words), []).append((one.sure, one.possible))
@@ -251,24 +251,24 @@ def orders(self: Listener, text: str) -> dict[str, int]:
 
 
 def counted(orders: dict[str, int]) -> dict[int, int]:
-    "The things that orderings mean -> how many mean each; most first, then by number."
+    "Return {object id: number of orderings that mean it}, largest number first, then by id."
     return dict(sorted(Counter(orders.values()).items(), key=lambda one: (-one[1], one[0])))
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #015d64e7
 @patch
 def bag(self: Listener, text: str) -> dict[int, int]:
-    "The things that the listener of bags chooses among, all alike -> the number of orderings that mean each."
+    "Return {object id: number of orderings that mean it}; the bag-of-words listener picks one id uniformly."
     return counted(self.orders(text))
 
 
 def bag_share(bag: dict[int, int], target: int) -> float:
-    "The share of choices that are right, 0..1: one over the number of things, or 0 when the target is not among them."
+    "Return the bag listener's expected accuracy, 0..1: one over the number of objects; 0 if the target is missing."
     return 1.0 / len(bag) if target in bag else 0.0
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #b3910002
 @patch
 def beginning(self: Listener, text: str) -> frozenset[int]:
-    "The things that the words up to the first noun may mean; none where there is no noun or no reading of these words."
+    "Return the ids of objects that the words up to the first noun may mean; none without a noun or a parse."
     words = words_of(text)
     first = next((k for k, word in enumerate(words) if word in NOUNS), None)
     return frozenset() if first is None else self.hear(" ".join(words[:first + 1])).possible
@@ -278,11 +278,11 @@ OUTCOMES = ("same", "another", "ambiguous", "nothing", "not understood")
 
 
 def judge(listener: Listener, text: str, target: int) -> str:
-    """The interpretation of a text for `target` (an id) by a listener: one of `OUTCOMES`.
+    """Return the outcome of a listener's interpretation of a text for `target` (an id): one of `OUTCOMES`.
 
-    'same': it means the target alone; 'another': one other thing alone; 'ambiguous': more than one is possible, or one
-    without certainty; 'nothing': true of no candidate; 'not understood': the grammar does not read it.
-    Errors: ValueError when the target is no candidate.
+    'same': the text means only the target; 'another': only one other object; 'ambiguous': several objects are possible,
+    or one that is not sure; 'nothing': no candidate fits; 'not understood': the grammar cannot parse the text.
+    Errors: ValueError if the target is not a candidate.
     """
     if target not in listener.candidates:
         raise ValueError(f"target: expected the id of a candidate, one of {listener.candidates}, got {target!r}")

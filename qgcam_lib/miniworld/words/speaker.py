@@ -17,10 +17,10 @@ from .listener import Listener, counted
 from .words import NAMES, adjectives
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #11a88f34
-_PLAIN, _JOINED, _DEEPER = 0.35, 0.12, 0.25  # chances: no relation, two of one thing, one of the other thing
+_PLAIN, _JOINED, _DEEPER = 0.35, 0.12, 0.25  # chances: no relation, two of one object, one of the other object
 _FACT, _PERSON = 0.45, 0.15  # chances of an attribute, and of "person" for a person
 _WEIGHTS = {"on": 4.0, "under": 4.0, "inside": 4.0, "holding": 4.0, "riding": 4.0, "wearing": 2.0}  # else 1
-_FULL, _TURNED = 0.45, 0.4  # weights of forms with "that", and of those that turn the relation, beside 1
+_FULL, _TURNED = 0.45, 0.4  # weights of forms with "that", and of turned forms; else 1
 
 
 def _weight(form: Form) -> float:
@@ -28,7 +28,7 @@ def _weight(form: Form) -> float:
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #95e3464c
 class Speaker:
-    "Talks about one scene. dice: decides what is said, so the same dice say the same."
+    "Describes objects of one scene. dice: draws the words; the same seed gives the same words."
 
     def __init__(self, listener: Listener, dice: Dice):
         self.listener, self.dice = listener, dice
@@ -40,7 +40,7 @@ class Speaker:
                     self.links[one.id].append((form, other))
 
     def describe(self, t: Thing, depth: int = 0) -> list[str]:
-        "Words for a thing: at most two relations, not deeper than one thing away from the other thing."
+        "Return words for an object with at most two relations, each to an object with at most one relation itself."
         dice = self.dice
         name = "person" if t.category == "people" and dice.chance(_PERSON) else dice.pick(NAMES[t.noun])
         facts = [fact for fact in t.facts.items() if dice.chance(_FACT)]
@@ -66,9 +66,9 @@ _MOST_WORDS = 15
 
 
 def say(speaker: Speaker, number: int, count: int, known: set[str], draws: int = 24) -> list[str]:
-    """Up to `count` new expressions that mean thing `number` alone; fewer when so many draws find no more.
+    """Return up to `count` new expressions that mean only object `number`; fewer if `draws` draws contain no more.
 
-    known: texts already said of the picture; what is said now is added.
+    known: texts already used for the image; new texts are added.
     """
     t, texts = speaker.listener.scene.thing(number), []
     for _ in range(draws):
@@ -83,7 +83,7 @@ def say(speaker: Speaker, number: int, count: int, known: set[str], draws: int =
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #b3e0d761
 @dataclass(frozen=True)
 class Adversary:
-    "An adversarial expression: its text, the thing that it means, and 'order' or 'converse'."
+    "An adversarial expression: text, the id of the object it means, and kind, 'order' or 'converse'."
 
     text: str
     thing: int
@@ -91,7 +91,7 @@ class Adversary:
 
 
 def most_confused(bag: dict[int, int], target: int) -> int | None:
-    "The other thing that most orderings mean, the first by number among equals; None when there is no other."
+    "Return the object, other than the target, that most orderings mean (ties: lowest id); None if there is none."
     return next((thing for thing in bag if thing != target), None)
 
 
@@ -100,7 +100,7 @@ def _relations(one: Parse) -> list[Form]:
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #26fd854e
 def converses(text: str) -> list[str]:
-    "The words of a text with one relation exchanged for its converse, as sorted bags, without the text's own."
+    "Return the sorted words of a text after replacing one relation by its converse, for each way to do so."
     orders = set()
     for one in readings(text):
         for form in _relations(one):
@@ -113,24 +113,24 @@ def converses(text: str) -> list[str]:
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #3170c229
 def _awkward(one: Parse) -> int:
-    "How much is said between a verb and what belongs to it: 'the ball that the dog behind the tree is left of'."
+    "Count the relations that interrupt a form: 1 in 'the ball that the dog behind the tree is left of'."
     return sum(len(other.relations) * bool(form.after) + _awkward(other) for form, other in one.relations)
 
 
 def _plainest(orders: dict[str, int], thing: int, used: set[str]) -> list[str]:
-    "The texts for a thing that interrupt themselves least."
+    "Return the unused texts for an object with the lowest `_awkward` count."
     texts = [text for text, meant in sorted(orders.items()) if meant == thing and text not in used]
     cost = {text: min(map(_awkward, readings(text))) for text in texts}
     return [text for text in texts if cost[text] == min(cost.values())]
 
 # %% ../../../nbs/lib/miniworld/words/07_speaker.ipynb #1df2c582
-_REORDERED = 0.6  # how often only orderings of the same words are tried, where there is one
+_REORDERED = 0.6  # chance of trying only orderings of the same words, if there is one
 
 
 def retarget(listener: Listener, text: str, target: int, dice: Dice, known: set[str]) -> Adversary | None:
-    """An adversarial expression for one that means `target`; None when no other thing is confused with it.
+    """Return an adversarial expression for a text that means `target`; None if there is none.
 
-    known: texts that must not be written again; the new one is added.
+    known: texts that must not be returned again; the new text is added.
     """
     orders = listener.orders(text)
     thing = most_confused(counted(orders), target)

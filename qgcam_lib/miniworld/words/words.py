@@ -30,7 +30,7 @@ FITS = {w: _fits(w) for w in sorted({w for names in NAMES.values() for w in name
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #67124db6
 def plural(word: str) -> str:
-    "The plural of a name."
+    "Return the plural of a name."
     return PLURALS.get(word, word + "s")
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #c1241cdf
@@ -41,18 +41,18 @@ LINKS, SETTINGS, DAYS = _TABLES["links"], _TABLES["settings"], _TABLES["days"]
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #1e013747
 def adjectives(dice: Dice, facts: Iterable[tuple[str, str]]) -> list[str]:
-    "Words for attributes and their values; some values have two."
+    "Return an adjective for each (attribute, value); if a value has two words, one is drawn at random."
     tables = {"size": SIZE_WORDS, "pattern": PATTERN_WORDS}
     return [dice.pick(tables[attribute][value]) if attribute in tables else value for attribute, value in facts]
 
 
 def article(words: str) -> str:
-    "'a' or 'an', by the first letter."
+    "Return 'a' or 'an', depending on the first letter."
     return "an" if words[0] in "aeiou" else "a"
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #affb61b1
 def vocabulary() -> list[str]:
-    "Every word the sentences can contain, lower case, sorted. The mini models' tokenizer is built from it."
+    "Return every word that sentences can contain, lower case, sorted. The mini models' tokenizer is built from this."
     countable = [w for w in FITS if any(n in KINDS for n in FITS[w])]
     text = [_TABLES["glue"], *COLOURS, "blond", "wooden metal woolen glass", *DAYS.values()]
     text += [w for w in FITS if w != "vehicle"] + [plural(w) for w in countable]
@@ -65,7 +65,7 @@ def vocabulary() -> list[str]:
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #6da0eaaf
 @dataclass(frozen=True)
 class MarkedPhrase:
-    "A marked phrase: its words, the entity's number (0: not visual), its type, and the ids of the things it denotes."
+    "A marked phrase: words, the entity's number (0: not visual), the entity's type, and the ids of denoted objects."
 
     words: str
     entity: int
@@ -75,7 +75,7 @@ class MarkedPhrase:
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #d148059b
 @dataclass(frozen=True)
 class Entity:
-    """The entity of phrases: its number, type, objects (none without a box), and whether it is the scene."""
+    """An entity of phrases: number, type, ids of its objects (none without a box), and whether it is the scene."""
 
     id: int
     type: str
@@ -85,7 +85,7 @@ class Entity:
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #438c4676
 @dataclass(frozen=True)
 class Sentence:
-    "A sentence as plain text parts and phrases."
+    "A sentence as a sequence of plain texts and marked phrases."
 
     parts: tuple
 
@@ -107,7 +107,7 @@ class Sentence:
 
 # %% ../../../nbs/lib/miniworld/words/01_words.ipynb #f835574d
 def entity_type(t: Thing) -> str:
-    "The Flickr30k Entities type of a thing."
+    "Return the Flickr30k Entities type of an object."
     if t.noun in INSTRUMENTS:
         return "instruments"
     return t.category if t.category in ("people", "clothing", "bodyparts", "animals", "vehicles") else "other"

@@ -21,7 +21,7 @@ from ...storage.files import locked_folder, write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #491ee60f
 def encoded(image: np.ndarray, suffix: str) -> bytes:
-    "A picture (uint8 [H, W, 3]) as the bytes of a file that ends in .jpg or .png."
+    "Return an image (uint8 [H, W, 3]) as the bytes of a .jpg or .png file."
     options = {"quality": 95, "subsampling": 0} if suffix == ".jpg" else {"compress_level": 1}
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, "JPEG" if suffix == ".jpg" else "PNG", **options)
@@ -29,13 +29,13 @@ def encoded(image: np.ndarray, suffix: str) -> bytes:
 
 
 def write_picture(path: Path, picture: Rendering, anew: bool = False) -> None:
-    "Writes a picture into a file that ends in .jpg or .png, where that is not there; anew: also where it is."
+    "Write an image to a .jpg or .png file if the file does not exist. anew: replace an existing file."
     if anew or not path.is_file():
         write_whole(path, encoded(picture.image, path.suffix))
 
 
 def pixels(pictures: Iterable[Rendering]) -> list[bytes]:
-    "The pixels of pictures, for a checksum: of what was drawn, whatever a file's encoder makes of it."
+    "Return the pixels of images as bytes, for a checksum that does not depend on a file's encoder."
     return [picture.image.tobytes() for picture in pictures]
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #0f93150a
@@ -43,13 +43,13 @@ CARD = "miniworld.json"
 
 
 def read_card(root: str | Path) -> dict | None:
-    "The contents of `miniworld.json`, by which a folder is recognised as the miniworld; None when there is none."
+    "Return the contents of `miniworld.json`, the file that marks a folder as a miniworld; None without the file."
     path = Path(root) / CARD
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #84b256b9
 def _held(root: Path, made: dict, of: str) -> dict[str, int]:
-    "How much of each part a folder holds, by its card. Errors: ValueError where anything else has made the folder."
+    "Return the counts of each part from a folder's card. Errors: ValueError if something else made the folder."
     card = read_card(root)
     if card is None:
         strange = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
@@ -65,13 +65,13 @@ def _held(root: Path, made: dict, of: str) -> dict[str, int]:
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #cea16883
 def layout(name: str, version: int, checksum: str, *, most: int = 99_999, of: str = "pictures") -> Callable:
-    """Makes of a function that writes a data set one that writes what a folder lacks, and returns the folder.
+    """Decorate a function that writes a data set: write only what the folder lacks, and return the folder.
 
-    name, version, checksum: what the card says of who made the folder; most: the largest count; of: what is counted.
+    name, version, checksum: written to the card, to identify the generator; most: the largest count; of: the unit.
     The function takes the folder `root`, counts (`n`, or `n_` and the name of a part), and by keyword `seed` and `anew`
-    (write all again, also files that are there); `size` and `natural` are in the card, too, where there are any.
-    Errors: ValueError for a count below 0 or above `most`, and for a folder that holds something else, or was made by
-    another version or with another seed.
+    (write everything again, also existing files); `size` and `natural`, if the function has them, are in the card, too.
+    Errors: ValueError for a count below 0 or above `most`, and for a folder that contains something else, or was made
+    by another version or with another seed.
     """
     def decorate(write: Callable[..., None]) -> Callable[..., Path]:
         @wraps(write)
@@ -107,5 +107,5 @@ def layout(name: str, version: int, checksum: str, *, most: int = 99_999, of: st
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #edcfb7ed
 def _part(key: str) -> str:
-    "The part that an argument counts; 'all' where there is one part only."
+    "Return the part that an argument counts; 'all' if there is only one part."
     return key.removeprefix("n_") if key != "n" else "all"

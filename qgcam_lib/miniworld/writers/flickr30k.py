@@ -21,23 +21,23 @@ from ...storage.files import sha256_of, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #24b1bdcf
 _OFFSET = {"train": 1_000_000, "val": 2_000_000, "test": 3_000_000}
-_NUMBERS = 50  # for the entities of an image
+_NUMBERS = 50  # entity numbers reserved per image
 
 
 def image_id(index: int, split: str) -> int:
-    "The image's number in the data set."
+    "Return the image's number in the data set."
     return _OFFSET[split] + index
 
 
 @delegates(make_picture)
 def annotated(index: int, split: str = "test", **kwargs) -> tuple[Rendering, list[Sentence], list[Entity]]:
-    "Picture, sentences and entities of a scene, numbered as in the written data set. Arguments: see `make_picture`."
+    "Return image, sentences and entities of a scene, numbered as in the written data set; see `make_picture`."
     picture = make_picture(index, split, **kwargs)
     return picture, *describe(picture.scene, _NUMBERS * image_id(index, split))
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #38571dd1
 def annotation_xml(picture: Rendering, entities: Iterable[Entity], filename: str) -> str:
-    "The annotation of a scene as the text of a Flickr30k Entities XML file."
+    "Return the annotation of a scene as the text of a Flickr30k Entities XML file."
     height, width = picture.image.shape[:2]
     size = _lines("\t\t", width=width, height=height, depth=3)
     lines = [f"\t<filename>{filename}</filename>", "\t<size>", *size, "\t</size>"]
@@ -58,7 +58,7 @@ def _lines(indent: str, **values: int) -> list[str]:
 
 
 def sentences_text(sentences: Iterable[Sentence]) -> str:
-    "The sentences as the text of a Flickr30k Entities sentence file."
+    "Return the sentences as the text of a Flickr30k Entities sentence file."
     return "".join(s.markup + "\n" for s in sentences)
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #e4097d0f
@@ -67,7 +67,7 @@ CHECKSUM = "0d96815fc0e033685d5f8cc2271e74a807fd1fa9999a273b85dcb7dcd31a15cb"
 
 
 def checksum(indices: Iterable[int] = range(64), split: str = "test", *, seed: int = SEED, size: int = 96) -> str:
-    "SHA-256 over the pixels, sentences and annotations of scenes, in hexadecimal."
+    "Return the SHA-256 over pixels, sentences and annotations of scenes, in hexadecimal."
     parts: list[bytes | str] = []
     for i in indices:
         picture, sentences, entities = annotated(i, split, seed=seed, size=size)
@@ -77,7 +77,7 @@ def checksum(indices: Iterable[int] = range(64), split: str = "test", *, seed: i
 
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #0493556b
 def _write_scene(index: int, split: str, root: Path, anew: bool, **look) -> None:
-    "Writes the three files of a scene, unless the last of them is there."
+    "Write the three files of a scene, unless the last of the three exists and `anew` is False."
     name = str(image_id(index, split))
     last = root / "Annotations" / f"{name}.xml"
     if anew or not last.is_file():
@@ -90,11 +90,11 @@ def _write_scene(index: int, split: str, root: Path, anew: bool, **look) -> None
 @layout("flickr30k_entities", VERSION, CHECKSUM, most=999_999, of="splits")
 def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n_val: int = 500, *, seed: int = SEED,
                    size: int = 96, natural: bool = True, progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write the splits that are missing or too small, and only those; return the folder.
 
     root: a new or empty folder, or an earlier miniworld with the same seed, size and `natural`. n_test, n_train, n_val:
-    scenes; 0 leaves a split out. natural: train and val have the planted biases; False draws all combinations equally
-    often there, as in test. anew: draw the asked splits again.
+    scenes; 0 leaves a split out. natural: train and val have the planted biases; False samples all combinations equally
+    often there, as in test. anew: write the requested splits again.
     Written: `Sentences/<id>.txt`, `Annotations/<id>.xml`, `images/<id>.png`, `train.txt`, `val.txt`, `test.txt` and
     `miniworld.json` (seed, size, counts and the generator's checksum). Errors: ValueError, see `layout`.
     """
@@ -107,9 +107,9 @@ def make_flickr30k(root: str | Path, n_test: int = 2000, n_train: int = 20000, n
 # %% ../../../nbs/lib/miniworld/writers/02_flickr30k.ipynb #ee0fe692
 @delegates(make_flickr30k)
 def ensure(root: str | Path, splits: str | Iterable[str] = ("test",), **kwargs) -> Path:
-    """Makes the splits that are missing or incomplete, and only those; returns the folder.
+    """Write the splits that are missing or incomplete, and only those; return the folder.
 
-    splits: names among 'train', 'val', 'test'. The other arguments are those of `make_flickr30k`.
+    splits: names among 'train', 'val', 'test'. See `make_flickr30k` for the other arguments.
     """
     splits = {splits} if isinstance(splits, str) else set(splits)
     if splits - set(_OFFSET):

@@ -25,24 +25,24 @@ CLASSES = tuple(sorted(KINDS))
 
 
 def prompt_of(name: str) -> str:
-    "The prompt of a class, such as 'There is a dog.'"
+    "Return the prompt of a class, such as 'There is a dog.'"
     return f"There is {article(name)} {name}."
 
 
 def classes_csv() -> str:
-    "The text of classes.csv: the columns `class`, which is the folder's name, and `prompt`."
+    "Return the text of classes.csv, with the columns `class` (the folder's name) and `prompt`."
     return "".join(f"{row}\n" for row in ("class,prompt", *(f"{name},{prompt_of(name)}" for name in CLASSES)))
 
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #dc6381ec
 _FIRST = {name: 600_000 + 1_000 * k for k, name in enumerate(CLASSES)}
 _SIZE, _SCALE, _ATTEMPTS = 96, 1.25, 100
-_MARGIN = 0.02  # between the thing and the edges, as a share of the picture's side
+_MARGIN = 0.02  # between the object and the edges, as a share of the image's side
 
 
 def mininet_picture(name: str, index: int, *, seed: int = SEED) -> Rendering:
-    """Picture `index` of a class; it depends on nothing but the arguments.
+    """Return image `index` of a class; the result depends only on the arguments.
 
-    Errors: ValueError for an unknown class or a number outside 0..999.
+    Errors: ValueError for an unknown class or an index outside 0..999.
     """
     number = scene_number(_FIRST, index, name, "name", 1_000)
     for attempt in range(_ATTEMPTS):
@@ -73,10 +73,10 @@ MININET_CHECKSUM = "fbc6185ae74b13ebc624ee03ef892cc1750677463ddc2c0bc92e9f039853
 @layout("mininet", VERSION, MININET_CHECKSUM, most=1_000)
 def ensure_mininet(root: str | Path, n: int = 25, *, seed: int = SEED, progress: bool = True,
                    anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n: pictures a
-    class; a multiple of five has every background equally often. Written: `<class>/<number>.png`, `classes.csv` and
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again. n: images per
+    class; a multiple of five balances the backgrounds. Written: `<class>/<number>.png`, `classes.csv` and
     `miniworld.json`. Errors: ValueError, see `layout`.
     """
     for name in tqdm(CLASSES, "miniworld mininet", disable=not progress):
@@ -91,9 +91,9 @@ _FILLER_SIZE = 96
 
 
 def filler(index: int, folder: str, *, seed: int = SEED) -> Rendering:
-    """Empty place `index` of a folder ('indoor' or 'landscape'); it depends on nothing but the arguments.
+    """Return image `index` of a folder ('indoor' or 'landscape'), a background only; it depends only on the arguments.
 
-    Errors: ValueError for another folder or a number outside 0..9999.
+    Errors: ValueError for another folder or an index outside 0..9999.
     """
     number = scene_number(_FIRST_FILLER, index, folder, "folder", 10_000)
     places = FILLERS[folder]
@@ -102,7 +102,7 @@ def filler(index: int, folder: str, *, seed: int = SEED) -> Rendering:
 
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #761de861
 def filler_places(root: str | Path) -> dict[str, tuple[Path, ...]]:
-    """Background -> the pictures of it in a folder of `ensure_fillers`, in the order of their numbers."""
+    """Return background -> paths of its images in a folder of `ensure_fillers`, in the order of their numbers."""
     by_place: dict[str, list[Path]] = {}
     for folder, places in FILLERS.items():
         for path in sorted((Path(root) / folder).glob("*.png")):
@@ -117,10 +117,10 @@ FILLERS_CHECKSUM = "e28aca9e7563c1f00899afe072e5731e65b0536d178fcc56695666c15830
 @layout("fillers", FILLERS_VERSION, FILLERS_CHECKSUM, most=10_000)
 def ensure_fillers(root: str | Path, n: int = 60, *, seed: int = SEED, progress: bool = True,
                    anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n: pictures of
-    each folder. Written: `indoor/<number>.png`, `landscape/<number>.png` and `miniworld.json`.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again. n: images per
+    folder. Written: `indoor/<number>.png`, `landscape/<number>.png` and `miniworld.json`.
     Errors: ValueError, see `layout`.
     """
     for folder in FILLERS:

@@ -27,18 +27,18 @@ from .files import layout, write_picture
 from ...storage.files import write_json, write_whole
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #6793ea0a
-_TARGETS, _SENTENCES = 3, (2, 1)  # things a picture; sentences a thing
+_TARGETS, _SENTENCES = 3, (2, 1)  # objects per image; sentences per object
 _SENTENCE_WEIGHTS = (4, 1)
-_SLIP = 0.1  # how often a simulated annotator of stage 3 chooses anything
+_SLIP = 0.1  # chance that a simulated annotator of stage 3 picks any candidate at random
 
 
 def _choices(dice: Dice, bag: dict[int, int]) -> list[int]:
-    "The five choices of stage 1."
+    "Return the five choices of the simulated annotators of stage 1."
     return [dice.pick(bag) for _ in range(5)]
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #9094a005
 def _checked(dice: Dice, thing: int, candidates: tuple[int, ...]) -> list[int]:
-    "The three choices of stage 3, of which two are right."
+    "Return the three choices of the simulated annotators of stage 3; at least two are correct."
     while True:
         picks = [dice.pick(candidates) if dice.chance(_SLIP) else thing for _ in range(3)]
         if picks.count(thing) >= 2:
@@ -46,10 +46,10 @@ def _checked(dice: Dice, thing: int, candidates: tuple[int, ...]) -> list[int]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #ce5b3eda
 def told(scene: Scene) -> list[dict]:
-    """All that is said of a scene: a dict an expression, by thing; things by their ids in the scene.
+    """Return the expressions of a scene, one dict per expression, grouped by object; objects are ids in the scene.
 
-    thing, text; in val and test label, bag (thing -> number of orderings), share (of bag listeners that are right) and
-    choices; in test, adversary where there is one: thing, text, kind, bag, share, choices.
+    thing, text; in val and test label, bag (thing -> number of orderings), share (the bag listener's expected accuracy)
+    and choices; in test, adversary if there is one: thing, text, kind, bag, share, choices.
     """
     listener, used, rows = Listener(scene), set(), []
     dice = Dice(scene.seed, 33, scene.index)
@@ -70,7 +70,7 @@ def told(scene: Scene) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #64b5c6a7
 def references(scene: Scene, said: list[dict]) -> list[dict]:
-    "A reference for each thing that something is said of, without the numbers that a file gives them."
+    "Return a reference for each object with an expression, without the ids that `refer.numbered` adds."
     refs = {}
     for one in said:
         number = _annotation(scene, one["thing"])
@@ -80,7 +80,7 @@ def references(scene: Scene, said: list[dict]) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #9338af2f
 def _boxes(scene: Scene) -> dict[str, list[float]]:
-    "x, y, width, height of each candidate by its number from '1' on."
+    "Return candidate number, from '1' on -> x, y, width, height."
     things = refer.annotated_things(scene).values()
     return {str(k): [t.box[0], t.box[1], t.box[2] - t.box[0], t.box[3] - t.box[1]] for k, t in enumerate(things, 1)}
 
@@ -94,7 +94,7 @@ def _annotation(scene: Scene, thing: int) -> int:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #86421d31
 def labelled_rows(scene: Scene, said: list[dict]) -> list[dict]:
-    "The rows of `adv_easy_hard_annotations.json`: of the easy and hard expressions, then of the adversarial ones."
+    "Return the rows of `adv_easy_hard_annotations.json`: easy and hard expressions, then adversarial ones."
     boxes, name, plain, turned = _boxes(scene), refer.image_name(scene.index), [], []
     for one in said:
         number = _annotation(scene, one["thing"])
@@ -108,7 +108,7 @@ def labelled_rows(scene: Scene, said: list[dict]) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #85b58edf
 def _distorted(text: str, dice: Dice) -> dict[str, str]:
-    "The strings that are shipped with an expression; where words are moved, they are moved if they can be."
+    "Return the distorted texts published with an expression; shuffled texts differ from the original if possible."
     words, content = text.split(), content_words(text)
     order = iter(_moved(content, dice))
     nouns = [word for word in content if word not in ADJECTIVES]
@@ -120,7 +120,7 @@ def _distorted(text: str, dice: Dice) -> dict[str, str]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #98814d2d
 def _moved(words: list[str], dice: Dice) -> list[str]:
-    "The words in another order, if there is one."
+    "Return the words in a different random order, if there is one."
     if len(set(words)) < 2:
         return list(words)
     while (moved := dice.shuffled(words)) == words:
@@ -129,7 +129,7 @@ def _moved(words: list[str], dice: Dice) -> list[str]:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #7594236d
 def raw_records(scene: Scene, said: list[dict], ref_ids: dict[int, int]) -> dict[str, dict]:
-    "The records of `refcocog_adv_annotations.json`. ref_ids: reference of each annotation."
+    "Return the records of `refcocog_adv_annotations.json`. ref_ids: annotation number -> ref_id."
     boxes, by_hit = _boxes(scene), {}
     options = " ".join(f"<option value='{k}'>{k}</option>" for k in boxes)
     for k, one in enumerate(said):
@@ -165,7 +165,7 @@ def _truth(scene: Scene, rows: list[dict]) -> dict:
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #c41965fb
 def scene_of(record: dict) -> Scene:
-    "The scene of a record of `scenes.json`."
+    "Return the scene of a record of `scenes.json`."
     fields = record["scene"]
     things = tuple(Thing(**{**t, "box": t["box"] and tuple(t["box"])}) for t in fields["things"])
     return Scene(**{**fields, "things": things, "relations": tuple(Relation(**r) for r in fields["relations"])})
@@ -180,13 +180,13 @@ _ABOUT = ("Scene graphs and expressions of the miniworld. label: by a listener o
 @layout("refcocog", VERSION, REFCOCOG_CHECKSUM)
 def ensure_refcocog(root: str | Path, n_train: int = 200, n_val: int = 40, n_test: int = 100, *, seed: int = SEED,
                     progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    n_train, n_val, n_test: pictures, each with some five expressions; 1,600 pictures have 8,000 expressions.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again.
+    n_train, n_val, n_test: images, each with about five expressions; 1,600 images have 8,000 expressions.
     Written: `refs(umd).p` and `instances.json` (REFER), `images/COCO_train2014_<number>.jpg`,
-    `refcocog_adv_annotations.json` and `adv_easy_hard_annotations.json` (both forms of Ref-Adv, of the test split),
-    `scenes.json` (the truth) and `miniworld.json`. Errors: ValueError, see `layout`.
+    `refcocog_adv_annotations.json` and `adv_easy_hard_annotations.json` (the two formats of Ref-Adv, test split),
+    `scenes.json` (the ground truth) and `miniworld.json`. Errors: ValueError, see `layout`.
     """
     pictures, heard = [], []
     jobs = [(k, split) for split, n in (("train", n_train), ("val", n_val), ("test", n_test)) for k in range(n)]
@@ -200,7 +200,7 @@ def ensure_refcocog(root: str | Path, n_train: int = 200, n_val: int = 40, n_tes
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #d6915bcd
 def _write_expressions(root: Path, heard: list[tuple[Scene, list[dict]]]) -> None:
-    "The references, both forms of Ref-Adv and the truth. heard: the scenes, and what is said of each."
+    "Write the references, both formats of Ref-Adv and the ground truth. heard: scenes with their expressions."
     refs = refer.numbered(ref for scene, expressions in heard for ref in references(scene, expressions))
     ref_ids, raw, rows = {ref["ann_id"]: ref["ref_id"] for ref in refs}, {}, []
     for scene, expressions in heard:
@@ -215,10 +215,10 @@ def _write_expressions(root: Path, heard: list[tuple[Scene, list[dict]]]) -> Non
 
 # %% ../../../nbs/lib/miniworld/writers/08_refcocog.ipynb #a5ceeea1
 def split_counts(root: str | Path) -> pd.DataFrame:
-    """What the splits of a folder are like, from `scenes.json`: rows train, val, test, and easy, hard, adv of test.
+    """Return statistics of a folder's splits, from `scenes.json`: rows train, val, test, and easy, hard, adv of test.
 
-    Columns: expressions, share (of all of test), pictures, words, candidates (means), random (mean of one over the
-    number of candidates), bag (expected accuracy of the listener of bags; NaN where no bag was heard).
+    Columns: expressions, share (of the expressions in test; easy, hard, adv only), pictures, words, candidates (means),
+    random (mean of one over the number of candidates), bag (expected accuracy of the bag listener; NaN in train).
     """
     rows = []
     for picture in json.loads((Path(root) / "scenes.json").read_text(encoding="utf-8"))["pictures"]:

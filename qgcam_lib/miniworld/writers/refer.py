@@ -32,17 +32,17 @@ _NUMBER = {c["name"]: c["id"] for c in CATEGORIES}
 
 
 def category_name(noun: str) -> str:
-    """The category name of a noun of the miniworld."""
+    """Return the category name of a noun of the miniworld."""
     return "person" if noun in PEOPLE else _TABLES["called"].get(noun, noun)
 
 
 def category_id(t: Thing) -> int:
-    "The number of a thing's category."
+    "Return the number of an object's category."
     return _NUMBER[category_name(t.noun)]
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #97604e5d
 def rectangles(mask: np.ndarray) -> list:
-    "A mask (bool [H, W]) as polygons [x0, y0, x1, y0, x1, y1, x0, y1] that do not overlap; empty for an empty mask."
+    "Return a mask (bool [H, W]) as disjoint rectangles [x0, y0, x1, y0, x1, y1, x0, y1]; [] for an empty mask."
     steps = np.diff(np.pad(mask.astype(np.int8), ((0, 1), (1, 1))), axis=1)
     (ys, starts), (_, ends) = np.nonzero(steps == 1), np.nonzero(steps == -1)
     rows: list[list] = [[] for _ in range(len(mask) + 1)]
@@ -57,12 +57,12 @@ def rectangles(mask: np.ndarray) -> list:
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #2916a048
 def annotated_things(scene: Scene) -> dict[int, Thing]:
-    "The things that are annotated, by their annotation's number: twenty times the image's number and up."
+    "Return annotation number -> annotated object; numbers start at twenty times the image's number."
     return {20 * scene.index + k: t for k, t in enumerate(t for t in scene.top_level() if t.box is not None)}
 
 
 def instances(picture: Rendering) -> list[dict]:
-    "The annotations of a picture's top-level things."
+    "Return the annotations of an image's top-level objects."
     records = []
     for number, t in annotated_things(picture.scene).items():
         x0, y0, x1, y1 = t.box
@@ -74,18 +74,18 @@ def instances(picture: Rendering) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0159fb87
 _MOST_TARGETS = 2
-_COUNTS = {"refcocog": ((2, 3), (3, 1))}  # how many sentences, and how often
+_COUNTS = {"refcocog": ((2, 3), (3, 1))}  # numbers of sentences, and their weights
 _USUAL_COUNTS = (2, 3, 4), (2, 4, 1)
-_SORTS = {"testA": (True,), "testB": (False,)}  # of the targets: creatures, other things
+_SORTS = {"testA": (True,), "testB": (False,)}  # allowed targets; True: people and animals
 
 
 def image_name(number: int) -> str:
-    "The name of a picture's file, without its ending."
+    "Return the name of an image's file, without its extension."
     return f"COCO_train2014_{number:012d}"
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #56697aeb
 def _sentence(words: str, manner: str, dice: Dice) -> dict:
-    "A sentence as a file has it; now and then with a capital and, in RefCOCOg, a full stop."
+    "Return a sentence's entry in the file; at random with a capital letter and, in RefCOCOg, a full stop."
     raw, polite = words, manner == "refcocog"
     if dice.chance(0.7 if polite else 0.1):
         raw = words[0].upper() + words[1:] + (dice.pick((".", "")) if polite else "")
@@ -93,15 +93,15 @@ def _sentence(words: str, manner: str, dice: Dice) -> dict:
 
 
 def reference(scene: Scene, number: int, sentences: list[dict], split: str) -> dict:
-    "The reference of an annotation, by its number; without the numbers that a file gives to a reference."
+    "Return the reference of annotation `number`, without the ids that `numbered` adds."
     return {"sentences": sentences, "file_name": f"{image_name(scene.index)}_{number}.jpg", "ann_id": number,
             "image_id": scene.index, "category_id": category_id(annotated_things(scene)[number]), "split": split}
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0910fbc7
 def references(scene: Scene, manner: str) -> list[dict]:
-    """The references of a scene for one data set, best covered target first; without the numbers a file gives them.
+    """Return the references of a scene for one data set, targets in random order, without the ids of `numbered`.
 
-    manner: 'refcoco', 'refcoco+' or 'refcocog'. A scene without two sentences for any target gives an empty list.
+    manner: 'refcoco', 'refcoco+' or 'refcocog'. The list is empty if no target has two sentences.
     """
     refs, dice = [], Dice(scene.seed, 23, scene.index, MANNERS.index(manner))
     most = dice.pick((1, _MOST_TARGETS), (3, 2))
@@ -120,12 +120,12 @@ def references(scene: Scene, manner: str) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #f48c871f
 def in_turns(per_picture: list[list[dict]]) -> list[dict]:
-    "The first targets of all pictures, then the second ones."
+    "Return the first reference of each image, then the second reference of each image."
     return [refs[k] for k in range(_MOST_TARGETS) for refs in per_picture if len(refs) > k]
 
 
 def numbered(rows: Iterable[dict]) -> list[dict]:
-    "All references of a data set, with `ref_id`, `sent_ids` and `sent_id`."
+    "Return all references of a data set, with `ref_id`, `sent_ids` and `sent_id`."
     refs, start = [], 0
     for number, ref in enumerate(rows):
         sentences = [{**s, "sent_id": start + i} for i, s in enumerate(ref["sentences"])]
@@ -136,26 +136,26 @@ def numbered(rows: Iterable[dict]) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #468fe063
 def google_split(refs: Iterable[dict]) -> list[dict]:
-    "The same references with Google's manner of splitting: three in ten objects are val, the others train; no test."
+    "Return the references with a split like Google's: a random 30 % of objects are val, the others train; no test."
     return [{**r, "split": "val" if Dice(29, r["ann_id"]).chance(0.3) else "train"} for r in refs]
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #2ad031f8
 def objects_of(picture: Rendering) -> tuple[dict, list[dict]]:
-    "A picture's entry in `images`, and those of its things in `annotations`."
+    "Return an image's entry in `images`, and the entries of its objects in `annotations`."
     number, (height, width) = picture.scene.index, picture.image.shape[:2]
     image = {"file_name": f"{image_name(number)}.jpg", "height": height, "width": width, "id": number}
     return image, instances(picture)
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #a739223a
 def objects_file(name: str, pictures: list[tuple[dict, list]]) -> dict:
-    "The content of instances.json. pictures: of `objects_of`."
+    "Return the content of instances.json. pictures: results of `objects_of`."
     return {"info": {"description": f"miniworld in the layout of {name}", "version": "1"}, "licenses": [],
             "images": [image for image, _ in pictures],
             "annotations": [one for _, annotations in pictures for one in annotations], "categories": CATEGORIES}
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #620ebb8c
 def _files(name: str, pictures: list[tuple[dict, list]], refs: list[dict]) -> dict[str, bytes | str]:
-    "The files of a data set's folder by name: objects and lists of references. pictures: records with annotations."
+    "Return file name -> content for a data set's folder: instances and references. pictures: from `objects_of`."
     used = {ref["image_id"] for ref in refs}
     listed = [(image, annotations) for image, annotations in pictures if image["id"] in used]
     lists = {"refs(umd).p": refs, "refs(google).p": google_split(refs)} if name == "refcocog" else {"refs(unc).p": refs}
@@ -170,10 +170,10 @@ CHECKSUM = "5753ff1f48889ac89faf48863be64377326298186aeb43daa512b440cab9b3d8"
 @layout("refer", VERSION, CHECKSUM)
 def ensure_refer(root: str | Path, n_test: int = 240, n_train: int = 40, n_val: int = 40, *, seed: int = SEED,
                  progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    n_test: pictures of testA and as many of testB.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again.
+    n_test: images of testA and as many of testB; n_train, n_val: images.
     Written: `refcoco`, `refcoco+` and `refcocog`, each with `instances.json` and `refs(unc).p` (RefCOCOg:
     `refs(umd).p` and `refs(google).p`), `images/mscoco/images/train2014/COCO_train2014_<number>.jpg` and
     `miniworld.json`. Errors: ValueError, see `layout`.

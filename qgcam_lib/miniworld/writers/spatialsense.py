@@ -32,7 +32,7 @@ _RARER_CHANCE = 0.12
 
 
 def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
-    "A name for every visible top-level thing and hat that one or two words can single out."
+    "Return a name for each visible top-level object and hat that one or two words can identify."
     names = {}
     things = [t for t in picture.scene.things if t.box is not None and (t.parent < 0 or t.noun in ("hat", "cap"))]
     for t in things:
@@ -49,7 +49,7 @@ def names_of(picture: Rendering, dice: Dice) -> dict[int, str]:
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #2358fb4c
 def _shared(word: str, t: Thing, things: list[Thing]) -> bool:
-    "Whether the word is a name of a thing of another sort as well, as 'person' is."
+    "Return whether the word is also a name of an object with another noun, as 'person' is."
     return any(o.noun != t.noun and word in (*NAMES.get(o.noun, ()), _RARER.get(o.noun)) for o in things)
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #1040187d
@@ -61,7 +61,7 @@ Triple = tuple[int, str, int]  # subject id, predicate, object id
 
 
 def _relations(picture: Rendering, named: dict[int, str], dice: Dice) -> tuple[list[Triple], list[Triple]]:
-    "All certain relations, and all certain falsehoods, of named things; a hat's only with its wearer."
+    "Return all certainly true and all certainly false relations of named objects; a hat's only with its wearer."
     owner = {t.id: t.parent for t in picture.scene.things}
     pairs = [(a, b) for a in named for b in named if a != b and owner[a] in (-1, b) and owner[b] in (-1, a)]
     candidates = [(a, predicate, b) for a, b in dice.shuffled(pairs) for predicate in PREDICATES9]
@@ -69,7 +69,7 @@ def _relations(picture: Rendering, named: dict[int, str], dice: Dice) -> tuple[l
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #62dc1dc9
 def _choose(true: list[Triple], false: list[Triple], dice: Dice) -> tuple[list[Triple], list[Triple]]:
-    "Three of the true, mostly of rare predicates, no pair twice; then as many falsehoods, of the same pairs first."
+    "Return up to 3 true relations, one per pair, preferably rare, and at most as many false ones, same pairs first."
     facts, lies = {}, {}
     for a, predicate, b in sorted(true, key=lambda r: _RANK.get(r[1], 3) + 4.0 * dice.unit()):
         if len(facts) < _PER_PICTURE:
@@ -81,7 +81,7 @@ def _choose(true: list[Triple], false: list[Triple], dice: Dice) -> tuple[list[T
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #253105a2
 def _end(picture: Rendering, number: int, name: str) -> dict:
-    "A subject or object as the file has it; its point is the middle one of its pixels."
+    "Return the file's entry for a subject or object; its point is the middle one of its visible pixels."
     x0, y0, x1, y1 = (int(v) for v in picture.scene.thing(number).box)
     ys, xs = np.nonzero(picture.mask(number))
     k = len(ys) // 2
@@ -89,7 +89,7 @@ def _end(picture: Rendering, number: int, name: str) -> dict:
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #021e1801
 def annotations(picture: Rendering) -> list[dict]:
-    "The annotations of a strange picture, true ones first; without identifiers."
+    "Return the annotations of a strange image, true relations first, without ids."
     dice = Dice(picture.scene.seed, 37, picture.scene.index)
     names = names_of(picture, dice)
     chosen = _choose(*_relations(picture, names, dice), dice)
@@ -105,7 +105,7 @@ def _nyu(index: int) -> bool:
 
 
 def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Rendering]:
-    "One picture's entry of `annotations.json`, and the picture."
+    "Return an image's entry in `annotations.json`, and the rendering."
     picture = make_strange(index, split, seed=seed, indoors=_nyu(index))
     number, dice = SPLITS[split] + index, Dice(seed, 41, SPLITS[split], index)
     height, width = picture.image.shape[:2]
@@ -117,7 +117,7 @@ def record(index: int, split: str, *, seed: int = SEED) -> tuple[dict, Rendering
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #807cf6ed
 def image_path(entry: dict) -> Path:
-    """The path of an entry's image below the root: by the official rule, http addresses are Flickr's."""
+    """Return the path of an entry's image below the root. As in the official code, http addresses are Flickr's."""
     folder = "flickr" if entry["url"].startswith("http") else "nyu"
     return Path("images") / folder / entry["url"].split("/")[-1]
 
@@ -129,12 +129,12 @@ SPATIALSENSE_CHECKSUM = "0e9a4138ad28f0f8daa63d543fa99e1cfe5e387125bab21d747eb8c
 @layout("spatialsense", VERSION, SPATIALSENSE_CHECKSUM, most=18_999)
 def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, n_valid: int = 40, *,
                         seed: int = SEED, progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    n_test, n_train, n_valid: pictures.
-    Written: `annotations.json` (the official form: boxes [y0, y1, x0, x1], label true or false), `images/flickr/*.jpg`,
-    `images/nyu/*.jpg` and `miniworld.json`. A picture without a certain relation gets no entry.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again.
+    n_test, n_train, n_valid: images.
+    Written: `annotations.json` (official format: boxes [y0, y1, x0, x1], label true or false), `images/flickr/*.jpg`,
+    `images/nyu/*.jpg` and `miniworld.json`. An image without a certain relation has no entry.
     Errors: ValueError, see `layout`.
     """
     entries, counts = [], {"train": n_train, "valid": n_valid, "test": n_test}
@@ -148,22 +148,22 @@ def ensure_spatialsense(root: str | Path, n_test: int = 300, n_train: int = 40, 
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #144e70f7
 def genome_picture(index: int, *, seed: int = SEED) -> Rendering:
-    """Picture `index`, drawn with the planted biases; its scene's number is the image's.
+    """Return image `index`, sampled with the planted biases; its scene's number is the image's id.
 
-    Errors: ValueError for a number outside 0..99999.
+    Errors: ValueError for an index outside 0..99999.
     """
     return make_picture(scene_number({"all": 400_000}, index, "all"), "val", seed=seed, natural=True)
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #d2528850
 def _aliases() -> dict[str, tuple[str, ...]]:
-    "For every noun its names, itself first: those that are true of nothing else."
+    "Return for each noun the noun itself and its names that fit no other noun."
     return {noun: (noun, *(name for name in names if name != noun and FITS[name] == {noun}))
             for noun, names in NAMES.items()}  # fmt: skip
 
 
 OBJECT_ALIASES = _aliases()
 _TABLES = read_tables("writers/visual_genome")
-PREDICATE_ALIASES = _TABLES["predicates"]  # by what the scene graph calls them
+PREDICATE_ALIASES = _TABLES["predicates"]  # by predicate of the scene graph
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #4c47315b
 _WORN_CHANCE, _BESIDE_CHANCE, _SPELT_CHANCE = 0.2, 0.3, 0.35
@@ -171,7 +171,7 @@ _MIRRORED = {"left of": "right of", "right of": "left of", "behind": "in front o
 
 
 def annotated_objects(picture: Rendering) -> dict[int, Thing]:
-    "The things that are annotated, by their numbers in the data set: a hundred times the image's number and up."
+    "Return object number -> annotated object; numbers start at a hundred times the image's number."
     scene = picture.scene
     dice = Dice(scene.seed, 72, scene.index)
     visible = [t for t in scene.things if t.box is not None and (t.parent < 0 or dice.chance(_WORN_CHANCE))]
@@ -180,7 +180,7 @@ def annotated_objects(picture: Rendering) -> dict[int, Thing]:
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #191d1c56
 def annotated_relations(picture: Rendering) -> list[tuple[int, str, int]]:
-    """The relations of the annotated objects, as (number, predicate of `PREDICATE_ALIASES`, number)."""
+    """Return the relations of the annotated objects as (number, predicate of `PREDICATE_ALIASES`, number)."""
     scene, numbers = picture.scene, {t.id: number for number, t in annotated_objects(picture).items()}
     dice, rows = Dice(scene.seed, 73, scene.index), []
     for r in scene.relations:
@@ -200,7 +200,7 @@ def _spelt(dice: Dice, row: tuple[str, ...]) -> str:
 
 
 def _object(number: int, t: Thing) -> dict:
-    "A thing as objects.json has it."
+    "Return an object's entry in objects.json."
     x0, y0, x1, y1 = (int(v) for v in t.box)
     name = _spelt(Dice(74, number), OBJECT_ALIASES[t.noun])
     return {"object_id": number, "x": x0, "y": y0, "w": x1 - x0, "h": y1 - y0, "names": [name],
@@ -208,7 +208,7 @@ def _object(number: int, t: Thing) -> dict:
 
 
 def _end_of(number: int, t: Thing) -> dict:
-    "A subject or object as relationships.json has it."
+    "Return the entry of a subject or object in relationships.json."
     one = _object(number, t)
     return one if Dice(75, number).chance(0.5) else {"name": one.pop("names")[0], **one}
 
@@ -218,7 +218,7 @@ def _words(t: Thing, name: str) -> str:
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #ecd17a98
 def _region(number: int, picture: Rendering, phrase: str, *things: Thing) -> dict:
-    "A region: what is said, and the box that holds all that it is said of."
+    "Return a region's entry: the phrase, and the box around all objects that the phrase mentions."
     x0, y0 = (int(min(t.box[k] for t in things)) for k in (0, 1))
     x1, y1 = (int(max(t.box[k] for t in things)) for k in (2, 3))
     return {"region_id": number, "image_id": picture.scene.index, "x": x0, "y": y0, "width": x1 - x0,
@@ -226,7 +226,7 @@ def _region(number: int, picture: Rendering, phrase: str, *things: Thing) -> dic
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #744d89cc
 def genome_records(picture: Rendering) -> dict[str, dict]:
-    "A picture's entry in each of the five files, by the file's name."
+    "Return file name -> the image's entry, for each of the five files."
     number, things, dice = picture.scene.index, annotated_objects(picture), Dice(76, picture.scene.index)
     objects = {k: _object(k, t) for k, t in things.items()}
     relations, regions = [], []
@@ -253,7 +253,7 @@ def genome_records(picture: Rendering) -> dict[str, dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #365abe42
 def alias_text(rows: Iterable[tuple[str, ...]]) -> str:
-    "The text of an alias file: what means the same on one line, the name to keep first."
+    "Return the text of an alias file: synonyms on one line, the name to keep first."
     return "".join(f"{','.join(row)}\n" for row in rows if len(row) > 1)
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #9ba47758
@@ -264,7 +264,7 @@ GENOME_CHECKSUM = "0438e7b2c76b92916e282d2b6a51e84a51624c12cff71772de016448dc258
 
 
 def genome_files(pictures: Iterable[Rendering]) -> dict[str, str]:
-    "The texts of all annotation files by name; looks at each picture once."
+    "Return file name -> text for all annotation files; iterates over the images once."
     lists: dict[str, list] = {name: [] for name in _LISTS}
     for picture in pictures:
         for name, entry in genome_records(picture).items():
@@ -276,9 +276,9 @@ def genome_files(pictures: Iterable[Rendering]) -> dict[str, str]:
 @layout("visual_genome", GENOME_VERSION, GENOME_CHECKSUM)
 def ensure_visual_genome(root: str | Path, n: int = 2000, *, seed: int = SEED, progress: bool = True,
                          anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n: pictures.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again. n: images.
     Written: `VG_100K/<id>.jpg`, `image_data.json`, `objects.json`, `attributes.json`, `relationships.json`,
     `region_descriptions.json`, `object_alias.txt`, `relationship_alias.txt` and `miniworld.json`.
     Errors: ValueError, see `layout`.

@@ -26,15 +26,15 @@ _ATTRIBUTE_RECIPES = ("swapped_colours", "swapped_clothes", "other_attribute", "
 
 
 def swap(index: int, *, seed: int = SEED) -> Group:
-    """Pair `index`: two pictures, two captions; it depends on nothing but the arguments.
+    """Return pair `index`, two images and two captions; the result depends only on the arguments.
 
-    Errors: ValueError for a number outside 0..99999.
+    Errors: ValueError for an index outside 0..99999.
     """
     return make_group(scene_number(_FIRST, index, "all"), _TURNS[index % len(_TURNS)], seed=seed)
 
 
 def swap_kind(group: Group) -> str:
-    """The kind of swap: 'relation' or 'attribute'."""
+    """Return the kind of swap: 'relation' or 'attribute'."""
     return "attribute" if group.recipe in _ATTRIBUTE_RECIPES else "relation"
 
 # %% ../../../nbs/lib/miniworld/writers/07_swaps.ipynb #b111cf93
@@ -42,23 +42,23 @@ _CATEGORIES = {"colour": "color"}
 
 
 def swap_file(index: int, side: int) -> str:
-    "The name of a pair's picture, below images/."
+    "Return the file name of a pair's image in images/."
     return f"{_FIRST['all'] + index}_{side}.png"
 
 
 def prompt_of(caption: Caption) -> str:
-    "The caption as a sentence."
+    "Return the caption as a sentence."
     return f"{caption.text[0].upper()}{caption.text[1:]}."
 
 
 def _told(caption: Caption) -> tuple[str, str, str]:
-    "The attribute, its value and the noun of the first noun that has one."
+    "Return attribute, value and word of the first noun phrase with an attribute."
     noun = next(noun for noun in caption.nouns if noun.facts)
     return *noun.facts[0], noun.word
 
 # %% ../../../nbs/lib/miniworld/writers/07_swaps.ipynb #973a1d2f
 def swap_record(group: Group, index: int) -> dict:
-    "A pair as swaps.json has it."
+    "Return a pair's record in swaps.json."
     kind, row = swap_kind(group), {}
     descriptions = [_told(c) if kind == "attribute" else ("", "", "") for c in group.captions]
     for k, (_, value, noun) in enumerate(descriptions):
@@ -74,16 +74,16 @@ SWAPS_CHECKSUM = "5734ca93e48d030c227ec304d22cfca86c3452e6f332e0fb34ad9f27f3b458
 
 
 def swaps_text(records: list[dict]) -> str:
-    "The text of swaps.json: a list, one record a line."
+    "Return the text of swaps.json: a list, one record per line."
     return "[\n" + ",\n".join(json.dumps(row) for row in records) + "\n]\n"
 
 # %% ../../../nbs/lib/miniworld/writers/07_swaps.ipynb #cb37b1a8
 @layout("swaps", VERSION, SWAPS_CHECKSUM, of="pairs")
 def ensure_swaps(root: str | Path, n: int = 1000, *, seed: int = SEED, progress: bool = True,
                  anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n: pairs.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again. n: pairs.
     Written: `swaps.json`, `images/<number>_<side>.png` and `miniworld.json`. Errors: ValueError, see `layout`.
     """
     records = []

@@ -31,30 +31,30 @@ _TURNS = read_tables("writers/tricd")
 
 
 def contradiction_of(index: int, split: str) -> str:
-    "The kind of group `index` of a split ('val' or 'test')."
+    "Return the contradiction of group `index` of a split ('val' or 'test')."
     return _TURNS[split][index % len(_TURNS[split])]
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #84c5910a
 def group(index: int, split: str, *, seed: int = SEED) -> Group:
-    """Group `index` of a split; it depends on nothing but the arguments.
+    """Return group `index` of a split; the result depends only on the arguments.
 
-    Its dice have a key that no other data set of the miniworld uses, and its number, from 700,000 on, is that of no
-    other scene: so no group repeats a scene that something was trained on, unless by chance.
+    No training scene is drawn with the same seed key and number (numbers start at 700,000), so a group repeats a
+    training scene only by chance.
     """
     return make_group(scene_number(SPLITS, index, split), contradiction_of(index, split), seed=seed)
 
 
 def file_name(index: int, split: str, side: int) -> str:
-    "The name of a group's picture, below images/."
+    "Return the file name of a group's image in images/."
     return f"{SPLITS[split] + index:06d}_{side}.png"
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #1435183a
-_AREA = 307200  # the constant that the official files have here
-_FOUR = ((0, 0), (1, 1), (0, 1), (1, 0))  # picture and caption
+_AREA = 307200  # constant area in the official files
+_FOUR = ((0, 0), (1, 1), (0, 1), (1, 0))  # image and caption
 
 
 def records(g: Group, index: int, split: str, image: int = 1, box: int = 1, phrase: int = 1) -> tuple[list, list]:
-    "The four entries of `images` and the annotations of a group; image, box, phrase: the first numbers of each."
+    "Return a group's four entries in `images`, and its annotations; image, box, phrase: the first id of each."
     source = "winoground" if g.contradiction == "who_does_what" else "miniworld"
     common = {"source": source, "contradiction": g.contradiction, "made_by": "miniworld"}
     kind = "object" if g.contradiction == "object" else "relation"
@@ -84,7 +84,7 @@ def _annotation(number: int, pair: int, phrase: int, box: tuple) -> dict:
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #b1e558a8
 def grounding(groups: list[Group], split: str) -> dict:
-    "The content of TRICD_grounding_<split>.json."
+    "Return the content of TRICD_grounding_<split>.json."
     images, annotations, phrase = [], [], 1
     for index, g in enumerate(groups):
         pairs, boxes = records(g, index, split, len(images) + 1, len(annotations) + 1, phrase)
@@ -96,7 +96,7 @@ def grounding(groups: list[Group], split: str) -> dict:
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #d09d9728
 def questions(groups: list[Group], split: str) -> dict:
-    "The content of TRICD_VQA_<split>.json."
+    "Return the content of TRICD_VQA_<split>.json."
     entries, answers = [], []
     for index, g in enumerate(groups):
         for p, (side, caption_side) in zip(records(g, index, split, 4 * index + 1)[0], _FOUR):
@@ -116,10 +116,10 @@ TRICD_CHECKSUM = "3510cba2d9b18e1541340efd8e0120b7859e547166b98514903905b0160631
 @layout("tricd", VERSION, TRICD_CHECKSUM, of="groups")
 def ensure_tricd(root: str | Path, n_test: int = 668, n_val: int = 100, *, seed: int = SEED, progress: bool = True,
                  anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    n_test, n_val: groups, of four pairs each.
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again.
+    n_test, n_val: groups of four image-caption pairs.
     Written: `TRICD_grounding_<split>.json`, `TRICD_VQA_<split>.json`, `images/*.png` and `miniworld.json`.
     Errors: ValueError, see `layout`.
     """
@@ -137,27 +137,27 @@ COCO_SPLITS = {"train": 200_000, "val": 300_000}
 
 
 def coco_picture(index: int, split: str, *, seed: int = SEED) -> Rendering:
-    """Picture `index` of a split ('train' or 'val'), drawn with the planted biases; its scene's number is the image's.
+    """Return image `index` of a split ('train' or 'val'), with the planted biases; the scene's number is its id.
 
-    Errors: ValueError for another split or a number outside 0..99999.
+    Errors: ValueError for another split or an index outside 0..99999.
     """
     return make_picture(scene_number(COCO_SPLITS, index, split), "val", seed=seed, natural=True)
 
 
 def picture_path(number: int, split: str) -> str:
-    "The path of a picture's file below the data set's folder."
+    "Return the path of an image's file below the data set's folder."
     return f"{split}2014/COCO_{split}2014_{number:012d}.jpg"
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #106a142c
 def run_lengths(mask: np.ndarray) -> list[int]:
-    "The lengths of the runs of a mask (bool [H, W]), column by column, the first one outside (0 when there is none)."
+    "Return run lengths of a mask (bool [H, W]) in column order; the first run is False (0 if pixel 0 is True)."
     flat = np.concatenate(([False], mask.ravel(order="F")))
     edges = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff(np.concatenate(([0], edges, [mask.size]))).tolist()
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #d3eb6b37
 def packed(counts: list[int]) -> str:
-    "Run lengths as COCO's text."
+    "Return run lengths as COCO's compressed text."
     text = []
     for k, count in enumerate(counts):
         left = count - counts[k - 2] if k > 2 else count
@@ -181,7 +181,7 @@ def _segmentation(mask: np.ndarray, polygons: list, form: str) -> list | dict:
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #c6b13fbd
 def coco_instances(picture: Rendering) -> list[dict]:
-    """The annotations of an image's top-level objects; each mask has the visible pixels, in one of the three forms."""
+    """Return the annotations of an image's top-level objects; masks have the visible pixels in one of three formats."""
     things, records = [t for t in picture.scene.top_level() if t.box is not None], instances(picture)
     for t, one in zip(things, records, strict=True):
         form = Dice(picture.scene.seed, 71, one["id"]).pick(*_FORMS)
@@ -190,7 +190,7 @@ def coco_instances(picture: Rendering) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #effb9890
 def coco_captions(picture: Rendering) -> list[dict]:
-    "The five captions of a picture."
+    "Return the five captions of an image."
     number = picture.scene.index
     sentences, _ = describe(picture.scene, 0)
     return [{"image_id": number, "id": 5 * number + k, "caption": s.text.replace(" .", ".")}
@@ -204,14 +204,14 @@ def _about(kind: str) -> dict:
 
 
 def image_record(picture: Rendering, split: str) -> dict:
-    "A picture's entry in `images`."
+    "Return an image's entry in `images`."
     number, (height, width) = picture.scene.index, picture.image.shape[:2]
     return {"license": 1, "file_name": Path(picture_path(number, split)).name, "coco_url": "",
             "height": height, "width": width, "date_captured": "", "flickr_url": "", "id": number}  # fmt: skip
 
 # %% ../../../nbs/lib/miniworld/writers/05_tricd.ipynb #2f18f206
 def coco_files(pictures: Iterable[Rendering], split: str) -> dict[str, dict]:
-    "The contents of a split's annotation files, by their paths in the data set's folder; looks at each picture once."
+    "Return path in the data set's folder -> content of a split's annotation files; iterates over the images once."
     images, objects, captions = [], [], []
     for p in pictures:
         images.append(image_record(p, split))
@@ -230,10 +230,10 @@ COCO_CHECKSUM = "690734d85c271421a1aeac11cef9fdd1d41cbfc5b9f3d6f434e91f7ac664418
 @layout("coco", COCO_VERSION, COCO_CHECKSUM)
 def ensure_coco(root: str | Path, n_train: int = 2000, n_val: int = 1000, *, seed: int = SEED, progress: bool = True,
                 anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write what is missing in the folder, and only that; return the folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again. n_train,
-    n_val: pictures. Written: `annotations/{instances,captions}_{train,val}2014.json`,
+    root: a new or empty folder, or an earlier one of this layout and seed; anew: write everything again. n_train,
+    n_val: images. Written: `annotations/{instances,captions}_{train,val}2014.json`,
     `{train,val}2014/COCO_{train,val}2014_<number>.jpg` and `miniworld.json`. Errors: ValueError, see `layout`.
     """
     for split, count in (("train", n_train), ("val", n_val)):
