@@ -202,7 +202,7 @@ def _lack(device: str) -> str:
     kind, _, number = device.partition(":")
     if kind == "mps" and sys.platform != "darwin":
         return "mps is on Macs only"
-    if kind != "cuda" or sys.platform != "linux" or Path("/dev/kfd").exists():  # exists for ROCm, which torch also calls cuda
+    if kind != "cuda" or sys.platform != "linux" or Path("/dev/kfd").exists():  # of ROCm, which torch also calls cuda
         return ""
     try:
         driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()

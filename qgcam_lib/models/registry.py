@@ -235,7 +235,7 @@ class _Baseline:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #f55ea69e
 class CentreGuess(_Baseline):
-    """A Gaussian at the image centre, the same for every phrase. spread: standard deviation / side of the image."""
+    """A Gaussian at the image centre, the same for every phrase. spread: standard deviation as a share of each side."""
 
     def __init__(self, spread: float = 0.25, grid: tuple[int, int] = (25, 25)):
         super().__init__("centre guess", grid, spread=spread)

@@ -250,8 +250,8 @@ class ClipExplainer(PhraseExplainer):
     clip: from `build_clip`, frozen and put on the device here; precision: see `Adapter`;
     squash: interpolation for resizing,
     "bicubic" as in CLIP's preprocessing or "bilinear" as in gScoreCAM's; card: facts about the weights; tokens:
-    only "none" (CLIP scores whole texts), so that a card's entry can be passed on. Every image may be a PIL image or a
-    path. Results are on the CPU.
+    only "none" (CLIP scores whole texts), accepted so that a card's entry can be passed on. Every image may be a PIL
+    image or a path. Results are on the CPU.
     """
 
     protocol = "gscorecam"

@@ -89,7 +89,7 @@ def in_precision(method: Callable) -> Callable:
     """The method wrapped to compute on its object's `device` type in its `precision`."""
     @wraps(method)
     def compute(self: Any, *args: Any, **options: Any) -> Any:
-        if _NOW.get() == (self.device.type, self.precision):  # already set by the calling method; happens hundreds of times per batch
+        if _NOW.get() == (self.device.type, self.precision):  # set by the calling method, hundreds of times a batch
             return method(self, *args, **options)
         with computing(self.device.type, self.precision):
             return method(self, *args, **options)

@@ -132,7 +132,7 @@ class Parsed:
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #aec72258
 class TreeParser:
-    """Parses expressions to trees, by the miniworld's grammar or by chunks, and counts the uses of each method."""
+    """Parses expressions to trees, by the miniworld's grammar or by chunks, and counts the expressions per method."""
 
     def __init__(self) -> None:
         self.counts: Counter = Counter()
