@@ -23,8 +23,8 @@ from .registry import ModelEntry, find_model, published_sizes
 # %% ../../nbs/lib/models/03_blip2.ipynb #82f6866c
 @dataclass(frozen=True)
 class _Seen:
-    """A picture: the image encoder's states [1, M, C]; keys and values a layer of the Q-Former, None for one without;
-    of the contrastive head the queries' unit vectors [Q, D].
+    """An encoded image. states: [1, M, C], from the image encoder; pairs: keys and values per layer of the Q-Former,
+    None for a layer without cross-attention; vectors: the queries' unit vectors [Q, D] for the contrastive head.
     """
 
     states: torch.Tensor
@@ -36,9 +36,9 @@ class Blip2Explainer(AttentionExplainer):
     """BLIP-2's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
     model: transformers' Blip2ForImageTextRetrieval; block: 0-based, a layer with cross-attention; tokens: "queries"
-    (mean over all queries) or the number of one query; explain: "gradcam" or "attention"; head: what `score` gives,
-    "itm" (one of ITM_SCORES, the probability of a match by default) or "itc", the contrastive head's: the highest
-    cosine of the text with any query (there is no temperature). Maps are always of the matching head.
+    (mean over all queries) or the number of one query; explain: "gradcam" or "attention"; head: the head that `score`
+    uses, "itm" (one of ITM_SCORES, by default the probability of a match) or "itc" (contrastive: the maximum cosine of
+    the text with any query, without a temperature). Maps always come from the matching head.
     """
 
     def __init__(self, model, tokenizer, *, block: int = 6, tokens: str | int = "queries", explain: str = "gradcam",
@@ -53,7 +53,7 @@ class Blip2Explainer(AttentionExplainer):
 
     @staticmethod
     def usual_block(sizes: Any, published: int) -> int:
-        """The published layer, else the middle one with cross-attention."""
+        """The published layer if it has cross-attention, else the middle layer that has."""
         crossing = range(0, sizes.qformer_config.num_hidden_layers, sizes.qformer_config.cross_attention_frequency)
         return published if published in crossing else crossing[len(crossing) // 2]
 
@@ -93,7 +93,7 @@ def _attention(self: Blip2Explainer) -> torch.nn.Module:
 # %% ../../nbs/lib/models/03_blip2.ipynb #fd9c0b5f
 @patch
 def _weights(self: Blip2Explainer, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
-    """One weight a query, the same for every phrase."""
+    """One weight per query, [P, Q], the same for every phrase."""
     weights = torch.zeros(len(mask), self.queries, device=mask.device)
     if self.tokens == "queries":
         return weights + 1 / self.queries
@@ -106,7 +106,7 @@ def _weights(self: Blip2Explainer, mask: torch.Tensor, check: bool = False) -> t
 # %% ../../nbs/lib/models/03_blip2.ipynb #a8ec9495
 @patch
 def _score(self: Blip2Explainer, logits: torch.Tensor) -> torch.Tensor:
-    """The score; maps, which are the matching head's, come with its probability also where the head is "itc"."""
+    """The scores. With head "itc", logits from the matching head, which computes the maps, become probabilities."""
     return ITM_SCORES["probability"](logits) if logits.ndim > 1 and self.head == "itc" else (
         self.scores[self.score_as](logits))
 
@@ -118,7 +118,7 @@ def _row_names(self: Blip2Explainer, ids: list[int]) -> list[str]:
 # %% ../../nbs/lib/models/03_blip2.ipynb #b2b60002
 @patch
 def _read(self: Blip2Explainer, tokens: Tokens) -> torch.Tensor | None:
-    """Unit vectors [P, D] of texts of equal length alone, for the contrastive head."""
+    """Unit vectors [P, D] of texts of equal length, encoded without the image, for the contrastive head."""
     if self.head == "itm":
         return None
     words = self.model.qformer(query_embeds=self.model.embeddings(input_ids=tokens.ids), query_length=0)
@@ -127,7 +127,7 @@ def _read(self: Blip2Explainer, tokens: Tokens) -> torch.Tensor | None:
 # %% ../../nbs/lib/models/03_blip2.ipynb #2d08962e
 @patch
 def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: torch.Tensor | None) -> torch.Tensor:
-    """Logits [P, 2] of texts of equal length, or of the contrastive head the highest cosines [P]."""
+    """Logits [P, 2] of texts of equal length, or the maximum cosines [P] for the contrastive head."""
     if self.head == "itc":
         return (state.states.vectors @ read.T).amax(0)
     model, n = self.model, self.queries
@@ -141,7 +141,7 @@ def _logits(self: Blip2Explainer, state: EncodedImage, tokens: Tokens, read: tor
 
 # %% ../../nbs/lib/models/03_blip2.ipynb #935f44f8
 def _ask(block, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Cross-attention of queries [P, Q, C] to one picture's keys and values [heads, M, d]."""
+    """Cross-attention of queries [P, Q, C] to one image's keys and values [heads, M, d]."""
     split_queries = split_heads(block.attention.query(queries).flatten(0, 1), block.attention)
     mixed = F.scaled_dot_product_attention(split_queries[None], keys[None], values[None])[0]
     return block.output(mixed.transpose(0, 1).flatten(1).unflatten(0, queries.shape[:2]), queries)
@@ -155,7 +155,7 @@ def load_blip2(entry: ModelEntry | str, weights: str | Path = "official", *, see
     config = published_sizes("blip2-itm") if config is None and weights == "random" else config
     loaded = load_matcher(entry, weights, Blip2ForImageTextRetrieval, Blip2Explainer, seed=seed, config=config,
                           text_part="qformer_config", **options)
-    if weights == "random":  # transformers leaves the queries at zero, all alike; drawn as in LAVIS
+    if weights == "random":  # transformers initialises all queries to zero; draw them as in LAVIS
         spread, queries = loaded.model.config.qformer_config.initializer_range, loaded.model.query_tokens
         drawn = torch.empty(queries.shape).normal_(0, spread, generator=torch.Generator().manual_seed(seed))
         queries.data.copy_(drawn)
@@ -166,8 +166,8 @@ class BridgeTowerExplainer(AttentionExplainer):
     """BridgeTower's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
     model: transformers' BridgeTowerForImageAndTextRetrieval; block: 0-based layer of the cross-modal encoder;
-    max_tokens: 50, as in the original's training. The score is the probability of a match, or see `ITM_SCORES`. What
-    RoBERTa makes of texts does not depend on the picture and is kept.
+    max_tokens: by default 50, as in the original training. The score is the probability of a match, or another of
+    `ITM_SCORES`. RoBERTa's states of texts do not depend on the image and are cached.
     """
 
     def __init__(self, model, tokenizer, *, block: int = 3, max_tokens: int | None = None, **options: Any):
@@ -176,7 +176,7 @@ class BridgeTowerExplainer(AttentionExplainer):
                          max_tokens=max_tokens or min(50, room), **options)
 
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
-        """The image's side of every bridge, [1, 1 + h*w, C] a layer of the cross-modal encoder."""
+        """The image states for every bridge, [1, 1 + h*w, C] per layer of the cross-modal encoder."""
         core, visual = self.model.bridgetower, self.model.bridgetower.vision_model.visual
         kind = core.token_type_embeddings.weight[1]
         x, bridges = visual.forward_pre(pixels), []
@@ -187,7 +187,7 @@ class BridgeTowerExplainer(AttentionExplainer):
         return EncodedImage(bridges, self._card_grid())
 
     def _read(self, tokens: Tokens) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The text's side of every bridge, [P, T, C] a layer, and the mask that keeps padding out."""
+        """The text states for every bridge, [P, T, C] per layer, and the attention mask that excludes padding."""
         core = self.model.bridgetower
         mask = core.text_model.get_extended_attention_mask(tokens.mask.long(), tokens.ids.shape)
         x, bridges = core.text_model.embeddings(input_ids=tokens.ids), []

@@ -30,10 +30,10 @@ from .roles import Detections, Spans
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #f42ecc93
 def bert_places(tokens: Sequence[str]) -> list[str]:
-    """A vocabulary with the special tokens and the punctuation at the numbers that they have in BERT's.
+    """A vocabulary in which special tokens and punctuation have the same ids as in bert-base-uncased.
 
-    tokens: from `build_vocabulary`; the others follow in their order from 1030 on. In bert-base-uncased `[PAD]` is 0,
-    `[UNK]`, `[CLS]`, `[SEP]` and `[MASK]` are 100 to 103, and the ASCII signs from "!" to "?" 999 to 1029.
+    tokens: from `build_vocabulary`; all other tokens follow in order from id 1030. In bert-base-uncased `[PAD]` is 0,
+    `[UNK]`, `[CLS]`, `[SEP]` and `[MASK]` are 100 to 103, and the ASCII characters "!" to "?" are 999 to 1029.
     """
     signs = [chr(code) for code in range(ord("!"), ord("?") + 1)]
     fixed = dict(zip(range(999, 1030), signs)) | {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
@@ -42,10 +42,10 @@ def bert_places(tokens: Sequence[str]) -> list[str]:
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #a7491661
 def phrase_tokens(offsets: Sequence[tuple[int, int]], phrases: Sequence[Spans]) -> np.ndarray:
-    """bool [P, T]: which tokens belong to each phrase.
+    """Mask bool [P, T] of the tokens that belong to each phrase.
 
     offsets: (start, end) in characters of each of T tokens, end exclusive, (0, 0) for special tokens; phrases: spans
-    (start, end) of the same text, half-open. A phrase beyond a text that was cut has no token.
+    (start, end) of the same text, half-open. A phrase beyond the end of a truncated text has no tokens.
     """
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     table = np.zeros((len(phrases), len(starts)), bool)
@@ -56,9 +56,9 @@ def phrase_tokens(offsets: Sequence[tuple[int, int]], phrases: Sequence[Spans]) 
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #0bcf971f
 def phrase_scores(logits: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
-    """Scores [N, P] in 0..1 of N boxes and P phrases: the mean over a phrase's tokens of the sigmoid.
+    """Scores [N, P] in 0..1 of N boxes for P phrases: the sigmoid of the logits, averaged over a phrase's tokens.
 
-    logits: [N, L], L at least T; tokens: bool [P, T], at least one a phrase.
+    logits: [N, L], L at least T; tokens: bool [P, T], at least one token per phrase.
     """
     chance = torch.sigmoid(logits[:, : tokens.shape[1]].float())
     mine = torch.from_numpy(tokens).to(chance.device)
@@ -66,9 +66,9 @@ def phrase_scores(logits: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #b004db5b
 def dino_size(width: int, height: int, *, shorter: int = 800, longer: int = 1333) -> tuple[int, int]:
-    """Rows and columns of pixels in which Grounding DINO sees a picture of width x height.
+    """Rows and columns in pixels to which Grounding DINO resizes an image of width x height.
 
-    Source: DETR's resize, as in transformers' GroundingDinoImageProcessor; at least one pixel a side is ours.
+    Source: DETR's resize, as in transformers' GroundingDinoImageProcessor; the minimum of one pixel per side is ours.
     """
     least, most = min(width, height), max(width, height)
     exact = float(shorter)
@@ -83,9 +83,9 @@ def dino_size(width: int, height: int, *, shorter: int = 800, longer: int = 1333
 class GroundingDinoDetector(BoxDetector):
     """Grounding DINO as Detector; see `BoxDetector` for the rest.
 
-    model: transformers' GroundingDinoForObjectDetection; tokenizer: a fast BERT tokenizer with BERT's numbers for
-    special tokens and full stops (see `bert_places`); shorter, longer: sides of the picture as the model sees it. A
-    caption beyond the model's tokens (256) is cut with a UserWarning, and phrases that fall off get no boxes.
+    model: transformers' GroundingDinoForObjectDetection; tokenizer: a fast BERT tokenizer with BERT's ids for special
+    tokens and full stops (see `bert_places`); shorter, longer: sides of the resized image in pixels, see `dino_size`. A
+    caption beyond the model's maximum (256 tokens) is truncated with a UserWarning; phrases beyond it get no boxes.
     """
 
     def __init__(self, model, tokenizer, *, shorter: int = 800, longer: int = 1333, **options: Any):
@@ -95,7 +95,7 @@ class GroundingDinoDetector(BoxDetector):
                      "input_size": f"shorter side {shorter}, longer side at most {longer}"}
 
     def prepare(self, image: Image.Image) -> torch.Tensor:
-        """An RGB picture as the model sees it, [3, H, W] float32."""
+        """An RGB image as the model's input, [3, H, W] float32."""
         return imagenet_pixels(image, *dino_size(*image.size, **self.size))
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #3d1f794b
@@ -103,7 +103,7 @@ class GroundingDinoDetector(BoxDetector):
 @torch.no_grad()
 def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[torch.Tensor, torch.Tensor,
           list[tuple[int, int]]]:
-    """Logits [N, L] of the model's N boxes and the tokens, the boxes [N, 4] in the picture's pixels, corners, and
+    """Logits [N, L] of the model's N boxes for the tokens, the boxes [N, 4] as corners in pixels of the image, and
     the characters (start, end) of each token."""
     limit = min(self.model.config.max_text_len, self.model.config.text_config.max_position_embeddings)
     if len(self.tokenizer(text).input_ids) > limit:
@@ -119,7 +119,7 @@ def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[t
 @patch
 def _pairs(self: GroundingDinoDetector, picture: Image.Image, caption: str, phrases: Sequence[Spans],
            words: Sequence[str], texts: Any) -> Detections:
-    text = caption if caption.rstrip().endswith(".") else f"{caption.rstrip()}."  # as in training
+    text = caption if caption.rstrip().endswith(".") else f"{caption.rstrip()}."  # as in Grounding DINO's training
     logits, boxes, offsets = self.pairs(picture, text)
     mine = phrase_tokens(offsets, phrases)
     rows = mine.any(1).nonzero()[0]
@@ -137,9 +137,9 @@ def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official
                         **options: Any) -> GroundingDinoDetector:
     """Load Grounding DINO; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: what
-    differs from GroundingDinoConfig's defaults, for random weights only; vocab: a BERT vocab.txt, or for random weights
-    its tokens; options: `max_boxes`, `shorter`, `longer`, `device`, `precision`.
+    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: sizes
+    that differ from GroundingDinoConfig's defaults, for random weights only; vocab: a BERT vocab.txt, or for random
+    weights also a list of tokens; options: `max_boxes`, `shorter`, `longer`, `device`, `precision`.
     """
     from transformers import GroundingDinoForObjectDetection
 
@@ -152,14 +152,14 @@ def load_grounding_dino(entry: ModelEntry | str, weights: str | Path = "official
 
 # %% ../../nbs/lib/models/05_grounding_dino.ipynb #a4506957
 def without_duplicates(detections: Detections, threshold: float, width: int, height: int) -> Detections:
-    """The detections that no better one of the same phrase overlaps by more than `threshold` (IoU), best first, cut to
-    the picture.
+    """The detections after non-maximum suppression within each phrase at IoU `threshold`, best first, clipped to the
+    image.
 
-    Source: OmDet-Turbo's post-processing in transformers, non-maximum suppression for each class.
+    Source: OmDet-Turbo's post-processing in transformers, which suppresses within each class.
     """
     arrays = detections.scores, detections.boxes, detections.phrases
     scores, boxes, phrases = (torch.from_numpy(part) for part in arrays)
-    keep = batched_nms(boxes, scores, phrases, threshold).numpy()  # a tensor of one number would index as a number
+    keep = batched_nms(boxes, scores, phrases, threshold).numpy()  # a one-element tensor would index as a scalar
     cut = np.clip(detections.boxes, 0, [width, height, width, height])
     return Detections(detections.scores[keep], cut[keep], detections.phrases[keep])
 
@@ -168,8 +168,8 @@ class OmDetDetector(BoxDetector):
     """OmDet-Turbo as Detector; see `BoxDetector` for the rest.
 
     model: transformers' OmDetTurboForObjectDetection; tokenize: texts to padded rows, see `TextTokenizer`.
-    The caption is the task, the phrases are the classes; of two boxes of a phrase that overlap by more than half, the
-    weaker one goes, as published.
+    The caption is the task and the phrases are the classes. Of two boxes for a phrase with an IoU above 0.5 the one
+    with the lower score is dropped, as published.
     """
 
     def __init__(self, model, tokenize: TextTokenizer, **options: Any):
@@ -178,11 +178,11 @@ class OmDetDetector(BoxDetector):
         self.card = {**self.card, "input_size": (model.config.image_size,) * 2, "boxes": model.config.num_queries}
 
     def prepare(self, image: Image.Image) -> torch.Tensor:
-        """An RGB picture as the model sees it, [3, S, S] float32."""
+        """An RGB image as the model's input, [3, S, S] float32."""
         return imagenet_pixels(image, *(self.model.config.image_size,) * 2)
 
     def text_inputs(self, task: str, classes: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Token numbers and masks of a task and its classes, by the names of the model's arguments."""
+        """Token ids and masks of a task and its classes, keyed by the names of the model's arguments."""
         inputs = {"classes_structure": torch.tensor([len(classes)])}
         for name, texts in (("tasks", [task]), ("classes", classes)):
             ids = self.tokenize([plain_phrase(text) for text in texts])
@@ -192,8 +192,8 @@ class OmDetDetector(BoxDetector):
 
     @torch.no_grad()
     def pairs(self, image: Image.Image, task: str, classes: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [N, C] of the model's N boxes and the classes, and the boxes [N, 4] in the picture's pixels, as
-        corners."""
+        """Logits [N, C] of the model's N boxes for the classes, and the boxes [N, 4] as corners in pixels of the
+        image."""
         pixels = self.prepare(image)[None].to(self.device)
         output = self.model(pixel_values=pixels, **self.text_inputs(task, classes))
         boxes = to_corners(output.decoder_coord_logits[0].float(), *image.size)
@@ -212,9 +212,9 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
                **options: Any) -> OmDetDetector:
     """Load OmDet-Turbo; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: what
-    differs from OmDetTurboConfig's defaults, vocab: words as for `clip.network.word_tokenizer`, both for random weights
-    only; options: `max_boxes`, `device`, `precision`.
+    weights: "official" (transformers' cache or hub), "random", or a folder that `save_pretrained` wrote; config: sizes
+    that differ from OmDetTurboConfig's defaults, for random weights only; vocab: words, see
+    `clip.network.word_tokenizer`, for random weights only; options: `max_boxes`, `device`, `precision`.
     """
     from transformers import OmDetTurboConfig, OmDetTurboForObjectDetection
 

@@ -27,13 +27,13 @@ _ZOO = (".safetensors", ".json", ".txt", ".csv")
 
 
 def _zoo_entry(folder: Path, name: str, code: tuple[str, ...] = ()) -> Input:
-    """A folder of the zoo: weights, configuration, words, card and log."""
+    """A folder of the zoo as input: weights, configuration, vocabulary, card and log."""
     files = {file.name: file for file in folder.iterdir() if file.is_file() and file.suffix in _ZOO}
     return Input("weights", "mini", name, files, code)
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #d0c004b9
 def loader_modules(*names: str) -> tuple[str, ...]:
-    """The library's modules that load some models and those that they are made of, by dotted name."""
+    """The dotted names of the library's modules that load the named models and the models that these load."""
     modules, todo = {}, [*names]
     while todo:
         entry = MODELS[todo.pop()]
@@ -44,7 +44,7 @@ def loader_modules(*names: str) -> tuple[str, ...]:
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #d699a103
 def _official(entry: ModelEntry, reading: RunContext) -> Input:
-    """The published weights of a model, fetched by loading it once where they are not on this machine."""
+    """The published weights of a model as input; missing files are fetched by loading the model once."""
     options = {name: value for name in ("checkpoint", "vocab") if (value := reading.parameters.get(name))}
     options |= {"vocab": str(reading.path(options["vocab"]))} if "vocab" in options else {}
     if "checkpoint" in options and entry.file:  # AMC has two files under one name
@@ -55,7 +55,7 @@ def _official(entry: ModelEntry, reading: RunContext) -> Input:
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #033d8f5e
 def _named(name: str, reading: RunContext) -> Iterator[Input]:
-    """What a run reads because it names a model of the registry."""
+    """The inputs that a run reads for a model of the registry."""
     entry, weights = MODELS[name], reading.parameters.get("weights", "mini")
     if plugin := MODELS.origins.get(name):
         yield Input("weights", "plug-in", plugin.package, module_files(plugin.module))
@@ -68,7 +68,7 @@ def _named(name: str, reading: RunContext) -> Iterator[Input]:
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #9864385e
 def _factory(text: str, module: str, reading: RunContext) -> Input:
-    """The files behind a user's factory."""
+    """The files of a user's factory as input."""
     folders = [reading.cwd, Path.cwd()]
     if not is_module(module, folders):
         raise FileNotFoundError(f"{text!r} names module {module!r}, which Python cannot find. Install it, run from its "
@@ -82,7 +82,7 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #798cd602
 def _file(text: str, word: str, path: Path, reading: RunContext) -> Iterator[Input]:
-    """The file or folder behind maps:PATH, which must be there, or predictions:PATH, whose absence a table may show."""
+    """The file or folder at PATH as input. It must exist for maps:PATH; for predictions:PATH it may be missing."""
     if (place := reading.cwd / path).exists():
         yield Input("data", "folder" if place.is_dir() else "file", text, place)
     elif word == "maps":
@@ -91,8 +91,8 @@ def _file(text: str, word: str, path: Path, reading: RunContext) -> Iterator[Inp
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #4fe9e38b
 class ModelName(NamedInput):
-    """A model of the registry in a role. Subclasses say the role, the words of files that may stand in a model's place,
-    and whether package.module:factory may."""
+    """A model of the registry in a role. Subclasses set the role, the WORDs of the WORD:PATH sources that may replace a
+    model, and whether package.module:factory may."""
 
     role, words, factories = "", (), False
 
@@ -150,7 +150,7 @@ class AnswererSource(AnswererName):
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #b358c338
 class WeightsSource(NamedInput):
-    """The weights of a run's models: mini, official, random, or the path of a checkpoint."""
+    """The weights of a run's models: mini, official, random, or the path of a checkpoint file or folder."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -164,7 +164,7 @@ class WeightsSource(NamedInput):
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #d45ca9b0
 class AlbefEntry(NamedInput):
-    """A folder of the zoo with an ALBEF model, by its name; the parameter `zoo` is the zoo's folder, "" data/zoo."""
+    """The name of a zoo folder with an ALBEF model; the parameter `zoo` is the zoo's folder, "" for data/zoo."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -177,7 +177,7 @@ class AlbefEntry(NamedInput):
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #b358c341
 class DeviceName(NamedInput):
-    """The device of models: cpu, cuda, cuda:N, mps or xpu; "" for the setting `device`. It must exist."""
+    """The device of the models: cpu, cuda, cuda:N, mps or xpu; "" for the setting `device`. The device must exist."""
 
     @classmethod
     def check(cls, text: str) -> str:
@@ -198,11 +198,11 @@ class DeviceName(NamedInput):
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #611443a0
 def _lack(device: str) -> str:
-    """Why a device cannot be used, as far as the machine tells; "" where only torch knows."""
+    """The reason why a device cannot be used, found without torch; "" if there is none or only torch can tell."""
     kind, _, number = device.partition(":")
     if kind == "mps" and sys.platform != "darwin":
         return "mps is on Macs only"
-    if kind != "cuda" or sys.platform != "linux" or Path("/dev/kfd").exists():  # ROCm's, which torch calls cuda too
+    if kind != "cuda" or sys.platform != "linux" or Path("/dev/kfd").exists():  # of ROCm, which torch also calls cuda
         return ""
     try:
         driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()

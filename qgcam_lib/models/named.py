@@ -26,9 +26,9 @@ _FACTORY = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*
 
 
 def file_source(source: str, word: str) -> Path | None:
-    """The path in the spelling WORD:PATH, such as maps:heat.npz; None for anything else, such as a model's name.
+    """The path in a source spelled WORD:PATH, such as maps:heat.npz; None for other sources, such as a model's name.
 
-    Raises ParameterError where nothing stands behind the colon.
+    Raises ParameterError if there is no path after the colon.
     """
     if not isinstance(source, str) or not source.startswith(f"{word}:"):
         return None
@@ -40,7 +40,7 @@ def file_source(source: str, word: str) -> Path | None:
 
 # %% ../../nbs/lib/models/07_named.ipynb #edd3db0a
 def factory_source(source: Any) -> tuple[str, str] | None:
-    """Module and function in the spelling package.module:factory; None for anything else."""
+    """Module and function in a source spelled package.module:factory; None for any other source."""
     match = _FACTORY.fullmatch(source) if isinstance(source, str) else None
     return (match[1], match[2]) if match and match[1] not in FILE_WORDS else None
 
@@ -51,7 +51,7 @@ _VERBS = {"explainer": "maps(image, phrases)", "matcher": "score(images, texts)"
 
 
 def _factory(source: str, module: str) -> Any:
-    """What a source names, in a file of the working folder too. module: its first part."""
+    """The object that a source names, also from a file in the working folder. module: the source's first part."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -67,9 +67,9 @@ def _factory(source: str, module: str) -> Any:
 
 # %% ../../nbs/lib/models/07_named.ipynb #e71b0fc6
 def check_role(model: Any, role: str, source: str = "model") -> Any:
-    """`model`, if it plays a role of `ROLES`: a dictionary `card` and the role's method.
+    """`model`, if it plays a role of `ROLES`: it has a dictionary `card` and the role's method.
 
-    source: what it is called in the error, a ParameterError that says what is expected.
+    source: the model's name in the error. Raises ParameterError that states what is expected.
     """
     method, card = getattr(model, _VERBS[role].split("(")[0], None), getattr(model, "card", None)
     if callable(method) and isinstance(card, dict) and not isinstance(model, type):
@@ -84,7 +84,7 @@ _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _watched(model: Any, source: str) -> Any:
-    """The model; what its torch networks compute with is noted, see `settings.models_used`."""
+    """The model; records the device and precision of its torch networks, see `settings.models_used`."""
     if torch := sys.modules.get("torch"):
         from qgcam_lib.models.common.device import watch_use
 
@@ -95,7 +95,7 @@ def _watched(model: Any, source: str) -> Any:
 
 # %% ../../nbs/lib/models/07_named.ipynb #06e75e5d
 def check_weights(source: str, weights: str | Path) -> None:
-    """ParameterError for weights of the registry's models beside a factory, which reads a file or none."""
+    """Raises ParameterError for "official" or "random" weights with a factory, which accepts a path or no weights."""
     if str(weights) in WEIGHTS[1:]:
         raise ParameterError(f"weights: expected the path of weights that {source} reads, given {str(weights)!r}, "
                              "which is for models of the registry. Leave it out where the factory needs none.")
@@ -103,14 +103,14 @@ def check_weights(source: str, weights: str | Path) -> None:
 # %% ../../nbs/lib/models/07_named.ipynb #d0e2000b
 def load_source(source: str, role: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
                 precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
-    """The model that a text names, in a role: a name of the registry, or package.module:factory, or :function, :object.
+    """The model in a role from a registry name, or from package.module:factory, :function or :object.
 
     role: see `check_role`. weights, device, seed, precision, batch_size, options: as for `load_model`; a matcher of the
-    registry gives logits. A factory gets those of device, seed, precision and batch_size that it has parameters for,
-    and weights where they are the path of its file; a model of its own computes as its code says, which the record of a
-    run states for the torch networks that are its attributes.
-    Raises ParameterError for a text that is neither, a name in another role, a module or function that is not there,
-    weights or options that the factory does not take, and a result that does not play the role.
+    registry returns logits. A factory receives device, seed, precision and batch_size if it has these parameters, and
+    weights if they are a path. A custom model chooses its own device and precision; the record of a run states them for
+    the torch networks among the model's attributes.
+    Raises ParameterError for an invalid text, a model listed in another role, a missing module or function, weights or
+    options that the factory does not accept, and a result that does not play the role.
     """
     named = factory_source(source)
     if named is None:
@@ -141,10 +141,10 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
 
 # %% ../../nbs/lib/models/07_named.ipynb #c047cd17
 def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | None = None, **options: Any) -> Any:
-    """A model in a role from what users have: a text (see `load_source`), an object that plays it, or a function.
+    """A model in a role from a user's argument: a text (see `load_source`), an object with this role, or a function.
 
-    weights, device, options: of a text. A function is (image, text) -> map or score, or (image, boxes, text) -> scores;
-    detectors and answerers are objects. Errors: those of `load_source`; TypeError or ParameterError for another object.
+    weights, device, options: for a text only. A function is (image, text) -> map or score, or (image, boxes, text) ->
+    scores; detectors and answerers must be objects. Errors: as in `load_source`; TypeError or ParameterError otherwise.
     """
     if isinstance(model, str):
         return load_source(model, role, weights, device, **options)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # %% ../../nbs/lib/models/04_owl.ipynb #34e6ed08
 @dataclass(frozen=True)
 class OwlModel:
-    """An OWL-ViT or OWLv2 and what is needed to use it.
+    """An OWL-ViT or OWLv2 network with its tokenizer and sizes.
 
-    model: transformers' class; tokenize: texts to [N, length]; config: the sizes, as `build_owl` takes them.
+    model: of transformers' class; tokenize: texts to token ids [N, length]; config: the sizes, as for `build_owl`.
     """
 
     model: "PreTrainedModel"
@@ -43,17 +43,17 @@ class OwlModel:
 
     @property
     def pads(self) -> bool:
-        """Whether pictures are padded to a square (OWLv2) instead of squashed."""
+        """Whether images are padded to a square (OWLv2) instead of squashed."""
         return self.model.config.model_type == "owlv2"
 
     @property
     def towers(self) -> torch.nn.Module:
-        """The CLIP inside."""
+        """The CLIP model inside the detector."""
         return self.model.owlv2 if self.pads else self.model.owlvit
 
 # %% ../../nbs/lib/models/04_owl.ipynb #2f772573
 def _classes(kind: str) -> tuple[type, type]:
-    """Config and model class of "owlvit" or "owlv2"."""
+    """Config class and model class of "owlvit" or "owlv2"."""
     import transformers
 
     if kind not in ("owlvit", "owlv2"):
@@ -63,11 +63,11 @@ def _classes(kind: str) -> tuple[type, type]:
 
 # %% ../../nbs/lib/models/04_owl.ipynb #24298372
 def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | None = None, seed: int = 0) -> OwlModel:
-    """An OWL-ViT or OWLv2 of any size, untrained, drawn from a seed, in evaluation mode.
+    """An OWL-ViT or OWLv2 of any size with random weights drawn from a seed, in evaluation mode.
 
-    config: what differs from the defaults of transformers' config, with "model_type" "owlvit" (where it is missing) or
+    config: values that differ from the defaults of transformers' config, with "model_type" "owlvit" (the default) or
     "owlv2". vocab: words of a small model, see `word_tokenizer`, None for CLIP's own 49,408 tokens. The global
-    random state is left as it was. Raises ValueError where there are more tokens than text_config.vocab_size.
+    random state is not changed. Raises ValueError if the tokenizer has more tokens than text_config.vocab_size.
     """
     config = deepcopy(dict(config))
     config_class, model_class = _classes(config.setdefault("model_type", "owlvit"))
@@ -84,10 +84,10 @@ def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | Non
 
 # %% ../../nbs/lib/models/04_owl.ipynb #bc539303
 def padded_square(image: Image.Image, size: int) -> torch.Tensor:
-    """A picture as OWLv2 sees it: [3, size, size] float32, padded with grey below and on the right, then resized.
+    """An image as OWLv2's input: [3, size, size] float32, padded with grey below and on the right, then resized.
 
-    image: RGB. Resized as by scikit-image: linear interpolation of a picture blurred by (shrink - 1) / 2 pixels, cut
-    to the range of its values. Source: OWLv2's preprocessing as in transformers' Owlv2ImageProcessor.
+    image: RGB. Resized as in scikit-image: Gaussian blur with sigma (shrink - 1) / 2 pixels, then linear interpolation,
+    clipped to the padded image's range. Source: OWLv2's preprocessing in transformers' Owlv2ImageProcessor.
     """
     from scipy import ndimage
 
@@ -103,16 +103,16 @@ def padded_square(image: Image.Image, size: int) -> torch.Tensor:
 
 # %% ../../nbs/lib/models/04_owl.ipynb #3929876d
 def box_scale(width: int, height: int, pads: bool) -> tuple[int, int]:
-    """The size in image pixels of the model's square, across and down."""
+    """Width and height of the model's square input, in pixels of the image."""
     return (max(width, height),) * 2 if pads else (width, height)
 
 # %% ../../nbs/lib/models/04_owl.ipynb #af178536
 class OwlDetector(BoxDetector):
     """OWL-ViT or OWLv2 as Detector; see `BoxDetector` for the rest.
 
-    owl: from `build_owl`. It is asked for each phrase's own words. The score of a box and a phrase is the sigmoid of
-    their logit, as in transformers' post-processing, which keeps the best phrase of each box only; here all pairs are
-    ranked. No box suppresses another.
+    owl: from `build_owl`. The model is queried with each phrase's text. The score of a box and a phrase is the sigmoid
+    of their logit, as in transformers' post-processing, which keeps only the best phrase of each box; here all pairs
+    are ranked. No boxes are suppressed.
     """
 
     def __init__(self, owl: OwlModel, **options: Any):
@@ -123,7 +123,7 @@ class OwlDetector(BoxDetector):
         self.card = {**self.card, "input_size": (self.image_size,) * 2, "boxes": boxes}
 
     def prepare(self, image: Image.Image) -> torch.Tensor:
-        """A picture as the model sees it, [3, S, S] float32."""
+        """An image as the model's input, [3, S, S] float32."""
         size = self.image_size
         return padded_square(image.convert("RGB"), size) if self.owl.pads else prepare_image(image, size)
 
@@ -136,8 +136,8 @@ class OwlDetector(BoxDetector):
 
     @torch.no_grad()
     def pairs(self, image: Image.Image, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [N, T] of the model's N boxes and the text vectors [T, D], and the boxes [N, 4] in the picture's
-        pixels, corners; nothing is cut."""
+        """Logits [N, T] of the model's N boxes for the text vectors [T, D], and the boxes [N, 4] as corners in pixels
+        of the image, not clipped."""
         cells, _ = self.model.image_embedder(self.prepare(image)[None].to(self.device))
         patches = cells.flatten(1, 2)
         logits, _ = self.model.class_predictor(patches, queries[None])
@@ -155,7 +155,7 @@ class OwlDetector(BoxDetector):
 
 # %% ../../nbs/lib/models/04_owl.ipynb #9448499f
 def _published_owl(entry: ModelEntry, weights: str | Path) -> tuple[OwlModel, dict[str, Any]]:
-    """Published weights, or a folder that `save_pretrained` wrote, with CLIP's tokens; and what its card says."""
+    """A model with CLIP's tokens, from published weights or a folder that `save_pretrained` wrote, and its card."""
     model_class = _classes(published_sizes(entry.name)["model_type"])[1]
     model, where, card = read_pretrained(entry, weights, model_class)
     text = model.config.text_config
@@ -171,8 +171,8 @@ def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed:
              **options: Any) -> OwlDetector:
     """Load OWL-ViT or OWLv2; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (transformers' cache or hub), "random", "mini", or a folder: of the zoo's form, or as
-    `save_pretrained` writes it; config, vocab: see `build_owl`, for random weights only; options:
+    weights: "official" (transformers' cache or hub), "random", "mini", or a folder in the zoo's form or written by
+    `save_pretrained`; config, vocab: see `build_owl`, for random weights only; options:
     `max_boxes`, `device`, `precision`, see `OwlDetector`.
     """
     entry = find_model(entry)

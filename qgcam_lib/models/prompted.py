@@ -29,7 +29,7 @@ PROMPT = "{question} Answer yes or no."
 
 
 def fill_prompt(prompt: str, question: str) -> str:
-    """The prompt with the question at `{question}`. ValueError for a prompt without that place."""
+    """The prompt with the question in place of `{question}`. ValueError unless the prompt has it exactly once."""
     if not isinstance(prompt, str) or prompt.count("{question}") != 1:
         raise ValueError(f"prompt: expected a text with {{question}} in it once, got {prompt!r}")
     return prompt.replace("{question}", question.strip())
@@ -41,19 +41,19 @@ _SPELLINGS = ("{}", " {}")
 class PromptedAnswerer(Adapter):
     """An image-text-to-text model of transformers as Answerer.
 
-    model: in evaluation mode and frozen from here on; processor: its own; prompt: a text with {question} in it once;
-    max_new_tokens: most tokens of a reply; card: what is known of the weights. An image is a PIL image or a path.
+    model: set to evaluation mode and frozen here; processor: the model's own; prompt: a text with {question} once;
+    max_new_tokens: maximum tokens of a reply; card: facts about the weights. An image is a PIL image or a path.
     """
 
     def __init__(self, model, processor, *, prompt: str = PROMPT, max_new_tokens: int = 10, device: str = "cpu",
                  precision: str = "", card: Mapping[str, Any] | None = None):
-        fill_prompt(prompt, "is it so")  # refuses a wrong prompt before any work
+        fill_prompt(prompt, "is it so")  # raises for an invalid prompt before any work
         super().__init__(model, card, device=device, precision=precision, prompt=prompt, max_new_tokens=max_new_tokens,
                          chat_template=bool(getattr(processor, "chat_template", None)))
         self.processor, self.prompt, self.max_new_tokens = processor, prompt, max_new_tokens
 
     def text(self, question: str) -> str:
-        """The prompt of a question as the processor gets it, chat marks included."""
+        """The prompt for a question as passed to the processor, chat template included."""
         text = fill_prompt(self.prompt, question)
         if not self.card["chat_template"]:
             return text
@@ -63,7 +63,7 @@ class PromptedAnswerer(Adapter):
 # %% ../../nbs/lib/models/06_prompted.ipynb #e3287f8a
 @patch
 def _generate(self: PromptedAnswerer, image: Picture, question: str, **options: Any) -> tuple[Any, torch.Tensor]:
-    """What `generate` returns, and the ids of the prompt."""
+    """The output of the model's `generate`, and the token ids of the prompt."""
     picture = as_picture(image).convert("RGB")
     inputs = self.processor(images=picture, text=self.text(question), return_tensors="pt")
     inputs = inputs.to(self.device, self.model.dtype)
@@ -74,7 +74,7 @@ def _generate(self: PromptedAnswerer, image: Picture, question: str, **options: 
 @patch
 @torch.no_grad()
 def answer(self: PromptedAnswerer, image: Picture, question: str) -> str:
-    """The reply, without the prompt and special tokens."""
+    """The reply without the prompt and without special tokens."""
     output, prompt = self._generate(image, question, max_new_tokens=self.max_new_tokens)
     ids = output.sequences[0]
     repeated = len(ids) >= len(prompt) and torch.equal(ids[:len(prompt)], prompt)
@@ -84,7 +84,7 @@ def answer(self: PromptedAnswerer, image: Picture, question: str) -> str:
 @patch
 @torch.no_grad()
 def yes_score(self: PromptedAnswerer, image: Picture, question: str) -> float:
-    """Probability that the reply begins like "yes" rather than like "no", 0..1."""
+    """Probability in 0..1 that the reply begins with "yes" rather than "no", from the logits of the first token."""
     output, _ = self._generate(image, question, max_new_tokens=1, output_logits=True)
     logits = output.logits[0][0].float()
     yes, no = (logits[ids].logsumexp(0) for ids in self._first_tokens())
@@ -93,7 +93,7 @@ def yes_score(self: PromptedAnswerer, image: Picture, question: str) -> float:
 # %% ../../nbs/lib/models/06_prompted.ipynb #f3af7de8
 @patch
 def _first_tokens(self: PromptedAnswerer) -> tuple[list[int], list[int]]:
-    """Ids of the first tokens of the spellings of yes and of no, without those that both have."""
+    """Ids of the first tokens of all spellings of yes, and of no, without the ids that both share."""
     words = getattr(self.processor, "tokenizer", self.processor)
     sets = []
     for word in ("yes", "no"):
@@ -114,7 +114,7 @@ def _processor(where: str) -> Any:
 
 
 def _untrained(config: str | Path | None, seed: int) -> tuple[Any, Any]:
-    """A model drawn from a seed and its processor, of the sizes and the processor in a folder."""
+    """A model with random weights drawn from a seed, and its processor, both configured by the files in a folder."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     if config is None:
@@ -132,8 +132,8 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
 
     weights: "official" (transformers' cache or hub), "random", or a folder with the model and its processor;
     checkpoint: OWNER/NAME on the hub for "official", by default the registry's; config: for random weights, a folder
-    with config.json and the processor's files; precision: see `Adapter`, of "bfloat16" the weights
-    too; options: `prompt`, `max_new_tokens`: see `PromptedAnswerer`.
+    with config.json and the processor's files; precision: see `Adapter`, with "bfloat16" the weights
+    are bfloat16 too; options: `prompt` and `max_new_tokens` of `PromptedAnswerer`.
     """
     from transformers import AutoModelForImageTextToText
 
@@ -162,9 +162,9 @@ _OPENING = re.compile(r"\s*(?:(?:is|are|was|were)\s+there\b|(?:is|are|was|were|d
 
 
 def question_to_caption(question: str) -> str:
-    """The caption of a yes/no question; a text without an opening verb is returned unchanged.
+    """The caption of a yes/no question: the text without its opening verb, final "?" or "." and extra spaces.
 
-    ValueError where nothing is left.
+    Raises ValueError if no text is left.
     """
     text = _OPENING.sub("", question, count=1) if _OPENING.match(question) else question
     text = " ".join(text.split()).rstrip("?. ")
@@ -176,9 +176,9 @@ def question_to_caption(question: str) -> str:
 def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
     """The threshold at which "yes where score >= threshold" has the best macro-F1.
 
-    scores [n]: finite; truth [n]: bool. Candidates are the midpoints between neighbouring distinct scores, and the
-    lowest and highest score themselves widened by one, which answer all alike.
-    ValueError for lengths that differ, none, NaN, or truth of one kind only.
+    scores [n]: finite; truth [n]: bool. Candidates are the midpoints between neighbouring distinct scores, the lowest
+    score minus 1 (all "yes") and the highest plus 1 (all "no"); among ties the middle candidate is taken.
+    Raises ValueError for different lengths, empty lists, NaN or infinity, or truth with a single class.
     """
     scores, truth = np.asarray(scores, np.float64), np.asarray(truth, bool)
     if scores.ndim != 1 or scores.shape != truth.shape or not len(scores) or not np.isfinite(scores).all():
@@ -196,11 +196,11 @@ def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #f7683575
 class MatchingAnswerer:
-    """A matcher as Answerer: "yes" where the picture's score with the question's caption is at least the threshold.
+    """A matcher as Answerer: "yes" if the image's score with the question's caption is at least the threshold.
 
-    matcher: a Matcher (`score(images, texts) -> [I, T]`); threshold: on its scale, see `choose_threshold`; None: every
-    answer is "undecided", which is read as neither yes nor no. `yes_score` is the matcher's score, with any threshold.
-    name: of the card. An image is whatever the matcher takes.
+    matcher: a Matcher (`score(images, texts) -> [I, T]`); threshold: on the matcher's scale, see `choose_threshold`;
+    with None every answer is "undecided", which is read as neither yes nor no. `yes_score` ignores the threshold.
+    name: name in the card. An image is anything that the matcher accepts.
     """
 
     def __init__(self, matcher: Matcher, threshold: float | None = 0.5, *, name: str = ""):
@@ -211,7 +211,7 @@ class MatchingAnswerer:
                      "threshold": self.threshold}
 
     def yes_score(self, image: Picture, question: str) -> float:
-        """The matcher's score of the picture with the question's caption."""
+        """The matcher's score of the image with the question's caption."""
         return float(self.matcher.score([image], [question_to_caption(question)])[0, 0])
 
     def answer(self, image: Picture, question: str) -> str:
@@ -219,7 +219,7 @@ class MatchingAnswerer:
         return self.answer_batch([image], [question])[0]
 
     def answer_batch(self, images: Sequence, questions: Sequence[str]) -> list[str]:
-        """One answer a question, one pass a picture; equal to `answer` for each."""
+        """One answer per question, with one pass per distinct image; equal to `answer` for each question."""
         same_length(images, questions=questions)
         rows: dict[int, list[int]] = {}
         for row, image in enumerate(images):
@@ -242,8 +242,8 @@ def load_matching_answerer(entry: ModelEntry | str, weights: str | Path = "mini"
                            threshold: float | None = None, **options: Any) -> MatchingAnswerer:
     """Load a matcher as Answerer; called by `load_model`, whose docstring explains the common arguments.
 
-    threshold: by default one half for BLIP, whose score is a probability, and none for CLIP and for BLIP with
-    head="itc", whose scores are cosines: without one it only gives scores, for `choose_threshold`. options: the
+    threshold: by default 0.5 for BLIP, whose score is a probability, and None for CLIP and for BLIP with head="itc",
+    whose scores are no probabilities; with None only `yes_score` is useful, see `choose_threshold`. options: the
     matcher's own.
     """
     entry = find_model(entry)
@@ -257,9 +257,9 @@ BASELINES = ("always yes", "always no", "coin")
 
 
 class BaselineAnswerer:
-    """An Answerer that does not look. name: one of BASELINES; seed: of the coin.
+    """A baseline Answerer that ignores the image content. name: one of BASELINES; seed: for "coin".
 
-    The coin falls by a hash of the seed, the question and the picture's pixels: the same for the same, in any order.
+    "coin" draws from a hash of the seed, the question and the image's pixels, so the order of calls does not matter.
     """
 
     def __init__(self, name: str, seed: int = 0):

@@ -31,14 +31,14 @@ from ..storage.closure import Open
 class ModelEntry:
     """The description of a model before it is loaded.
 
-    name: what users type; explainer: how its maps are made; grid: rows and columns of the published size, as text
-    where they follow the image; block, tokens: the defaults of its maps, block being a layer's number or name;
-    checkpoint: address of the published weights, "" where there are none; licence: theirs, else the mini's; loader:
-    "qgcam_lib.models.MODULE:load_NAME", called as loader(entry, weights, device=..., seed=..., **options); mini: folder
-    under data/zoo, or ""; file: name of the checkpoint in torch's cache where the address does not end in it; role:
-    what it is listed as, "explainer", "matcher", "detector", "answerer" or "ranker"; loads: names of other models that
-    its loader loads.
-    Only explainers make maps; elsewhere explainer, grid, block and tokens stay "".
+    name: the name that users type; explainer: method that computes its maps; grid: rows and columns at the published
+    size, or a text where they depend on the image; block, tokens: defaults for its maps, block as a layer's number or
+    name; checkpoint: address of the published weights, "" if there are none; licence: of these weights, else of the
+    mini; loader: "qgcam_lib.models.MODULE:load_NAME", called as loader(entry, weights, device=..., seed=...,
+    **options); mini: folder under data/zoo, or ""; file: name of the checkpoint in torch's cache where the address does
+    not end in it; role: "explainer", "matcher", "detector", "answerer" or "ranker"; loads: names of other models that
+    the loader loads.
+    Only explainers compute maps; for other roles explainer, grid, block and tokens stay "".
     """
 
     name: str
@@ -64,7 +64,7 @@ def _entries(name: str, thing: Any) -> dict[str, ModelEntry]:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #c2aa51a3
 def _read_models() -> dict[str, ModelEntry]:
-    """The entries of data/published/models.toml: what a family has in common, and each model's own."""
+    """The entries of data/published/models.toml: the fields of each family, overridden by the model's own fields."""
     families = tomllib.loads(project_file("data/published/models.toml").read_text(encoding="utf-8"))["family"]
     own = {name: {**family, **fields_} for family in families for name, fields_ in family.pop("models").items()}
     return {name: ModelEntry(name, **{key: tuple(value) if isinstance(value, list) else value
@@ -81,7 +81,7 @@ def zoo_folder() -> Path:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #693bba3c
 def find_model(name: "str | ModelEntry") -> ModelEntry:
-    """The registry's entry of a name; an entry is returned unchanged. A ValueError suggests the nearest names."""
+    """The registry's entry for a name; an entry is returned unchanged. A ValueError suggests the nearest names."""
     if isinstance(name, ModelEntry):
         return name
     if name in MODELS:
@@ -92,8 +92,8 @@ def find_model(name: "str | ModelEntry") -> ModelEntry:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #e9561aab
 def published_sizes(name: str) -> dict[str, Any]:
-    """The sizes of a published network as its library's config takes them, from data/published/model_sizes.toml; {}
-    where they are that config's defaults."""
+    """The sizes of a published network in the form of its library's config, from data/published/model_sizes.toml; {}
+    where the config's defaults are the published sizes."""
     sizes = tomllib.loads(project_file("data/published/model_sizes.toml").read_text(encoding="utf-8"))
     return sizes.get(name, {})
 
@@ -102,7 +102,7 @@ _OPTIONS: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None
 
 
 def chosen(name: str) -> Any:
-    """"precision" or "batch_size" of the model that `load_model` is loading, else the setting of this name."""
+    """The option "precision" or "batch_size" of the current `load_model` call, else the setting of the same name."""
     return (_OPTIONS.get() or {}).get(name) or getattr(settings, name)
 
 # %% ../../nbs/lib/models/02_registry.ipynb #68e94d99
@@ -111,14 +111,14 @@ def load_model(name: str, weights: str | Path = "mini", device: str | None = Non
     """Load a model by name and return its adapter, which plays one or more roles.
 
     name: see `list_models`. weights: "mini" (small, trained on the miniworld, in data/zoo), "official" (the
-    published checkpoint, downloaded by its own library or read from its cache), "random" (the full-size
+    published checkpoint, downloaded by its own library or read from that library's cache), "random" (the full-size
     architecture, untrained, drawn from `seed`), or the path of a checkpoint file or of a folder in the zoo's form.
     device: "cpu", "cuda", "cuda:1", "mps"; precision: "float32", "tf32" or "bfloat16" (see `models.common.device`);
-    batch_size: pictures that it reads at once; None: the setting of that name; the models that it is made of have the
-    same. options: the loader's own (see its docstring); for BLIP `block`, `tokens`, `vocab`, `config`, `head` ("itm" or
-    "itc"). Every matcher takes `score="logit"`.
+    batch_size: images per batch; None for precision or batch_size: the setting of that name; models that this model
+    loads use the same values. options: the loader's own (see its docstring); for BLIP `block`, `tokens`, `vocab`,
+    `config`, `head` ("itm" or "itc"). Every matcher takes `score="logit"`.
     Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing,
-    FormatError where the file or folder is damaged or of another model.
+    FormatError where the file or folder is damaged or belongs to another model.
     """
     entry = find_model(name)
     if weights == "mini" and not entry.mini:
@@ -151,10 +151,10 @@ ROLES = {"explainer": "an explainer", "matcher": "a matcher", "detector": "a det
 
 
 def name_in_role(role: str, name: str, *other: str) -> str:
-    """`name`, if a model of this name is listed in a role, one of `ROLES`; for "matcher" an explainer will do.
+    """`name`, if the registry lists it in `role`, one of `ROLES`; as "matcher" an explainer is also accepted.
 
-    other: spellings that stand for a model as well, which the error names. Raises ParameterError with the names of
-    those that are.
+    other: other accepted spellings of a model, for the error message. Raises ParameterError that lists the models in
+    this role.
     """
     roles = (role, "explainer") if role == "matcher" else (role,)
     listed = [entry.name for entry in MODELS.values() if entry.role in roles]
@@ -171,9 +171,9 @@ _HUB = "https://huggingface.co/"
 
 
 def cached_files(entry: ModelEntry) -> list[Path]:
-    """The files of the published checkpoint that lie where its library would look for them; none: not on this machine.
+    """The files of the published checkpoint in its library's cache; an empty list if this machine does not have them.
 
-    Of a repository of Hugging Face all its files, once the weights are among them.
+    For a Hugging Face repository all cached files, provided that they include the weights.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if entry.checkpoint.startswith(_HUB):
@@ -189,7 +189,7 @@ def cached_files(entry: ModelEntry) -> list[Path]:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #d1f68db5
 def _available(entry: ModelEntry) -> str:
-    """Which weights an entry can be loaded with on this machine, as text."""
+    """The weights with which an entry can be loaded on this machine, as text."""
     by_hand = entry.checkpoint.startswith(("https://drive.google.com/", "https://onedrive.live.com/"))
     fetched = "by hand" if by_hand else "download"
     names = ["mini"] if entry.mini and (zoo_folder() / entry.mini / "card.json").is_file() else []
@@ -198,7 +198,7 @@ def _available(entry: ModelEntry) -> str:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #411ed594
 def list_models() -> pd.DataFrame:
-    """One row a model: name, role, explainer, grid, block, tokens, checkpoint, its licence, weights available here."""
+    """One row per model: name, role, explainer, grid, block, tokens, checkpoint, licence, weights available here."""
     columns = ("name", "role", "explainer", "grid", "block", "tokens", "checkpoint", "licence")
     rows = [{**{column: getattr(entry, column) for column in columns}, "weights": _available(entry)}
             for entry in MODELS.values()]
@@ -211,7 +211,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #a7f893e1
 class _Baseline:
-    """An explainer without learning: `maps`, `maps_batch`, `card`, `protocol` as in `models.Explainer`."""
+    """A baseline explainer without learning: `maps`, `maps_batch`, `card`, `protocol` as in `models.Explainer`."""
 
     protocol = "pixel"
 
@@ -235,7 +235,7 @@ class _Baseline:
 
 # %% ../../nbs/lib/models/02_registry.ipynb #f55ea69e
 class CentreGuess(_Baseline):
-    """A Gaussian over the middle, the same for every phrase. spread: standard deviation, in sides of the picture."""
+    """A Gaussian at the image centre, the same for every phrase. spread: standard deviation as a share of each side."""
 
     def __init__(self, spread: float = 0.25, grid: tuple[int, int] = (25, 25)):
         super().__init__("centre guess", grid, spread=spread)
@@ -247,7 +247,7 @@ class CentreGuess(_Baseline):
 
 # %% ../../nbs/lib/models/02_registry.ipynb #c5d903f4
 class RandomMap(_Baseline):
-    """Independent uniform values, drawn anew for every picture and phrase from `seed`."""
+    """Independent uniform values, drawn from `seed`, the image and the phrase: equal inputs give equal maps."""
 
     def __init__(self, seed: int = 0, grid: tuple[int, int] = (25, 25)):
         super().__init__("random map", grid, seed=seed)
@@ -259,7 +259,7 @@ class RandomMap(_Baseline):
 
 # %% ../../nbs/lib/models/02_registry.ipynb #6c5a7dbc
 class UniformMap(_Baseline):
-    """One everywhere. Scores by mass are undefined for it under protocols with min-max."""
+    """The value 1 everywhere. Mass-based scores are undefined for this map under protocols with min-max scaling."""
 
     protocol = "native"
 

@@ -21,43 +21,43 @@ if TYPE_CHECKING:
 # %% ../../nbs/lib/models/01_roles.ipynb #80abb82d
 @runtime_checkable
 class Explainer(Protocol):
-    """Turns an image and phrases into maps.
+    """A model that computes a map for each phrase of an image.
 
     Optional: protocol, the name of the map protocol that suits its maps; maps_batch(images, phrases_per_image) -> list
-    of [P_i, h, w], equal to calling `maps` for each. Where a model has it, it is used for data sets.
+    of [P_i, h, w], equal to calling `maps` image by image; evaluations on data sets use `maps_batch` where it exists.
     """
 
     card: dict[str, Any]
 
     def maps(self, image: "Image.Image | str | Path", phrases: Sequence[str]) -> "torch.Tensor":
-        """Maps [P, h, w] float32 of P phrases: raw, >= 0, on the model's own grid, which spans the whole image."""
+        """Maps [P, h, w] float32 for P phrases: raw, >= 0, on the model's own grid, which spans the whole image."""
 
 # %% ../../nbs/lib/models/01_roles.ipynb #94b3fb52
 @runtime_checkable
 class Matcher(Protocol):
-    """Says how well texts fit images.
+    """A model that scores how well texts fit images.
 
     card["score"] names the scale, such as "scaled cosine" or "ITM logit". Optional: score_batch(images,
-    texts_per_image) -> list of [T_i], equal to `score` image by image; where a model has it, whoever asks about a data
-    set uses it. Dual encoders also give encode_images(images) -> [I, D], encode_texts(texts) -> [T, D], unit vectors,
-    and similarity(image_vectors, text_vectors) -> [I, T], the score.
+    texts_per_image) -> list of [T_i], equal to `score` image by image; evaluations on data sets use `score_batch`
+    where it exists. Dual encoders also have encode_images(images) -> [I, D] and encode_texts(texts) -> [T, D], unit
+    vectors, and similarity(image_vectors, text_vectors) -> [I, T], the scores.
     """
 
     card: dict[str, Any]
 
     def score(self, images: Sequence, texts: Sequence[str]) -> "torch.Tensor":
-        """Scores [I, T] float32 of every image with every text; higher fits better."""
+        """Scores [I, T] float32 of every image with every text; a higher score is a better fit."""
 
 # %% ../../nbs/lib/models/01_roles.ipynb #d0e10002
 @dataclass(frozen=True, eq=False)
 class FunctionExplainer:
-    """A function (image, text) -> map [h, w] as Explainer. card: its name, and whatever else is given."""
+    """A function (image, text) -> map [h, w] as Explainer. card: its name and further entries."""
 
     function: Callable[..., Any]
     card: dict[str, Any]
 
     def maps(self, image: "Image.Image | str | Path", phrases: Sequence[str]) -> np.ndarray:
-        """The function's map for each phrase, float32 [P, h, w]. Raises ValueError if it is not one 2-D map."""
+        """The function's maps, float32 [P, h, w]. Raises ValueError if a result is not one 2-D map of the same size."""
         arrays = []
         for phrase in phrases:
             values = self.function(image, phrase)
@@ -70,8 +70,8 @@ class FunctionExplainer:
 
 # %% ../../nbs/lib/models/01_roles.ipynb #8350888f
 def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: str, card: dict) -> Any:
-    """`model` where it has one of these methods and a card, or the function wrapped. Raises TypeError that says `what`
-    is expected."""
+    """`model` if it has one of the methods `verbs` and a card; a function is wrapped by `wrap`. Raises TypeError that
+    names `what` as expected."""
     verb = any(callable(getattr(model, one, None)) for one in verbs)
     if isinstance(model, type) or not verb and not callable(model):
         raise TypeError(f"model: expected {what}, got {model!r:.80}. Give an object, not a class or a name.")
@@ -84,10 +84,10 @@ def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: 
 
 # %% ../../nbs/lib/models/01_roles.ipynb #af55899c
 def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
-    """An Explainer from an Explainer, returned unchanged, or from a function (image, text) -> map.
+    """The model as Explainer: an Explainer is returned unchanged, a function (image, text) -> map is wrapped.
 
-    name: of a function's card, by default its own; card: more lines of it. Raises TypeError for anything else, which
-    says what is lacking. `maps_batch`, or `maps_of(examples)`, in the place of `maps` will do.
+    name: name in a function's card, by default the function's own name; card: further entries. Raises TypeError that
+    states what is missing. An object with `maps_batch` or `maps_of(examples)` instead of `maps` is also accepted.
     """
     what = "an Explainer (a `card`, and `maps(image, phrases)` -> [P, h, w]) or a function (image, text) -> map [h, w]"
     return _in_role(model, what, ("maps", "maps_batch", "maps_of"), FunctionExplainer, name, card)
@@ -95,7 +95,7 @@ def as_explainer(model: Any, name: str = "", **card: Any) -> Explainer:
 # %% ../../nbs/lib/models/01_roles.ipynb #f9aa17c8
 @dataclass(frozen=True, eq=False)
 class FunctionMatcher:
-    """A function (image, text) -> number as Matcher. card: its name, and whatever else is given."""
+    """A function (image, text) -> number as Matcher. card: its name and further entries."""
 
     function: Callable[..., Any]
     card: dict[str, Any]
@@ -114,7 +114,7 @@ class FunctionMatcher:
 
 # %% ../../nbs/lib/models/01_roles.ipynb #f6e3075e
 def as_matcher(model: Any, name: str = "", **card: Any) -> Matcher:
-    """A Matcher from a Matcher, returned unchanged, or from a function (image, text) -> score; see `as_explainer`."""
+    """The model as Matcher: unchanged, or a wrapped function (image, text) -> score; arguments as in `as_explainer`."""
     what = "a Matcher (a `card`, and `score(images, texts)` -> [I, T]) or a function (image, text) -> score"
     return _in_role(model, what, ("score", "score_batch"), FunctionMatcher, name, card)
 
@@ -123,10 +123,10 @@ Spans = Sequence[tuple[int, int]]
 
 
 def phrase_texts(caption: str, phrases: Sequence[Spans]) -> list[str]:
-    """The words of each phrase: its spans of the caption, joined by a space.
+    """The text of each phrase: its spans of the caption, joined by a space.
 
-    phrases: one sequence of (start, end) a phrase, in characters, half-open. ValueError for a phrase without spans or
-    a span outside the caption.
+    phrases: one sequence of spans (start, end) per phrase, in characters, half-open. Raises ValueError for a phrase
+    without spans or a span outside the caption.
     """
     for k, spans in enumerate(phrases):
         if not len(spans) or not all(0 <= start < end <= len(caption) for start, end in spans):
@@ -139,9 +139,9 @@ def phrase_texts(caption: str, phrases: Sequence[Spans]) -> list[str]:
 class Detections:
     """The predictions of a detector for one image: N boxes, each for one phrase.
 
-    scores: float64 [N], finite, higher is surer, comparable over phrases and images; boxes: float64 [N, 4], half-open
-    xyxy in pixels of the image as given; phrases: int64 [N], index into the phrases asked for. Any order; none is fine.
-    Errors: ValueError for shapes that differ, NaN or infinity, an inverted box or a negative index.
+    scores: float64 [N], finite, higher is more certain, comparable across phrases and images; boxes: float64 [N, 4],
+    half-open xyxy in pixels of the original image; phrases: int64 [N], index into the queried phrases. Any order; N may
+    be 0. Errors: ValueError for shapes that differ, NaN or infinity, an inverted box or a negative index.
     """
 
     scores: np.ndarray
@@ -166,16 +166,16 @@ class Detections:
         return len(self.scores)
 
     def best(self, n: int) -> "Detections":
-        """The n boxes with the highest scores, best first; at equal scores the earlier one."""
+        """The n boxes with the highest scores, best first; ties keep their order."""
         order = np.argsort(-self.scores, kind="stable")[:n]
         return Detections(self.scores[order], self.boxes[order], self.phrases[order])
 
 # %% ../../nbs/lib/models/01_roles.ipynb #9c3349dc
 @runtime_checkable
 class Detector(Protocol):
-    """Finds the phrases of a caption in an image, and nothing where the caption is false.
+    """A model that detects the phrases of a caption in an image, and ideally nothing for a false caption.
 
-    Optional: detect_batch(images, captions, phrases_per_image) -> list of Detections, equal to one by one.
+    Optional: detect_batch(images, captions, phrases_per_image) -> list of Detections, equal to `detect` one by one.
     """
 
     card: dict[str, Any]
@@ -183,56 +183,56 @@ class Detector(Protocol):
     def detect(self, image: "Image.Image | str | Path", caption: str, phrases: Sequence[Spans]) -> Detections:
         """Boxes for each phrase (character spans of the caption), with a score for every box and phrase.
 
-        Nothing is cut by a threshold unless the detector's own options say so: average precision needs the doubtful
-        boxes too. A phrase that the detector cannot look for, because no class of it has that name, gets no boxes.
-        Boxes are in pixels of the image as given; resizing and padding are undone.
+        No threshold is applied unless the detector's own options set one: average precision also needs boxes with low
+        scores. A phrase that the detector cannot detect, because it has no class of that name, gets no boxes.
+        Boxes are in pixels of the original image; resizing and padding are undone.
         """
 
 # %% ../../nbs/lib/models/01_roles.ipynb #d09dd920
 @runtime_checkable
 class Answerer(Protocol):
-    """Answers a question about an image in words.
+    """A model that answers a question about an image in words.
 
-    Optional: answer_batch(images, questions) -> list of str, equal to one by one.
+    Optional: answer_batch(images, questions) -> list of str, equal to `answer` one by one.
     """
 
     card: dict[str, Any]
 
     def answer(self, image: "Image.Image | str | Path", question: str) -> str:
-        """The answer as the model words it; reading yes or no from it is left to `phrase_detection`."""
+        """The answer in the model's own words; `phrase_detection` reads yes or no from it."""
 
 # %% ../../nbs/lib/models/01_roles.ipynb #d0c10002
 @runtime_checkable
 class RegionRanker(Protocol):
-    """Says how well each candidate box of an image fits a referring expression.
+    """A model that scores how well each candidate box of an image fits a referring expression.
 
-    Optional: rank_batch(images, boxes_per_image, expressions_per_image) -> one array [E_i, N_i] an image, all
-    expressions of a picture in one pass, equal to `rank` one by one to 1e-5. Where a model has it, whoever asks about a
-    data set uses it.
+    Optional: rank_batch(images, boxes_per_image, expressions_per_image) -> one array [E_i, N_i] per image, all
+    expressions of an image in one pass, equal to `rank` one by one up to 1e-5; evaluations on data sets use
+    `rank_batch` where it exists.
     """
 
     card: dict[str, Any]
 
     def rank(self, image: "Image.Image | str | Path", boxes: np.ndarray, expression: str) -> np.ndarray:
-        """Scores [N] float of N boxes [N, 4] (half-open xyxy in pixels of the image as given); higher fits better."""
+        """Scores [N] float of N boxes [N, 4] (half-open xyxy in pixels of the original image); higher is better."""
 
 # %% ../../nbs/lib/models/01_roles.ipynb #a289e7fd
 @runtime_checkable
 class RegionEncoder(Protocol):
-    """Turns the boxes of an image into rows of numbers, such as the features of a detector or of CLIP on crops.
+    """A model that computes one feature vector per box of an image, such as a detector's features or CLIP's of crops.
 
-    They are visual features alone; where a box lies is said by `models.regions.batch.box_geometry`.
+    The features are visual only; `models.regions.batch.box_geometry` gives the positions of the boxes.
     """
 
     card: dict[str, Any]
 
     def encode(self, image: "Image.Image | str | Path", boxes: np.ndarray) -> np.ndarray:
-        """Features [N, D] float32 of N boxes [N, 4] (half-open xyxy in pixels of the image as given)."""
+        """Features [N, D] float32 of N boxes [N, 4] (half-open xyxy in pixels of the original image)."""
 
 # %% ../../nbs/lib/models/01_roles.ipynb #d0c10004
 @dataclass(frozen=True, eq=False)
 class FunctionRanker:
-    """A function (image, boxes, expression) -> scores as RegionRanker. card: its name, and whatever else is given."""
+    """A function (image, boxes, expression) -> scores as RegionRanker. card: its name and further entries."""
 
     function: Callable[..., Any]
     card: dict[str, Any]
@@ -247,9 +247,9 @@ class FunctionRanker:
 
 # %% ../../nbs/lib/models/01_roles.ipynb #413a32ca
 def as_ranker(model: Any, name: str = "", **card: Any) -> RegionRanker:
-    """A RegionRanker from a RegionRanker, returned unchanged, or from a function rank(image, boxes, expression).
+    """The model as RegionRanker: unchanged, or a wrapped function (image, boxes, expression) -> scores.
 
-    name: of a function's card, by default its own; card: more lines of it. Raises TypeError for anything else.
+    name: name in a function's card, by default the function's own; card: further entries. TypeError for other models.
     """
     what = "a RegionRanker (`card` and `rank`) or a function rank(image, boxes, expression) -> scores"
     return _in_role(model, what, ("rank", "rank_batch"), FunctionRanker, name, card)

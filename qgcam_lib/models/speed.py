@@ -20,7 +20,7 @@ from .common.device import use_precision
 from .registry import load_model
 
 # %% ../../nbs/lib/models/09_speed.ipynb #5e1f0406
-PEAKS: dict[str, dict[str, float]] = {  # a part of torch's name of the device: operations and bytes a second
+PEAKS: dict[str, dict[str, float]] = {  # part of torch's device name: operations and bytes per second
     "H100 80GB HBM3": {"float32": 67e12, "tf32": 494.7e12, "bfloat16": 989.4e12, "bytes": 3.35e12},
     "H200": {"float32": 67e12, "tf32": 494.7e12, "bfloat16": 989.4e12, "bytes": 4.8e12},
     "A100-SXM4-80GB": {"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12, "bytes": 2.039e12},
@@ -29,7 +29,7 @@ NOT_RUN = "not run (no GPU)"
 
 
 def least_seconds(device: str, precision: str, flops: float, n_bytes: float) -> float:
-    """Seconds below which no device of this name stays; NaN for one that PEAKS lacks. n_bytes: moved at least."""
+    """Lower bound in seconds for a device; NaN if PEAKS lacks the device. n_bytes: minimum bytes moved."""
     peaks = next((peak for name, peak in PEAKS.items() if name in device), None)
     return max(flops / peaks[precision], n_bytes / peaks["bytes"]) if peaks else np.nan
 
@@ -38,7 +38,7 @@ COLUMNS = ("device", "a second", "lowest", "highest", "peak MB", "TFLOP a call",
 
 
 def _used_up(device: torch.device) -> float:
-    "The time when a device has done all that it was given."
+    "The time in seconds after the device has finished all queued work."
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -46,13 +46,13 @@ def _used_up(device: torch.device) -> float:
 # %% ../../nbs/lib/models/09_speed.ipynb #25711f68
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
               rounds: int = 5, most_seconds: float = 20.0, flops: float | None = None) -> dict[str, Any]:
-    """The cost of a call, COLUMNS: device (its name), a second, lowest, highest (of the rounds), peak MB, TFLOP a call,
-    share of the limit (`least_seconds` over the median).
+    """The cost of a call, COLUMNS: device (name), a second, lowest, highest (over the rounds), peak MB, TFLOP a call,
+    share of the limit (`least_seconds` / median).
 
-    work: the call, done once before it is timed; flops: its operations, None to count them in that call; count: what
-    it does at once (pictures, maps, steps); n_bytes: that it moves at least; rounds: timed calls, fewer where they take
-    more than `most_seconds` in all. a second is count over the median.
-    Without the device all are missing but `device`, which is NOT_RUN, or "out of memory" where a GPU's does not do.
+    work: the call, run once before timing; flops: operations per call, None to count them in that first run; count:
+    items per call (images, maps, steps); n_bytes: minimum bytes moved per call; rounds: timed calls, fewer if they
+    would take more than `most_seconds` in total. "a second" is count / median seconds.
+    Without a GPU only `device` is set, to NOT_RUN; if the GPU's memory is too small, to "out of memory".
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         return {"device": NOT_RUN}
@@ -88,20 +88,20 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
                     batches: Sequence[int] = (1, 8, 64), precisions: Sequence[str] = ("float32", "tf32", "bfloat16"),
                     weights: str = "random", rounds: int = 5, most_seconds: float = 20.0,
                     **options: Any) -> pd.DataFrame:
-    """Pictures a second of explainers: model, precision, batch, and the columns of `speed_row`.
+    """Images per second of explainers, one row per model, precision and batch, with the columns of `speed_row`.
 
-    names: of `list_models`; pictures: at least as many as the largest batch; phrases: of each picture; batches:
-    ascending; weights, options: of `load_model`; most_seconds: of the timed calls of a row. A row whose call would take
-    longer, by that of the smaller batch, is not run and says so, and without the device none is.
+    names: from `list_models`; pictures: at least as many as the largest batch; phrases: for each image; batches: sizes,
+    ascending; weights, options: of `load_model`; most_seconds: limit for the timed calls of a row. A row is not run if
+    one call would exceed this limit, estimated from the smaller batch; `device` then states this, or NOT_RUN.
     """
-    options |= {"batch_size": max(batches)}  # else a model reads fewer at once
+    options |= {"batch_size": max(batches)}  # otherwise a model would split the batch
     rows, there = [], not device.startswith("cuda") or torch.cuda.is_available()
     for name in names:
         model = load_model(name, weights, device, **options) if there else None
         ready = [*map(getattr(model, "shrink", lambda picture: picture), pictures)]
         network = getattr(model, "model", None)
         n_bytes = sum(p.nbytes for p in network.parameters()) if isinstance(network, torch.nn.Module) else 0
-        flops = {}  # by batch, the same in every precision
+        flops = {}  # by batch size; equal in every precision
         for precision in precisions:
             if there:
                 model.precision = use_precision(precision)

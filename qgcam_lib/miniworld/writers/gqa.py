@@ -37,7 +37,7 @@ def _id(scene: Scene, t: Thing) -> str:
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #4e2c901d
 def scene_graph(listener: Listener) -> dict:
-    "A scene as a graph in GQA's form."
+    "The scene graph of a listener's scene in GQA's form."
     scene, links, objects = listener.scene, defaultdict(list), {}
     for x, relation, y in listener.links():
         links[x.id].append({"object": _id(scene, y), "name": _said(relation)})
@@ -48,12 +48,12 @@ def scene_graph(listener: Listener) -> dict:
     return {"width": scene.size, "height": scene.size, "location": scene.background, "objects": objects}
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #96fe21a7
-_SIZED = ("size",)  # left out: whether a thing is small depends on the others
+_SIZED = ("size",)  # left out: whether an object is small depends on the other objects
 
 
 @dataclass(frozen=True)
 class Called:
-    "A thing as a question calls it: the words without an article, and its attributes."
+    "An object as a question refers to it: the words without an article, and the attributes among them."
 
     thing: Thing
     words: str
@@ -61,7 +61,7 @@ class Called:
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #3c91440d
 class Asker:
-    "Asks about one scene. dice: decides what is asked."
+    "Writes questions about one scene. dice: draws the type and the objects of each question."
 
     def __init__(self, listener: Listener, dice: Dice):
         self.listener, self.dice, self.scene = listener, dice, listener.scene
@@ -69,7 +69,7 @@ class Asker:
         self.links = [link for link in listener.links() if link[2].parent < 0]
 
     def call(self, t: Thing, without: str = "") -> Called | None:
-        "Words that single a thing out, without one attribute; None where a few draws find none."
+        "Words that single an object out, without the attribute `without`; None if four draws find no such words."
         attributes = [fact for fact in t.facts.items() if fact[0] not in (*_SIZED, without)]
         for _ in range(4):
             facts = tuple(fact for fact in attributes if self.dice.chance(0.5))
@@ -79,7 +79,7 @@ class Asker:
         return None
 
     def pair(self, x: Thing, y: Thing) -> tuple[Called, Called] | None:
-        "Two things that are both singled out."
+        "The words that single out each of two objects; None where one object has none or both are the same."
         first, second = self.call(x), self.call(y)
         return (first, second) if first and second and x.id != y.id else None
 
@@ -94,7 +94,7 @@ def _step(operation: str, argument: str, *dependencies: int) -> dict:
 
 
 def _filters(called: Called, start: int) -> list[dict]:
-    "Steps that keep what has the attributes, each on the result of the one before; the first is number `start`."
+    "One filter step per attribute, each applied to the result of the step before; the first has number `start`."
     return [_step(f"filter {'color' if attribute == 'colour' else attribute}", value, start + k - 1)
             for k, (attribute, value) in enumerate(called.facts)]
 
@@ -111,7 +111,7 @@ def _question(text: str, answer: str, full: str, types: str, steps: list[dict], 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #07f9d8e5
 @patch
 def verify_relation(self: Asker) -> dict | None:
-    "'Is the dog to the left of the red box?' More draws aim at 'no', since fewer of them come out."
+    "'Is the dog to the left of the red box?' 'No' is drawn more often because fewer of its draws give a question."
     holds = self.dice.chance(0.35)
     if not self.links:
         return None
@@ -130,14 +130,14 @@ def verify_relation(self: Asker) -> dict | None:
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #97b11ec3
 @patch
 def _untrue(self: Asker, x: Thing, relation: str, y: Thing) -> tuple[str, Thing, Thing]:
-    "What could be false: the converse, or the same between others."
+    "A relation that may be false: the converse, or the same relation between two other objects."
     if relation in CONVERSES and relation != "next to" and self.dice.chance(0.5):
         return CONVERSES[relation], x, y
     return relation, self.dice.pick(self.tops), self.dice.pick(self.tops)
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #e0007828
 def _verified(scene: Scene, a: Called, relation: str, b: Called) -> list[dict]:
-    "Steps that go from b to what stands to it in the relation, and see whether what is called a is among it."
+    "Steps that select b, follow the relation to its subjects, and verify that `a` is among them."
     steps, subject = _steps(scene, b), f"{a.thing.noun},{_said(relation)},s ({_id(scene, a.thing)})"
     if not a.facts:
         return [*steps, _step("verify rel", subject, len(steps) - 1)]
@@ -186,7 +186,7 @@ def query_object(self: Asker) -> dict | None:
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #8181e081
 @patch
 def _only(self: Asker, t: Thing, among: list[Thing], holds: Callable[[Thing, bool], bool]) -> bool:
-    "Whether it surely holds of one thing, and possibly of no other."
+    "Whether `holds` is certain for object t and impossible for every other object of `among`."
     return holds(t, True) and [o.id for o in among if holds(o, False)] == [t.id]
 
 
@@ -247,7 +247,7 @@ def verify_colour(self: Asker) -> dict | None:
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #61546a2e
 @patch
 def exists(self: Asker) -> dict | None:
-    "'Is there a red ball in the picture?' The false ones have the colour, or the noun, of something that is there."
+    "'Is there a red ball in the picture?' A 'no' question gives a noun a wrong colour or names an absent noun."
     t, holds = self.dice.pick(self.tops), self.dice.chance(0.5)
     noun, colour = t.noun, t.colour if self.dice.chance(0.5) else ""
     if not holds and colour:
@@ -272,7 +272,7 @@ _EACH, _DRAWS = 6, 40
 
 
 def questions(scene: Scene) -> list[dict]:
-    "Up to six questions about a scene, no text twice, without the numbers that a file gives them."
+    "Up to six different questions about a scene, without the ids that `numbered` adds."
     asker, by_text = Asker(Listener(scene), Dice(scene.seed, 35, scene.index)), {}
     for _ in range(_DRAWS):
         one = getattr(asker, asker.dice.pick(_WAYS, _WAYS.values()))()
@@ -284,7 +284,7 @@ def questions(scene: Scene) -> list[dict]:
 
 # %% ../../../nbs/lib/miniworld/writers/09_gqa.ipynb #23e9a5ab
 def numbered(asked: list[dict]) -> dict[str, dict]:
-    "The questions of a split by their numbers, with `isBalanced`, `entailed` and `equivalent`."
+    "The questions of a split by id, with the fields `isBalanced`, `entailed` and `equivalent`."
     by_kind, surplus = defaultdict(lambda: {"yes": [], "no": []}), set()
     for k, one in enumerate(asked):
         if one["answer"] in ("yes", "no"):
@@ -302,7 +302,7 @@ GQA_CHECKSUM = "b5ca25df2d3f03a42d1839021ddef77e045af5244ae412834eb8e66a66e8ae10
 
 
 def _write_split(root: Path, split: str, rows: list[dict], graphs: dict[str, dict]) -> None:
-    "The lists of a split; GQA's testdev has no scene graphs."
+    "Write the files of a split; GQA's testdev has no scene graphs."
     every = numbered(rows)
     balanced = {id: one for id, one in every.items() if one["isBalanced"]}
     whole = "train_all_questions/train_all_questions_0.json" if split == "train" else f"{split}_all_questions.json"
@@ -315,10 +315,10 @@ def _write_split(root: Path, split: str, rows: list[dict], graphs: dict[str, dic
 @layout("gqa", VERSION, GQA_CHECKSUM)
 def ensure_gqa(root: str | Path, n_train: int = 200, n_val: int = 40, n_testdev: int = 40, *, seed: int = SEED,
                progress: bool = True, anew: bool = False) -> Path:
-    """Makes what is missing or too small, and only that; returns the folder.
+    """Write the data set if it is missing or too small, and return its folder.
 
-    root: a new or empty folder, or an earlier one of this layout and seed; anew: write all of it again.
-    n_train, n_val, n_testdev: pictures, each with up to six questions; 1,400 pictures have some 8,000 questions.
+    root: a new or empty folder, or an earlier one with this layout and seed; anew: write all files again.
+    n_train, n_val, n_testdev: images, each with up to six questions; 1,400 images have some 8,000 questions.
     Written: `questions/{train,val,testdev}_balanced_questions.json`, `questions/train_all_questions/` and
     `questions/{val,testdev}_all_questions.json`, `sceneGraphs/{train,val}_sceneGraphs.json`, `images/<number>.jpg` and
     `miniworld.json`. Errors: ValueError, see `layout`.

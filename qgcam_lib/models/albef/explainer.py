@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class AlbefConfig(BlipConfig):
     """Sizes of an ALBEF; the defaults are the published base model's.
 
-    Fields as in `BlipConfig`; vocab_size: BERT's own, without `[DEC]` and `[ENC]`; fusion_layer: text layers before
-    the picture comes in, so that layers fusion_layer..text_depth-1 have cross-attention; at least one layer of each
-    kind.
+    Fields as in `BlipConfig`; vocab_size: BERT's own, without `[DEC]` and `[ENC]`; fusion_layer: number of text layers
+    before the first with cross-attention to the image, so that layers fusion_layer..text_depth-1 have cross-attention;
+    at least one layer of each kind.
     """
 
     image_size: int = 256
@@ -47,7 +47,7 @@ class AlbefConfig(BlipConfig):
 
     @property
     def fusing(self) -> range:
-        """The layers with cross-attention, which are those that can be explained."""
+        """The layers with cross-attention; only these can be explained."""
         return range(self.fusion_layer, self.text_depth)
 
 
@@ -55,13 +55,13 @@ ALBEF_CONFIGS = {"flickr": AlbefConfig(), "refcoco": AlbefConfig(image_size=384)
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #bcc1c97d
 def build_albef(config: AlbefConfig, tokenizer, pretraining: bool = False) -> "torch.nn.Module":
-    """LAVIS's `AlbefRetrieval`, or `AlbefPretrain`, with untrained weights, of any size, in evaluation mode.
+    """LAVIS's `AlbefRetrieval`, or with `pretraining` `AlbefPretrain`, untrained, of any size, in evaluation mode.
 
     config: the sizes; tokenizer: BERT's, at most `config.vocab_size` tokens; for published weights without LAVIS's
-    own tokens. Parts: visual_encoder, text_encoder, vision_proj, text_proj, itm_head, temp (of the contrast) and
-    tokenizer; with pretraining, `text_encoder.bert` is the text encoder and `text_encoder.cls` guesses masked words.
+    own tokens. Parts: visual_encoder, text_encoder, vision_proj, text_proj, itm_head, temp (contrastive temperature)
+    and tokenizer; with pretraining, `text_encoder.bert` encodes texts and `text_encoder.cls` predicts masked words.
     Momentum copies and queues are removed, so LAVIS's own `forward` does not run. The weights are drawn from torch's
-    global random generator. Raises ValueError where the tokenizer has more tokens than the word embedding has rows.
+    global random generator. Raises ValueError if the tokenizer has more tokens than the word embedding has rows.
     """
     with light_lavis():
         from lavis.models.albef_models.albef_pretrain import AlbefPretrain
@@ -85,11 +85,11 @@ _TRAINING_ONLY = (r"text_encoder\.cls\.", r"\w+_m\.", *(f"{name}$" for name in T
 
 
 def inference_state(state: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-    """The tensors that `build_albef(config, tokenizer)` takes, from a checkpoint in ALBEF's training form.
+    """The tensors for `build_albef(config, tokenizer)`, from a checkpoint of ALBEF's training.
 
-    state: tensors by name, from `read_state`; a state in the explainer's own form comes back as it is. Names lose
-    `bert.`, parts that only train are left out (momentum copies, the word-guessing head, TRAINING_BUFFERS), and the
-    first row of the type embedding is added to the word embedding. A fitting `temp` stays. The result is checked by
+    state: tensors by name, from `read_state`; a state in the explainer's own form is returned unchanged. `bert.` is
+    removed from names, training-only parts are dropped (momentum copies, the masked-word head, TRAINING_BUFFERS), and
+    the first row of the type embedding is added to the word embedding. `temp` is kept. Keys and shapes are checked by
     `load_state`, not here.
     """
     weights = {key: value for key, value in state.items() if not any(re.match(part, key) for part in _TRAINING_ONLY)}
@@ -104,8 +104,8 @@ def inference_state(state: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Ten
 def clean_caption(phrase: str, max_words: int = 50) -> str:
     """A phrase as ALBEF expects it: lower case, without , . ' ! ? " ( ) * # : ; ~, with spaces for - and /.
 
-    max_words: words kept, with a UserWarning where some are cut. Raises ValueError where nothing is left, TypeError
-    where the phrase is no text. Source: ALBEF's and AMC's preparation of captions.
+    max_words: maximum words kept, with a UserWarning if some are cut. Raises ValueError if no words are left, TypeError
+    if the phrase is no text. Source: ALBEF's and AMC's preparation of captions.
     """
     return cleaned(phrase, _without_signs, max_words)
 
@@ -121,9 +121,9 @@ CLEANINGS = {"albef": clean_caption, "blip": lambda phrase, max_words: clean_phr
 class AlbefExplainer(BlipExplainer):
     """ALBEF's matcher as Explainer and Matcher; see `BlipExplainer` for the rest.
 
-    model: from `build_albef` (without `pretraining`); block: 0-based, a fusing layer; tokens: "amc" (mean over all
-    tokens), "lavis" (all but `[CLS]` and `[SEP]`) or a token's position; cleaning: "albef" or "blip", how phrases are
-    prepared; max_words: words kept of a phrase by ALBEF's cleaning.
+    model: from `build_albef` (without `pretraining`); block: 0-based layer with cross-attention; tokens: "amc" (mean
+    over all tokens), "lavis" (all but `[CLS]` and `[SEP]`) or a token's position; cleaning: "albef" or "blip", the
+    preparation of phrases; max_words: maximum words of a phrase that ALBEF's cleaning keeps.
     """
 
     protocol = "amc"
@@ -146,10 +146,10 @@ MAY_IGNORE = (r"text_encoder\.embeddings\.position_ids$", r"temp$")
 
 
 def load_albef_weights(model, path: str | Path) -> list[str]:
-    """Load a checkpoint file into an ALBEF from `build_albef`, every key checked; returns the keys passed over.
+    """Load a checkpoint file into an ALBEF from `build_albef`, every key checked; returns the ignored keys.
 
-    path: a file of ALBEF's or AMC's training, or of the explainer's own form. Position embeddings of another image
-    size are resampled. Raises ValueError listing what does not fit; the model is then unchanged.
+    path: a file of ALBEF's or AMC's training, or in the explainer's own form. Position embeddings of another image
+    size are resampled. Raises ValueError that lists keys and shapes that do not fit; the model is then unchanged.
     """
     state = read_state(path)
     fitting = fit_positions(inference_state(state), model)
@@ -159,7 +159,7 @@ def load_albef_weights(model, path: str | Path) -> list[str]:
     return [*spare, *(name for new, name in renamed.items() if new not in fitting and new != types)]
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #3974e7a2
-CHECKPOINTS = {  # of AMC: the file, the words kept of a phrase, and the sizes
+CHECKPOINTS = {  # AMC's file, maximum words of a phrase, and sizes
     "best-flickr": ("best_flickr.pth", 50, ALBEF_CONFIGS["flickr"]),
     "best-refcoco": ("best_refcoco.pth", 30, ALBEF_CONFIGS["refcoco"])}
 
@@ -180,20 +180,19 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, checkpo
     """Load an ALBEF; called by `load_model`, whose docstring explains the common arguments.
 
     checkpoint: "best-flickr" (256 px, 50 words) or "best-refcoco" (384 px, 30 words): the official file, or the sizes
-    of random weights or of a checkpoint file; vocab, config: as in `load_blip`; options: those of `AlbefExplainer`, of
-    which block, tokens and cleaning are by default the card's or AMC's (of another text encoder its third fusing layer,
-    but not its last layer). A folder of the zoo's form brings its own config and vocab, and giving either with it is a
-    ValueError.
+    for random weights or a checkpoint file; vocab, config: as in `load_blip`; options: those of `AlbefExplainer`, where
+    block, tokens and cleaning default to the card's or AMC's values (for another text encoder the third layer with
+    cross-attention, but not the last layer). Raises ValueError for config or vocab with a folder in the zoo's form.
     """
     entry, (_, max_words, published) = find_model(entry), CHECKPOINTS[one_of("checkpoint", checkpoint, CHECKPOINTS)]
     model, sizes, source, ignored = load_lavis(
         entry, weights, published, build_albef, load_albef_weights, seed=seed, config=config, vocab=vocab,
         lavis_tokens=False, official=lambda entry: official_amc(entry, checkpoint))
-    # momentum copies and the word-guessing head as one line each: "text_encoder_m.*"
+    # momentum copies and the masked-word head as one line each: "text_encoder_m.*"
     dropped = dict.fromkeys(re.sub(r"^(\w+_m|text_encoder\.cls)\..*", r"\1.*", name) for name in ignored)
     card = {"file": source.file.name if source.file else "", "ignored_keys": len(ignored), "dropped": list(dropped),
             **source.card}
-    # AMC's choice, 8 of 12, for any depth; never the last layer when there is another fusing one
+    # AMC's choice, 8 of 12, for any depth; not the last layer if another one has cross-attention
     block = max(sizes.fusion_layer, min(sizes.fusion_layer + 2, sizes.text_depth - 2))
     usual = {"block": block, "tokens": entry.tokens, "cleaning": "albef", **source.card}
     options = {name: usual[name] for name in ("block", "tokens", "cleaning")} | {"max_words": max_words} | options
@@ -207,7 +206,7 @@ def build_albef_vqa(config: AlbefConfig, tokenizer) -> torch.nn.Module:
     """LAVIS's `AlbefVQA` without momentum copies, untrained, of any size, in evaluation mode.
 
     config: the sizes; tokenizer: BERT's, without LAVIS's own tokens, at most `config.vocab_size` tokens. The weights
-    are drawn from torch's global random generator. Raises ValueError where the tokenizer has too many tokens.
+    are drawn from torch's global random generator. Raises ValueError if the tokenizer has too many tokens.
     """
     with light_lavis():
         from lavis.models.albef_models.albef_vqa import AlbefVQA
@@ -226,9 +225,9 @@ class AlbefAnswerer(LavisAnswerer):
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #0deb09e9
 def albef_vqa_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that `build_albef_vqa` takes, from a checkpoint of LAVIS's or ALBEF's training.
+    """The tensors for `build_albef_vqa`, from a checkpoint of LAVIS's or ALBEF's training.
 
-    Momentum copies are left out, and type embeddings are added to the words.
+    Momentum copies are dropped, and type embeddings are added to word embeddings.
     """
     weights = inference_state(state)
     types = weights.pop("text_decoder.bert.embeddings.token_type_embeddings.weight", None)
@@ -239,7 +238,7 @@ def albef_vqa_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #7237cf76
 def _read_vqa(model: torch.nn.Module, path: str | Path) -> list[str]:
-    """Load a checkpoint file, every key checked; ValueError for one whose decoder reads other words than it speaks."""
+    """Load a checkpoint file, every key checked; ValueError if the decoder's input and output embeddings differ."""
     state = albef_vqa_state(read_state(path))
     read = state.get("text_decoder.bert.embeddings.word_embeddings.weight")
     spoken = state.get("text_decoder.cls.predictions.decoder.weight")
@@ -255,8 +254,8 @@ def load_albef_vqa(entry: ModelEntry | str, weights: str | Path = "official", *,
                    **options: Any) -> AlbefAnswerer:
     """Load ALBEF-VQA; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab, config, options: as in
-    `load_blip_vqa`; the published model keeps 25 tokens of a question.
+    weights: "official" (from LAVIS's address), "random", or a checkpoint file; vocab, config, options: as in
+    `load_blip_vqa`; the published model keeps at most 25 tokens of a question.
     """
     model, sizes, source, _ = load_lavis(find_model(entry), weights, ALBEF_VQA_CONFIGS["albef-vqa"], build_albef_vqa,
                                         _read_vqa, seed=seed, config=config, vocab=vocab, lavis_tokens=False,

@@ -48,7 +48,7 @@ def image_states(encoder, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #2bdd88a3
 @dataclass(frozen=True)
 class ImageState:
-    """The inputs of the heads for one image. seen: keys and values per layer of the text encoder (see
+    """The encoded image from which both heads compute. seen: keys and values per layer of the text encoder (see
     `image_keys_values`); vector: [D], the image's unit vector in the space of the contrastive head."""
 
     seen: list
@@ -61,14 +61,13 @@ HEADS = ("itm", "itc")
 class BlipExplainer(PhraseExplainer):
     """BLIP's matcher as Explainer and Matcher.
 
-    model: from `build_blip_itm`, frozen and put into evaluation mode here; config: its sizes; block: 0-based text
-    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: what `score` gives,
-    "itm" (matching) or "itc" (contrast), maps are always of the matching head; score: what the matching head's score
-    is, one of ITM_SCORES, "probability" by default (of the contrastive head there is only the cosine: LAVIS's matching
-    class has no temperature); precision: see `Adapter`;
-    card: what is known of the weights; batch_images: images encoded at once, None for `batch_size`; batch_phrases:
-    phrases of an image in one pass. Wherever an image is taken, a PIL image, a path or an `ImageState` will do. Results
-    come back on the CPU.
+    model: from `build_blip_itm`, frozen and set to evaluation mode here; config: the model's sizes; block: 0-based text
+    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: the head that `score`
+    uses, "itm" (matching) or "itc" (contrastive), maps always come from the matching head; score: scale of the matching
+    head's scores, one of ITM_SCORES, "probability" by default (the contrastive head only returns the cosine, because
+    LAVIS's matching class has no temperature); precision: see `Adapter`;
+    card: facts about the weights; batch_images: images per batch, None for `batch_size`; batch_phrases:
+    phrases of an image in one pass. Every image may be a PIL image, a path or an `ImageState`. Results are on the CPU.
     """
 
     protocol = "paper"
@@ -79,7 +78,7 @@ class BlipExplainer(PhraseExplainer):
         if not 0 <= block < config.text_depth:
             raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
         three = torch.ones(1, 3, dtype=torch.bool, device="cpu")
-        cam.token_weights(three, 0 if type(tokens) is int else tokens)  # refuse a wrong mode
+        cam.token_weights(three, 0 if type(tokens) is int else tokens)  # raises for an invalid mode
         scores = tuple(ITM_SCORES) if one_of("head", head, HEADS) == "itm" else ("cosine",)
         self.score_as, self._recent = one_of("score", score or scores[0], scores), Recent(8)
         super().__init__(model, card, device=device, precision=precision, block=block, tokens=tokens, grid=config.grid,
@@ -89,11 +88,11 @@ class BlipExplainer(PhraseExplainer):
         self.batch_size, self.batch_phrases = batch_images or self.batch_size, batch_phrases
 
     def encode(self, image: Picture) -> ImageState:
-        """The state of an image, which every method takes in place of the image."""
+        """The state of an image; every method that takes an image also accepts its state."""
         return next(self._states([image]))
 
     def token_maps(self, image, phrase: str) -> tuple[list[str], torch.Tensor]:
-        """The tokens of one phrase, special ones included, and their maps [T, h, w]."""
+        """The tokens of one phrase, special tokens included, and their maps [T, h, w]."""
         tokens = self.tokenize([phrase])
         each, _ = self._token_maps(next(self._states([image])).seen, tokens)
         return self.model.tokenizer.convert_ids_to_tokens(tokens.ids[0].tolist()), each.cpu()
@@ -114,8 +113,8 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #216a86a8
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
-    """Scores [I, T] float32 of every image with every text: with head "itm" matching probabilities in 0..1 (or what
-    `score_as` says), cosines in -1..1 with "itc"; None takes the model's own. ValueError for another head.
+    """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the scale `score_as` (by
+    default probabilities in 0..1), "itc" for cosines in -1..1, None for the model's own; ValueError for another head.
     """
     read = self._read_texts(texts, one_of("head", head or self.head, HEADS))
     rows = [self._scored(state, read) for state in self._states(images)]
@@ -124,7 +123,7 @@ def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #b5d89983
 @patch
 def _read_texts(self: BlipExplainer, texts: Sequence[str], head: str) -> list[Tokens | torch.Tensor]:
-    """The texts as a head takes them, `batch_phrases` at a time: tokens for "itm", vectors for "itc"."""
+    """The texts as inputs of a head, in batches of `batch_phrases`: tokens for "itm", vectors for "itc"."""
     batches = self._batches(texts)
     return [self._text_vectors(tokens) for tokens in batches] if head == "itc" else batches
 
@@ -138,7 +137,7 @@ def _scored(self: BlipExplainer, state: ImageState, read: list[Tokens | torch.Te
 
 @patch
 def _score_texts(self: BlipExplainer, state: ImageState, texts: list[str]) -> torch.Tensor:
-    """Scores [T] of one image; what was made of the last lists of texts is kept."""
+    """Scores [T] of one image; the encoded texts of the last eight lists are cached."""
     return self._scored(state, self._recent.made(tuple(texts), lambda: self._read_texts(texts, self.head)))
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #8a8d0b62
@@ -152,7 +151,7 @@ def _matched(self: BlipExplainer, state: ImageState, tokens: Tokens) -> torch.Te
 @patch
 @torch.no_grad()
 def _text_vectors(self: BlipExplainer, tokens: Tokens) -> torch.Tensor:
-    """Unit vectors [P, D] of texts alone, `[CLS]` first. Source: LAVIS's BlipITM, match_head="itc"."""
+    """Unit vectors [P, D] of texts without an image; `[CLS]` is the first token. Source: LAVIS's BlipITM with "itc"."""
     ids = tokens.ids.clone()
     ids[:, 0] = self.model.tokenizer.cls_token_id
     output = self.model.text_encoder(ids, attention_mask=tokens.mask, return_dict=True, mode="text").last_hidden_state
@@ -167,7 +166,7 @@ def clean(self: BlipExplainer, phrase: str) -> str:
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #6d111b97
 @patch
 def tokenize(self: BlipExplainer, phrases: Sequence[str], counts: Sequence[int] | None = None) -> Tokens:
-    """Cleaned phrases as token ids, `[ENC]` first where the tokenizer has it; a UserWarning where one is cut to
+    """Cleaned phrases as token ids, `[ENC]` first if the tokenizer has it, else `[CLS]`; warns if a phrase is cut to
     `max_txt_len` tokens. counts: see `Tokens`.
     """
     tokenizer = self.model.tokenizer
@@ -192,14 +191,14 @@ def _weights(self: BlipExplainer, tokens: Tokens) -> torch.Tensor:
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #772d35a6
 @patch
 def _encoded(self: BlipExplainer, images: Sequence[Picture]) -> torch.Tensor:
-    """States [B, M, C] of pictures, encoded at once."""
+    """States [B, M, C] of B images, encoded in one pass."""
     pixels = prepare_images(images, self.config.image_size, self.device)
     return image_states(self.model.visual_encoder, pixels.to(self.model.itm_head.weight))
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #da09fcfd
 @patch
 def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
-    """States of images, encoded batch by batch; a state among them passes through."""
+    """The state of each image, encoded in batches of `batch_size`; an `ImageState` is returned unchanged."""
     for start in range(0, len(images), self.batch_size):
         batch = images[start:start + self.batch_size]
         fresh = [image for image in batch if not isinstance(image, ImageState)]
@@ -214,19 +213,19 @@ def _states(self: BlipExplainer, images: Sequence) -> Iterator[ImageState]:
                     yield ImageState(cam.image_keys_values(self.model.text_encoder, states), vector)
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #651b030e
-MOST_PHRASES = 1024  # in one pass, a picture's most times the pictures: what bounds the memory of the attention
+MOST_PHRASES = 1024  # limit for images in one pass x maximum phrases per image; bounds the memory of the attention
 
 
 @patch
 def shrink(self: BlipExplainer, image: Picture) -> Image.Image:
-    """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
+    """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
     return squash(image, (self.config.image_size,) * 2)
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #cc7002a2
 @patch
 def maps_batch(self: BlipExplainer, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-    """Maps of several images, one [P_i, h, w] each: one by one up to a `batch_size` of 8 on a CPU, else those of
-    `batch_size` pictures in one pass, which are the same up to rounding."""
+    """Maps of several images, one [P_i, h, w] each: image by image up to a `batch_size` of 8 on a CPU, else
+    `batch_size` images in one pass, with equal maps up to rounding."""
     few = self.device.type == "cpu" and self.batch_size <= 8
     if few or any(isinstance(image, ImageState) for image in images):
         return PhraseExplainer.maps_batch(self, images, phrases_per_image)
@@ -241,7 +240,7 @@ def maps_batch(self: BlipExplainer, images: Sequence, phrases_per_image: Sequenc
 @patch
 def _maps_together(self: BlipExplainer, images: Sequence[Picture], phrases_per_image: Sequence[Sequence[str]]
                    ) -> list[torch.Tensor]:
-    """Maps of the pictures of a batch; they come to the CPU together."""
+    """Maps [P_i, h, w] of a batch of images, copied to the CPU in one transfer."""
     counts, states = [len(phrases) for phrases in phrases_per_image], self._encoded(images)
     step, maps = max(1, MOST_PHRASES // max(*counts, 1)), [torch.zeros(0, *self.config.grid, device=self.device)]
     for start in range(0, len(images), step):
@@ -260,9 +259,9 @@ MAY_IGNORE = (r"(visual_encoder|text_encoder|vision_proj|text_proj)_m\.", r"(ima
 
 
 def load_weights(model, path: str | Path) -> list[str]:
-    """Load a checkpoint file into a BLIP matcher, every key checked; returns the keys passed over.
+    """Load a checkpoint file into a BLIP matcher, every key checked; returns the ignored keys.
 
-    Position embeddings of another image size are resampled. Raises ValueError listing what does not fit.
+    Position embeddings of another image size are resampled. Raises ValueError that lists keys that do not fit.
     """
     return load_state(model, fit_positions(read_state(path), model), may_miss=MAY_MISS, may_ignore=MAY_IGNORE)
 
@@ -270,10 +269,10 @@ def load_weights(model, path: str | Path) -> list[str]:
 def load_lavis(entry: ModelEntry, weights: str | Path, published: BlipConfig, build: Callable, read: Callable, *,
                seed: int = 0, config: Any = None, vocab: Any = None, lavis_tokens: bool = True, **where: Any
                ) -> tuple[torch.nn.Module, BlipConfig, Source, list[str]]:
-    """A model of LAVIS, its sizes, where it comes from, and the keys of its checkpoint that were passed over.
+    """A LAVIS model, its sizes, the source of its weights, and the ignored keys of its checkpoint.
 
-    published: the sizes where neither `config` nor a folder has others; build: (sizes, tokenizer) -> model; read:
-    (model, path) loads a file and gives the keys passed over; lavis_tokens: see `make_tokenizer`; where, and the other
+    published: the sizes if neither `config` nor a folder gives others; build: (sizes, tokenizer) -> model; read:
+    (model, path) loads a file and returns the ignored keys; lavis_tokens: see `make_tokenizer`; where, and the other
     arguments: see `find_weights`.
     """
     source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, **where)
@@ -289,10 +288,10 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: in
     """Load a BLIP matcher; called by `load_model`, whose docstring explains the common arguments.
 
     vocab: path of a vocab.txt; config: sizes (or their JSON file) other than the published ones, for random weights or
-    a checkpoint file, whose positions are resampled; options: those of `BlipExplainer`, of which block and tokens are
-    by default the card's or the registry's (of a shallower model the last layer but one: in the last, only the first
-    token reaches the matching head). A folder of the zoo's form brings its own config and vocab, and giving either with
-    it is a ValueError.
+    a checkpoint file, whose positions are resampled; options: those of `BlipExplainer`, where block and tokens default
+    to the card's or the registry's values (for a shallower model the last layer but one, because in the last only the
+    first token reaches the matching head). Raises ValueError for config or vocab with a folder in the zoo's form, which
+    has its own.
     """
     entry = find_model(entry)
     model, sizes, source, _ = load_lavis(entry, weights, CONFIGS[entry.name], build_blip_itm, load_weights, seed=seed,

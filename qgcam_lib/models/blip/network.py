@@ -17,9 +17,9 @@ from ..common.sources import light_lavis
 class BlipConfig(Config):
     """Sizes of a BLIP image-text matching model; the defaults are LAVIS's `base`.
 
-    image_size, patch_size: pixels, the grid is image_size // patch_size squared; *_width: channels, a multiple of
-    *_heads; vocab_size: rows of the word embedding, `[DEC]` and `[ENC]` included; max_txt_len: tokens kept of a
-    text; dropout: the text encoder's, drop_path: the image encoder's, both in training only.
+    image_size, patch_size: pixels, the grid has image_size // patch_size rows and columns; *_width: channels, a
+    multiple of *_heads; vocab_size: rows of the word embedding, `[DEC]` and `[ENC]` included; max_txt_len: maximum
+    tokens of a text; dropout: of the text encoder, drop_path: of the image encoder, both used in training only.
     """
 
     image_size: int = 384
@@ -58,9 +58,9 @@ CONFIGS = {
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #2e162299
 def with_own_words(base: type, config: BlipConfig, tokenizer) -> type:
-    """A class of LAVIS that takes our tokenizer where its own would ask a hub.
+    """A subclass of a LAVIS class that uses the given tokenizer instead of one from the Hugging Face hub.
 
-    Raises ValueError where the tokenizer has more tokens than the word embedding has rows.
+    Raises ValueError if the tokenizer has more tokens than the word embedding has rows.
     """
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
@@ -69,7 +69,7 @@ def with_own_words(base: type, config: BlipConfig, tokenizer) -> type:
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #2a27413f
 def lavis_image_encoder(config: BlipConfig):
-    """LAVIS's vision transformer of the configured size."""
+    """LAVIS's vision transformer with the sizes in `config`."""
     with light_lavis():
         from lavis.models.vit import VisionTransformerEncoder
     encoder = VisionTransformerEncoder(img_size=config.image_size, patch_size=config.patch_size,
@@ -80,7 +80,7 @@ def lavis_image_encoder(config: BlipConfig):
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #7fc44310
 def bert_sizes(config: BlipConfig, **more: Any):
-    """The text encoder's settings in the form LAVIS reads; more: settings beside them."""
+    """The text encoder's sizes as the BertConfig that LAVIS reads; more: further settings of BertConfig."""
     from transformers import BertConfig
 
     return BertConfig(hidden_size=config.text_width, num_hidden_layers=config.text_depth,
@@ -92,7 +92,7 @@ def bert_sizes(config: BlipConfig, **more: Any):
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #971f6a7b
 def lavis_text_encoder(config: BlipConfig, **more: Any):
-    """LAVIS's BERT of the configured size, with cross-attention in every layer; more: see `bert_sizes`."""
+    """LAVIS's BERT with the sizes of `config`, by default cross-attention in every layer; more: see `bert_sizes`."""
     with light_lavis():
         from lavis.models.med import XBertEncoder
     return XBertEncoder(config=bert_sizes(config, **more), add_pooling_layer=False)
@@ -102,7 +102,7 @@ def build_blip_itm(config: BlipConfig, tokenizer):
     """LAVIS's `BlipITM` with untrained weights, of any size, in evaluation mode.
 
     config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn
-    from torch's global random generator. Raises ValueError where the tokenizer has more tokens than the word
+    from torch's global random generator. Raises ValueError if the tokenizer has more tokens than the word
     embedding has rows.
     """
     with light_lavis():

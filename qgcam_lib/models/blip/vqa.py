@@ -29,7 +29,7 @@ from ..registry import ModelEntry, find_model
 def clean_question(question: str) -> str:
     """A question as BLIP and ALBEF expect it: lower case, without . ! " ( ) * # : ; ~, at most 50 words.
 
-    Equal to LAVIS's `blip_question`. TypeError where it is no text, ValueError where nothing is left.
+    Equal to LAVIS's `blip_question`. Raises TypeError if it is no text, ValueError if no words are left.
     """
     if not isinstance(question, str):
         raise TypeError(f"question: expected a text, got {question!r}.")
@@ -43,7 +43,7 @@ VQA_CONFIGS = {"blip-vqa": BlipConfig(image_size=480)}
 
 
 def answer_decoder(decoder_class: type, encoder_sizes: Any, **changes: Any):
-    """A decoder of LAVIS that reads the question's states. encoder_sizes: the question encoder's."""
+    """A LAVIS decoder with cross-attention to the question's states. encoder_sizes: config of the question encoder."""
     sizes = copy.deepcopy(encoder_sizes)
     sizes.update({"encoder_width": sizes.hidden_size, **changes})
     return decoder_class(config=sizes)
@@ -53,7 +53,7 @@ def build_blip_vqa(config: BlipConfig, tokenizer) -> torch.nn.Module:
     """LAVIS's `BlipVQA` with untrained weights, of any size, in evaluation mode.
 
     config: the sizes; tokenizer: from `make_tokenizer`, at most `config.vocab_size` tokens. The weights are drawn from
-    torch's global random generator. Raises ValueError where the tokenizer has more tokens than there are embeddings.
+    torch's global random generator. Raises ValueError if the tokenizer has more tokens than there are embeddings.
     """
     with light_lavis():
         from lavis.models.blip_models.blip_vqa import BlipVQA
@@ -65,11 +65,11 @@ def build_blip_vqa(config: BlipConfig, tokenizer) -> torch.nn.Module:
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #7e193bd8
 class LavisAnswerer(Adapter):
-    """A BLIP or ALBEF of LAVIS as Answerer, which ranks given answers.
+    """A LAVIS VQA model (BLIP or ALBEF) as Answerer, which ranks a given list of answers.
 
-    model: with visual_encoder, text_encoder, text_decoder and tokenizer, frozen and put into evaluation mode here;
-    config: its sizes; answers: texts, each once; candidates: answers kept by their first token; precision:
-    see `Adapter`; card: what is known of the weights. An image is a PIL image or a path.
+    model: with visual_encoder, text_encoder, text_decoder and tokenizer, frozen and set to evaluation mode here;
+    config: its sizes; answers: distinct texts; candidates: answers kept for ranking, by the probability of their first
+    token; precision: see `Adapter`; card: facts about the weights. An image is a PIL image or a path.
     """
 
     def __init__(self, model, config: BlipConfig, *, answers: Sequence[str] = ("yes", "no"), candidates: int = 128,
@@ -79,14 +79,14 @@ class LavisAnswerer(Adapter):
                          answers=self.answers, candidates=candidates)
 
     def answer(self, image: Picture, question: str) -> str:
-        """The best of the answers."""
+        """The answer with the highest ranking score."""
         return self.answer_batch([image], [question])[0]
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #6bdc980f
 @patch
 @torch.no_grad()
 def answer_batch(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> list[str]:
-    """One answer per question, equal to `answer` for each. A repeated image is encoded once."""
+    """One answer per question, equal to `answer` for each question. A repeated image is encoded once."""
     same_length(images, questions=questions)
     if not len(images):
         return []
@@ -98,7 +98,7 @@ def answer_batch(self: LavisAnswerer, images: Sequence, questions: Sequence[str]
 @torch.no_grad()
 def answer_scores(self: LavisAnswerer, image: Picture, question: str,
                   answers: Sequence[str] | None = None) -> torch.Tensor:
-    """Ranking scores float32 [A] of the answers (by default the model's list): higher is likelier, at most 0."""
+    """Ranking scores float32 [A] of the answers (by default the model's list): at most 0, higher is more likely."""
     ids, mask = self._answers(answers or self.answers)
     states, visual = self._read([image], [question])
     return self._losses(states, visual, ids[None], mask[None])[0].neg().cpu()
@@ -112,7 +112,7 @@ def yes_score(self: LavisAnswerer, image: Picture, question: str) -> float:
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #02f57c1f
 @patch
 def _open(self: LavisAnswerer, ids: torch.Tensor, part: str) -> torch.Tensor:
-    """Token ids with the first token that the model was trained with. part: "question" or "answer"."""
+    """Token ids whose first token is the one used in training. part: "question" or "answer"."""
     ids, words = ids.clone(), self.model.tokenizer
     ids[:, 0] = words.enc_token_id if part == "question" else words.bos_token_id
     return ids
@@ -120,7 +120,7 @@ def _open(self: LavisAnswerer, ids: torch.Tensor, part: str) -> torch.Tensor:
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #5ef5be05
 @patch
 def _read(self: LavisAnswerer, images: Sequence, questions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """States of the questions [Q, L, C], each read with its image, and the mask of their words [Q, L]."""
+    """States [Q, L, C] of the questions, each encoded with its image, and the mask [Q, L] of their tokens."""
     tokens = self.model.tokenizer([clean_question(q) for q in questions], padding="longest", truncation=True,
                                   max_length=self.config.max_txt_len, return_tensors="pt").to(self.device)
     tokens["input_ids"] = self._open(tokens.input_ids, "question")
@@ -142,7 +142,7 @@ def _answers(self: LavisAnswerer, answers: Sequence[str]) -> tuple[torch.Tensor,
 @patch
 def _losses(self: LavisAnswerer, states: torch.Tensor, image: torch.Tensor, ids: torch.Tensor,
             mask: torch.Tensor) -> torch.Tensor:
-    """Loss [Q, K] float32 of K answers [Q, K, T] to each of Q questions."""
+    """Losses [Q, K] float32 of K answers [Q, K, T] for each of Q questions."""
     each, ids, mask = ids.shape[1], ids.flatten(0, 1), mask.flatten(0, 1)
     labels = ids.masked_fill(ids == self.model.tokenizer.pad_token_id, -100)
     output = self.model.text_decoder(
@@ -153,7 +153,7 @@ def _losses(self: LavisAnswerer, states: torch.Tensor, image: torch.Tensor, ids:
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #a1eb47bb
 @patch
 def _rank(self: LavisAnswerer, states: torch.Tensor, image: torch.Tensor) -> list[str]:
-    """The best answer of each question, among those whose first tokens are most likely."""
+    """The best answer to each question, among the candidates with the most likely first tokens."""
     ids, mask = self._answers(self.answers)
     candidates = torch.arange(len(ids), device=self.device).expand(len(states), -1)
     if self.candidates < len(ids):
@@ -170,9 +170,9 @@ VQA_MAY_IGNORE = (_POSITIONS, r"(visual_encoder|text_encoder|text_decoder)_m\.")
 
 
 def load_vqa_state(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> list[str]:
-    """Load a state into a BLIP-VQA or ALBEF-VQA, every key checked; returns the keys passed over.
+    """Load a state into a BLIP-VQA or ALBEF-VQA, every key checked; returns the ignored keys.
 
-    ValueError listing what does not fit; the model is then unchanged.
+    Raises ValueError that lists keys and shapes that do not fit; the model is then unchanged.
     """
     return load_state(model, fit_positions(state, model), may_miss=VQA_MAY_MISS, may_ignore=VQA_MAY_IGNORE)
 
@@ -182,8 +182,8 @@ def load_blip_vqa(entry: ModelEntry | str, weights: str | Path = "official", *, 
                   **options: Any) -> LavisAnswerer:
     """Load BLIP-VQA; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official" (LAVIS's address), "random", or a checkpoint file; vocab: path of a vocab.txt; config: sizes (or
-    their JSON file) other than the published ones; options: those of `LavisAnswerer`.
+    weights: "official" (from LAVIS's address), "random", or a checkpoint file; vocab: path of a vocab.txt; config:
+    sizes (or their JSON file) other than the published ones; options: those of `LavisAnswerer`.
     """
     model, sizes, source, ignored = load_lavis(
         find_model(entry), weights, VQA_CONFIGS["blip-vqa"], build_blip_vqa,

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #8bac84a0
 @dataclass(frozen=True)
 class TextTokenizer:
-    """Texts to rows of token numbers as CLIP reads them.
+    """Converts texts to rows of token ids, in CLIP's form.
 
-    encode: a text's token numbers, without start and end; start, end: the special numbers, for CLIP the end being the
-    largest; length: tokens in a row; words: the vocabulary in order, empty for open_clip's own. Other families read
-    their texts in such rows too: start may be None for none, and pad is what fills a row.
+    encode: text to token ids, without start and end; start, end: ids of the special tokens, for CLIP the end has the
+    largest id; length: tokens per row; words: the vocabulary in order, empty for open_clip's own. Other model families
+    use the same rows: start may be None for no start token, and pad is the id that fills a row.
     """
 
     encode: Callable[[str], list[int]]
@@ -49,13 +49,13 @@ class TextTokenizer:
 
     @property
     def room(self) -> int:
-        """Tokens of a text that a row has room for."""
+        """The maximum tokens of a text in a row, without the start and end token."""
         return self.length - 1 - (self.start is not None)
 
     def __call__(self, texts: Sequence[str]) -> "torch.Tensor":
-        """Token numbers [N, length] int64. A text of more than `room` tokens is cut with a UserWarning.
+        """Token ids [N, length] int64. A text with more than `room` tokens is cut with a UserWarning.
 
-        Raises TypeError for anything but a list of texts, ValueError for a text that is empty or only blanks.
+        Raises TypeError for anything but a list of texts, ValueError for a text without tokens, such as blanks only.
         """
         import torch
 
@@ -79,7 +79,7 @@ class TextTokenizer:
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #8b6e3cf6
 def bpe_tokenizer(length: int = 77) -> TextTokenizer:
-    """open_clip's byte-pair tokenizer of the published models: lower case, any text, 49,408 tokens."""
+    """open_clip's byte-pair tokenizer for the published models: lower case, any text, 49,408 tokens."""
     from open_clip.tokenizer import SimpleTokenizer
 
     bpe = SimpleTokenizer(context_length=length)
@@ -90,10 +90,10 @@ PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[START]", "[END]"
 
 
 def word_vocabulary(texts: Iterable[str], *, max_words: int = 4000) -> list[str]:
-    """Tokens of a small CLIP in the order of their numbers: `[PAD]`, `[UNK]`, words, `[START]`, `[END]`.
+    """The tokens of a small CLIP in the order of their ids: `[PAD]`, `[UNK]`, words, `[START]`, `[END]`.
 
-    texts: training texts, whose words come most frequent first, ties in alphabetical order; max_words: most words
-    taken. Same texts, same list.
+    texts: training texts, whose words are sorted by frequency, ties in alphabetical order; max_words: maximum number of
+    words. Equal texts give equal lists.
     """
     counts = Counter(word for text in texts for word in _words(text))
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
@@ -105,11 +105,11 @@ def _words(text: str) -> list[str]:
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #f7be668f
 def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextTokenizer:
-    """A tokenizer with one token a word.
+    """A tokenizer with one token per word.
 
-    vocab: path of a `vocab.txt` (one token a line) or the tokens in order, as `word_vocabulary` makes them. Words
-    outside it become `[UNK]`, with one UserWarning a word. Raises FileNotFoundError where there is no such file,
-    ValueError where special tokens are missing, `[END]` is not the last or a token comes twice.
+    vocab: path of a `vocab.txt` (one token per line) or the tokens in order, as from `word_vocabulary`. Words outside
+    the vocabulary become `[UNK]`; a UserWarning names each such word once. Raises FileNotFoundError for a missing file,
+    ValueError if special tokens are missing, `[END]` is not the last token or a token is repeated.
     """
     words = tuple(Path(vocab).read_text(encoding="utf-8").splitlines() if isinstance(vocab, (str, Path)) else vocab)
     numbers, reported = {word: number for number, word in enumerate(words)}, set()
@@ -133,9 +133,9 @@ PUBLISHED = ("RN50", "RN101", "RN50x4", "RN50x16", "RN50x64", "ViT-B-32", "ViT-B
 def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     """The sizes of a CLIP as a dictionary in open_clip's form, checked.
 
-    config: one of PUBLISHED (OpenAI's, QuickGELU on), a JSON file, or the dictionary itself, of which a copy comes
-    back. Raises ValueError for an unknown name, missing parts or an image size that does not
-    divide into the grid's cells (32 pixels for a ResNet).
+    config: one of PUBLISHED (OpenAI's, with QuickGELU), a JSON file, or the dictionary itself, which is copied.
+    Raises ValueError for an unknown name, missing keys or an image size that is not a multiple of the cell size
+    (see `cell_size`).
     """
     if isinstance(config, str) and config in PUBLISHED:
         from open_clip.factory import get_model_config
@@ -162,8 +162,8 @@ def is_resnet(config: Mapping[str, Any]) -> bool:
 
 
 def cell_size(config: Mapping[str, Any]) -> int:
-    """Pixels of the input along one cell of the map's grid: of a ResNet 32, or 16 where vision_cfg.output_stride says
-    so.
+    """Side of one cell of the map's grid in input pixels: for a ResNet vision_cfg.output_stride (by default 32), else
+    the patch size.
     """
     if is_resnet(config):
         return config["vision_cfg"].get("output_stride", 32)
@@ -172,10 +172,10 @@ def cell_size(config: Mapping[str, Any]) -> int:
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #7b875137
 @dataclass(frozen=True)
 class ClipModel:
-    """A CLIP and what is needed to use it.
+    """A CLIP network with its tokenizer and sizes.
 
-    model: open_clip's `CLIP`; tokenize: texts to [N, length]; image_size: pixels of the square input; config: the
-    sizes, in open_clip's form.
+    model: open_clip's `CLIP`; tokenize: texts to token ids [N, length]; image_size: side of the square input in pixels;
+    config: the sizes, in open_clip's form.
     """
 
     model: "torch.nn.Module"
@@ -185,12 +185,12 @@ class ClipModel:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the last feature map (ResNet) or of patches (transformer)."""
+        """Rows and columns of the last feature map (ResNet) or of the patches (transformer)."""
         return (self.image_size // cell_size(self.config),) * 2
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #16925217
 def _keep_grid(visual) -> None:
-    """Let the last stage of a ModifiedResNet keep its grid: 16 pixels a cell instead of 32. No weight changes shape."""
+    """Remove the downsampling in a ModifiedResNet's last stage: 16 pixels per cell, not 32. No weight changes shape."""
     from torch.nn import Identity
 
     visual.layer4[0].avgpool = visual.layer4[0].downsample[0] = Identity()
@@ -199,11 +199,11 @@ def _keep_grid(visual) -> None:
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #aab8b625
 def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Sequence[str] | None = None,
                seed: int = 0) -> ClipModel:
-    """open_clip's CLIP of any size, untrained, drawn from a seed, in evaluation mode.
+    """open_clip's CLIP of any size with random weights drawn from a seed, in evaluation mode.
 
     config: see `clip_config`. vocab: words of a small model (see `word_tokenizer`), None for open_clip's own 49,408
-    tokens. With words, text_cfg.vocab_size may be left out and is then their number. The global random state is left
-    as it was. Raises ValueError where there are more tokens than vocab_size.
+    tokens. text_cfg.vocab_size may be left out and is then the number of tokens. The global random state is not
+    changed. Raises ValueError if the tokenizer has more tokens than vocab_size.
     """
     from open_clip.model import CLIP
 
@@ -228,8 +228,8 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #51e0aa02
 def encode_texts(model, ids: "torch.Tensor") -> "torch.Tensor":
-    """`model.encode_text` of ids [U, T], T up to the model's context, without computing the padding beyond T: [U, D]
-    of length 1.
+    """Unit vectors [U, D] of token ids [U, T]: `model.encode_text` without computing the padding beyond T, which is at
+    most the model's context.
     """
     import torch
     from torch.nn.functional import normalize
@@ -244,14 +244,14 @@ SQUASH = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #f8ab08ca
 class ClipExplainer(PhraseExplainer):
-    """A CLIP as Matcher; as Explainer where a subclass defines `_explain(pixels, texts)` -> maps [P, h, w] and logits
-    [P] of unit text vectors on one prepared picture [3, S, S].
+    """A CLIP as Matcher, and as Explainer if a subclass defines `_explain(pixels, texts)` -> maps [P, h, w] and logits
+    [P] for one prepared image [3, S, S] and unit text vectors.
 
     clip: from `build_clip`, frozen and put on the device here; precision: see `Adapter`;
-    squash: how a picture is resized,
-    "bicubic" as in CLIP's pre-processing or "bilinear" as in gScoreCAM's; card: what is known of the weights; tokens:
-    only "none" (CLIP scores whole texts), accepted so that a card's line can be passed on. Wherever an image is taken,
-    a PIL image or a path will do. Results come back on the CPU.
+    squash: interpolation for resizing,
+    "bicubic" as in CLIP's preprocessing or "bilinear" as in gScoreCAM's; card: facts about the weights; tokens:
+    only "none" (CLIP scores whole texts), accepted so that a card's entry can be passed on. Every image may be a PIL
+    image or a path. Results are on the CPU.
     """
 
     protocol = "gscorecam"
@@ -266,14 +266,14 @@ class ClipExplainer(PhraseExplainer):
         self.clip, self.squash, self.scale = clip, squash, self.model.logit_scale.detach().float().exp()
 
     def explain(self, image, phrases: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Maps [P, h, w] and CLIP's logits [P] of the phrases on one image."""
+        """Maps [P, h, w] and CLIP's logits [P] of the phrases for one image."""
         texts = self.text_vectors(phrases)
         maps, logits = self._explain(self.pixels([image])[0], texts)
         return maps.float().cpu(), logits.float().cpu()
 
     @torch.no_grad()
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Logits [I, T] float32, cosine times scale, of every image with every text."""
+        """Logits [I, T] float32 (scaled cosines) of every image with every text."""
         vectors = self.text_vectors(texts)
         rows = []
         for image in tqdm(images, desc="pictures", leave=False, delay=10):
@@ -283,26 +283,26 @@ class ClipExplainer(PhraseExplainer):
 
     @torch.no_grad()
     def text_vectors(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors [T, D] float32 on the device. An empty text is an error, a long one is cut with a warning."""
+        """Unit vectors [T, D] float32 on the device. ValueError for an empty text; warns if a long text is cut."""
         rows = self.clip.tokenize(texts).to(self.device)
         if not len(rows):
             return torch.zeros(0, self.clip.config["embed_dim"], device=self.device)
         return F.normalize(self.model.encode_text(rows).float(), dim=-1)
 
     def pixels(self, images: Sequence) -> torch.Tensor:
-        """Prepared pictures [B, 3, S, S] float32 on the device: squashed to the square, nothing cropped."""
+        """Prepared images [B, 3, S, S] float32 on the device: squashed to the square without cropping."""
         return torch.stack([prepare_image(self.shrink(one), self.clip.image_size) for one in images]).to(self.device)
 
     def shrink(self, image: Picture) -> Image.Image:
-        """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
+        """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
         return squash(image, (self.clip.image_size,) * 2, SQUASH[self.squash])
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #c6ade649
 class ClipGScoreCam(ClipExplainer):
     """gScoreCAM of a CLIP ResNet as Explainer and Matcher (see `ClipExplainer` for the common arguments).
 
-    n_channels: channels taken for each phrase; block: only "layer4"; chunk: masked pictures in one pass: more is
-    faster on a GPU and takes more memory, about 100 MB each on a CPU at 384 pixels (RN50x16).
+    n_channels: channels used per phrase; block: only "layer4"; chunk: masked images in one pass, where more is faster
+    on a GPU and needs more memory, about 100 MB per image on a CPU at 384 pixels (RN50x16).
     """
 
     def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, block: str = "layer4",
@@ -321,6 +321,6 @@ class ClipGScoreCam(ClipExplainer):
         return result.maps, result.logits
 
     def scorecam(self, pixels: torch.Tensor, texts: torch.Tensor) -> ScoreCam:
-        """`gscorecam` of prepared pixels [3, S, S] and text vectors [P, D], with the account of shared work."""
+        """The result of `gscorecam` for prepared pixels [3, S, S] and text vectors [P, D], with its counts of work."""
         return gscorecam(self.model.visual, pixels, texts, scale=self.scale, n_channels=self.n_channels,
                          chunk=self.chunk)

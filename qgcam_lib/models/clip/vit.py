@@ -39,13 +39,13 @@ def _heads(block, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _after_attention(block, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-    """The rest of a block: join the heads of `mixed` [..., heads, n, d], project, add to x [..., n, C], MLP."""
+    """The rest of a block: join the heads of `mixed` [..., heads, n, d], project, add to x [..., n, C], run the MLP."""
     x = x + block.ls_1(block.attn.out_proj(mixed.transpose(-3, -2).flatten(-2)))
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #6ced0b1d
 def _block(block, x: torch.Tensor, first_only: bool = False) -> torch.Tensor:
-    """A whole block on states [..., N, C]; with first_only the class token's result alone, [..., 1, C]."""
+    """A whole block applied to states [..., N, C]; with first_only only the class token's output, [..., 1, C]."""
     query, key, value = _heads(block, x)
     asking = slice(0, 1) if first_only else slice(None)
     scores = query[..., asking, :] @ key.mT * query.shape[-1] ** -0.5
@@ -54,10 +54,10 @@ def _block(block, x: torch.Tensor, first_only: bool = False) -> torch.Tensor:
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #e5398d9f
 @torch.no_grad()
 def vit_states(visual, pixels: torch.Tensor, block: int) -> torch.Tensor:
-    """States [B, 1 + h*w, C] that enter a block, counted from 0, class token first.
+    """Input states [B, 1 + h*w, C] of a block, class token first.
 
-    visual: open_clip's VisionTransformer that pools its class token, in evaluation mode; pixels: [B, 3, H, W].
-    Raises ValueError for another kind of model or a block that does not exist.
+    visual: open_clip's VisionTransformer that pools its class token, in evaluation mode; pixels: [B, 3, H, W]; block:
+    0-based. Raises ValueError for another model or a block that does not exist.
     """
     _check(visual, block)
     x = visual.conv1(pixels).flatten(2).mT
@@ -79,11 +79,11 @@ def _check(visual, block: int) -> None:
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #b228dfef
 @dataclass(frozen=True)
 class ClassReading:
-    """The values that the class token of one image attends to in one block, and their weights for P phrases.
+    """The class token's attention in one block for one image, and the gradients of P phrases.
 
-    attention: [heads, N]; queries: [heads, d], the class token's; keys, values: [heads, N, d]; gradient: [P, heads, d],
-    of each phrase's cosine by the class token's attention output, before `out_proj`; cosines: [P]. N counts the class
-    token, first, and the patches.
+    attention: [heads, N]; queries: [heads, d], of the class token; keys, values: [heads, N, d]; gradient: [P, heads,
+    d], of each phrase's cosine with respect to the class token's attention output, before `out_proj`; cosines: [P]. The
+    N tokens are the class token, first, and the patches.
     """
 
     attention: torch.Tensor
@@ -95,9 +95,9 @@ class ClassReading:
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #ec9acd46
 def read_class_token(visual, states: torch.Tensor, texts: torch.Tensor, block: int) -> ClassReading:
-    """The class token's attention in a block and the gradients of P phrases by what it reads.
+    """The class token's attention in a block, and the gradients of P phrases with respect to its output.
 
-    states: [N, C] of one image, from `vit_states` with the same block; texts: [P, D], text vectors of length 1.
+    states: [N, C] of one image, from `vit_states` with the same block; texts: [P, D], unit text vectors.
     """
     layer, rest = visual.transformer.resblocks[block], visual.transformer.resblocks[block + 1 :]
     with torch.no_grad():
@@ -121,7 +121,7 @@ def read_class_token(visual, states: torch.Tensor, texts: torch.Tensor, block: i
 def attention_gradcam(reading: ClassReading) -> torch.Tensor:
     """Maps [P, h*w] float32, >= 0, over the patches: mean over heads of attention x positive gradient.
 
-    A map is all zero where no patch raises the phrase's cosine. Source: Chefer et al. 2021, equation 5, one block.
+    A map is zero everywhere if no patch raises the phrase's cosine. Source: Chefer et al. 2021, equation 5, one block.
     """
     slope = torch.einsum("phd,hnd->phn", reading.gradient.float(), reading.values.float())
     return (reading.attention.float() * slope.clamp(min=0)).mean(1)[:, 1:]
@@ -131,8 +131,8 @@ def grad_eclip(reading: ClassReading) -> torch.Tensor:
     """Maps [P, h*w] float32, >= 0, over the patches: ReLU of (loosened attention x gradient x value), summed over
     the channels of all heads.
 
-    Where all patches' cosines are equal the loosened attention is 1. A map is all zero where no patch raises the
-    phrase's cosine. Source: Zhao et al. 2024, on the model's own heads.
+    The loosened attention is 1 if all patches' keys have the same cosine with the query. A map is zero everywhere if no
+    patch raises the phrase's cosine. Source: Zhao et al. 2024, on the model's own heads.
     """
     query = reading.queries.flatten().float()
     keys = reading.keys[:, 1:].transpose(0, 1).flatten(1).float()
@@ -145,7 +145,7 @@ def grad_eclip(reading: ClassReading) -> torch.Tensor:
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #633324d5
 class ClipVitGradCam(ClipExplainer):
     """Attention GradCAM of a CLIP vision transformer as Explainer and Matcher (see `ClipExplainer` for the common
-    arguments). block: counted from 0, None for the last.
+    arguments). block: 0-based, None for the last.
     """
 
     def __init__(self, clip: ClipModel, *, block: int | None = None, **options: Any):
@@ -162,7 +162,7 @@ class ClipVitGradCam(ClipExplainer):
         return self._maps(reading).unflatten(1, self.clip.grid), self.scale * reading.cosines.float()
 
     def read(self, pixels: torch.Tensor, texts: torch.Tensor) -> ClassReading:
-        """The values that the class token attends to for prepared pixels [3, S, S], and their weights for text vectors
+        """The class token's attention in `block` for prepared pixels [3, S, S], and the gradients for text vectors
         [P, D]."""
         states = vit_states(self.model.visual, pixels[None], self.block)[0]
         return read_class_token(self.model.visual, states, texts, self.block)
@@ -172,7 +172,7 @@ class ClipVitGradCam(ClipExplainer):
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #13c1b682
 class ClipVitGradEclip(ClipVitGradCam):
-    """A Grad-ECLIP map of a CLIP vision transformer, see `grad_eclip`; the rest as for `ClipVitGradCam`."""
+    """Grad-ECLIP of a CLIP vision transformer, see `grad_eclip`; arguments as in `ClipVitGradCam`."""
 
     def _maps(self, reading: ClassReading) -> torch.Tensor:
         return grad_eclip(reading)
@@ -182,10 +182,10 @@ SIZES, SHAPES, STEP = (0.3, 0.55, 1.0), (0.5, 1.0, 2.0), 0.5
 
 
 def sliding_windows(width: int, height: int) -> np.ndarray:
-    """Different boxes [N, 4] float64, half-open xyxy in pixels, inside the picture; the whole picture is the first.
+    """Distinct boxes [N, 4] float64, half-open xyxy in pixels, inside the image; the first box is the whole image.
 
-    The square roots of their areas are SIZES of the picture's shorter side, their width over height is one of SHAPES,
-    and they move by STEP of their side at most. A window that would be wider or higher than the picture is cut to it.
+    The square root of a window's area is one of SIZES x the image's shorter side, width / height is one of SHAPES, and
+    the stride is at most STEP x the window's side. A side longer than the image's is reduced to the image's side.
     """
     windows = [(0.0, 0.0, float(width), float(height))]
     for size, shape in product(SIZES, SHAPES):
@@ -196,7 +196,7 @@ def sliding_windows(width: int, height: int) -> np.ndarray:
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #25fe8626
 def _places(room: float, side: float) -> list[float]:
-    """Where windows of a side begin, so that they reach from border to border."""
+    """Start positions of windows with the given side, evenly spaced so that they cover `room` from end to end."""
     count = int(np.ceil((room - side) / (side * STEP) - 1e-9)) + 1
     return np.linspace(0, room - side, count).tolist()
 
@@ -204,8 +204,8 @@ def _places(room: float, side: float) -> list[float]:
 class ClipProposals:
     """`sliding_windows`, scored by a matcher, as Detector.
 
-    matcher: anything with `score(images, texts)`, such as a CLIP's adapter; margin: share of a crop's sides that is
-    added around it; max_boxes: boxes kept of each phrase, the best, None for all. Scores are the matcher's own.
+    matcher: any object with `score(images, texts)`, such as a CLIP adapter; margin: share of a box's sides that is
+    added to the crop; max_boxes: best boxes kept per phrase, None for all. Scores are the matcher's own.
     """
 
     def __init__(self, matcher: Matcher, *, margin: float = 0.1, max_boxes: int | None = 300,
@@ -219,10 +219,10 @@ class ClipProposals:
         return f"{type(self).__name__}({self.matcher!r}, proposals={self.card['proposals']!r})"
 
     def detect(self, image: Picture, caption: str, phrases: Sequence[Spans]) -> Detections:
-        """Scored boxes of each phrase, see `roles.Detector`; the caption around the phrases is not read.
+        """Scored boxes for each phrase, see `roles.Detector`; the rest of the caption is ignored.
 
-        Raises ValueError for spans outside the caption, ExampleError (a ValueError) for a bad file, TypeError for what
-        is no picture.
+        Raises ValueError for spans outside the caption, ExampleError (a ValueError) for a bad file, TypeError if
+        `image` is neither a PIL image nor a path.
         """
         texts = [plain_phrase(text) for text in phrase_texts(caption, phrases)]
         picture = as_picture(image).convert("RGB")
@@ -238,7 +238,7 @@ def load_clip_proposals(entry: ModelEntry | str, weights: str | Path = "mini", *
                         max_boxes: int | None = 300, **options: Any) -> ClipProposals:
     """Load CLIP as a matcher of crops; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: of the matcher, clip-rn50x16-gscorecam; margin, max_boxes: see `ClipProposals`; options: the matcher's own.
+    weights: for the matcher, clip-rn50x16-gscorecam; margin, max_boxes: see `ClipProposals`; options: the matcher's.
     """
     matcher = "clip-rn50x16-gscorecam"
     return ClipProposals(load_model(matcher, weights, **options), margin=margin, max_boxes=max_boxes,
@@ -253,9 +253,9 @@ def published_address(name: str) -> str:
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #b3f93844
 def official_clip(name: str) -> Path:
-    """OpenAI's file in open_clip's cache (~/.cache/clip), fetched by open_clip when it is not there, SHA-256 checked.
+    """OpenAI's file in open_clip's cache (~/.cache/clip), fetched by open_clip if it is missing, SHA-256 checked.
 
-    Raises FileNotFoundError that says where to put the file when it cannot be fetched.
+    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
     """
     from open_clip.pretrained import download_pretrained_from_url
 
@@ -275,10 +275,10 @@ MAY_MISS = (r".*\.num_batches_tracked$",)
 
 
 def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
-    """Tensors by name of a CLIP checkpoint: safetensors, a plain state dictionary, or OpenAI's own archive.
+    """Tensors by name from a CLIP checkpoint: safetensors, a plain state dictionary, or OpenAI's TorchScript archive.
 
-    Raises FileNotFoundError, or FormatError for a TorchScript archive that is not one of OpenAI's files, which is not
-    opened, and for a file that holds no tensors.
+    Raises FileNotFoundError, or FormatError for a TorchScript archive that is not one of OpenAI's files (it is not
+    opened) and for a file without tensors.
     """
     path = Path(path)
     if not _is_torchscript(path):
@@ -292,14 +292,14 @@ def read_clip_state(path: str | Path) -> dict[str, torch.Tensor]:
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #cbd46ba4
 def _is_torchscript(path: Path) -> bool:
-    """Whether a file is an archive with code in it."""
+    """Whether a file is a TorchScript archive, which contains code."""
     if not path.is_file() or not zipfile.is_zipfile(path):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("constants.pkl") or "/code/" in name for name in archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False  # `read_state` says what is wrong with it
+        return False  # `read_state` reports the error
 
 # %% ../../../nbs/lib/models/clip/02_vit.ipynb #e7e1d883
 EXPLAINERS = {"gScoreCAM": ClipGScoreCam, "attention GradCAM": ClipVitGradCam, "Grad-ECLIP map": ClipVitGradEclip}
@@ -312,8 +312,8 @@ def load_clip(entry: ModelEntry | str, weights: str | Path = "mini", *, device: 
 
     weights: also a path: a zoo folder, OpenAI's .pt, safetensors or a plain state dictionary; config, vocab: sizes
     and words other than the published ones (see `build_clip`), for random weights or a checkpoint file; options: the
-    explainer's, such as `n_channels`, `chunk`, `squash`, `precision`. A folder of the zoo's form
-    brings its own config and vocab, and giving either with it is a ValueError.
+    explainer's, such as `n_channels`, `chunk`, `squash`, `precision`. Raises ValueError for config or vocab with a
+    folder in the zoo's form, which has its own.
     """
     entry = find_model(entry)
     name = entry.checkpoint.rsplit("/", 1)[-1].removesuffix(".pt")

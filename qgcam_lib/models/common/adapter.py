@@ -24,9 +24,9 @@ from ..roles import Detections, Spans, phrase_texts
 class Adapter:
     """A network ready for use, with a card that describes it. Its public methods compute in its precision.
 
-    card: what is known of the weights; facts: more lines of it; precision: one of PRECISIONS, "" for the one of
-    `load_model` or the setting, None for the same, which the card says only where it is not float32; layout: of
-    pictures and kernels in memory. batch_size: pictures read at once, by `load_model` or the setting.
+    card: facts about the weights; facts: further entries of the card; precision: one of PRECISIONS, "" for the one of
+    `load_model` or the setting, None for the same, but the card then records only a precision other than float32;
+    layout: memory format of images and kernels. The attribute `batch_size` (images per batch) is set likewise.
     """
 
     def __init__(self, model: torch.nn.Module, card: Mapping[str, Any] | None = None, *, device: str = "cpu",
@@ -54,14 +54,14 @@ ITM_SCORES = {"probability": lambda logits: logits.softmax(1)[:, 1], "logit": la
 
 
 def one_of(argument: str, value: Any, choices: Iterable[str]) -> Any:
-    """`given`, if it is one of the known; else a ValueError that names the argument."""
+    """`value`, if it is one of `choices`. Raises ValueError that names the argument otherwise."""
     if value not in (choices := list(choices)):
         raise ValueError(f"{argument}: expected one of {choices}, got {value!r}.")
     return value
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #401f3af2
 def same_length(images: Sequence, **lists: Sequence) -> None:
-    """ValueError for a list, given by its argument's name, that has not one value an image; TypeError for a text."""
+    """Raises ValueError unless every list, named by its keyword, has one value per image; TypeError for a text."""
     for argument, values in lists.items():
         if isinstance(values, str):
             raise TypeError(f"{argument}: expected a list with one value per image, got one text.")
@@ -70,7 +70,7 @@ def same_length(images: Sequence, **lists: Sequence) -> None:
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #61b1c005
 class Recent(dict):
-    """The last `most` values that were put in or taken out."""
+    """A cache of the `most` values that were last set or returned by `made`."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -82,16 +82,16 @@ class Recent(dict):
             del self[next(iter(self))]
 
     def made(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The value of a key, made now if it is not there."""
+        """The value of a key, computed by `make` if it is missing."""
         value = self.pop(key) if key in self else make()
         self[key] = value
         return value
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #4fffef32
 def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
-    """Each picture once, in the order of first use, and for every image the number of its picture.
+    """The distinct images in the order of first use, and for every image the index of its distinct image.
 
-    The same picture is the same object, or the same path.
+    Images are the same if they are the same object or the same path.
     """
     order: dict[Any, int] = {}
     pictures, places = [], []
@@ -103,9 +103,9 @@ def distinct_pictures(images: Sequence) -> tuple[list, list[int]]:
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #e094925a
 def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> tuple[list, list[int], list]:
-    """The distinct pictures, the number of each image's, and each picture's distinct texts.
+    """The distinct images, the index of every image among them, and for each distinct image its texts -> index.
 
-    ValueError where the two lists differ in length, TypeError for one text in place of a list.
+    Raises ValueError if the two lists differ in length, TypeError for one text instead of a list.
     """
     same_length(images, texts_per_image=texts_per_image)
     if any(isinstance(texts, str) for texts in texts_per_image):
@@ -119,15 +119,15 @@ def texts_of_pictures(images: Sequence, texts_per_image: Sequence[Sequence[str]]
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #61b1c008
 def equal_lengths(lengths: torch.Tensor, most: int) -> list[torch.Tensor]:
-    """The numbers of texts of equal length, shortest first, `most` at a time. lengths: [T], their tokens."""
+    """Indices of texts of equal length, shortest first, at most `most` per tensor. lengths: [T], tokens per text."""
     return [part for length in lengths.unique() for part in (lengths == length).nonzero().flatten().split(most)]
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #2c2e0385
 class PhraseExplainer(Adapter):
-    """An adapter with `explain(image, phrases)`, which gives maps [P, h, w] and scores [P], as Explainer."""
+    """An adapter with `explain(image, phrases)`, which returns maps [P, h, w] and scores [P], as Explainer."""
 
     def maps(self, image, phrases: Sequence[str]) -> torch.Tensor:
-        """Maps [P, h, w] float32 of the phrases: raw, >= 0, on the model's grid. No phrases give [0, h, w]."""
+        """Maps [P, h, w] float32 for P phrases: raw, >= 0, on the model's grid. P may be 0."""
         return self.explain(image, phrases)[0]
 
     def maps_batch(self, images: Sequence, phrases_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
@@ -136,8 +136,8 @@ class PhraseExplainer(Adapter):
         return [self.maps(state, phrases) for state, phrases in zip(self._states(images), phrases_per_image)]
 
     def score_batch(self, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-        """Scores [T_i] of every image with its own texts, equal to `score` image by image; each distinct picture is
-        encoded once and asked each distinct text once.
+        """Scores [T_i] of every image with its own texts, equal to `score` image by image; each distinct image is
+        encoded once and scored once with each of its distinct texts.
         """
         pictures, places, rows = texts_of_pictures(images, texts_per_image)
         needed = [place for place, texts in enumerate(rows) if texts]
@@ -147,15 +147,15 @@ class PhraseExplainer(Adapter):
                 for place, texts in zip(places, texts_per_image)]
 
     def _score_texts(self, state: Any, texts: list[str]) -> torch.Tensor:
-        """Scores [T] of one image, or what `_states` made of it."""
+        """Scores [T] of one image or of its state from `_states`."""
         return self.score([state], texts)[0]
 
     def _states(self, images: Sequence) -> Iterable:
-        """The images, or what a family makes of several at once and takes in their place."""
+        """The images, or states that a family encodes in batches and accepts instead of images."""
         return images
 
     def _batches(self, phrases: Sequence[str]) -> list:
-        """The phrases as tokens, `batch_phrases` at a time; for families that have `tokenize`."""
+        """The phrases as tokens, in batches of `batch_phrases`; for families with a method `tokenize`."""
         if isinstance(phrases, str):
             raise TypeError(f"phrases: expected a list of texts, got one text. Write [{phrases!r}].")
         step = self.batch_phrases
@@ -163,7 +163,7 @@ class PhraseExplainer(Adapter):
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #9692b7ee
 def to_corners(boxes: torch.Tensor, across: float = 1.0, down: float = 1.0) -> torch.Tensor:
-    """Boxes [..., 4] from centre and size, in fractions, to corners xyxy, scaled by `across` and `down`."""
+    """Boxes [..., 4] as corners xyxy, scaled by `across` and `down`, from centre and size as fractions."""
     centre, size = boxes[..., :2], boxes[..., 2:]
     return torch.cat([centre - size / 2, centre + size / 2], -1) * boxes.new_tensor([across, down, across, down])
 
@@ -172,17 +172,17 @@ NOTHING = Detections(np.zeros(0), np.zeros((0, 4)), np.zeros(0, np.int64))
 
 
 def check_max_boxes(max_boxes: int | None) -> None:
-    """ValueError for anything but a whole number above 0, or None."""
+    """Raises ValueError unless `max_boxes` is None or a positive integer."""
     if max_boxes is not None and (isinstance(max_boxes, bool) or not isinstance(max_boxes, int) or max_boxes < 1):
         raise ValueError(f"max_boxes: expected a whole number above 0, or None for all, got {max_boxes!r}.")
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #6b94f090
 def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None = None, *,
                each: bool = False) -> Detections:
-    """The best pairs of box and phrase, best first; at equal scores the earlier box, then the earlier phrase.
+    """The best pairs of box and phrase, best first; ties are sorted by box, then by phrase.
 
-    scores: [N, P] of N boxes and P phrases, finite; boxes: [N, 4], corners in pixels of the picture; max_boxes: pairs
-    kept, None for all; each: so many of each phrase, not of all together.
+    scores: [N, P] of N boxes and P phrases, finite; boxes: [N, 4], corners in pixels of the image; max_boxes: pairs
+    kept, None for all; each: whether `max_boxes` applies per phrase instead of in total.
     """
     flat = scores.detach().double().cpu().numpy()
     order = np.argsort(-flat, axis=None, kind="stable")
@@ -196,11 +196,11 @@ def best_pairs(scores: torch.Tensor, boxes: torch.Tensor, max_boxes: int | None 
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #328d4c2a
 class BoxDetector(Adapter):
-    """A detector around a network; a family fills in `_texts` (captions to inputs) and `_pairs(picture, caption,
-    phrases, words, texts)`, the scored boxes of one RGB picture and at least one phrase.
+    """A detector around a network; a family defines `_texts` (encodes captions) and `_pairs(picture, caption,
+    phrases, words, texts)`, which returns the scored boxes for one RGB image and at least one phrase.
 
-    model: put on the device, in evaluation mode and frozen; max_boxes: pairs of box and phrase kept a picture, the
-    best, None for all; precision: see `Adapter`; card: what is known of the weights.
+    model: put on the device, set to evaluation mode and frozen; max_boxes: best pairs of box and phrase kept per image,
+    None for all; precision: see `Adapter`; card: facts about the weights.
     """
 
     def __init__(self, model: torch.nn.Module, *, device: str = "cpu", max_boxes: int | None = None,
@@ -210,18 +210,18 @@ class BoxDetector(Adapter):
         self.max_boxes = max_boxes
 
     def detect(self, image: Picture, caption: str, phrases: Sequence[Spans]) -> Detections:
-        """Scored boxes of each phrase; see `roles.Detector`. No phrases give no boxes.
+        """Scored boxes for each phrase; see `roles.Detector`. No phrases give no boxes.
 
-        Scores are probabilities in 0..1. Boxes are not cut at the picture's border unless the family says so. Errors:
-        ValueError for spans outside the caption, `ExampleError` (a ValueError) for a bad file, TypeError for what is
-        no picture.
+        Scores are probabilities in 0..1. Boxes are not clipped to the image unless the family does so. Errors:
+        ValueError for spans outside the caption, `ExampleError` (a ValueError) for a bad file, TypeError if `image` is
+        neither a PIL image nor a path.
         """
         return self.detect_batch([image], [caption], [phrases])[0]
 
     @torch.no_grad()
     def detect_batch(self, images: Sequence, captions: Sequence[str],
                      phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
-        """`detect` for several captions, equal to one by one; each different text is encoded once."""
+        """`detect` for several captions, equal to `detect` one by one; families may encode each distinct text once."""
         same_length(images, captions=captions, phrases_per_image=phrases_per_image)
         words = [phrase_texts(caption, phrases) for caption, phrases in zip(captions, phrases_per_image)]
         texts, detections = self._texts(captions, words), []
@@ -231,5 +231,5 @@ class BoxDetector(Adapter):
         return detections
 
     def _texts(self, captions: Sequence[str], words: Sequence[Sequence[str]]) -> Any:
-        """What all captions of a call share: texts encoded once. words: of each caption's phrases."""
+        """Encoded texts that all captions of a call share, by default None. words: phrase texts of each caption."""
         return None

@@ -25,7 +25,7 @@ from ..registry import ModelEntry, find_model
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #469590ef
 @dataclass(frozen=True)
 class EncodedImage:
-    """The inputs of a family's forward pass for one image, and the rows and columns of its patches."""
+    """An encoded image. states: inputs of a family's forward pass for one image; grid: rows and columns of patches."""
 
     states: Any
     grid: tuple[int, int]
@@ -34,21 +34,21 @@ class EncodedImage:
 class AttentionExplainer(PhraseExplainer):
     """A transformers matcher as Explainer and Matcher.
 
-    A family gives `_encode(pixels)` -> EncodedImage, `_match(state, tokens)` -> logits [P, k] through the library's own
-    modules, and `_attention()`, the attention module of the explained layer, whose `dropout` is watched.
+    A family defines `_encode(pixels)` -> EncodedImage, `_match(state, tokens)` -> logits [P, k] through the library's
+    own modules, and `_attention()`, the attention module of the explained layer, whose `dropout` is hooked.
 
-    model: in evaluation mode and frozen from here on; tokenizer: its own; block: 0-based layer whose attention is
-    shown, one of `blocks`; tokens: "lavis" (mean over all but the special tokens at both ends), "amc" (over all) or a
-    token's position; explain: "attention" (mean over heads) or "gradcam" (weighted with the positive derivative of
-    the matching score); max_tokens: tokens kept of a phrase;
-    score: what `score` gives, one of `scores` (see `ITM_SCORES`), None for the first; card: what is known of the
-    weights; batch_phrases: phrases of a picture in one pass. Wherever a picture is taken, a PIL image, a path or an
-    `EncodedImage` will do.
+    model: set to evaluation mode and frozen here; tokenizer: the model's own; block: 0-based layer to explain, one of
+    `blocks`; tokens: "lavis" (mean over all but the special tokens at both ends), "amc" (mean over all tokens) or a
+    token's position; explain: "attention" (mean over heads) or "gradcam" (weighted by the positive derivative of
+    the match logit); max_tokens: maximum tokens of a phrase;
+    score: scale of the scores, one of `scores` (see `ITM_SCORES`), None for the first; card: facts about the weights;
+    batch_phrases: phrases of an image in one pass. Every image may be a PIL image, a path or an
+    `EncodedImage`.
     """
 
     protocol = "pixel"
     scores = ITM_SCORES
-    kept = 8  # lists of texts whose own side is remembered: 80 prompts of BridgeTower take 18 MB
+    kept = 8  # lists of texts whose encoded form is cached: 80 prompts of BridgeTower take 18 MB
 
     def __init__(self, model, tokenizer, *, block: int, blocks: Sequence[int], max_tokens: int,
                  tokens: str | int = "lavis", explain: str = "attention", device: str = "cpu",
@@ -66,12 +66,12 @@ class AttentionExplainer(PhraseExplainer):
 
     @staticmethod
     def usual_block(sizes: Any, published: int) -> int:
-        """The layer that is shown by default of a model with these sizes. published: of the published one."""
+        """The layer that a model with these sizes explains by default. published: the published model's layer."""
         return min(published, max(sizes.num_hidden_layers - 2, 0))
 
     @torch.no_grad()
     def encode(self, image: Picture) -> EncodedImage:
-        """The part that depends only on the image; every method accepts it instead of the image."""
+        """The encoded image; every method accepts it instead of the image."""
         if isinstance(image, EncodedImage):
             return image
         pixels = self.prepare(as_picture(image))[None].to(self.device, self.model.dtype)
@@ -92,7 +92,7 @@ def explain(self: AttentionExplainer, image, phrases: Sequence[str]) -> tuple[to
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #e250ee3a
 @patch
 def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str], torch.Tensor]:
-    """The rows of one phrase by name (its tokens, or a Q-Former's queries) and their maps [R, h, w]."""
+    """The names of one phrase's R rows (its tokens, or a Q-Former's queries) and their maps [R, h, w]."""
     tokens = self.tokenize([phrase])
     each, _ = self._row_maps(self.encode(image), tokens)
     return self._row_names(tokens.ids[0].tolist()), each[0].cpu()
@@ -100,8 +100,8 @@ def token_maps(self: AttentionExplainer, image, phrase: str) -> tuple[list[str],
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #cdb0536e
 @patch
 def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-    """Matching scores [I, T] float32 of every picture with every text; higher fits better."""
-    self._batches(texts[:0])  # refuses one text in place of a list
+    """Matching scores [I, T] float32 of every image with every text; a higher score is a better fit."""
+    self._batches(texts[:0])  # raises for one text instead of a list
     rows = self.score_batch(images, [texts] * len(images))
     return torch.stack(rows) if rows else torch.zeros(0, len(texts))
 
@@ -109,7 +109,7 @@ def score(self: AttentionExplainer, images: Sequence, texts: Sequence[str]) -> t
 @patch
 @torch.no_grad()
 def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torch.Tensor:
-    """Scores [T] of one image, texts of equal length in one pass, so that nothing is padded."""
+    """Scores [T] of one image; texts of equal length share a pass, so that there is no padding."""
     state = self.encode(image)
     order, batches = self._recent.made(tuple(texts), lambda: self._read_texts(texts))
     tensor = torch.cat([self._score(self._logits(state, *batch)).float().cpu() for batch in batches])
@@ -118,7 +118,7 @@ def _score_texts(self: AttentionExplainer, image: Any, texts: list[str]) -> torc
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #0b8a9a12
 @patch
 def _read_texts(self: AttentionExplainer, texts: list[str]) -> tuple[torch.Tensor, list]:
-    """The places of the texts, shorter ones first, and for each pass its tokens and what depends on them alone."""
+    """The order of the texts, shortest first, and for each pass its tokens and the output of `_read` for them."""
     whole = self.tokenize(texts)
     lengths = whole.mask.sum(1)
     parts, batches = equal_lengths(lengths, self.batch_phrases), []
@@ -131,18 +131,18 @@ def _read_texts(self: AttentionExplainer, texts: list[str]) -> tuple[torch.Tenso
 
 @patch
 def _read(self: AttentionExplainer, tokens: Tokens) -> Any:
-    """What depends on the texts alone and is costly enough to be kept."""
+    """States of the texts that do not depend on the image and are worth caching; by default None."""
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #661c21a6
 @patch
 def _logits(self: AttentionExplainer, state: EncodedImage, tokens: Tokens, read: Any) -> torch.Tensor:
-    """The logits [P, k] of `_match`; read: from `_read`."""
+    """Logits [P, k], equal to those of `_match`; read: from `_read`."""
     return self._match(state, tokens)
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #2b706cfc
 @patch
 def tokenize(self: AttentionExplainer, phrases: Sequence[str]) -> Tokens:
-    """Phrases as token ids; a UserWarning where one is cut to `max_tokens` tokens."""
+    """Cleaned phrases as token ids. Warns if a phrase is cut to `max_tokens` tokens."""
     cleaned = [self.clean(phrase) for phrase in phrases]
     tokens = tokenize_texts(self.tokenizer, cleaned, self.max_tokens)
     return Tokens(tokens.input_ids.to(self.device), tokens.attention_mask.to(self.device))
@@ -156,7 +156,7 @@ def clean(self: AttentionExplainer, phrase: str) -> str:
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #644ab917
 @patch
 def _row_maps(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maps of the rows [P, R, h, w] and the logits, from one watched pass."""
+    """Maps [P, R, h, w] of the rows and logits [P, k], from one pass with hooks."""
     weighted = self.explain_by == "gradcam"
     with torch.set_grad_enabled(weighted), watch_attention(self._attention().dropout) as watch:
         logits = self._match(state, tokens)
@@ -166,7 +166,7 @@ def _row_maps(self: AttentionExplainer, state: EncodedImage, tokens: Tokens) -> 
 
 @patch
 def _weights(self: AttentionExplainer, mask: torch.Tensor, check: bool = False) -> torch.Tensor:
-    """Weight of each row in its phrase's map, [P, R]; with `check`, only refuse a wrong `tokens`."""
+    """Weights [P, R] of the rows in each phrase's map; check: only validate `tokens`."""
     return token_weights(mask, 0 if check and type(self.tokens) is int else self.tokens)
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #c8cc5164
@@ -183,7 +183,7 @@ def _logit(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
 
 @patch
 def _score(self: AttentionExplainer, logits: torch.Tensor) -> torch.Tensor:
-    """The score [P] that users see."""
+    """The scores [P] that `score` and `explain` return."""
     return self.scores[self.score_as](logits)
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #fa5566e1
@@ -200,32 +200,32 @@ def _input_size(self: AttentionExplainer) -> tuple[int, int] | str:
 
 @patch
 def prepare(self: AttentionExplainer, image: Image.Image) -> torch.Tensor:
-    """A picture as the model sees it, [3, H, W] float32; the whole picture, nothing cropped."""
+    """An image as the model's input, [3, H, W] float32; the whole image without cropping."""
     return prepare_image(image, self.model.config.vision_config.image_size)
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #06203580
 @patch
 def shrink(self: AttentionExplainer, image: Picture) -> Image.Image:
-    """All that the model needs of a picture: it resized as the model sees it. Made ahead by `ground`."""
+    """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
     return squash(image, (self.model.config.vision_config.image_size,) * 2)
 
 
 @patch
 def _to_patches(self: AttentionExplainer, attention: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """The part of an attention from words (or queries) to patches, [P, heads, R, h*w]."""
+    """The attention from words (or queries) to patches only, [P, heads, R, h*w]."""
     return attention[..., 1:]
 
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #f497246a
 def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type, adapter: type, *, seed: int = 0,
                  config: Any = None, vocab: str | Path | None = None, text_part: str = "",
                  **options: Any) -> AttentionExplainer:
-    """Load a transformers matcher; the families' loaders are called by `load_model` and pass the options on to here.
+    """Load a transformers matcher; `load_model` calls the families' loaders, which pass their options to this function.
 
-    weights: "official" (transformers' cache or hub), "random", "mini", or a folder of the zoo's form or that
-    `save_pretrained` wrote; config: the model class's config, a dictionary or a JSON file for random weights; vocab: a
+    weights: "official" (transformers' cache or hub), "random", "mini", or a folder in the zoo's form or written by
+    `save_pretrained`; config: the model class's config, a dictionary or a JSON file for random weights; vocab: a
     BERT vocab.txt; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`, `score`:
-    see the adapter; block and tokens are the card's or the registry's where they are not given, but of a shallower
-    model the last layer but one.
+    see the adapter; block and tokens default to the card's or the registry's values, for a shallower model to the
+    last layer but one.
     """
     entry = find_model(entry)
     model, tokenizer, card = load_pretrained(entry, weights, model_class, config=config, vocab=vocab, seed=seed,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def read_torch(path: str | Path, *, harmless: Sequence[Any] = (), mmap: bool = False) -> Any:
     """The content of a torch or safetensors file: tensors, numbers, texts and containers of them, on the CPU.
 
-    harmless: classes that may stand beside them; mmap: read a large file page by page, as it is needed. Nothing in the
-    file is executed. Raises FileNotFoundError, or FormatError (a ValueError) where it is damaged or asks for more.
+    harmless: further classes that the file may contain; mmap: read a large file page by page, on demand. No code in the
+    file is executed. Raises FileNotFoundError, or FormatError (a ValueError) if it is damaged or has other content.
     """
     import torch
     from safetensors.torch import load_file
@@ -41,17 +41,17 @@ def read_torch(path: str | Path, *, harmless: Sequence[Any] = (), mmap: bool = F
             return load_file(path)
         with torch.serialization.safe_globals(list(harmless)):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # what a reader of bytes meets in bytes that make no sense
+    except Exception as error:  # readers raise many kinds of errors for damaged bytes
         raise FormatError(f"weights: {path.name} is damaged or holds more than tensors ({type(error).__name__}). "
                           "Fetch it again; convert it to safetensors if you trust it.") from error
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #6652a7cd
 def read_state(path: str | Path, *, under: Sequence[str] = ("model", "state_dict"), harmless: Sequence[Any] = (),
                mmap: bool = False) -> dict[str, "torch.Tensor"]:
-    """Tensors by name from a checkpoint file, on the CPU, without the `module.` of a training on several GPUs.
+    """Tensors by name from a checkpoint file, on the CPU, without the prefix `module.` from multi-GPU training.
 
-    path: `.safetensors`, or a torch file whose tensors stand at the top or nested under one of the names `under`;
-    harmless, mmap, errors: see `read_torch`; FormatError also where the file is no table of names and tensors.
+    path: `.safetensors`, or a torch file with the tensors at the top level or nested under one of the names `under`;
+    harmless, mmap, errors: see `read_torch`; FormatError also if the file is not a dictionary of tensors by name.
     """
     import torch
 
@@ -69,25 +69,25 @@ def read_state(path: str | Path, *, under: Sequence[str] = ("model", "state_dict
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #cc634aae
 def rename(name: str, patterns: Sequence[tuple[str, str]]) -> str:
-    """A tensor's name after all replacements, one after the other. patterns: what a name begins with, as a regular
-    expression, and what stands there instead."""
+    """A tensor's name after all replacements, applied in order. patterns: pairs of a regular expression for the start
+    of a name and its replacement."""
     for pattern, replacement in patterns:
         name = re.sub(f"^{pattern}", replacement, name)
     return name
 
 
 def published_names(network: str) -> list[tuple[str, str]]:
-    """The patterns for `rename` of a network in data/published/weight_names.toml, from our names to the authors'."""
+    """A network's patterns for `rename` in data/published/weight_names.toml, from our names to the authors' names."""
     return tomllib.loads(project_file("data/published/weight_names.toml").read_text(encoding="utf-8"))[network]
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #3eddbb49
 def load_state(model: "torch.nn.Module", state: Mapping[str, "torch.Tensor"], *, may_miss: Sequence[str] = (),
                may_ignore: Sequence[str] = (), names: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """Load a state into a model if every key fits; returns the keys that were ignored.
+    """Load a state into a model if every key fits; returns the ignored keys of the state.
 
-    may_miss, may_ignore: regular expressions, matched from a key's start, of keys that the state may lack or have
-    to spare; names: from the model's names to the state's, see `rename`. Raises FormatError that lists missing keys,
-    unexpected keys and differing shapes, at most twenty of each; the model is then unchanged.
+    may_miss, may_ignore: regular expressions, matched from a key's start, for keys that the state may lack and for
+    unexpected keys to ignore; names: patterns from the model's names to the state's, see `rename`. Raises FormatError
+    that lists missing keys, unexpected keys and differing shapes, at most 20 of each; the model is then unchanged.
     """
     own = {rename(key, names): key for key in model.state_dict()}
     shapes = {theirs: model.state_dict()[key].shape for theirs, key in own.items()}
@@ -124,7 +124,7 @@ def resize_positions(positions: "torch.Tensor", patches: int) -> "torch.Tensor":
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #44844f46
 def fit_positions(state: Mapping[str, "torch.Tensor"], model: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
-    """A state of a LAVIS model with the image encoder's positions resampled to the model's patches."""
+    """A LAVIS model's state with the image encoder's position embeddings resampled to the model's patches."""
     key = "visual_encoder.pos_embed"
     if key not in state:
         return dict(state)
@@ -136,11 +136,11 @@ FILES = ("model.safetensors", "config.json", "vocab.txt")
 
 def save_model(folder: str | Path, model: "torch.nn.Module", config: Mapping[str, Any],
                vocabulary: Sequence[str], card: Mapping[str, Any]) -> Path:
-    """Write a small model as a folder of the zoo's form; returns the folder.
+    """Write a small model as a folder in the zoo's form; returns the folder.
 
-    config: its sizes (`BlipConfig.to_dict()`); vocabulary: the tokens in order; card: JSON values, at least `name`,
-    and for GradCAM `block` and `tokens`; recipe, seconds, data hash and scores belong there. Weights are stored as
-    float16.
+    config: the model's sizes (`BlipConfig.to_dict()`); vocabulary: the tokens in order; card: JSON values, at least
+    `name`, for GradCAM also `block` and `tokens`; add the recipe, seconds, data hash and scores. Weights are stored as
+    float16. Raises ValueError for a weight that is not finite as float16; no file is then written.
     """
     import torch
     from safetensors.torch import save
@@ -160,21 +160,21 @@ def save_model(folder: str | Path, model: "torch.nn.Module", config: Mapping[str
     return folder
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #3c1b7a04
-MAX_SIZE = 10**6  # of one number in a config; the largest here is a vocabulary of 250,002 tokens
+MAX_SIZE = 10**6  # limit for a number in a config; the largest here is a vocabulary of 250,002 tokens
 
 
 def read_config(path: str | Path, *, largest: float = MAX_SIZE) -> dict[str, Any]:
-    """The object in a config.json or card.json.
+    """The content of a config.json or card.json as a dictionary.
 
-    largest: the largest number that it may have, of either sign. FormatError for what is no object or has a larger
-    number; FileNotFoundError where there is none.
+    largest: the maximum absolute value of a number in the file. Raises FormatError if the file has no JSON object or a
+    larger number; FileNotFoundError if it is missing.
     """
     content = read_json(path)
     if not isinstance(content, dict):
         raise FormatError(f"{path}: expected an object with the sizes of a model, found {type(content).__name__}. "
                           "Fetch it again.")
     parts = [content]
-    for part in parts:  # grows while it is read
+    for part in parts:  # grows during the loop
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             if isinstance(value, dict | list):
                 parts.append(value)
@@ -186,18 +186,18 @@ def read_config(path: str | Path, *, largest: float = MAX_SIZE) -> dict[str, Any
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #748f0cf5
 @dataclass(frozen=True)
 class Config:
-    """Base of the sizes of a network, which a zoo folder keeps as config.json; a subclass is a frozen dataclass.
+    """Base class for a network's sizes, stored in a zoo folder as config.json; a subclass is a frozen dataclass.
 
-    retired: keys that files of earlier versions may have and that say nothing any more.
+    retired: keys from files of earlier versions, which are ignored.
     """
 
     retired: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def read(cls, source: "Self | Mapping[str, Any] | str | Path") -> Self:
-        """A config from itself, a dictionary or a JSON file.
+        """A config from a config, a dictionary or a JSON file.
 
-        JSON's lists become tuples; a key that is no field is a ValueError.
+        Lists become tuples. Raises ValueError for a key that is neither a field nor in `retired`.
         """
         if isinstance(source, str | Path):
             source = read_config(source)
@@ -218,7 +218,7 @@ def _as_tuple(value: Any) -> Any:
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #3fb11dd9
 def read_card(folder: str | Path) -> dict[str, Any]:
-    """The card of a model's folder, after checking that its files are there and unchanged.
+    """The card in a model's folder, after its files are compared with the checksums in the card.
 
     Raises FileNotFoundError or FormatError that names the file.
     """

@@ -25,7 +25,7 @@ from ...settings import note_use, settings
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #cb58a5fa
 def use_device(device: str) -> torch.device:
-    """A device that is there, or a ValueError; "" is the setting `device`."""
+    """The torch device with this name, "" for the setting `device`. Raises ValueError if it cannot be used."""
     device = device or settings.device
     try:
         return torch.zeros(0, device=device).device
@@ -37,19 +37,19 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 def use_precision(precision: str) -> str:
-    """`precision`, if it is one of PRECISIONS; else a ValueError."""
+    """`precision`, if it is one of PRECISIONS. Raises ValueError otherwise."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {PRECISIONS}, got {precision!r}; the derivatives of attention "
                          "underflow in float16.")
     return precision
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #e52315ed
-_NOW: ContextVar[tuple[str, str]] = ContextVar("now", default=("", ""))  # device and precision of the block around
+_NOW: ContextVar[tuple[str, str]] = ContextVar("now", default=("", ""))  # device and precision in this block
 
 
 @contextmanager
 def computing(device: str, precision: str) -> Iterator[None]:
-    """Compute in a precision inside the block, whatever holds around it. device: its type, such as "cpu" or "cuda"."""
+    """Compute in `precision` inside the block; the outer state is restored. device: a type, such as "cpu" or "cuda"."""
     cudnn, now = torch.backends.cudnn, _NOW.set((device, precision))
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -64,7 +64,7 @@ def computing(device: str, precision: str) -> Iterator[None]:
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #66cf1a57
 def precision_now(weight: torch.Tensor) -> str:
-    """The precision in which torch would multiply with a weight now: one of PRECISIONS, or a dtype's name."""
+    """The precision that torch currently uses for products with a weight: one of PRECISIONS, or a dtype's name."""
     kind, name = weight.device.type, str(weight.dtype).removeprefix("torch.")
     if torch.is_autocast_enabled(kind):
         return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
@@ -72,7 +72,7 @@ def precision_now(weight: torch.Tensor) -> str:
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #64546f0f
 def watch_use(network: torch.nn.Module, name: str) -> None:
-    """Note device, precision and pictures at once (0: it reads none) of every pass of a network; see `note_use`."""
+    """Record device, precision and batch size (0 for a network without images) of each forward pass; see `note_use`."""
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
     reads = [layer for layer in layers if isinstance(layer, torch.nn.Conv2d) and layer.in_channels == 3]
 
@@ -86,10 +86,10 @@ def watch_use(network: torch.nn.Module, name: str) -> None:
 # %% ../../../nbs/lib/models/common/01_device.ipynb #c9c71bdd
 @cache
 def in_precision(method: Callable) -> Callable:
-    """A method of an object with `device` and `precision` that computes in them."""
+    """The method wrapped to compute on its object's `device` type in its `precision`."""
     @wraps(method)
     def compute(self: Any, *args: Any, **options: Any) -> Any:
-        if _NOW.get() == (self.device.type, self.precision):  # one method calls another, hundreds of times a batch
+        if _NOW.get() == (self.device.type, self.precision):  # set by the calling method, hundreds of times a batch
             return method(self, *args, **options)
         with computing(self.device.type, self.precision):
             return method(self, *args, **options)
@@ -98,17 +98,17 @@ def in_precision(method: Callable) -> Callable:
 # %% ../../../nbs/lib/models/common/01_device.ipynb #2c404961
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """Draw from a seed inside the block; torch's global random state on the CPU is left as it was."""
+    """Draw from a seed inside the block; torch's global random state on the CPU is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #3d1410fe
-Picture = Image.Image | str | Path  # as users give one
+Picture = Image.Image | str | Path  # an image as users pass it
 
 
 def as_picture(image: Image.Image | str | Path) -> Image.Image:
-    """The picture itself, opened if need be. Raises `ExampleError` (a ValueError) for a bad file, else TypeError."""
+    """The PIL image, opened if a path is given. Raises `ExampleError` (a ValueError) for a bad file, else TypeError."""
     if isinstance(image, (str, Path)):
         image = open_image(image)
     if not isinstance(image, Image.Image):
@@ -121,7 +121,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def squash(image: Picture, size: tuple[int, int], resample: int = Image.Resampling.BICUBIC) -> Image.Image:
-    """An image as RGB with size = (columns, rows); returned unchanged if it has that form."""
+    """The image in RGB, resized to size = (columns, rows); returned unchanged if it already has this form."""
     picture = as_picture(image)
     ready = (picture.mode, picture.size) == ("RGB", tuple(size))
     return picture if ready else picture.convert("RGB").resize(size, resample)
@@ -129,11 +129,11 @@ def squash(image: Picture, size: tuple[int, int], resample: int = Image.Resampli
 # %% ../../../nbs/lib/models/common/01_device.ipynb #80abb874
 def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], mean: Sequence[float] = MEAN,
                   std: Sequence[float] = STD, resample: int = Image.Resampling.BICUBIC) -> torch.Tensor:
-    """A picture as BLIP sees it: [3, size, size] float32, squashed to the square (bicubic), CLIP's normalisation.
+    """An image as BLIP's input: [3, size, size] float32, squashed to the square (bicubic), CLIP's normalisation.
 
-    image: a PIL image or a file; size: side of the square, or rows and columns; mean, std, resample: of other models.
-    Pixels are taken as stored, without turning by EXIF: the data sets' boxes are drawn on those. Raises `ExampleError`
-    (a ValueError) that names a file which is missing, damaged or no picture; TypeError for anything else.
+    image: a PIL image or a path; size: side of the square, or rows and columns; mean, std, resample: for other models.
+    Pixels are used as stored, without EXIF rotation, because the data sets' boxes refer to them. Raises `ExampleError`
+    (a ValueError) that names a file which is missing, damaged or no image; TypeError for any other `image`.
     """
     rows, columns = (size, size) if isinstance(size, int) else size
     squashed = squash(image, (columns, rows), resample)
@@ -142,7 +142,7 @@ def prepare_image(image: Image.Image | str | Path, size: int | tuple[int, int], 
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #8f6c8ade
 def prepare_images(images: Sequence[Picture], size: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """`prepare_image` of several pictures, [B, 3, size, size] on a device; they go there as bytes."""
+    """`prepare_image` for several images, [B, 3, size, size] on a device; the images are transferred as bytes."""
     pixels = torch.from_numpy(np.stack([np.asarray(squash(image, (size, size))) for image in images]))
     mean, std = send(torch.tensor([MEAN, STD]), device)[:, :, None, None]
     pixels = send(pixels, device).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
@@ -151,10 +151,10 @@ def prepare_images(images: Sequence[Picture], size: int, device: torch.device | 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #7c0d11e2
 def cut_middle(image: Image.Image | str | Path, size: int, *, enlarge: float = 1.0, keep_shape: bool = True,
                resample: int = Image.Resampling.BICUBIC) -> Image.Image:
-    """The square in the middle of a resized picture, as an RGB picture of size x size pixels.
+    """The centre crop of a resized image, as an RGB image of size x size pixels.
 
-    enlarge: pixels of the shorter side before the cut, in squares; keep_shape: else the picture is squashed to a square
-    first. Source: torchvision's Resize and CenterCrop, as in OpenAI's CLIP.
+    enlarge: the shorter side before the crop, as a multiple of `size`; keep_shape: False squashes the image to a square
+    before the crop. Source: torchvision's Resize and CenterCrop, as in OpenAI's CLIP.
     """
     image = as_picture(image).convert("RGB")
     width, height = image.size
@@ -165,10 +165,10 @@ def cut_middle(image: Image.Image | str | Path, size: int, *, enlarge: float = 1
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #d0c30002
 def cut_box(picture: Image.Image, box: Sequence[float], margin: float = 0.0) -> Image.Image:
-    """The pixels of a box with its surroundings, cut at the image border; at least one pixel.
+    """The crop of a box with a margin, clipped to the image; at least one pixel.
 
-    box: half-open xyxy in pixels; every pixel that it touches is kept. margin: share of the box's sides that is added
-    to them, half of it on each side.
+    box: half-open xyxy in pixels; every pixel that the box touches is kept. margin: share of the box's width and height
+    that is added, half of it on each side.
     """
     x0, y0, x1, y1 = box
     across, down = margin * (x1 - x0) / 2, margin * (y1 - y0) / 2
@@ -182,5 +182,5 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet_pixels(image: Image.Image, rows: int, columns: int) -> torch.Tensor:
-    """A picture as [3, rows, columns] float32: resized linearly, ImageNet's normalisation."""
+    """An image as [3, rows, columns] float32: resized linearly, with ImageNet's normalisation."""
     return prepare_image(image, (rows, columns), IMAGENET_MEAN, IMAGENET_STD, Image.Resampling.BILINEAR)

@@ -25,8 +25,8 @@ FILES_OF_A_MODEL = "config.json, model.safetensors (or pytorch_model.bin), and t
 
 
 def from_cache_or_hub(where: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a folder or a repository. Of a repository whose weights are in the cache it is
-    the folder of the cache, so that nobody is asked; else the hub.
+    """Arguments of `from_pretrained` for a folder or a repository. If a repository's weights are in the cache, these
+    name the cache folder, so that no network is needed; otherwise the hub is used.
     """
     from transformers.utils import cached_file
 
@@ -41,7 +41,7 @@ def from_cache_or_hub(where: str) -> dict[str, Any]:
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #a206ca92
 def model_folder(path: str | Path) -> str:
-    """The folder's path, if it has the form that transformers reads."""
+    """The folder's path, if it has a config.json. Raises FileNotFoundError otherwise."""
     if not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"weights: expected a folder with config.json and weights, as save_pretrained writes "
                                 f"it, got {str(path)!r}.")
@@ -49,7 +49,7 @@ def model_folder(path: str | Path) -> str:
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #0d87803f
 def weights_sha256(where: str) -> str:
-    """SHA-256 of the weights' file on this machine; of several, of their sums in the order of their names."""
+    """SHA-256 of the local weights file; for several files, the SHA-256 of their checksums, sorted by file name."""
     from transformers.utils import cached_file
 
     here = Path(where).is_dir()
@@ -60,9 +60,9 @@ def weights_sha256(where: str) -> str:
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #2e8de810
 def read_checked(model_class: type, where: str, name: str, unfit: str = "", **options: Any) -> tuple[Any, list[str]]:
-    """The model of a folder or repository with every weight found, and the keys that it does not use.
+    """The model from a folder or repository, with no weight missing, and the keys that the model does not use.
 
-    model_class: with `from_pretrained`, which gets the options; unfit: what errors say of one that does not fit.
+    model_class: class with `from_pretrained`, which receives the options; unfit: error text for files that do not fit.
     Errors as in `read_pretrained`.
     """
     unfit = unfit or f"does not fit {model_class.__name__}"
@@ -85,10 +85,10 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #987901fd
 def read_pretrained(entry: ModelEntry, weights: str | Path, model_class: type) -> tuple[Any, str, dict]:
-    """A transformers model with every weight found, its address or folder, and the card's lines on its origin.
+    """A transformers model with no weight missing, its repository or folder, and the card's entries on its source.
 
-    weights: "official" or a folder's path. Raises FileNotFoundError with the remedy where they cannot be had,
-    ValueError where they do not fit.
+    weights: "official" or a folder's path. Raises FileNotFoundError with a way to fix it if weights are missing,
+    ValueError if they do not fit.
     """
     official = weights == "official"
     where = entry.checkpoint.removeprefix("https://huggingface.co/") if official else model_folder(weights)
@@ -100,7 +100,7 @@ def read_pretrained(entry: ModelEntry, weights: str | Path, model_class: type) -
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #26d35e1f
 def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
-    """A config object whose text part knows the tokenizer's padding, and has room for its words."""
+    """A config object with the tokenizer's padding id in its text part. ValueError if vocab_size is too small."""
     if isinstance(config, (str, Path)):
         config = read_config(config)
     config = config_class.from_dict(dict(config)) if isinstance(config, Mapping) else config or config_class()
@@ -113,8 +113,8 @@ def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #857ba4d0
 def read_beside(kind: type, where: str, lost: str, remedy: str) -> Any:
-    """The tokenizer or processor of a folder or repository. kind: with `from_pretrained`; lost, remedy: what begins and
-    ends the FileNotFoundError where there is none."""
+    """The tokenizer or processor from a folder or repository. kind: class with `from_pretrained`; lost, remedy: first
+    and last words of the FileNotFoundError that is raised if there is none."""
     try:
         return kind.from_pretrained(**from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:
@@ -125,14 +125,14 @@ def read_beside(kind: type, where: str, lost: str, remedy: str) -> Any:
 def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *, config: Any = None,
                     vocab: str | Path | None = None, seed: int = 0, text_part: str = "",
                     tokenizer: Callable[[str], Any] | None = None) -> tuple[Any, Any, dict]:
-    """A transformers model, its tokenizer, and the card's lines on where they come from.
+    """A transformers model, its tokenizer, and the card's entries on their source.
 
-    weights: "official", "random", "mini" or a folder's path; model_class: its class; config: sizes of random weights (a
-    config, a dictionary or a JSON file), by default the class's own, which are the published ones; vocab: a BERT
-    vocab.txt in place of the folder's tokenizer, or for random weights in place of our small one; text_part: the part
-    of the config that holds the vocabulary's size; tokenizer: makes one of a published folder or repository, in place
-    of transformers' own. Raises FileNotFoundError with the remedy where weights cannot be
-    had, ValueError where they do not fit.
+    weights: "official", "random", "mini" or a folder's path; model_class: the model's class; config: sizes for random
+    weights (a config, a dictionary or a JSON file), by default the class's own, which are the published ones; vocab: a
+    BERT vocab.txt instead of the folder's tokenizer, or for random weights instead of our small vocabulary; text_part:
+    name of the config's part with vocab_size, "" for the config itself; tokenizer: function from a published folder or
+    repository to its tokenizer, instead of transformers' AutoTokenizer. Raises FileNotFoundError with a way to fix it
+    if weights are missing, ValueError if they do not fit.
     """
     from transformers import AutoTokenizer
 
@@ -156,7 +156,7 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #07403fa2
 def _read_zoo(entry: ModelEntry, weights: str | Path, model_class: type, config: Any, vocab: Any) -> tuple:
-    """A model from a folder of the zoo's form, every key checked, with its tokenizer and card."""
+    """A model from a folder in the zoo's form, every key checked, with its tokenizer and card."""
     source = find_weights(entry, weights, config=config, vocab=vocab)
     sizes = read_config(source.config)
     with drawn_from(0):

@@ -25,7 +25,7 @@ from ...storage.files import file_sha256
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #8f1b67ed
 def source_card(entry: ModelEntry, weights: str | Path, file: Path | None = None, seed: int = 0) -> dict[str, Any]:
-    """The card's lines on where the weights come from. file: None for random weights, which are drawn from `seed`."""
+    """The card's entries on the source of the weights. file: None for random weights, which are drawn from `seed`."""
     if file is None:
         return {"weights": "random", "checkpoint": "", "sha256": "", "licence": "none (untrained)", "seed": seed}
     official = weights == "official"
@@ -35,9 +35,9 @@ def source_card(entry: ModelEntry, weights: str | Path, file: Path | None = None
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #8f2f590a
 def published_file(entry: ModelEntry) -> Path:
-    """The published checkpoint in torch's cache, fetched from its address when it is not there.
+    """The published checkpoint in torch's cache, fetched from its address if it is missing.
 
-    Raises FileNotFoundError that says where to put the file when it cannot be fetched.
+    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
     """
     import torch
 
@@ -53,7 +53,7 @@ def published_file(entry: ModelEntry) -> Path:
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #2f6a90c3
 def hub_folder(repository: str) -> Path:
-    """The folder of a repository ("owner/name") in Hugging Face's cache, whether it is there or not."""
+    """The path of a repository ("owner/name") in Hugging Face's cache; the folder need not exist."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -61,8 +61,8 @@ def hub_folder(repository: str) -> Path:
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #f49b4979
 def not_on_hub(repository: str, files: str, error: object = "") -> str:
-    """What an error says of a repository that could not be read: why, where its files have to lie, and how they get
-    there. files: those that are needed, as text; found: the library's own words, of which the first line is kept.
+    """Error message for a repository that could not be read: the reason, the folder for its files, and how to fill it.
+    files: the required files, as text; error: the library's error, of which the first line is kept.
     """
     words = str(error).strip().splitlines()
     why = f" ({words[0][:120]})" if words else ""
@@ -72,9 +72,9 @@ def not_on_hub(repository: str, files: str, error: object = "") -> str:
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #9d208524
 def hub_file(repository: str, file: str) -> Path:
-    """A file of a repository in Hugging Face's cache, fetched where it is not there.
+    """The path of a repository's file in Hugging Face's cache, fetched if it is missing.
 
-    Raises FileNotFoundError with the place and the remedy when it cannot be had.
+    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
     """
     from transformers.utils import cached_file
 
@@ -87,7 +87,7 @@ def hub_file(repository: str, file: str) -> Path:
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #8ee301d7
 def official_vocabulary() -> Path:
-    """`bert-base-uncased`'s vocab.txt, see `hub_file`."""
+    """The path of `bert-base-uncased`'s vocab.txt, see `hub_file`."""
     try:
         return hub_file("bert-base-uncased", "vocab.txt")
     except FileNotFoundError as error:
@@ -96,8 +96,8 @@ def official_vocabulary() -> Path:
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #4ad0e398
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from. file: of its weights, None for random ones; config, vocab: those given, or the zoo
-    folder's; card: the lines on its origin, with those of the zoo's card, and the entry's name."""
+    """The source of a model. file: path of the weights, None for random weights; config, vocab: the user's, or the zoo
+    folder's; card: the entries on the weights' source, those of the zoo's card, and the model's name."""
 
     file: Path | None
     config: Any
@@ -105,7 +105,7 @@ class Source:
     card: dict[str, Any]
 
     def words(self) -> str | Path | Sequence[str]:
-        """The vocabulary for BERT: the one given, else our small one for random weights and the official one."""
+        """BERT's vocabulary: `vocab` if set, else our small one for random weights, or `official_vocabulary`."""
         return self.vocab or (build_vocabulary() if self.file is None else official_vocabulary())
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #368519c4
@@ -114,10 +114,10 @@ def find_weights(entry: ModelEntry, weights: str | Path, *, seed: int = 0, confi
                  folders: bool = True) -> Source:
     """The source of a model's weights.
 
-    weights: as in `load_model`; config, vocab: what the user gave; official: from the entry to the published file;
-    files: whether a path may be a bare checkpoint file; folders: whether it may be a folder of the zoo's form. Raises
-    ValueError for config or vocab beside such a folder, and for a folder where none may be; FileNotFoundError for what
-    is missing.
+    weights: as in `load_model`; config, vocab: the user's arguments; official: entry -> path of the published file;
+    files: whether a path may be a bare checkpoint file; folders: whether it may be a folder in the zoo's form. Raises
+    ValueError for config or vocab with such a folder, and for a folder if `folders` is False; FileNotFoundError for
+    missing files.
     """
     path, card = zoo_folder() / entry.mini if weights == "mini" else Path(weights), {}
     if weights in ("random", "official"):
@@ -135,7 +135,7 @@ def find_weights(entry: ModelEntry, weights: str | Path, *, seed: int = 0, confi
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #1a0e0006
 def _bare(name: str, **content: Any) -> ModuleType:
-    """A package with its path and `content` alone, in the place of one whose `__init__` imports much."""
+    """A package with only its path and `content`, to replace a package whose `__init__` imports many modules."""
     top, *rest = name.split(".")
     package = ModuleType(name)
     package.__path__ = [str(Path(importlib.util.find_spec(top).origin).parent.joinpath(*rest))]
@@ -152,8 +152,8 @@ def _is_light(name: str) -> bool:
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #2fddec12
 @contextlib.contextmanager
 def light_lavis() -> Iterator[None]:
-    """Import classes of LAVIS in the block, alone and without warnings, or from a `lavis` that is loaded."""
-    import transformers.modeling_utils  # noqa: F401  # asks for the whole timm while it is imported
+    """Import LAVIS classes inside the block without the rest of LAVIS or warnings, or from a `lavis` already loaded."""
+    import transformers.modeling_utils  # noqa: F401  # needs the whole timm during its import
 
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_light(name)}
     whole = "lavis" in before
@@ -168,7 +168,7 @@ def light_lavis() -> Iterator[None]:
                     "lavis": _bare("lavis"), "lavis.models": _bare("lavis.models")})
                 from lavis.models.base_model import BaseModel
 
-                sys.modules["lavis.models"].BaseModel = BaseModel  # its registry asks for it
+                sys.modules["lavis.models"].BaseModel = BaseModel  # LAVIS's registry looks it up here
             yield
     finally:
         if not whole:

@@ -20,9 +20,9 @@ from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #f0265165
 def cleaned(phrase: str, clean: Callable[[str], str] = str, most: int | None = None) -> str:
-    """The words that `clean` leaves of a phrase, with single spaces, the first `most` of them.
+    """The first `most` words of a phrase after `clean`, joined by single spaces.
 
-    Raises TypeError where the phrase is no text, ValueError where nothing is left; a UserWarning where words are cut.
+    Raises TypeError if the phrase is no text, ValueError if no words are left. Warns if words are cut.
     """
     if not isinstance(phrase, str):
         raise TypeError(f"phrases: expected texts, got {phrase!r}.")
@@ -46,7 +46,7 @@ MAX_WORDS = 50
 def clean_phrase(phrase: str) -> str:
     """A phrase as BLIP expects it: lower case, without . ! " ( ) * # : ; ~, single spaces, at most 50 words.
 
-    Raises ValueError where nothing is left, TypeError where it is no text. Longer phrases are cut, with a
+    Raises ValueError if no words are left, TypeError if the phrase is no text. Longer phrases are cut, with a
     UserWarning.
     """
     return cleaned(phrase, lambda text: SIGNS.sub(" ", text.lower()), MAX_WORDS)
@@ -62,8 +62,8 @@ CAPTION_WORDS = project_file("data/words/caption_words.txt").read_text(encoding=
 def build_vocabulary(texts: Iterable[str] = (), *, max_words: int = 4000) -> list[str]:
     """Tokens of a small uncased WordPiece vocabulary, in the order of their ids.
 
-    texts: training texts whose words get entries of their own, most frequent first (ties in alphabetical order);
-    max_words: most words taken from them. Same texts, same list. Any text in ASCII can be spelled with the result.
+    texts: training texts whose words get their own entries, most frequent first (ties in alphabetical order);
+    max_words: maximum number of these words. Equal texts give equal lists. The result can spell any ASCII text.
     """
     letters = string.ascii_lowercase + string.digits
     pieces = [f"##{c}" for c in letters] + [f"##{e}" for e in ENDINGS]
@@ -74,13 +74,13 @@ def build_vocabulary(texts: Iterable[str] = (), *, max_words: int = 4000) -> lis
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #335bca3a
 def _words(text: str) -> list[str]:
-    """Lower-case alphanumeric words of a text, split where BERT's basic tokenizer splits."""
+    """The lower-case alphanumeric words of a text, split as by BERT's basic tokenizer."""
     spaced = "".join(c if c.isascii() and c.isalnum() else " " for c in text.lower())
     return spaced.split()
 
 
 def _is_piece(token: str) -> bool:
-    """Whether WordPiece can ever produce the token: one sign, or letters and digits with or without `##`."""
+    """Whether WordPiece can produce the token: one character, or letters and digits with or without `##`."""
     return len(token) == 1 or token.removeprefix("##").isalnum()
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #cc1c657d
@@ -92,10 +92,10 @@ def write_vocabulary(tokens: Iterable[str], path: str | Path) -> Path:
 def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = True):
     """BERT's uncased WordPiece tokenizer with LAVIS's `[DEC]` and `[ENC]`, from a file or a list.
 
-    vocab: path of a `vocab.txt` with one token a line, the id being the line, or the tokens themselves in that
-    order; lavis_tokens: False leaves BERT's own tokens alone, as ALBEF does. Returns a transformers
-    `BertTokenizerFast`, with LAVIS's tokens one that also has `enc_token_id`. Raises FileNotFoundError where there is
-    no such file, ValueError where special tokens are missing.
+    vocab: path of a `vocab.txt` with one token per line, in the order of the ids, or the tokens themselves in that
+    order; lavis_tokens: False adds no tokens to BERT's own, as for ALBEF. Returns a transformers
+    `BertTokenizerFast`, which has the attribute `enc_token_id` if LAVIS's tokens are added. Raises FileNotFoundError
+    for a missing file, ValueError if special tokens are missing.
     """
     from transformers import BertTokenizerFast
 
@@ -110,7 +110,7 @@ def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = Tr
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #80d687cf
 def with_lavis_tokens(tokenizer):
-    """Add `[DEC]` (as bos) and `[ENC]` to a BERT tokenizer, in LAVIS's order, set its `enc_token_id`, and return it."""
+    """The BERT tokenizer, after `[DEC]` (as bos) and `[ENC]` are added in LAVIS's order and `enc_token_id` is set."""
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
@@ -118,7 +118,7 @@ def with_lavis_tokens(tokenizer):
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #47548af9
 def tokenize_texts(tokenizer, texts: list[str], limit: int):
-    """The tokenizer's numbers of texts, padded to the longest; a UserWarning where some are cut to `limit` tokens."""
+    """The tokenizer's encoding of texts, padded to the longest. Warns if texts are cut to `limit` tokens."""
     tokens = tokenizer(texts, padding="longest", return_tensors="pt")
     if tokens.input_ids.shape[-1] <= limit:
         return tokens

@@ -21,8 +21,8 @@ from ...storage.files import write_whole
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #5ed217f6
 @dataclass(frozen=True)
 class ZooModel:
-    """An entry of the zoo, its checksums verified. folder; card: what is known of it; config: its sizes; vocab: path
-    of its words.
+    """A model of the zoo with verified checksums. folder: the model's folder; card: its model card; config: its sizes;
+    vocab: path of its vocabulary.
     """
 
     folder: Path
@@ -35,15 +35,15 @@ class ZooModel:
         return read_state(self.folder / "model.safetensors")
 
     def log(self) -> pd.DataFrame:
-        """The losses of its training, one row every few steps."""
+        """The training losses, one row every few steps."""
         return pd.read_csv(self.folder / "log.csv")
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #55a58caa
 def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel:
-    """An entry by the name of its folder. zoo: the folder of all entries, None for data/zoo.
+    """A model of the zoo by its folder's name. zoo: the folder of all models, None for data/zoo.
 
-    Raises ValueError for a name that is not there or a file that differs from its checksum, FileNotFoundError for one
-    that is missing.
+    Raises ValueError for an unknown name or a file that differs from its checksum, FileNotFoundError for a missing
+    file.
     """
     zoo = Path(zoo or zoo_folder())
     names = sorted(path.parent.name for path in zoo.glob("*/card.json"))
@@ -55,7 +55,7 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #c854980b
 def card_markdown(card: Mapping) -> str:
-    """A model card as Markdown: what it is, scores beside the baselines, what was chosen, data, recipe, limits."""
+    """A model card as Markdown: description, limits, scores beside baselines, choices on validation, data, recipe."""
     by_role = {"detector": _detector_scores, "matcher": _matcher_scores, "ranker": _ranker_scores}
     parts = [
         f"# {card['name']}",
@@ -75,20 +75,20 @@ def card_markdown(card: Mapping) -> str:
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #92a7d49f
 def write_card(folder: str | Path) -> Path:
-    """Write `README.md` of a zoo folder from its card.json, and return its path."""
+    """Write `README.md` in a zoo folder from its card.json; returns the path of `README.md`."""
     folder = Path(folder)
     text = card_markdown(read_config(folder / "card.json", largest=math.inf))
     return write_whole(folder / "README.md", text)
 
 
 def _scores(card: Mapping) -> pd.DataFrame:
-    """The card's test scores as one table, with the limit they were taken at."""
+    """The card's test scores as one table; the column `examples` has the key of each part."""
     tables = [pd.DataFrame(rows).assign(examples=limit) for limit, rows in card["scores_on_test"].items()]
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #aecf1f24
 def _explainer_scores(card: Mapping) -> list[str]:
-    """The card's parts about the scores of an explainer."""
+    """The Markdown parts with an explainer's scores."""
     scores = _scores(card)
     explained = card.get("explained", f"GradCAM of text layer {card['block']}, tokens `{card['tokens']}`")
     return [
@@ -104,7 +104,7 @@ _DETECTION = ("AP", "AP50", "AP75", "recall@1", "group_recall@1", "recall@5", "g
 
 
 def _detector_scores(card: Mapping) -> list[str]:
-    """The card's parts about the scores of a detector."""
+    """The Markdown parts with a detector's scores."""
     scores = _scores(card)
     return [
         "## Contextual phrase detection on unseen test pairs (miniworld TRICD)",
@@ -121,7 +121,7 @@ _PROBED = "probe model part metric value ci_low ci_high chance blind n n_groups"
 
 
 def _matcher_scores(card: Mapping) -> list[str]:
-    """The card's parts about the scores of a matcher."""
+    """The Markdown parts with a matcher's scores."""
     scores = _scores(card).rename(columns={"examples": "probe"})
     probed = scores[scores.metric.isin(_ASKED)]
     cells = [f"{row.probe} {row.part} ({row.metric})" for row in probed[probed.model == "trained"].itertuples()]
@@ -141,7 +141,7 @@ _SPLITS = {"hard": "Ref-Hard", "adv": "Ref-Adv"}
 
 
 def _ranker_scores(card: Mapping) -> list[str]:
-    """The card's parts about the scores of a ranker of boxes."""
+    """The Markdown parts with the scores of a ranker of boxes."""
     above = [_SPLITS[split] for split in card["above_bag"]]
     below = [name for name in _SPLITS.values() if name not in above]
     dev = card.get("answers_on_dev")
@@ -161,7 +161,7 @@ def _ranker_scores(card: Mapping) -> list[str]:
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #fae7b99b
 def _choice(card: Mapping, title: str, columns: str = "") -> list[str]:
-    """What was chosen on validation data, as a title and a table; nothing where nothing was chosen."""
+    """The title and a table of the choice on validation data; an empty list if the card has no choice."""
     frame = pd.DataFrame(card["choice_on_val"])
     return [title, _table(frame, columns or " ".join(frame.columns))] if len(frame) else []
 
@@ -171,7 +171,7 @@ def _list(values: Mapping) -> str:
 
 # %% ../../../nbs/lib/models/common/04_zoo.ipynb #d255f3f6
 def _table(frame: pd.DataFrame, columns: str) -> str:
-    """A Markdown table of the named columns; fractions with three decimals, missing values as a dash."""
+    """A Markdown table of the named columns; fractions have three decimals, missing values are dashes."""
     names, lines = columns.split(), []
     for row in frame[names].itertuples(index=False):
         lines.append("| " + " | ".join(map(_shown, row)) + " |")

@@ -30,11 +30,11 @@ from ..roles import Detections, Spans, phrase_texts
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7276bbeb
 @dataclass(frozen=True)
 class DenseConfig(Config):
-    """Sizes of the net. image_size: side of the square input, a multiple of 8; width: of every state; heads: of
-    attention; text_depth, fusion_depth: layers that read the words alone, and words and picture together; max_txt_len:
-    most tokens of a caption; vocab_size: 0 takes the tokenizer's; head: "sigmoid" answers yes or no for each cell and
-    phrase, "softmax" shares each cell among the words of a caption and "no object", as MDETR does. ValueError for
-    another head."""
+    """Sizes of the network. image_size: side of the square input, a multiple of 8; width: channels of every state;
+    heads: attention heads; text_depth, fusion_depth: number of text-only layers, and of joint layers; max_txt_len:
+    maximum tokens of a caption; vocab_size: 0 for the tokenizer's size; head: "sigmoid" scores each cell and phrase
+    independently, "softmax" distributes each cell over the tokens of a caption and "no object", as in MDETR. ValueError
+    for another head."""
 
     image_size: int = 96
     width: int = 128
@@ -55,7 +55,7 @@ class DenseConfig(Config):
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #df7fbf7a
 class Block(nn.Module):
-    """A transformer layer, normalised before each part, with a hidden width of twice the states'."""
+    """A pre-norm transformer layer whose hidden width is twice the states' width."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """states: [N, L, C]; mask: bool [N, L], true where a state may be looked at."""
+        """States [N, L, C] after the layer. states: [N, L, C]; mask: bool [N, L], False excludes a state."""
         query, key, value = self.qkv(self.norm1(states)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
         states = states + self.out(attended.transpose(1, 2).flatten(2))
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #63551995
 class Bottle(nn.Module):
-    """Two 3x3 convolutions around which the input is added."""
+    """A residual block of two 3x3 convolutions."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -91,10 +91,10 @@ def _conv(inside: int, outside: int, size: int, stride: int = 1) -> nn.Sequentia
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #88e055f7
 @dataclass(frozen=True)
 class Grounded:
-    """The network's output for Q phrases at each of C cells, row by row. logits [Q, C]: is the phrase here; boxes [Q,
-    C, 4]: xyxy as fractions of the picture's sides, not cut at its edges; quality [Q, C]: logit of the box's overlap
-    with the truth; words: None, with the softmax head the log-probabilities [N, C, T + 1] of the captions' tokens and,
-    last, of "no object". There the sigmoid of a phrase's logit is the highest probability of its tokens."""
+    """The network's output for Q phrases at each of C cells, row by row. logits [Q, C]: of the phrase at the cell;
+    boxes [Q, C, 4]: xyxy as fractions of the image's sides, not clipped; quality [Q, C]: logit of the box's overlap
+    with the ground-truth box; words: None, or with the softmax head the log-probabilities [N, C, T + 1] of the tokens
+    and, last, of "no object". The sigmoid of a phrase's logit is then the maximum probability of its tokens."""
 
     logits: torch.Tensor
     boxes: torch.Tensor
@@ -103,8 +103,8 @@ class Grounded:
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #a84ecdf1
 class DenseGrounding(nn.Module):
-    """Convolutions to a grid of stride 8, a small text transformer, layers in which cells and words look at each
-    other, and a head that answers for every cell and phrase. tokenizer: kept beside the net, not a part of its state.
+    """Convolutions to a grid of stride 8, a small text transformer, joint attention layers over cells and words, and a
+    head that scores every cell and phrase. tokenizer: stored as an attribute, not part of the network's state.
     """
 
     def __init__(self, config: DenseConfig, tokenizer):
@@ -120,34 +120,34 @@ class DenseGrounding(nn.Module):
         self.cell_norm, self.word_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.cell_align, self.word_align = nn.Linear(width, width), nn.Linear(width, width)
         if config.head == "sigmoid":
-            self.presence = nn.Linear(width, 1)  # of a phrase
+            self.presence = nn.Linear(width, 1)  # logit offset of a phrase
         else:
-            self.nothing = nn.Linear(width, 1)  # of a cell
+            self.nothing = nn.Linear(width, 1)  # "no object" logit of a cell
         self.cell_box, self.word_box, self.box = nn.Linear(width, 96), nn.Linear(width, 96), nn.Linear(96, 5)
         nn.init.normal_(self.words.weight, std=0.3)
         if config.head == "sigmoid":
-            nn.init.constant_(self.presence.bias, -4.6)  # one cell in a hundred, as focal loss begins
+            nn.init.constant_(self.presence.bias, -4.6)  # initial probability 0.01, as in focal loss
         nn.init.normal_(self.box.weight, std=0.01)
         nn.init.zeros_(self.box.bias)
 
     def forward(self, pixels: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor,
                 owner: torch.Tensor) -> Grounded:
-        """pixels: [B, 3, S, S], normalised; ids: [N, T] and mask: bool [N, T], N = B * k captions, k for each picture
-        in order; tokens: bool [Q, T], the tokens of each phrase, at least one; owner: [Q], the caption of each.
+        """pixels: [B, 3, S, S], normalised; ids: [N, T] and mask: bool [N, T], N = B * k captions, k for each image in
+        order; tokens: bool [Q, T], the tokens of each phrase, at least one; owner: [Q], index of each phrase's caption.
         """
         return self.ground(self.cells(pixels), ids, mask, tokens, owner)
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #65979baf
 @patch
 def cells(self: DenseGrounding, pixels: torch.Tensor) -> torch.Tensor:
-    """The features of the convolutions at each cell, without text: [B, C, W]."""
+    """The convolutional features [B, C, W] at each cell, which do not depend on the text."""
     return self.stem(pixels).flatten(2).mT
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #7b92bc8e
 @patch
 def ground(self: DenseGrounding, cells: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor,
            owner: torch.Tensor) -> Grounded:
-    """`forward` from cells [B, C, W] on."""
+    """The output of `forward`, computed from the features `cells` [B, C, W]."""
     words = self.words(ids) + self.positions[: ids.shape[1]]
     for layer in self.reading:
         words = layer(words, mask)
@@ -186,27 +186,27 @@ def _shares(self: DenseGrounding, cells: torch.Tensor, words: torch.Tensor, mask
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #b73b8205
 def phrase_logits(words: torch.Tensor, tokens: torch.Tensor, owner: torch.Tensor, token_score: str = "max"
                   ) -> torch.Tensor:
-    """Log-odds [Q, C] of each phrase. words: log-probabilities [N, C, T + 1]; tokens: bool [Q, T]; owner: [Q], the
-    caption of each phrase; token_score: "max", of its likeliest token, or "sum", of all its tokens together.
+    """Log-odds [Q, C] of each phrase. words: log-probabilities [N, C, T + 1]; tokens: bool [Q, T]; owner: [Q], index of
+    each phrase's caption; token_score: "max" for the most likely token, or "sum" over the phrase's tokens.
 
-    Source: MDETR's `PostProcessFlickr`, whose score is the probability of the likeliest token.
+    Source: MDETR's `PostProcessFlickr`, whose score is the probability of the most likely token.
     """
     chances = words[owner, :, :-1].exp() * tokens[:, None]
     return torch.logit(chances.amax(-1) if token_score == "max" else chances.sum(-1).clamp(max=1))
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #ec267987
 def cell_centres(grid: tuple[int, int]) -> torch.Tensor:
-    """Centres (x, y) of the cells [C, 2], row by row, as fractions of the picture's sides."""
+    """Centres (x, y) of the cells, [C, 2], row by row, as fractions of the image's sides."""
     rows, columns = grid
     y, x = torch.meshgrid((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns, indexing="ij")
     return torch.stack([x, y], -1).reshape(-1, 2)
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #8adc7197
 def cell_boxes(raw: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Boxes [..., C, 4] as fractions, xyxy, of raw numbers (dx, dy, log width, log height) [..., C, 4].
+    """Boxes [..., C, 4], xyxy as fractions of the image's sides, from raw outputs.
 
-    dx, dy: from the cell's centre, in cells; sides: 3 cells times exp(raw), between 0.2 and 60 cells. A box is never
-    inverted.
+    raw: [..., C, 4], the centre's offset (dx, dy) from the cell's centre in cells, then log width and log height, where
+    a side is 3 cells x exp(raw), clamped to 0.2 to 60 cells. A box is never inverted.
     """
     cell = torch.tensor([1 / grid[1], 1 / grid[0]]).to(raw)
     centre = cell_centres(grid).to(raw) + raw[..., :2] * cell
@@ -216,7 +216,7 @@ def cell_boxes(raw: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #caa9889d
 @dataclass(frozen=True)
 class Encoded:
-    """N captions with Q phrases in all. ids, mask: [N, T]; tokens: bool [Q, T]; owner: int64 [Q]."""
+    """N captions with Q phrases in total. ids, mask: [N, T]; tokens: bool [Q, T]; owner: int64 [Q], caption indices."""
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -225,10 +225,10 @@ class Encoded:
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #0f3fa1f6
 def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequence[Spans]], limit: int) -> Encoded:
-    """Token ids of captions, and which tokens belong to each phrase: those that share a character with its spans.
+    """Token ids of captions, and the tokens of each phrase: all tokens that share a character with the phrase's spans.
 
     phrases: for each caption a list of phrases, each a sequence of spans (start, end) in characters, half-open; limit:
-    most tokens of a caption. The signs that BLIP takes out of its texts count as blanks. Errors: ValueError for a
+    maximum tokens, special tokens included. Punctuation that BLIP removes counts as blanks. Errors: ValueError for a
     caption that is too long, and for a phrase without spans, without a token, or outside the caption.
     """
     for caption, caption_phrases in zip(captions, phrases, strict=True):
@@ -255,10 +255,10 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
 class DenseDetector(Adapter):
     """A `DenseGrounding` as Detector.
 
-    model: frozen and put on the device here; nms_overlap: of two boxes of one phrase that overlap more, the less sure
-    is left out (1.0: none is); max_boxes: most boxes a phrase; quality_power: the score is the alignment's probability
-    times the predicted overlap to this power; token_score: of the softmax head, see `phrase_logits`; batch: pairs in
-    one pass. ValueError for a wrong option.
+    model: frozen and put on the device here; nms_overlap: IoU above which non-maximum suppression drops the box with
+    the lower score within a phrase (1.0: no suppression); max_boxes: maximum boxes per phrase; quality_power: the score
+    is the alignment probability times the predicted overlap to this power; token_score: for the softmax head, see
+    `phrase_logits`; batch: pairs in one pass. ValueError for an invalid option.
     """
 
     def __init__(self, model: DenseGrounding, *, nms_overlap: float = 0.6, max_boxes: int = 100,
@@ -273,12 +273,12 @@ class DenseDetector(Adapter):
         self.token_score, self.batch = token_score, batch
 
     def detect(self, image, caption: str, phrases: Sequence[Spans]) -> Detections:
-        """Boxes of each phrase in pixels of the image as given; image: a PIL image or a path. No phrases, no boxes."""
+        """Boxes for each phrase in pixels of the original image; image: a PIL image or a path. Phrases may be empty."""
         return self.detect_batch([image], [caption], [phrases])[0]
 
     def detect_batch(self, images: Sequence, captions: Sequence[str],
                      phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
-        """`detect` for pairs, computed together."""
+        """`detect` for pairs of image and caption, in batches of `batch` pairs."""
         same_length(images, captions=captions, phrases_per_image=phrases_per_image)
         detections = []
         for start in range(0, len(images), self.batch):
@@ -290,7 +290,7 @@ class DenseDetector(Adapter):
 @patch
 def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
             phrases: Sequence[Sequence[Spans]]) -> list[Detections]:
-    """Detections of the pairs of one pass."""
+    """The detections for pairs of image and caption, computed in one pass."""
     text = encode_captions(self.model.tokenizer, captions, phrases, self.model.config.max_txt_len)
     pictures = [as_picture(image) for image in images]
     pixels = torch.stack([prepare_image(picture, self.model.config.image_size) for picture in pictures])
@@ -308,7 +308,7 @@ def _detect(self: DenseDetector, images: Sequence, captions: Sequence[str],
 
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #e02a1cb0
 def _collect(per_phrase: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[int, int]) -> Detections:
-    """The boxes of a caption's phrases, in pixels. size: (width, height)."""
+    """One caption's detections in pixels. per_phrase: scores and boxes (fractions); size: (width, height)."""
     scores = np.concatenate([np.zeros(0), *(scores for scores, _ in per_phrase)])
     boxes = np.concatenate([np.zeros((0, 4)), *(boxes for _, boxes in per_phrase)]) * np.tile(size, 2)
     return Detections(scores, boxes, np.repeat(np.arange(len(per_phrase)), [len(scores) for scores, _ in per_phrase]))
@@ -316,7 +316,7 @@ def _collect(per_phrase: Sequence[tuple[np.ndarray, np.ndarray]], size: tuple[in
 # %% ../../../nbs/lib/models/dense/01_network.ipynb #2cb0b35e
 def build_dense_grounding(config: DenseConfig, vocab: str | Path | Sequence[str] | None = None, seed: int = 0
                           ) -> DenseGrounding:
-    """The net with weights drawn from a seed. vocab: words (see `make_tokenizer`), None for common caption words."""
+    """The network with weights drawn from a seed. vocab: see `make_tokenizer`, None for common caption words."""
     tokenizer = make_tokenizer(build_vocabulary() if vocab is None else vocab, lavis_tokens=False)
     with drawn_from(seed):
         return DenseGrounding(config, tokenizer)
@@ -327,9 +327,9 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
                **options: Any) -> DenseDetector:
     """Load a dense grounding detector; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "mini", "random" or the path of a folder of the zoo's form; config, vocab: sizes (fields of `DenseConfig`)
-    and words of random weights; options: those of `DenseDetector`, by default the card's. Raises ValueError for
-    "official", which nobody has published, and for config or vocab beside a folder, which has its own.
+    weights: "mini", "random" or the path of a folder in the zoo's form; config, vocab: sizes (fields of `DenseConfig`)
+    and words for random weights; options: those of `DenseDetector`, by default the card's. Raises ValueError for
+    "official", because there are no published weights, and for config or vocab with a folder, which has its own.
     """
     entry = find_model(entry)
     if weights == "official":

@@ -33,13 +33,13 @@ from ..registry import WEIGHTS, ModelEntry, find_model, published_sizes, zoo_fol
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a40006
 def _published_clip(entry: ModelEntry) -> str:
-    """open_clip's name of a published network."""
+    """open_clip's name for the network of a published model."""
     name = entry.checkpoint.rsplit("/", 1)[-1].removesuffix(".pt").removesuffix("px")
     return "ViT-B-32" if entry.name.startswith(("metaclip-b32", "clip-vit-unbiased")) else name
 
 
 def _official_clip(entry: ModelEntry) -> Path:
-    """The published file: OpenAI's, or open_clip's safetensors of MetaCLIP in Hugging Face's cache."""
+    """The path of the published file: OpenAI's, or open_clip's safetensors file in Hugging Face's cache."""
     if not entry.checkpoint:
         raise ValueError(f"weights: nobody published weights of {entry.name}. Use weights='mini'.")
     if "huggingface.co" not in entry.checkpoint:
@@ -58,13 +58,13 @@ def _load_open_clip(entry: ModelEntry, weights: str | Path, seed: int, config: A
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a40008
 def bert_rows(tokenizer, length: int) -> TextTokenizer:
-    """Rows of a BERT tokenizer's numbers: `[CLS]`, the text, `[SEP]`, padding."""
+    """A TextTokenizer from a BERT tokenizer, with rows of `[CLS]`, the text, `[SEP]` and padding."""
     return TextTokenizer(lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids,
                          tokenizer.cls_token_id, tokenizer.sep_token_id, length, pad=tokenizer.pad_token_id)
 
 
 def siglip_rows(pieces: str | Path, length: int = 64) -> TextTokenizer:
-    """Rows of SigLIP's pieces of words from its `spiece.model`; the end token also pads."""
+    """A TextTokenizer with SigLIP's word pieces from its `spiece.model`; the end token is also the padding."""
     from sentencepiece import SentencePieceProcessor
 
     table, signs = SentencePieceProcessor(model_file=str(pieces)), str.maketrans("", "", string.punctuation)
@@ -76,7 +76,7 @@ def siglip_rows(pieces: str | Path, length: int = 64) -> TextTokenizer:
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a40009
 def _siglip_tokenizer(where: str) -> TextTokenizer:
-    """The published table of pieces, from a folder or Hugging Face's cache or hub."""
+    """SigLIP's published tokenizer, from a folder or Hugging Face's cache or hub."""
     pieces = Path(where) / "spiece.model" if Path(where).is_dir() else hub_file(where, "spiece.model")
     return siglip_rows(pieces)
 
@@ -86,7 +86,7 @@ _LENGTHS = {"siglip": 64, "align": 64, "flava": 77}
 
 def _load_transformers(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any, *, family: str,
                        **options: Any) -> DualMatcher:
-    """A matcher around a class of transformers."""
+    """A matcher around a transformers model."""
     import transformers
 
     kind = {"siglip": "SiglipModel", "align": "AlignModel", "flava": "FlavaForPreTraining"}[family]
@@ -108,7 +108,7 @@ def _load_transformers(entry: ModelEntry, weights: str | Path, seed: int, config
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #90457d8e
 def _redraw(vision, seed: int) -> None:
-    """Draw the convolutions of an untrained EfficientNet so that a signal keeps its size (He et al. 2015)."""
+    """Redraw an untrained EfficientNet's convolutions to preserve the variance of activations (He et al. 2015)."""
     with drawn_from(seed):
         for module in vision.modules():
             if isinstance(module, nn.Conv2d):
@@ -116,13 +116,13 @@ def _redraw(vision, seed: int) -> None:
 
 
 def _has_card(entry: ModelEntry, weights: str | Path) -> bool:
-    """Whether weights are a folder of the zoo's form."""
+    """Whether weights are a folder in the zoo's form."""
     return weights == "mini" or (weights not in WEIGHTS and (Path(weights) / "card.json").is_file())
 
 # %% ../../../nbs/lib/models/dual/02_loading.ipynb #d0a4000d
 def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, vocab: Any,
                 **options: Any) -> DualMatcher:
-    """OTTER; a checkpoint needs the vocabulary of DeCLUTR-sci-base (`vocab`, its vocab.txt)."""
+    """An OTTER matcher; for a checkpoint, `vocab` must be the path of DeCLUTR-sci-base's vocab.txt."""
     def ask_for_download(entry: ModelEntry) -> Path:
         raise FileNotFoundError(f"weights: download {entry.file} manually from {entry.checkpoint} (otter.py of "
                                 "facebookresearch/OTTER lists the files), and pass its path as `weights`.")
@@ -144,7 +144,7 @@ LOADERS = {"siglip-b16": "siglip", "align-base": "align", "flava-full": "flava",
 
 
 def _family(entry: ModelEntry, weights: str | Path) -> str:
-    """The family by whose code a model is loaded: the name's, or of a folder of the zoo's form its config's."""
+    """The family of a model: from the config of a folder in the zoo's form, otherwise from the entry's name."""
     folder = zoo_folder() / entry.mini if weights == "mini" else Path(weights)
     if _has_card(entry, weights) and (folder / "config.json").is_file():
         sizes = read_config(folder / "config.json")
@@ -157,11 +157,11 @@ def load_dual(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: in
               **options: Any) -> DualMatcher:
     """Load a dual encoder; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: also a path: a folder of the zoo's form; of the CLIP family a checkpoint file (OpenAI's .pt, safetensors, a
-    plain state dictionary), of SigLIP, ALIGN and FLAVA a folder that `save_pretrained` wrote, of OTTER a file of its
-    training; config, vocab: sizes and words other than the published ones, for random weights or a checkpoint file (see
-    `build_clip` and `load_pretrained`); options: `score` ("logit" or "cosine"), `fit`, `device`,
-    `precision`, `batch_images`, `batch_texts`, `kept_texts` (see `DualMatcher`), and of FLAVA `head` ("itc" or "itm").
+    weights: also a path: a folder in the zoo's form; for the CLIP family a checkpoint file (OpenAI's .pt, safetensors,
+    a plain state dictionary), for SigLIP, ALIGN and FLAVA a folder that `save_pretrained` wrote, for OTTER a file of
+    its training; config, vocab: sizes and words other than the published ones, for random weights or a checkpoint file
+    (see `build_clip` and `load_pretrained`); options: `score` ("logit" or "cosine"), `fit`, `device`, `precision`,
+    `batch_images`, `batch_texts`, `kept_texts` (see `DualMatcher`), and for FLAVA `head` ("itc" or "itm").
     """
     entry = find_model(entry)
     family = _family(entry, weights)

@@ -38,12 +38,12 @@ FITS = ("published", "squash")
 
 @dataclass(frozen=True)
 class Family:
-    """The preprocessing of images and texts of one family of dual encoders.
+    """The encoders and the preprocessing of one family of dual encoders.
 
     image: (model, pixels [B, 3, S, S]) -> [B, D]; text: (model, ids [B, T], mask [B, T]) -> [B, D], mask True where a
-    token is not padding; scale, bias: model -> what a cosine is multiplied with, and what is added; size: model -> S;
-    whole_rows: whether texts are read with their padding, as they were trained; mean, std, resample: of pictures;
-    enlarge, keep_shape: how the middle is cut out (see `cut_middle`), enlarge None for squashing.
+    token is not padding; scale, bias: model -> the factor of a cosine and the term added to it; size: model -> S;
+    whole_rows: whether texts are encoded with their padding, as in training; mean, std, resample: for images; enlarge,
+    keep_shape: options of the centre crop (see `cut_middle`), enlarge None for squashing.
     """
 
     image: Callable[[Any, torch.Tensor], torch.Tensor]
@@ -59,7 +59,7 @@ class Family:
     keep_shape: bool = True
 
     def pixels(self, image: Picture, size: int, fit: str = "published") -> torch.Tensor:
-        """A picture as the family's models see it, [3, size, size] float32."""
+        """An image as input of the family's models, [3, size, size] float32."""
         if fit == "published" and self.enlarge is not None:
             image = cut_middle(image, size, enlarge=self.enlarge, keep_shape=self.keep_shape, resample=self.resample)
         return prepare_image(image, size, self.mean, self.std, self.resample)
@@ -99,13 +99,12 @@ FAMILIES = {
 class DualMatcher(Adapter):
     """A dual encoder as Matcher.
 
-    family: a name of FAMILIES, or a `Family`; model: its network, frozen and put on the device here; tokenizer: texts
-    to rows of numbers (`TextTokenizer`); score: what `score` gives, "logit" (scaled cosine, plus the bias where the
-    model has one) or "cosine"; fit: "published" or "squash", how pictures are prepared; a text
-    beyond the context is cut with a warning; precision: see `Adapter`;
-    image_size: pixels, by default the model's; batch_images, batch_texts: encoded at once, pictures by default as
-    `batch_size` says; kept_texts: texts whose
-    vectors are remembered. A picture is a PIL image or a path. Results come back on the CPU.
+    family: a name in FAMILIES, or a `Family`; model: its network, frozen and put on the device here; tokenizer: texts
+    to rows of token ids (`TextTokenizer`); score: scale of the scores, "logit" (scaled cosine, plus the bias if the
+    model has one) or "cosine"; fit: "published" or "squash", the preprocessing of images; precision: see `Adapter`;
+    image_size: side of the input in pixels, by default the model's; batch_images: images per batch, by default
+    `batch_size`; batch_texts: texts per batch; kept_texts: maximum number of texts whose vectors are cached. An image
+    is a PIL image or a path. A text beyond the context is cut with a warning. Results are on the CPU.
     """
 
     scores = ("logit", "cosine")
@@ -134,7 +133,7 @@ class DualMatcher(Adapter):
 @patch
 @torch.no_grad()
 def encode_images(self: DualMatcher, images: Sequence) -> torch.Tensor:
-    """Unit vectors [I, D] float32; each distinct picture is encoded once."""
+    """Unit vectors [I, D] float32 of images; each distinct image is encoded once."""
     pictures, places = distinct_pictures(images)
     vectors = [self._seen(pictures[start:start + self.batch_size])
                for start in range(0, len(pictures), self.batch_size)]
@@ -144,9 +143,9 @@ def encode_images(self: DualMatcher, images: Sequence) -> torch.Tensor:
 @patch
 @torch.no_grad()
 def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
-    """Unit vectors [T, D] float32; each distinct text is encoded once and its vector kept for the next call.
+    """Unit vectors [T, D] float32 of texts; each distinct text is encoded once and its vector cached for later calls.
 
-    A UserWarning for a text beyond the context; ValueError for an empty one, TypeError for one text in place of a list.
+    Warns if a text is beyond the context. ValueError for an empty text, TypeError for one text instead of a list.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts: expected a list of texts, got one text. Write [{texts!r}].")
@@ -160,20 +159,20 @@ def encode_texts(self: DualMatcher, texts: Sequence[str]) -> torch.Tensor:
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10014
 @patch
 def forget(self: DualMatcher) -> None:
-    """Forget the vectors of texts, as must be done when the weights have changed."""
+    """Clear the cached vectors of texts, which is necessary after the weights have changed."""
     self._vectors.clear()
 
 
 @patch
 def _seen(self: DualMatcher, images: Sequence) -> torch.Tensor:
-    """Unit vectors of a batch of pictures."""
+    """Unit vectors [B, D] of a batch of images."""
     pixels = torch.stack([self.family.pixels(image, self.image_size, self.fit) for image in images])
     return _unit(self.family.image(self.model, pixels.to(self.device))).cpu()
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #3cd85045
 @patch
 def _read(self: DualMatcher, texts: list[str]) -> torch.Tensor:
-    """Unit vectors of distinct texts, those of similar length together."""
+    """Unit vectors [T, D] of distinct texts, in batches of texts of similar length."""
     rows, mask = self.rows(texts)
     order, parts = mask.sum(1).argsort(stable=True), []
     for part in order.split(self.batch_texts):
@@ -186,21 +185,21 @@ def _read(self: DualMatcher, texts: list[str]) -> torch.Tensor:
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #6af5b5c4
 @patch
 def rows(self: DualMatcher, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token numbers [T, length] of texts, and True up to each one's end token."""
+    """Token ids [T, length] of texts, and the mask [T, length], True up to each text's end token."""
     rows = self.tokenizer([plain_phrase(text) for text in texts])
     last = (rows == self.tokenizer.end).int().argmax(1, keepdim=True)
     return rows, torch.arange(rows.shape[1]) <= last
 
 
 def _unit(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1, float32; one of length 0 stays."""
+    """The vectors scaled to length 1, float32; a zero vector is unchanged."""
     vectors = vectors.float()
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a10016
 @patch
 def similarity(self: DualMatcher, image_vectors: torch.Tensor, text_vectors: torch.Tensor) -> torch.Tensor:
-    """Scores [I, T] float32 of unit vectors [I, D] and [T, D]."""
+    """Scores [I, T] float32 from unit vectors of images [I, D] and texts [T, D]."""
     if not (len(image_vectors) and len(text_vectors)):
         return torch.zeros(len(image_vectors), len(text_vectors))
     cosines = image_vectors.double() @ text_vectors.double().T
@@ -209,13 +208,13 @@ def similarity(self: DualMatcher, image_vectors: torch.Tensor, text_vectors: tor
 
 @patch
 def score(self: DualMatcher, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-    """Scores [I, T] float32 of every picture with every text."""
+    """Scores [I, T] float32 of every image with every text."""
     return self.similarity(self.encode_images(images), self.encode_texts(texts))
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #eebb749b
 @patch
 def score_batch(self: DualMatcher, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-    """Scores [T_i] of every picture with its own texts, equal to `score` picture by picture."""
+    """Scores [T_i] of every image with its own texts, equal to `score` image by image."""
     pictures, places, text_lists = texts_of_pictures(images, texts_per_image)
     rows = self.encode_images([picture for picture, texts in zip(pictures, text_lists) if texts])
     visual = dict(zip([place for place, texts in enumerate(text_lists) if texts], rows))
@@ -232,8 +231,8 @@ HEADS = ("itc", "itm")
 class FlavaMatcher(DualMatcher):
     """FLAVA as Matcher; see `DualMatcher` for the rest.
 
-    model: transformers' FlavaForPreTraining, whose codebook (needed for its pretraining alone) is taken off; head:
-    "itc", the contrastive score, or "itm", the matching head's, where score is one of ITM_SCORES ("logit" by default).
+    model: transformers' FlavaForPreTraining, whose codebook (used only in pretraining) is removed here; head: "itc" for
+    contrastive scores, or "itm" for the matching head's, where score is one of ITM_SCORES ("logit" by default).
     """
 
     def __init__(self, model, tokenizer: TextTokenizer, *, head: str = "itc", **options: Any):
@@ -247,7 +246,7 @@ class FlavaMatcher(DualMatcher):
         return f"ITM {self.score_as}" if self.head == "itm" else super()._score_name(has_bias)
 
     def score(self, images: Sequence, texts: Sequence[str]) -> torch.Tensor:
-        """Scores [I, T] float32 of every picture with every text."""
+        """Scores [I, T] float32 of every image with every text."""
         if self.head == "itc":
             return super().score(images, texts)
         rows = self.score_batch(images, [texts] * len(images))
@@ -255,7 +254,7 @@ class FlavaMatcher(DualMatcher):
 
     @torch.no_grad()
     def score_batch(self, images: Sequence, texts_per_image: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-        """Scores [T_i] of every picture with its own texts, equal to `score` picture by picture."""
+        """Scores [T_i] of every image with its own texts, equal to `score` image by image."""
         if self.head == "itc":
             return super().score_batch(images, texts_per_image)
         pictures, places, text_indices = texts_of_pictures(images, texts_per_image)
@@ -265,7 +264,7 @@ class FlavaMatcher(DualMatcher):
                 for place, texts in zip(places, texts_per_image)]
 
     def _matched(self, picture, texts: list[str]) -> torch.Tensor:
-        """The matching head's scores [T] of one picture."""
+        """The matching head's scores [T] of one image with each text."""
         core = self.model.flava
         pixels = self.family.pixels(picture, self.image_size, self.fit)[None].to(self.device)
         visual = core.image_to_mm_projection(core.image_model(pixels, output_hidden_states=True).hidden_states[-1])
@@ -276,7 +275,7 @@ class FlavaMatcher(DualMatcher):
         return torch.empty_like(scores).index_copy_(0, order, scores)
 
     def _text_states(self, texts: list[str]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The order in which texts are read, and their states as the layers on top take them, by length."""
+        """The order of the texts, shortest first, and for each length the texts' inputs to the multimodal layers."""
         rows, mask = self.rows(texts)
         lengths, core = mask.sum(1), self.model.flava
         parts = equal_lengths(lengths, self.batch_texts)
@@ -286,7 +285,7 @@ class FlavaMatcher(DualMatcher):
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a30005
 class OtterModel(nn.Module):
-    """OTTER's two towers, named as in its authors' code. text_config: a BertConfig; image_arch: a model of timm."""
+    """OTTER's two towers, with the names in the authors' code. text_config: a BertConfig; image_arch: a timm model."""
 
     def __init__(self, text_config, image_arch: str = "resnet50"):
         import timm
@@ -300,13 +299,13 @@ class OtterModel(nn.Module):
         self.contrastive_loss.loss.T = nn.Parameter(torch.tensor(3.9))
 
     def encode_text(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Vectors [B, D] of texts: BERT's last states, averaged over the tokens that are not padding."""
+        """Vectors [B, D] of texts: BERT's last states averaged over the tokens, padding excluded."""
         states = self.text_encoder.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         real = mask[..., None].to(states)
         return (states * real).sum(1) / real.sum(1)
 
     def scale(self) -> torch.Tensor:
-        """The factor of the cosine."""
+        """The factor from cosine to logit, in 1..100."""
         return self.contrastive_loss.loss.T.exp().clamp(1, 100)
 
 # %% ../../../nbs/lib/models/dual/01_matcher.ipynb #d0a30007
@@ -314,16 +313,16 @@ OTTER_LENGTH = 60
 
 
 def otter_config(config: Mapping[str, Any] | None = None):
-    """The text tower's BertConfig: DeCLUTR-sci-base's size, or the given one."""
+    """The text tower's BertConfig, by default with DeCLUTR-sci-base's sizes."""
     from transformers import BertConfig
 
     return BertConfig(**(config or {"vocab_size": 31090}))
 
 
 def load_otter_state(model: OtterModel, path: str | Path) -> list[str]:
-    """Load a checkpoint of OTTER's training, every key checked; returns those that were passed over."""
+    """Load a checkpoint of OTTER's training, every key checked; returns the ignored keys."""
     state = {key.removeprefix("student."): value for key, value in read_state(path).items()}
-    if "contrastive_loss.T" in state:  # an earlier version of the authors' code
+    if "contrastive_loss.T" in state:  # name in an earlier version of the authors' code
         state["contrastive_loss.loss.T"] = state.pop("contrastive_loss.T")
     return load_state(model, state, may_miss=(r".*\.num_batches_tracked$",),
                       may_ignore=(r"teacher\.", r"dist(illation)?_loss\.", r".*\.position_ids$"))

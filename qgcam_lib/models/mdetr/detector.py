@@ -29,9 +29,9 @@ from ..roles import Detections, Spans, phrase_texts
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #4c68ae02
 def mdetr_size(width: int, height: int, *, shorter: int = 800, longest: int = 1333) -> tuple[int, int]:
-    """Rows and columns in pixels at which MDETR sees a picture of width x height.
+    """Rows and columns in pixels to which MDETR resizes an image of width x height.
 
-    Source: the original's evaluation transform, with its rounding: the limit rounds to the nearest, sides round down.
+    Source: the original evaluation transform, with its rounding: the limited shorter side to the nearest, sides down.
     """
     low, high = min(width, height), max(width, height)
     if high / low * shorter > longest:
@@ -41,9 +41,9 @@ def mdetr_size(width: int, height: int, *, shorter: int = 800, longest: int = 13
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #1cd71fa0
 def byte_tokenizer(texts: Iterable[str], size: int = 2000):
-    """A RoBERTa tokenizer with a list of byte pieces learnt from texts; same texts, same list.
+    """A RoBERTa tokenizer with byte-pair pieces learnt from texts; equal texts give equal pieces.
 
-    size: most pieces, at least the 256 bytes and 5 special tokens, whose numbers are RoBERTa's.
+    size: maximum number of pieces, at least 256 bytes and 5 special tokens, whose ids are RoBERTa's.
     """
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaTokenizerFast
@@ -61,7 +61,7 @@ ROBERTA_FILES = ("vocab.json", "merges.txt")
 def roberta_tokenizer(vocab: str | Path | None = None):
     """RoBERTa's own tokenizer, from a folder, or from Hugging Face's cache or hub.
 
-    vocab: folder with vocab.json and merges.txt, or tokenizer.json. FileNotFoundError with the remedy otherwise.
+    vocab: folder with vocab.json and merges.txt, or tokenizer.json. FileNotFoundError for missing or damaged files.
     """
     from transformers import RobertaTokenizerFast
 
@@ -80,10 +80,10 @@ def roberta_tokenizer(vocab: str | Path | None = None):
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfcc8cb8
 def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[int]:
-    """Positions of the tokens of a phrase, ascending, below `last`; empty where it has none.
+    """Positions of a phrase's tokens, ascending, below `last`; empty if the phrase has no tokens.
 
-    encoding: what a fast tokenizer gave; row: which of its texts; spans: (start, end) in characters, half-open.
-    Source: the original's map of boxes to tokens, with its fallback.
+    encoding: output of a fast tokenizer; row: index of the text in it; spans: (start, end) in characters, half-open.
+    Source: the original's mapping of boxes to tokens, with its fallback.
     """
     positions: set[int] = set()
     for start, end in spans:
@@ -95,7 +95,7 @@ def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[i
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #71c17988
 def _first_token(encoding, row: int, characters: Iterable[int]) -> int | None:
-    """The token of the first of the characters that has one."""
+    """The token of the first character that has a token; None if there is no such character."""
     tokens = (encoding.char_to_token(row, character) for character in characters if character >= 0)
     return next((token for token in tokens if token is not None), None)
 
@@ -103,7 +103,7 @@ def _first_token(encoding, row: int, characters: Iterable[int]) -> int | None:
 def phrase_scores(logits: torch.Tensor, positions: Sequence[Sequence[int]]) -> torch.Tensor:
     """Scores [P, Q] in [0, 1] of every query for every phrase, from logits [Q, positions].
 
-    positions: those of each phrase's tokens, at least one. A score is the highest share that any of these tokens has in
+    positions: of each phrase's tokens, at least one per phrase. A score is the maximum probability of these tokens in
     the softmax over all positions and "no object", as in the original.
     """
     shares = logits.float().softmax(-1)
@@ -111,11 +111,11 @@ def phrase_scores(logits: torch.Tensor, positions: Sequence[Sequence[int]]) -> t
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #d27c75d0
 class MdetrDetector(Adapter):
-    """MDETR as a Detector: every query for every phrase, nothing cut by a threshold.
+    """MDETR as a Detector: every query is scored for every phrase, without a threshold.
 
     model: frozen and put on the device here; tokenizer: a fast RoBERTa tokenizer; batch_pairs: pairs in one pass of the
-    transformer; card: what is known of the weights. A picture may be a PIL image or a path. The caption is read as it
-    is, case and all.
+    transformer; card: facts about the weights. An image is a PIL image or a path. The caption is not changed; upper
+    case is kept.
     """
 
     def __init__(self, model: Mdetr, tokenizer, *, device: str = "cpu", batch_pairs: int = 4,
@@ -129,7 +129,7 @@ class MdetrDetector(Adapter):
                          input_size=f"shorter side {config.shorter}, longer at most {config.longest}")
 
     def detect(self, image: Picture, caption: str, phrases: Sequence[Spans]) -> Detections:
-        """All queries' boxes for each phrase, [P * queries], phrase by phrase; see `Detector`.
+        """The boxes of all queries for each phrase, [P * queries] in the order of phrases; see `Detector`.
 
         Raises ValueError for a phrase without tokens or a caption too long for RoBERTa.
         """
@@ -140,7 +140,7 @@ class MdetrDetector(Adapter):
 @torch.no_grad()
 def detect_batch(self: MdetrDetector, images: Sequence, captions: Sequence[str],
                  phrases_per_image: Sequence[Sequence[Spans]]) -> list[Detections]:
-    """One `Detections` a pair, equal to `detect` pair by pair up to rounding; equal pictures are encoded once."""
+    """One `Detections` per pair, equal to `detect` pair by pair up to rounding; each distinct image is encoded once."""
     same_length(images, captions=captions, phrases_per_image=phrases_per_image)
     positions = [self._positions(*pair) for pair in zip(captions, phrases_per_image)]
     with_phrases = [k for k, phrases in enumerate(positions) if phrases]
@@ -161,7 +161,7 @@ def detect_batch(self: MdetrDetector, images: Sequence, captions: Sequence[str],
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfc441ab
 @patch
 def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> list[list[int]]:
-    """Token positions of every phrase of a caption."""
+    """The token positions of every phrase in a caption."""
     texts, encoding, limit = phrase_texts(caption, phrases), self.tokenizer([caption]), self.model.config
     if len(encoding.input_ids[0]) > limit.text_positions - 2:
         raise ValueError(f"caption: {len(encoding.input_ids[0])} tokens, and RoBERTa reads at most "
@@ -176,7 +176,7 @@ def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> l
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #93320121
 @patch
 def _encode(self: MdetrDetector, image: Picture) -> tuple[ImagePatches, tuple[int, int]]:
-    """The encoded picture and its width and height."""
+    """The encoded image, and the image's (width, height)."""
     picture, config = as_picture(image).convert("RGB"), self.model.config
     rows, columns = mdetr_size(*picture.size, shorter=config.shorter, longest=config.longest)
     pixels = imagenet_pixels(picture, rows, columns)
@@ -192,10 +192,10 @@ def _detections(self: MdetrDetector, logits, boxes, positions: list[list[int]], 
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #e0b01beb
 def read_mdetr_state(path: str | Path) -> dict[str, torch.Tensor]:
-    """Tensors by their official names from a checkpoint file, the running average ("model_ema") where the file has it.
+    """Tensors by their official names from a checkpoint file, the running average ("model_ema") if the file has one.
 
-    path: the authors' .pth, a plain or nested state dictionary, or `.safetensors`; nothing in it is executed.
-    FileNotFoundError, or ValueError where the file is damaged or no such checkpoint.
+    path: the authors' .pth, a plain or nested state dictionary, or `.safetensors`; no code in it is executed.
+    FileNotFoundError, or ValueError if the file is damaged or not a state dictionary.
     """
     return read_state(path, under=("model_ema", "model"), mmap=zipfile.is_zipfile(path),
                       harmless=[argparse.Namespace, (PurePosixPath, "pathlib.PosixPath")])
@@ -210,9 +210,9 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
                **options: Any) -> MdetrDetector:
     """Load MDETR; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: "official", "random" or a file under official names; vocab: folder of RoBERTa's tokenizer, by default the
-    cached one, and for random weights a small one of ours; config: other sizes than
-    the published, for random weights or a file; options: `batch_pairs`. ValueError where weights or
+    weights: "official", "random" or a file with official names; vocab: folder of RoBERTa's tokenizer, by default the
+    one in the cache or hub, for random weights a small one of ours; config: sizes other than
+    the published ones, for random weights or a file; options: `batch_pairs`. ValueError if weights or
     tokenizer do not fit.
     """
     entry = find_model(entry)

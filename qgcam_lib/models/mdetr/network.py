@@ -30,9 +30,9 @@ class MdetrConfig(Config):
     """Sizes of an MDETR; the defaults are those of the published networks.
 
     backbone: a ResNet of torchvision or an EfficientNet of timm; width, heads, encoder_layers, decoder_layers,
-    feedforward: of the joint transformer; queries: boxes a caption; positions: token positions a query can point at,
-    the last of which means "no object"; align_width: of the vectors that align queries and tokens; text_*: of
-    RoBERTa; shorter, longest: the sides in pixels to which a picture is resized.
+    feedforward: of the joint transformer; queries: boxes per caption; positions: token positions that a query can
+    predict, the last is "no object"; align_width: of the vectors that align queries and tokens; text_*: of RoBERTa;
+    shorter, longest: shorter side of a resized image and limit for the longer side, in pixels.
     """
 
     backbone: str = "resnet101"
@@ -59,9 +59,9 @@ MDETR_CONFIGS = {"mdetr-r101": MdetrConfig("resnet101"), "mdetr-enb3": MdetrConf
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #2bd77c31
 def sine_places(rows: int, columns: int, width: int) -> torch.Tensor:
-    """Places of a grid's cells, [rows * columns, width] float32 in [-1, 1]: half tells the row, half the column.
+    """Position embeddings of a grid's cells, [rows * columns, width] float32 in [-1, 1]: half for rows, then columns.
 
-    width: divisible by 4. Source: Carion et al., 2020 (DETR), the normalised sine embedding.
+    width: a multiple of 4. Source: Carion et al., 2020 (DETR), the normalised sine embedding.
     """
     half = width // 2
     waves = 10000 ** (2 * (torch.arange(half) // 2) / half)
@@ -75,7 +75,7 @@ def sine_places(rows: int, columns: int, width: int) -> torch.Tensor:
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #e0eeb992
 class Backbone(nn.Module):
-    """Pictures [B, 3, H, W] to their last feature map [B, channels, about H / 32, about W / 32].
+    """Images [B, 3, H, W] to their last feature map [B, channels, about H / 32, about W / 32].
 
     name: "resnet18" to "resnet152" of torchvision, or an EfficientNet of timm; untrained, batch normalisation frozen.
     """
@@ -84,7 +84,7 @@ class Backbone(nn.Module):
         super().__init__()
         if name.startswith("resnet"):
             whole = torchvision.models.get_model(name, weights=None, norm_layer=FrozenBatchNorm2d)
-            self.body = nn.Sequential(OrderedDict(list(whole.named_children())[:-2]))  # up to its last map
+            self.body = nn.Sequential(OrderedDict(list(whole.named_children())[:-2]))  # without pooling and classifier
             self.channels = whole.fc.in_features
         else:
             self.body = freeze_batch_norm_2d(timm.create_model(name, features_only=True, out_indices=(4,)))
@@ -100,7 +100,7 @@ class Backbone(nn.Module):
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #a1c2edb6
 class JointLayer(nn.Module):
-    """One encoder layer over picture and words: attention and a two-layer network, each added and normalised."""
+    """One encoder layer over image and words: self-attention and an MLP, each with residual and layer norm."""
 
     def __init__(self, width: int, heads: int, feedforward: int):
         super().__init__()
@@ -109,7 +109,7 @@ class JointLayer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor, places: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        """tokens, places: [B, S, width]; padding: bool [B, S], true where there is nothing."""
+        """Tokens after the layer. tokens, places: [B, S, width]; padding: bool [B, S], True for padding."""
         placed = tokens + places
         attended, _ = self.self_attn(placed, placed, tokens, key_padding_mask=padding, need_weights=False)
         tokens = self.norm1(tokens + attended)
@@ -117,7 +117,7 @@ class JointLayer(nn.Module):
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #be3bd30c
 class QueryLayer(nn.Module):
-    """One decoder layer: queries attend to each other, then to picture and words, then a two-layer network."""
+    """One decoder layer: self-attention of queries, cross-attention to image and words, and an MLP."""
 
     def __init__(self, width: int, heads: int, feedforward: int):
         super().__init__()
@@ -128,7 +128,7 @@ class QueryLayer(nn.Module):
 
     def forward(self, states: torch.Tensor, queries: torch.Tensor, memory: torch.Tensor, placed: torch.Tensor,
                 padding: torch.Tensor) -> torch.Tensor:
-        """states, queries: [B, Q, width], queries in the part of places; memory, placed: [B, S, width]."""
+        """States after the layer. states, queries: [B, Q, width]; memory, placed: [B, S, width], placed with places."""
         asking = states + queries
         attended, _ = self.self_attn(asking, asking, states, need_weights=False)
         states = self.norm1(states + attended)
@@ -139,7 +139,7 @@ class QueryLayer(nn.Module):
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #afab135b
 @dataclass(frozen=True)
 class ImagePatches:
-    """One encoded picture: patches and their places, [N, width] each, N = rows * columns of its feature map."""
+    """One encoded image: patches and their position embeddings, each [N, width], N = rows * columns of its grid."""
 
     patches: torch.Tensor
     places: torch.Tensor
@@ -147,9 +147,9 @@ class ImagePatches:
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #708153ca
 @dataclass(frozen=True)
 class MdetrOutput:
-    """The output of the queries. logits: [B, Q, positions], softmax over the last axis, whose last entry is "no
-    object"; boxes: [B, Q, 4] in [0, 1], centre x, centre y, width, height as shares of the picture; query_vectors [B,
-    Q, align_width] and token_vectors [B, T, align_width], unit vectors that training aligned."""
+    """The output for B pairs. logits: [B, Q, positions] before the softmax over the last axis, whose last entry is "no
+    object"; boxes: [B, Q, 4] in [0, 1], centre x, centre y, width, height as shares of the image; query_vectors:
+    [B, Q, align_width]; token_vectors: [B, T, align_width]; both are unit vectors that training aligns."""
 
     logits: torch.Tensor
     boxes: torch.Tensor
@@ -158,9 +158,9 @@ class MdetrOutput:
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #8b981fdd
 class Mdetr(nn.Module):
-    """MDETR: `encode_image` a picture, then call with encoded pictures and their captions' tokens.
+    """The MDETR network: `encode_image` encodes an image; a call takes encoded images and their captions' tokens.
 
-    config: sizes. Untrained, drawn from torch's global generator. Source: Kamath et al., 2021, sections 2 and 3.
+    config: sizes. The weights are drawn from torch's global generator. Source: Kamath et al., 2021, sections 2 and 3.
     """
 
     def __init__(self, config: MdetrConfig):
@@ -185,13 +185,13 @@ class Mdetr(nn.Module):
                 nn.init.xavier_uniform_(weight)
 
     def encode_image(self, pixels: torch.Tensor) -> ImagePatches:
-        """One picture [3, H, W], normalised, as patches with places."""
+        """The patches of one normalised image [3, H, W] with their position embeddings."""
         grid = self.image_proj(self.backbone(pixels[None]))
         places = sine_places(*grid.shape[2:], self.config.width).to(grid)
         return ImagePatches(grid[0].flatten(1).mT, places)
 
     def forward(self, images: Sequence[ImagePatches], ids: torch.Tensor, mask: torch.Tensor) -> MdetrOutput:
-        """images: B encoded pictures; ids, mask: captions [B, T] as RoBERTa reads them, mask 1 where there is text."""
+        """The output for B pairs. images: B encoded images; ids, mask: [B, T], from RoBERTa's tokenizer."""
         words = self.text_proj(self.text_encoder(ids, attention_mask=mask).last_hidden_state)
         patches = pad_sequence([image.patches for image in images], batch_first=True)
         places = pad_sequence([image.places for image in images], batch_first=True)
@@ -212,7 +212,7 @@ class Mdetr(nn.Module):
 
 # %% ../../../nbs/lib/models/mdetr/01_network.ipynb #b6700f2a
 def _roberta(config: MdetrConfig) -> RobertaConfig:
-    """RoBERTa's configuration, without asking a hub."""
+    """RoBERTa's configuration with the sizes of `config`, built without access to the hub."""
     return RobertaConfig(vocab_size=config.text_words, hidden_size=config.text_width,
                          num_hidden_layers=config.text_layers, num_attention_heads=config.text_heads,
                          intermediate_size=config.text_feedforward, max_position_embeddings=config.text_positions,

@@ -28,10 +28,10 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #d0c20006
 def candidate_boxes(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
-    """Candidates as float64 [N, 4], cut to the picture. boxes: half-open xyxy in pixels; size: (width, height), as PIL.
+    """Candidate boxes [N, 4] float64, clipped to the image. boxes: half-open xyxy in pixels; size: (width, height).
 
-    None at all gives [0, 4]; equal boxes stay. Raises ValueError for NaN, a box without area, one wholly outside, or a
-    picture without area.
+    No boxes give [0, 4]; duplicates are kept. Raises ValueError for NaN, a box without area, a box wholly outside the
+    image, or an image without area.
     """
     width, height = size
     boxes = as_boxes(boxes)
@@ -44,11 +44,11 @@ def candidate_boxes(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #d0c20009
 def box_geometry(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
-    """The positions of boxes: x0 / W, y0 / H, x1 / W, y1 / H and the share of the picture's area, float32 [N, 5] in
+    """The positions of boxes: x0 / W, y0 / H, x1 / W, y1 / H and the share of the image's area, float32 [N, 5] in
     0..1.
 
-    boxes [N, 4]: half-open xyxy in pixels; size: (width, height), as PIL gives it. Boxes are cut to the picture first.
-    Errors: those of `candidate_boxes`. Source: ViLBERT (Lu et al. 2019), section 3.1.
+    boxes [N, 4]: half-open xyxy in pixels; size: (width, height), as in PIL. Boxes are clipped to the image first.
+    Errors: as in `candidate_boxes`. Source: ViLBERT (Lu et al. 2019), section 3.1.
     """
     width, height = size
     shares = candidate_boxes(boxes, size) / [width, height, width, height]
@@ -58,7 +58,7 @@ def box_geometry(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e2b10006
 @dataclass(frozen=True, eq=False)
 class RegionBatch:
-    """The regions of P pictures, N at most in each.
+    """The regions of P images, at most N per image.
 
     features: float32 [P, N, D]; geometry: float32 [P, N, 5], see `box_geometry`; mask: bool [P, N], False for padding.
     """
@@ -74,18 +74,18 @@ class RegionBatch:
         return RegionBatch(*map(change, (self.features, self.geometry, self.mask)))
 
     def __getitem__(self, rows: Any) -> "RegionBatch":
-        """The pictures of some rows (indices, a slice or a mask); a picture may be named more than once."""
+        """The batch of the images at `rows` (indices, a slice or a mask); indices may repeat."""
         return self._each(lambda value: value[rows])
 
     def to(self, device: torch.device | str) -> "RegionBatch":
-        """The same on a device."""
+        """The batch on a device."""
         return self._each(lambda value: value.to(device))
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e2b10007
 def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike]) -> RegionBatch:
-    """Pictures of different numbers of regions as one batch, padded with zeros.
+    """One batch of images with different numbers of regions, padded with zeros.
 
-    features: one [N_i, D] a picture; geometry: one [N_i, 5] a picture. At least one picture.
+    features: one [N_i, D] per image; geometry: one [N_i, 5] per image. At least one image is required.
     """
     counts = torch.tensor([len(rows) for rows in features])
 
@@ -97,10 +97,10 @@ def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike]) 
 class FeatureRanker(Adapter):
     """A network over region features as RegionRanker.
 
-    network: see the top of this page; frozen and put on the device here; tokenizer: as `make_tokenizer` gives it;
-    encoder: a RegionEncoder; card: what is known of the weights. A longer expression than the network reads
-    (`max_tokens`, where it has one) is cut with a UserWarning; batch: expressions that go through the network together;
-    kept: pictures whose features are remembered.
+    network: see the top of this page; frozen and put on the device here; tokenizer: from `make_tokenizer`; encoder: a
+    RegionEncoder; card: facts about the weights; batch: expressions in one pass of the network; kept: maximum number of
+    image and box sets whose features are cached. An expression longer than the network's `max_tokens`, if it has this
+    attribute, is cut with a UserWarning.
     """
 
     def __init__(self, network: torch.nn.Module, tokenizer, encoder, card: Mapping[str, Any] | None = None, *,
@@ -112,21 +112,21 @@ class FeatureRanker(Adapter):
                          max_tokens=self.max_tokens)
 
     def rank(self, image: Picture, boxes: ArrayLike, expression: str) -> np.ndarray:
-        """Scores float32 [N] of N boxes [N, 4], half-open xyxy in pixels; higher fits better. No boxes give [0].
+        """Scores float32 [N] of N boxes [N, 4], half-open xyxy in pixels; higher is a better fit. N may be 0.
 
-        Errors: ValueError for a box that is none, see `candidate_boxes`; `ExampleError` for a bad picture.
+        Errors: ValueError for an invalid box, see `candidate_boxes`; `ExampleError` for a bad image file.
         """
         return self.rank_batch([image], [boxes], [[expression]])[0][0]
 
     def forget(self) -> None:
-        """Drop the features that are remembered; for an encoder that has changed."""
+        """Clear the cached features, which is necessary after the encoder has changed."""
         self._known.clear()
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e2b1000b
 @patch
 def regions_of(self: FeatureRanker, image: Picture, boxes: ArrayLike
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Features [N, D] and geometry [N, 5] of a picture's boxes."""
+    """Features [N, D] and geometry [N, 5] of an image's boxes, cached by image and boxes."""
     if isinstance(image, (str, Path)):
         about = Path(image).stat() if Path(image).is_file() else None
         name = f"{image} {about.st_size} {about.st_mtime_ns}" if about else str(image)
@@ -146,11 +146,11 @@ def regions_of(self: FeatureRanker, image: Picture, boxes: ArrayLike
 @torch.inference_mode()
 def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[ArrayLike],
                expressions_per_image: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """One float32 [E_i, N_i] an image: the scores of its boxes for each of its expressions, equal to `rank` one by one.
+    """Scores float32 [E_i, N_i] per image, of its boxes for each of its expressions, equal to `rank` one by one.
 
-    All expressions of a call go through the network together, `batch` at a time, sorted by length. A UserWarning for
-    words that the tokenizer cannot spell (another script); Latin letters it always can. Errors: ValueError
-    for lists of different lengths, TypeError for one expression in place of a list, and those of `rank`.
+    The expressions of all images are sorted by length and scored in batches of `batch`. Warns if the tokenizer cannot
+    spell a word (in another script; it can spell all Latin letters). Errors: ValueError
+    for lists of different lengths, TypeError for one expression instead of a list, and those of `rank`.
     """
     same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
     if any(isinstance(expressions, str) for expressions in expressions_per_image):
@@ -184,9 +184,9 @@ NOT_WORDS = (0, 2, 3)  # [PAD], [CLS] and [SEP] in a vocabulary of `build_vocabu
 
 def only_words(ids: torch.Tensor, mask: torch.Tensor, not_words: Sequence[int] = NOT_WORDS
                ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Expressions without what is no word: ids [E, W], mask [E, W], and where in the row each word stood, [E, W].
+    """Expressions reduced to words: ids [E, W], mask [E, W], and each word's position in its original row, [E, W].
 
-    ids, mask: [E, T], mask False for padding; not_words: numbers of tokens that are no words. W: words of the longest
+    ids, mask: [E, T], mask False for padding; not_words: ids of tokens that are no words. W: words of the longest
     expression. Raises ValueError for an expression without words.
     """
     keep = mask & (ids[..., None] != torch.tensor(not_words, device=ids.device)).all(-1)
@@ -199,9 +199,9 @@ def only_words(ids: torch.Tensor, mask: torch.Tensor, not_words: Sequence[int] =
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e3c10009
 def read_words(lstm: nn.LSTM, vectors: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """States [E, W, 2 H] of a two-way LSTM (batch_first) at every word, and its last states [E, layers 2 H].
+    """States [E, W, 2 H] of a bidirectional LSTM (batch_first) at every word, and its last states [E, layers 2 H].
 
-    vectors: [E, W, D]; mask: bool [E, W], words first. States of padding are 0.
+    vectors: [E, W, D]; mask: bool [E, W], words before padding. States of padding are 0.
     """
     packed = pack_padded_sequence(vectors, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
     states, (last, _) = lstm(packed)
@@ -210,24 +210,24 @@ def read_words(lstm: nn.LSTM, vectors: torch.Tensor, mask: torch.Tensor) -> tupl
 
 
 def attend(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Weights that sum to 1 over the masked positions, 0 elsewhere. logits, mask: [..., W], at least one True a row."""
+    """Softmax over the positions where mask is True, 0 elsewhere. logits, mask: [..., W], at least one True per row."""
     return logits.masked_fill(~mask, -torch.inf).softmax(-1)
 
 
 def at_tokens(weights: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
-    """Weights [E, W] of words at the tokens where they stood, [E, length]; 0 at what is no word."""
+    """Weights [E, length] at the words' original positions, from weights [E, W] of the words; 0 at other tokens."""
     return weights.new_zeros(len(weights), length).scatter(1, places, weights)
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e3c1000c
 def product_score(regions: torch.Tensor, phrases: torch.Tensor, of: torch.Tensor, head: nn.Linear) -> torch.Tensor:
-    """Scores [E, ...] of what there is in a picture (regions, or pairs of them) for phrases.
+    """Scores [E, ...] of an image's regions, or pairs of regions, for phrases.
 
-    regions: [P, ..., W]; phrases: [E, W]; of: [E], the picture of each; head: W numbers to one. A product of length 0
-    scores the head's bias. Source: CMN (Hu et al. 2017), equations 6 to 10; `localization_module` of its public code.
+    regions: [P, ..., W]; phrases: [E, W]; of: [E], the image of each phrase; head: W values to one. A product of length
+    0 scores the head's bias. Source: CMN (Hu et al. 2017), equations 6 to 10; `localization_module` in its public code.
     """
     shape, regions = regions.shape[1:-1], regions.flatten(1, -2)
     weighted, squared = phrases * head.weight, phrases.square()
-    if len(regions) == 1:  # one picture needs no copy for each of its expressions
+    if len(regions) == 1:  # a single image needs no copy per expression
         top, bottom = weighted @ regions[0].T, squared @ regions[0].square().T
     else:
         own = regions[of]
@@ -236,8 +236,8 @@ def product_score(regions: torch.Tensor, phrases: torch.Tensor, of: torch.Tensor
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #e3c1000f
 def centred_geometry(geometry: torch.Tensor) -> torch.Tensor:
-    """x0, y0, x1, y1 in -1..1 and the area in 0..4, [..., 5], of `box_geometry`'s numbers [..., 5].
+    """x0, y0, x1, y1 in -1..1 and the area in 0..4, [..., 5], from geometry of `box_geometry` [..., 5].
 
-    Source: `spatial_feat.py` of CMN's public code.
+    Source: `spatial_feat.py` in CMN's public code.
     """
     return torch.cat([2 * geometry[..., :4] - 1, 4 * geometry[..., 4:]], -1)

@@ -23,10 +23,10 @@ from .batch import NOT_WORDS, RegionBatch, at_tokens, attend, only_words, read_w
 class MAttNetConfig(Config):
     """Sizes of a MAttNet, by default the published ones.
 
-    words: of a word's vector; phrase: of the vector that the LSTM reads and that phrases are means of; hidden: of each
-    direction of the LSTM; joint: of the space where regions meet phrases; neighbours: how many are looked at, of the
-    same type for location and of any for relation; norm: length that inputs are first brought to; the dropouts are of
-    word vectors and the joint space; not_words: tokens that are no words, see `only_words`.
+    words: of a word's vector; phrase: of the LSTM's inputs, whose weighted mean is a phrase; hidden: of each direction
+    of the LSTM; joint: of the joint space of regions and phrases; neighbours: number of neighbours used, of the same
+    type for location and of any type for relation; norm: initial length of normalised inputs; word_dropout: for word
+    vectors; joint_dropout: for the joint space; not_words: ids of tokens that are no words, see `only_words`.
     """
 
     retired = ("attributes", "visual_dropout")
@@ -46,10 +46,10 @@ MINI = MAttNetConfig(words=96, phrase=96, hidden=96, joint=96)
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c30008
 def nearest(geometry: torch.Tensor, allowed: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest regions of every region: places [P, N, most] and whether there is one, bool [P, N, most].
+    """The nearest regions of every region: indices [P, N, most] and whether they exist, bool [P, N, most].
 
     geometry: [P, N, 5], see `box_geometry`; allowed: bool [P, N, N], whether the second may be a neighbour of the
-    first. Near: of centres, in shares of the picture's sides; at ties the smaller x0, y0, x1, y1, in this order.
+    first. Distances are between centres, in shares of the image's sides; ties are sorted by x0, y0, x1, y1.
     """
     order = torch.arange(geometry.shape[1], device=geometry.device).expand(geometry.shape[:2])
     for corner in (3, 2, 1, 0):
@@ -66,8 +66,8 @@ def nearest(geometry: torch.Tensor, allowed: torch.Tensor, most: int) -> tuple[t
 def seen_from(geometry: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The positions of neighbours relative to each region, [P, N, K, 5].
 
-    The neighbour's corners less the region's centre, in units of the region's sides, and the ratio of areas. geometry:
-    [P, N, 5]; places: [P, N, K]. Source: `compute_dif_lfeats` of MAttNet's public code.
+    The neighbour's corners minus the region's centre, divided by the region's sides, and the ratio of areas. geometry:
+    [P, N, 5]; places: [P, N, K]. Source: `compute_dif_lfeats` in MAttNet's public code.
     """
     own = geometry[:, :, None]
     sides = (own[..., 2:4] - own[..., :2]).clamp(min=1e-6)
@@ -78,7 +78,7 @@ def seen_from(geometry: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #bb37e187
 def inside(geometry: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Whether the second region lies in the first, by half of its own area or more, bool [P, N, N]; each in itself."""
+    """Whether at least half of the second region's area is inside the first, bool [P, N, N]; True on the diagonal."""
     own, other = geometry[:, :, None], geometry[:, None]
     shared = (torch.minimum(own[..., 2:4], other[..., 2:4]) - torch.maximum(own[..., :2], other[..., :2])).clamp(min=0)
     within = (shared.prod(-1) >= 0.5 * other[..., 4]) & mask[:, None]
@@ -86,7 +86,7 @@ def inside(geometry: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c3000c
 class NormalizeScale(nn.Module):
-    """A vector brought to length 1, times a learnt factor for every number of it."""
+    """Scales vectors to length 1, then multiplies each channel by a learnt factor."""
 
     def __init__(self, size: int, norm: float):
         super().__init__()
@@ -97,7 +97,7 @@ class NormalizeScale(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #d1a4cd9c
 def on_rows(layers: nn.Sequential, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The output of layers for the vectors [..., D] at masked positions [...], [..., J]; 0 elsewhere."""
+    """The output [..., J] of `layers` for the vectors [..., D] where mask [...] is True; 0 elsewhere."""
     if not mask.any():
         return vectors.new_zeros(*mask.shape, next(layers.parameters()).shape[0])
     rows = layers(vectors[mask])
@@ -114,7 +114,7 @@ MODULES = {"subject": "sub", "location": "loc", "relation": "rel"}
 
 
 class RnnEncoder(nn.Module):
-    """Words to vectors [E, W, phrase], states [E, W, 2 hidden] and last states [E, 2 hidden]."""
+    """Encodes words: vectors [E, W, phrase], states [E, W, 2 hidden] and last states [E, 2 hidden]."""
 
     def __init__(self, config: MAttNetConfig, vocabulary_size: int):
         super().__init__()
@@ -129,7 +129,7 @@ class RnnEncoder(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c30010
 class SubjectEncoder(nn.Module):
-    """The layers of the subject module; what they compute is in `MAttNet`."""
+    """The layers of the subject module; `MAttNet` computes the module's output."""
 
     def __init__(self, config: MAttNetConfig, feature_size: int):
         super().__init__()
@@ -141,7 +141,7 @@ class SubjectEncoder(nn.Module):
         self.attn_fuse = nn.Sequential(nn.Linear(cell + config.phrase, joint), nn.Tanh(), nn.Linear(joint, 1))
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Parts [P, N, D + joint] of regions with features [P, N, D]."""
+        """Normalised and fused features [P, N, D + joint] of regions, from features [P, N, D]."""
         features = self.fc7_normalizer(features)
         return torch.cat([features, self.att_normalizer(on_rows(self.att_fuse, features, mask))], -1)
 
@@ -149,10 +149,10 @@ class SubjectEncoder(nn.Module):
 class MAttNet(nn.Module):
     """Modular attention network over region features; see `build_mattnet`.
 
-    Nobody says which candidates are of the same type, so every candidate counts as of it:
-    location is then judged against the five nearest things, whatever they are.
-    Departs from the paper: any features, regions as parts in place of a grid, no attributes; half-open boxes; nearness
-    in shares of the picture's sides. Its loss is a hinge of margin .1 against a wrong region and a wrong expression.
+    The candidates have no type labels, so all count as the same type:
+    location is compared with the five nearest candidates of any type.
+    Departures from the paper: any features, regions inside a candidate as its parts instead of a grid, no attributes;
+    half-open boxes; distances in shares of the image's sides. Loss: hinge, margin .1, for a wrong region or expression.
     """
 
     card = {"architecture": "MAttNet (Yu et al. 2018)", "keys": "named as in the public PyTorch code, not confirmed on "
@@ -191,7 +191,7 @@ class MAttNet(nn.Module):
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c30013
 @patch
 def read(self: MAttNet, ids: torch.Tensor, mask: torch.Tensor) -> tuple[dict, dict, torch.Tensor]:
-    """Module -> its phrase [E, phrase], module -> weights [E, T] of the tokens, and the modules' weights [E, 3]."""
+    """Phrase vectors [E, phrase] by module, token weights [E, T] by module, and the modules' weights [E, 3]."""
     words, real, places = only_words(ids, mask, self.config.not_words)
     vectors, states, last = self.rnn_encoder(words, real)
     weights = {module: attend(getattr(self, f"{name}_attn")["fc"](states).squeeze(-1), real)
@@ -203,13 +203,13 @@ def read(self: MAttNet, ids: torch.Tensor, mask: torch.Tensor) -> tuple[dict, di
 
 @patch
 def attention(self: MAttNet, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Weights [E, T] of the tokens for subject, location and relation: each sums to 1, what is no word has 0."""
+    """Token weights [E, T] for subject, location and relation: each row sums to 1; tokens that are no words have 0."""
     return self.read(ids, mask)[1]
 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c30015
 @patch
 def _subject(self: MAttNet, regions: RegionBatch, phrase: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """What each candidate looks like to each phrase, in the joint space [E, N, joint]."""
+    """Subject vectors [E, N, joint] of the candidates for each expression, in the joint space."""
     parts = self.sub_encoder(regions.features, regions.mask)
     fuse, size = self.sub_encoder.attn_fuse, parts.shape[-1]
     first = fuse[0]
@@ -223,7 +223,7 @@ def _subject(self: MAttNet, regions: RegionBatch, phrase: torch.Tensor, of: torc
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #b14a2ad8
 @patch
 def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch.Tensor:
-    """Where each region lies, alone and among those of its type, in the joint space [P, N, joint]."""
+    """Location vectors [P, N, joint] of the regions, absolute and relative to their neighbours, in the joint space."""
     place, coder = regions.geometry, self.loc_encoder
     places, there = nearest(place, other, self.config.neighbours)
     apart = (seen_from(place, places) * there[..., None]).flatten(2)
@@ -233,7 +233,7 @@ def _location(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> torch
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #dea27851
 @patch
 def _relation(self: MAttNet, regions: RegionBatch, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The neighbours of each region in the joint space [P, N, K, joint], and whether there is one [P, N, K]."""
+    """Vectors [P, N, K, joint] of each region's neighbours in the joint space, and whether they exist, [P, N, K]."""
     places, there = nearest(regions.geometry, other, self.config.neighbours)
     near = regions.features[torch.arange(len(regions), device=places.device)[:, None, None], places]
     coder, apart = self.rel_encoder, seen_from(regions.geometry, places)
@@ -260,8 +260,8 @@ def module_scores(self: MAttNet, regions: RegionBatch, ids: torch.Tensor, mask: 
 # %% ../../../nbs/lib/models/regions/03_mattnet.ipynb #e3c3001a
 def build_mattnet(config: MAttNetConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,
                   seed: int = 0) -> MAttNet:
-    """An untrained MAttNet drawn from a seed. vocabulary_size: of the tokenizer; feature_size: of
-    the RegionEncoder, 2048 of ResNet-101 as published.
+    """An untrained MAttNet with weights drawn from a seed. vocabulary_size: of the tokenizer; feature_size: of
+    the RegionEncoder, 2048 for the published ResNet-101.
     """
     with drawn_from(seed):
         return MAttNet(config, vocabulary_size, feature_size)

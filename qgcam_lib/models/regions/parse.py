@@ -19,8 +19,8 @@ from ...miniworld.words.grammar import DETERMINERS, readings
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c40006
 @dataclass(frozen=True)
 class Node:
-    """A node of a tree. kind: "locate" (words, no children), "relate" (words, one child: the other thing) or
-    "intersect" (no words, two children or more); words: places in the expression."""
+    """A node of a tree. kind: "locate" (words, no children), "relate" (words, one child: the other object) or
+    "intersect" (no words, at least two children); words: word positions in the expression; children: child nodes."""
 
     kind: str
     words: tuple[int, ...] = ()
@@ -33,21 +33,21 @@ def intersect(parts: Sequence[Node]) -> Node:
 
 
 def moved(node: Node, places: Sequence[Sequence[int]]) -> Node:
-    """The tree with other places: a word at k stands at `places[k]`, which may be several tokens or none."""
+    """The tree with new positions: position k is replaced by the positions `places[k]`, several or none."""
     return Node(node.kind, tuple(place for word in node.words for place in places[word]),
                 tuple(moved(child, places) for child in node.children))
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #31441a6f
 def tree_text(node: Node, words: Sequence[str], depth: int = 0) -> str:
-    """The tree, one node a line, indented."""
+    """The tree as text, one indented line per node."""
     text = " ".join(words[place] for place in node.words)
     line = "  " * depth + node.kind + (f": {text}" if text else "")
     return "\n".join([line, *(tree_text(child, words, depth + 1) for child in node.children)])
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c40008
 def _laid_out(one: Any, start: int, depth: int = 0) -> tuple[Node, int, int]:
-    """The tree of a reading that begins at a place, how often "and" does not speak of the first noun, and the sum of
-    the depths of its relations."""
+    """The tree of a reading that begins at word `start`, how often "and" joins a relation to a noun other than the
+    first, and the sum of the depths of its relations."""
     here = start + (one.words[0] in DETERMINERS) + len(one.adjectives) + 1
     parts, astray, deep = [Node("locate", tuple(range(start, here)))], 0, 0
     for form, other in one.relations:
@@ -65,7 +65,7 @@ _MOST_READ = 20  # words; the number of readings grows exponentially
 
 
 def by_grammar(words: Sequence[str]) -> Node | None:
-    """The tree of an expression in the words and the grammar of the miniworld, None for any other or a longer one."""
+    """The tree of an expression by the miniworld's grammar, None if the grammar has no reading or it is too long."""
     parses = readings(" ".join(words)) if len(words) <= _MOST_READ else []
     laid = [_laid_out(one, 0) for one in parses]
     return min(laid, key=lambda one: (one[1], -one[2]))[0] if laid else None
@@ -79,7 +79,7 @@ _NOUNS, _BEFORE_NOUNS = ("noun", "plural noun", "unknown"), ("adjective", "noun"
 
 
 def noun_phrases(words: Sequence[str], kinds: Sequence[str]) -> list[range]:
-    """The places of noun phrases, from left to right. kinds: of the words, see `data.taggers`."""
+    """The word positions of noun phrases, from left to right. kinds: kind of each word, see `data.taggers`."""
     behind = [*kinds[1:], ""]
     noun = [kind in _NOUNS and word not in PLACE_WORDS and word not in _OF_THE_FIRST
             or word in _STAND_INS and after not in _BEFORE_NOUNS for word, kind, after in zip(words, kinds, behind)]
@@ -95,7 +95,7 @@ def noun_phrases(words: Sequence[str], kinds: Sequence[str]) -> list[range]:
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #fed84fd8
 def by_chunks(words: Sequence[str], tagger: Tagger) -> Node | None:
-    """The tree of an expression by its nouns, see above; None where no word is a noun."""
+    """The tree of an expression by its noun phrases, see above; None if there are none."""
     kinds = tagger.kinds(words)
     phrases = noun_phrases(words, kinds)
     if not phrases:
@@ -111,7 +111,7 @@ def by_chunks(words: Sequence[str], tagger: Tagger) -> Node | None:
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c4000d
 def _tree_of(phrases: Sequence[Sequence[int]], owner: dict[int, int], link: dict[int, tuple[int, ...]],
              rest: Sequence[int], head: int = 0) -> Node:
-    """The tree of noun phrases. owner, link: by the number of a phrase, whom it is related to and by which words."""
+    """The tree of noun phrases. owner, link: by phrase index, the phrase it is related to and the relation's words."""
     own = list(phrases[head])
     parts = []
     for k in (k for k, whose in owner.items() if whose == head):
@@ -125,14 +125,14 @@ def _tree_of(phrases: Sequence[Sequence[int]], owner: dict[int, int], link: dict
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c40015
 @dataclass(frozen=True)
 class Parsed:
-    """A tree and who made it: "grammar", "chunks", or "whole" where nobody could."""
+    """A tree and its method: by is "grammar", "chunks", or "whole" if neither method gave a tree."""
 
     tree: Node
     by: str
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #aec72258
 class TreeParser:
-    """Turns expressions into trees, by the miniworld's grammar or by chunks, and counts how."""
+    """Parses expressions to trees, by the miniworld's grammar or by chunks, and counts the expressions per method."""
 
     def __init__(self) -> None:
         self.counts: Counter = Counter()
@@ -141,11 +141,11 @@ class TreeParser:
 
     @property
     def card(self) -> dict[str, Any]:
-        """Who parses, in the order of asking, and how many different expressions each has parsed so far."""
+        """The parsing methods in the order of use, and the number of distinct expressions that each has parsed."""
         return {"parser": f"grammar: the miniworld's grammar; chunks: {self.tagger.version}", "parsed": self.counts}
 
     def __call__(self, expression: str | Sequence[str]) -> Parsed:
-        """The tree of an expression, given as text or as its words; places count from 0, in `split_words` for a text.
+        """The tree of an expression, a text or its words; positions are 0-based, for a text those in `split_words`.
 
         Raises ValueError for an expression without words.
         """
@@ -167,5 +167,5 @@ class TreeParser:
 
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #19e3aa79
 def split_words(text: str) -> list[str]:
-    """The words and marks of a text, split where BERT's basic tokenizer splits."""
+    """The words and punctuation marks of a text, split as by BERT's basic tokenizer."""
     return "".join(sign if sign.isalnum() else f" {sign} " for sign in text).split()

@@ -29,8 +29,8 @@ from ..registry import load_model
 class CropEncoder:
     """An image encoder applied to crops, as RegionEncoder.
 
-    model: anything with `encode_images(images) -> [I, D]` float32 and a card, such as CLIP or a ResNet; margin: share
-    of a box's sides that is added to them, half of it on each side (`cut_box`).
+    model: any object with `encode_images(images) -> [I, D]` float32 and a card, such as CLIP or a ResNet; margin: share
+    of a box's width and height that is added to the crop, half of it on each side (`cut_box`).
     """
 
     def __init__(self, model: Any, *, margin: float = 0.1):
@@ -41,7 +41,7 @@ class CropEncoder:
         return f"{type(self).__name__}({self.model!r}, margin={self.margin})"
 
     def encode(self, image: Picture, boxes: ArrayLike) -> np.ndarray:
-        """Features [N, D] float32 of N boxes; none give [0, 0]. Errors: those of `candidate_boxes` and `as_picture`."""
+        """Features [N, D] float32 of N boxes, [0, 0] for none. Errors: as in `candidate_boxes` and `as_picture`."""
         picture = as_picture(image).convert("RGB")
         crops = [cut_box(picture, box, self.margin) for box in candidate_boxes(boxes, picture.size)]
         if not crops:
@@ -50,10 +50,10 @@ class CropEncoder:
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #d0c40008
 class ResNetImages(Adapter):
-    """torchvision's ResNet-50 without its classifier: pictures to vectors [I, 2048].
+    """torchvision's ResNet-50 without its classifier: images to vectors [I, 2048].
 
-    network: a `torchvision.models.ResNet`, whose last layer is taken off here; size: pixels of the square; batch:
-    pictures at once.
+    network: a `torchvision.models.ResNet`, whose last layer is removed here; size: side of the square input in pixels;
+    batch: images per batch.
     """
 
     def __init__(self, network, card: Mapping[str, Any] | None = None, *, size: int = 224, batch: int = 32,
@@ -64,7 +64,7 @@ class ResNetImages(Adapter):
 
     @torch.inference_mode()
     def encode_images(self, images: Sequence) -> torch.Tensor:
-        """Vectors [I, 2048] float32 on the CPU; none give [0, 0]."""
+        """Vectors [I, 2048] float32 of I images, on the CPU; no images give [0, 0]."""
         rows = []
         for start in range(0, len(images), self.batch):
             pixels = [imagenet_pixels(image, self.size, self.size) for image in images[start:start + self.batch]]
@@ -74,10 +74,10 @@ class ResNetImages(Adapter):
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #d0c40009
 def load_resnet(weights: str | Path = "official", device: str = "cpu", *, seed: int = 0,
                 **options: Any) -> ResNetImages:
-    """ResNet-50 for crops. weights: "official" (torchvision's, IMAGENET1K_V2, from torch's cache or fetched) or
+    """Load a ResNet-50 for crops. weights: "official" (torchvision's IMAGENET1K_V2, from torch's cache or fetched) or
     "random" (drawn from `seed`); options: those of `ResNetImages`.
 
-    Raises ValueError for anything else, torch's own error where the weights cannot be fetched.
+    Raises ValueError for other weights, torch's own error if the weights cannot be fetched.
     """
     from torchvision.models import ResNet50_Weights, resnet50
 
@@ -98,10 +98,10 @@ def load_resnet(weights: str | Path = "official", device: str = "cpu", *, seed: 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #d0c4000b
 def load_encoder(name: str = "clip-vit-b32", weights: str | Path = "mini", device: str = "cpu", *, seed: int = 0,
                  margin: float = 0.1, **options: Any) -> CropEncoder:
-    """An encoder of regions by name: "resnet50", or any dual encoder of `list_models` ("clip-vit-b32", "clip-rn50", …).
+    """A region encoder by name: "resnet50", or any dual encoder in `list_models` ("clip-vit-b32", "clip-rn50", …).
 
     weights, device, seed: as in `load_model`; margin: see `CropEncoder`; options: the model's own. Raises ValueError
-    for a model that does not turn pictures into vectors.
+    for an unknown name.
     """
     if name == "resnet50":
         return CropEncoder(load_resnet(weights, device, seed=seed, **options), margin=margin)
@@ -113,9 +113,9 @@ class ViLBERTConfig(Config):
     """The sizes of a ViLBERT; the defaults are `bert_base_8layer_8conect` of `jiasenlu/vilbert_beta`.
 
     hidden, layers, heads, inner: of the text stream; region_...: of the image stream; joint_hidden, joint_heads: of
-    co-attention; connections: (image layer, text layer) before which each stands, ascending; max_tokens: positions;
-    dropout: of states and of attention; spread: standard deviation of the weights at the start; ordered: whether a word
-    knows its position, False for a bag of words, whose scores are the same for every order.
+    co-attention; connections: (image layer, text layer) before which each connection is placed, ascending; max_tokens:
+    positions; dropout: for states and attention; spread: standard deviation of the initial weights; ordered: whether
+    words have position embeddings, False for a bag of words, whose scores do not depend on the word order.
     """
 
     retired = ("whole_picture",)
@@ -143,9 +143,9 @@ MINI = ViLBERTConfig(hidden=96, layers=4, heads=4, inner=192, region_hidden=96, 
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b20009
 class Heads(nn.Module):
-    """Questions, keys and values of a stream, parted into heads, and what is made of the answers.
+    """Multi-head attention of one stream: projections to queries, keys and values, and the output projection.
 
-    width: of the stream; joint: of questions and keys; heads: their number.
+    width: of the stream; joint: width of queries, keys and values; heads: number of heads.
     """
 
     def __init__(self, width: int, joint: int, heads: int, dropout: float):
@@ -155,13 +155,13 @@ class Heads(nn.Module):
         self.heads, self.dropout = heads, dropout
 
     def ask(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Questions, keys and values of states [B, T, C], each [B, heads, T, joint / heads]."""
+        """Queries, keys and values of states [B, T, C], each [B, heads, T, joint / heads]."""
         return tuple(part(states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                      for part in (self.query, self.key, self.value))
 
     def answer(self, states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                mask: torch.Tensor) -> torch.Tensor:
-        """States [B, T, C] after attention from their questions to keys and values where mask [B, S] is True."""
+        """States [B, T, C] after attention from their queries to the keys and values where mask [B, S] is True."""
         drop = self.dropout * self.training
         attended = F.scaled_dot_product_attention(query, key, value, mask[:, None, None], dropout_p=drop)
         attended = self.out(attended.transpose(1, 2).flatten(2))
@@ -169,7 +169,7 @@ class Heads(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000a
 class Feed(nn.Module):
-    """The two linear layers of a transformer layer, their input added and normalised."""
+    """The MLP of a transformer layer, with residual and layer norm."""
 
     def __init__(self, width: int, inner: int, dropout: float):
         super().__init__()
@@ -177,19 +177,19 @@ class Feed(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(width, eps=1e-12), nn.Dropout(dropout)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """States [..., C] to states [..., C]."""
+        """States [..., C] after the MLP, from states [..., C]."""
         return self.norm(states + self.dropout(self.outer(F.gelu(self.inner(states)))))
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #713fa6f2
 class Layer(nn.Module):
-    """A layer of one stream."""
+    """A transformer layer of one stream."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float):
         super().__init__()
         self.attention, self.feed = Heads(width, width, heads, dropout), Feed(width, inner, dropout)
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """States [B, T, C] to states; mask: bool [B, T], True where there is something to see."""
+        """States [B, T, C] after the layer; mask: bool [B, T], False for padding."""
         return self.feed(self.attention.answer(states, *self.attention.ask(states), mask))
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000c
@@ -206,8 +206,8 @@ class Connection(nn.Module):
 
     def forward(self, visual: torch.Tensor, visual_mask: torch.Tensor, read: torch.Tensor, read_mask: torch.Tensor,
                 of: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Regions [E, N, C] and words [E, T, W] to the same; of: the picture of each expression, where `visual` and
-        `visual_mask` still have one row a picture.
+        """States of regions [E, N, C] and words [E, T, W] after the layer; of: the image of each expression, needed if
+        `visual` and `visual_mask` still have one row per image.
         """
         query, key, value = self.image.ask(visual)
         if of is not None:
@@ -219,7 +219,7 @@ class Connection(nn.Module):
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2000e
 class RegionEmbedding(nn.Module):
-    """Appearance and position of regions, as states of the image stream."""
+    """Embeds the features and positions of regions as states of the image stream."""
 
     def __init__(self, feature_size: int, config: ViLBERTConfig):
         super().__init__()
@@ -227,7 +227,7 @@ class RegionEmbedding(nn.Module):
         self.norm, self.dropout = nn.LayerNorm(config.region_hidden, eps=1e-12), nn.Dropout(config.dropout)
 
     def forward(self, regions: RegionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [P, 1 + N, C] and their mask; the whole picture comes first."""
+        """States [P, 1 + N, C] and their mask; the whole image is the first region."""
         features, geometry, mask = regions.features, regions.geometry, regions.mask
         there = mask[..., None].to(features.dtype)
         mean = (features * there).sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)
@@ -240,9 +240,9 @@ class RegionEmbedding(nn.Module):
 class ViLBERT(nn.Module):
     """ViLBERT as a ranker of regions: `network(regions, ids, mask, of) -> scores [E, N]`, see `models.regions.batch`.
 
-    Source: Lu et al. 2019, section 2, and `jiasenlu/vilbert_beta` for what the paper leaves open. The score of a region
-    is a linear function of its last state, as for RefCOCO+ there and in appendix A.5.2 of Ref-Adv. Departures: padded
-    places are left out of attention (there: 10,000 less), and the whole picture is no candidate.
+    Source: Lu et al. 2019, section 2, and `jiasenlu/vilbert_beta` for open details. The score of a region is a linear
+    function of its last state, as for RefCOCO+ there and in appendix A.5.2 of Ref-Adv. Departures: padding is masked
+    out of attention (there: logits minus 10,000), and the whole image is no candidate.
     """
 
     def __init__(self, config: ViLBERTConfig, vocabulary_size: int, feature_size: int):
@@ -262,11 +262,11 @@ class ViLBERT(nn.Module):
 
     @property
     def max_tokens(self) -> int:
-        """The longest expression, [CLS] and [SEP] included."""
+        """The maximum tokens of an expression, [CLS] and [SEP] included."""
         return self.config.max_tokens
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Tokens [E, T] as states of the text stream."""
+        """The text stream's input states [E, T, W] from token ids [E, T]."""
         states = self.words(ids) + self.kinds.weight[0]
         if self.positions is not None:
             states = states + self.positions(torch.arange(ids.shape[1], device=ids.device))
@@ -276,12 +276,12 @@ class ViLBERT(nn.Module):
 @patch
 def streams(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor,
             *, words: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last states of regions [E, 1 + N, C], the whole picture first, and of words [E, T, W].
+    """The last states of regions [E, 1 + N, C], the whole image first, and of words [E, T, W].
 
-    words: False leaves out the text layers that no region sees; the words' states are then not the last.
+    words: False skips the text layers after the last connection, which do not affect the regions' states.
     """
     (visual, visual_mask), read = self.see(regions), self.read(ids)
-    shared, place, line = of, 0, 0  # `shared` until the regions have a row for each expression
+    shared, place, line = of, 0, 0  # `shared` is `of` until the regions have one row per expression
     for connection, (image, text) in zip(self.connections, self.config.connections):
         for layer in self.image[place:image]:
             visual = layer(visual, visual_mask)
@@ -303,7 +303,7 @@ def streams(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.
 @patch
 def forward(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
             ) -> torch.Tensor:
-    """Scores [E, N] of regions for expressions; minus infinity for padding."""
+    """Scores [E, N] of regions for expressions; minus infinity for padded regions."""
     visual, _ = self.streams(regions, ids, mask, of, words=False)
     scores = self.score(self.dropout(visual[:, 1:])).squeeze(-1)
     return scores.masked_fill(~regions.mask[of], -torch.inf)
@@ -312,14 +312,14 @@ def forward(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.
 @patch
 def pooled(self: ViLBERT, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor
            ) -> torch.Tensor:
-    """One vector [E, joint_hidden] of each picture and text: the product of both pooled streams."""
+    """One vector per pair of image and text, [E, joint_hidden]: the product of both pooled streams."""
     visual, read = self.streams(regions, ids, mask, of)
     return self.dropout(F.relu(self.pool_text(read[:, 0])) * F.relu(self.pool_image(visual[:, 0])))
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #bc35b615
 def build_vilbert(config: ViLBERTConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 2048,
                   seed: int = 0) -> ViLBERT:
-    """A ViLBERT with weights drawn from a seed as BERT's are: normal of deviation `spread`, biases 0, scales 1."""
+    """A ViLBERT with BERT's initialisation from a seed: normal with deviation `spread`, biases 0, norm weights 1."""
     with drawn_from(seed):
         network = ViLBERT(config, vocabulary_size, feature_size)
         for module in network.modules():
@@ -335,11 +335,11 @@ _SPARE = (r"cls\.", r"bert\.encoder\.c_layer\.\d+\.biOutput\.q_dense[12]\.", r"v
 
 # %% ../../../nbs/lib/models/regions/02_vilbert.ipynb #e2b2001c
 def load_published(network: ViLBERT, state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Load weights of `vilbert_beta` or `vilbert-multi-task` into a network; returns what was drawn, not read: the
-    region score, where the file has none.
+    """Load weights of `vilbert_beta` or `vilbert-multi-task` into a network; returns the names of parameters that stay
+    random: those of the region score if the file has none.
 
-    state: tensors by name, from `read_state`. Raises FormatError that lists missing and unexpected names and shapes
-    that differ.
+    state: tensors by name, from `read_state`. Raises FormatError that lists missing names, unexpected names and
+    differing shapes.
     """
     load_state(network, state, names=PUBLISHED_NAMES, may_miss=(r"vision_logit\.",), may_ignore=_SPARE)
     return [name for name in network.state_dict() if rename(name, PUBLISHED_NAMES) not in state]
