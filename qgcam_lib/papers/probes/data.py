@@ -283,7 +283,7 @@ def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights:
     warnings are in the `attrs` of its scores under "notes".
 
     plan: from `plan_models`; models with a reason are left out. folder: for finished images, one subfolder per
-    model. options: for `load_model` (seed). All models return logits, since a softmax of probabilities is no confidence.
+    model. options: for `load_model` (seed). All models return logits; a softmax of probabilities is no confidence.
     """
     scores, cards = {}, {}
     for model in plan.loc[plan["why"] == "", "model"]:
