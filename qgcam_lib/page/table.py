@@ -119,9 +119,8 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
 
     form: a format such as "{:.1%}", a function, or a mapping from columns to either; a column `p_value` uses `p_text`
     unless it is in the mapping; index: show the index too; marks: 'best', 'second' or '' for each cell; caption: shown
-    above; precision: decimals of floats without a format; head: show only so many rows, and add to the caption the
-    number of all rows and `rest`, where to find them. A missing value is a dash; line breaks are kept; a frame without
-    rows becomes the caption and "none".
+    above; precision: decimals of floats without a format; head: number of rows to show, with a note in the caption;
+    rest: where all rows are, for the note. A missing value is a dash; line breaks are kept; without rows: "none".
     """
     if head is not None and len(frame) > head:
         part = f"{head} of {len(frame)} rows" + f"; all in {rest}" * bool(rest)
@@ -166,7 +165,7 @@ def fact_text(value: Any) -> str:
 
 # %% ../../nbs/lib/page/01_table.ipynb #9a0dd7f0
 def record_text(value: Any, indent: int = 0, width: int = 300) -> str:
-    """A record as JSON; a list or object that does not fit into `width` characters has its items on lines of their own.
+    """A record as JSON; a list or object that does not fit into `width` characters is written with one item per line.
 
     Values of types that JSON lacks become text. indent: blanks before the lines of the items, minus one.
     """

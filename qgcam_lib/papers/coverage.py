@@ -187,7 +187,7 @@ def coverage_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[st
                    seed: int = 0) -> pd.DataFrame:
     """Coverage of every method in every cell: score, n_groups, sizes, method, coverage (0..1), width.
 
-    Each cell has its own random seed, independent of the other cells. With 1,000 repetitions, the 95 % interval of a
+    Each cell has a separate random seed, independent of the other cells. With 1,000 repetitions, the 95 % interval of a
     coverage of .95 is ± .014.
     """
     cells = {}

@@ -97,7 +97,7 @@ def category_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #0649fdb1
 def best_category_title(summary: pd.DataFrame, what: str) -> str:
-    """A title that names the categories with the highest and lowest score among those with at least three images.
+    """A title with the highest and the lowest score among the categories that have at least three images.
     summary: of one score by category; what: the score's name."""
     mean = summary[(summary["n_groups"] >= 3) & summary["value"].notna()].groupby("category")["value"].mean()
     if len(mean) < 2:

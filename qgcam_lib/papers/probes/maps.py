@@ -173,8 +173,7 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #22feb62c
 def flip_title(row: Any) -> str:
-    """A title with a group's role and change: "gain: wrong before (0.41), right after (0.62)". row: from
-    `choose_flips`, as a named tuple."""
+    """A title for a group: "gain: wrong before (0.41), right after (0.62)". row: from `choose_flips`, a named tuple."""
     words = [f"{'right' if sure > 0.5 else 'wrong'} {when} ({sure:.2f})" for when, sure in
              (("before", row.before), ("after", row.after))]
     return f"{row.role}: {', '.join(words)}"

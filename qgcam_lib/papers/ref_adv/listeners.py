@@ -70,8 +70,7 @@ def _chance(listener: Listener, things: Iterable[int], one: Expression) -> tuple
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #bfddecc4
 def ask_listeners(data: RefAdv, expressions: Sequence[Expression]) -> dict[str, pd.DataFrame]:
-    """The results of the baselines LISTENERS, {listener: rows as in `runs.ask_rankers`, words as written}; {} if no
-    scene is known.
+    """Results of the baselines LISTENERS, {listener: rows as in `runs.ask_rankers`, words as written}; {} if no scenes.
 
     correct: chance that the random choice is correct, 0..1; ties: number of other boxes in the choice; predicted and
     iou are undefined. Expressions without candidates are left out.
@@ -230,7 +229,7 @@ def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #cd1a4263
 def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.DataFrame]:
-    """The cost of shuffling for each arm: rows of `expressions` with correct, the cost in -1..1, mean or of one seed."""
+    """The cost of shuffling for each arm: rows of `expressions` with correct, the cost in -1..1. seed: None: mean."""
     choices = study.choices if seed is None else study.choices[study.choices["seed"] == seed]
     wide = choices.assign(correct=choices["correct"].astype(float)).pivot_table(
         index=["arm", "id"], columns="words", values="correct", observed=True)

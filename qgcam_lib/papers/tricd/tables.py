@@ -73,8 +73,7 @@ def ranked(summary: pd.DataFrame, metric: str) -> pd.DataFrame:
 def discrimination(summary: pd.DataFrame) -> pd.DataFrame:
     """Standard deviation of AP by two methods, in points: model, subset, AP, sd_90 (the paper's), bootstrap_sd, ratio.
 
-    summary: from `evaluate` with n_bootstrap and n_subsets above 1, and a column `model`. Rows without both deviations
-    are left out.
+    summary: from `evaluate` with n_bootstrap and n_subsets above 1, plus `model`. Rows without both are left out.
     """
     rows = summary[(summary["metric"] == "AP") & summary[["sd_90", "bootstrap_sd"]].notna().all(axis=1)]
     frame = rows[["model"]].assign(subset=rows["subset"].replace(SUBSET_NAMES), AP=100 * rows["value"],
@@ -130,7 +129,7 @@ def silence_table(alarms: pd.DataFrame, price: pd.DataFrame) -> pd.DataFrame:
     """Share of false captions without a box, in percent, for every model; models of SILENCE without a run get a reason.
 
     Columns: model, trained, silent at .5, hit at .5 (phrases of true captions with a hit at that score), silent at
-    recall .5 (at the threshold where half of these phrases have a hit) with its 95 % interval (low, high), price (AP
+    recall .5 (at the threshold where half of the phrases have a hit) with its 95 % interval (low, high), price (AP
     drop caused by false captions, points), note.
     """
     lines, both = [], pd.concat([alarms, price])
