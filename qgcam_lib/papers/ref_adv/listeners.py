@@ -229,7 +229,7 @@ def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #cd1a4263
 def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.DataFrame]:
-    """The cost of shuffling for each arm: rows of `expressions` with correct, the cost in -1..1. seed: None: mean."""
+    """The cost of shuffling for each arm: rows of `expressions` with correct, the cost in -1..1; seed: None for all."""
     choices = study.choices if seed is None else study.choices[study.choices["seed"] == seed]
     wide = choices.assign(correct=choices["correct"].astype(float)).pivot_table(
         index=["arm", "id"], columns="words", values="correct", observed=True)
