@@ -120,7 +120,7 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
     form: a format such as "{:.1%}", a function, or a mapping from columns to either; a column `p_value` uses `p_text`
     unless it is in the mapping; index: show the index too; marks: 'best', 'second' or '' for each cell; caption: shown
     above; precision: decimals of floats without a format; head: number of rows to show, with a note in the caption;
-    rest: where all rows are, for the note. A missing value is a dash; line breaks are kept; without rows: "none".
+    rest: where all rows are, for the note. Missing values are dashes; line breaks stay; no rows: caption and "none".
     """
     if head is not None and len(frame) > head:
         part = f"{head} of {len(frame)} rows" + f"; all in {rest}" * bool(rest)

@@ -170,7 +170,7 @@ def drawn_ends(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) 
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #216242cc
 def coverage_of(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> pd.DataFrame:
-    "Each method's coverage: the share of repetitions whose interval contains the truth, and its mean width in 0..1."
+    "Each method's coverage: the share of repetitions whose interval contains the truth, and the mean width in 0..1."
     hits: dict[str, list] = {}
     for k in range(0, world.sizes.shape[1], 100):  # each block of 100 repetitions is resampled separately
         part = slice(k, k + 100)

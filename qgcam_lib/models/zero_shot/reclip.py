@@ -42,7 +42,7 @@ class PictureRanker:
         """Scores float64 [N] of N boxes, half-open xyxy in pixels; higher fits better. No boxes give [0].
 
         Raises TypeError if the expression is no text, ValueError for an empty text or an invalid box, `ExampleError`
-        for an unreadable image.
+        for an invalid image.
         """
         return self.rank_batch([image], [boxes], [[expression]])[0][0]
 
