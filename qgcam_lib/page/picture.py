@@ -19,13 +19,13 @@ from ..errors import visible
 from .table import Notes, no_formula
 
 # %% ../../nbs/lib/page/02_picture.ipynb #5850a0b7
-_DPI = 100  # of a figure on a page; the file that is kept has 160
-_LARGE = 60_000  # bytes; a PNG above has photographs or heat maps in it
+_DPI = 100  # of a figure on a page; the saved file has 160
+_LARGE = 60_000  # bytes; a larger PNG contains photographs or heat maps
 
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """A PNG or JPEG with a text alternative and a caption; it displays itself in a notebook."""
+    """A PNG or JPEG with a text alternative and a caption, displayed by a notebook."""
 
     data: bytes
     alt: str
@@ -33,7 +33,7 @@ class Picture:
     caption: str = ""
 
     def bundle(self) -> tuple[dict, dict]:
-        """The picture and its text by MIME type, and their metadata."""
+        """The image and its text alternative by MIME type, and the metadata by MIME type."""
         data = {self.kind: base64.b64encode(self.data).decode(), "text/plain": self.alt}
         return data, {self.kind: {"alt": self.alt}}
 
@@ -50,7 +50,7 @@ class Picture:
 
 # %% ../../nbs/lib/page/02_picture.ipynb #7e1c0102
 def _plain_ticks(axis: Any) -> set[Any]:
-    """Make the labels of an axis visible; returns the texts that matplotlib writes itself and may be formulas."""
+    """Spell out invisible characters in an axis's labels; returns matplotlib's own texts, which may be formulas."""
     from matplotlib.category import StrCategoryFormatter
     from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatter
 
@@ -64,7 +64,7 @@ def _plain_ticks(axis: Any) -> set[Any]:
 
 # %% ../../nbs/lib/page/02_picture.ipynb #c5f3092c
 def plain_texts(figure: Any) -> None:
-    """Let every text of a matplotlib figure be text: `$` is a dollar sign, and what cannot be seen is spelled out."""
+    """Make every text of a matplotlib figure plain: `$` is a dollar sign, invisible characters are spelled out."""
     from matplotlib.axis import Axis
     from matplotlib.text import Text
 
@@ -77,14 +77,14 @@ def plain_texts(figure: Any) -> None:
 # %% ../../nbs/lib/page/02_picture.ipynb #47f4b631
 @contextmanager
 def any_letters() -> Iterator[None]:
-    """Draw without a warning for every letter that the fonts lack."""
+    """Suppress matplotlib's warnings about letters that the fonts lack."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 # %% ../../nbs/lib/page/02_picture.ipynb #d0033001
 def as_figure(what: Any) -> Any:
-    """The figure itself, or that of axes or of a seaborn grid; TypeError for anything else."""
+    """The given figure, or the figure of axes or of a seaborn grid; TypeError for any other type."""
     figure = what if hasattr(what, "savefig") else getattr(what, "figure", None)
     if not hasattr(figure, "savefig"):
         raise TypeError(f"argument `figure`: expected a matplotlib figure or axes, given {type(what).__name__}.")
@@ -93,7 +93,7 @@ def as_figure(what: Any) -> Any:
 # %% ../../nbs/lib/page/02_picture.ipynb #288fcaa9
 @contextmanager
 def laid_out(figure: Any, dpi: int = 160) -> Iterator[Any]:
-    """A figure with plain texts, laid out once for all that save it in the block; yields its box in inches."""
+    """Give a figure plain texts and lay it out once for all saves in the block; yields its box in inches."""
     from matplotlib import rcParams
 
     if hasattr(figure, "qgcam_box"):
@@ -115,9 +115,9 @@ def laid_out(figure: Any, dpi: int = 160) -> Iterator[Any]:
 
 # %% ../../nbs/lib/page/02_picture.ipynb #befeb75f
 def page_picture(figure: Any, alt: str, dpi: int = _DPI) -> Picture:
-    """A matplotlib figure as a small PNG (at most 256 colours) or JPEG of `dpi` dots an inch, with its text.
+    """A matplotlib figure as a small PNG (at most 256 colours) or JPEG of `dpi` dots an inch, with alt text.
 
-    The same figure gives the same bytes. Its texts become plain (`plain_texts`). Raises ValueError without a text.
+    The same figure gives the same bytes. Its texts become plain (`plain_texts`). Raises ValueError if `alt` is empty.
     """
     from PIL import Image
 
@@ -137,7 +137,7 @@ def page_picture(figure: Any, alt: str, dpi: int = _DPI) -> Picture:
 
 # %% ../../nbs/lib/page/02_picture.ipynb #391eac0f
 def as_lines(text: str | Sequence[str]) -> tuple[str, ...]:
-    """One text, or several, as a tuple of lines; empty ones are left out. TypeError for anything else."""
+    """One or several texts as a tuple of lines, without empty ones. TypeError for any other type."""
     texts = [text] if isinstance(text, str) else list(text)
     if wrong := [one for one in texts if not isinstance(one, str)]:
         raise TypeError(f"expected a text or a list of texts, given {wrong[0]!r} ({type(wrong[0]).__name__})")
@@ -150,8 +150,8 @@ _LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where i
 @dataclass(frozen=True)
 class ResultBox:
     """The result of a run in words. question, answer: a sentence each; effect: differences or scores, each with its
-    95 % interval and n, the one that matters first; differs: what differs from the paper (data, weights, protocol, n).
-    All plain text. Question, answer and the first effect are seen, the rest is folded."""
+    95 % interval and n, the main one first; differs: differences from the paper (data, weights, protocol, n).
+    All plain text. Question, answer and the first effect are visible, the other fields are folded."""
 
     question: str
     answer: str = ""
@@ -159,7 +159,7 @@ class ResultBox:
     differs: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Pairs (what, lines); what is empty is left out, but never the answer."""
+        """Pairs (name of the row, lines), without empty rows; the row of the answer is always there."""
         pairs = [("Question", as_lines(self.question)), ("Answer", as_lines(self.answer) or ("Being computed.",)),
                  ("Effect", self.effect[:1]), ("More effects", self.effect[1:]),
                  ("Differs from the paper", self.differs)]

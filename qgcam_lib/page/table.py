@@ -23,9 +23,9 @@ from ..errors import visible
 
 # %% ../../nbs/lib/page/01_table.ipynb #7e1c0009
 def no_formula(*texts: str) -> str:
-    """The attribute that keeps a front end from drawing formulas in an element with these texts, a blank before it.
+    """The HTML attribute, after a blank, that stops a front end from rendering formulas in an element with these texts.
 
-    "" where nothing in the texts looks like a formula.
+    "" if no text contains the delimiters of a formula.
     """
     return ' class="tex2jax_ignore mathjax_ignore"' * any(re.search(r"\$|\\[(\[]|\\begin", text) for text in texts)
 
@@ -35,8 +35,8 @@ _MARKS = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`")
 
 @dataclass(frozen=True, repr=False)
 class Notes:
-    """Paragraphs that show themselves in a notebook. texts: one, or several; the marks "> ", `**` and a backtick count,
-    everything else is text."""
+    """Paragraphs for display in a notebook. texts: one or several; the marks "> ", `**` and a backtick are markup,
+    all other characters are plain text."""
 
     texts: str | Sequence[str]
 
@@ -60,7 +60,7 @@ def _paragraph_html(text: str) -> str:
 
 # %% ../../nbs/lib/page/01_table.ipynb #7f057ed6
 class Table(Styler):
-    """A table of a page. It shows itself in a notebook; as text it is its caption and its cells."""
+    """A table of a page, displayed as HTML in a notebook; its `repr` is the caption and the cells."""
 
     def __repr__(self) -> str:
         if self.data.empty:
@@ -77,7 +77,7 @@ _TAGS = {"best": "<b>{}</b>", "second": "<u>{}</u>"}
 
 
 def _cell_html(value: Any, form: Any, precision: int, mark: str) -> str:
-    """A cell as HTML: formatted, escaped, its line breaks kept, its mark as a tag; a missing value is a dash."""
+    """A cell as HTML: formatted and escaped, with line breaks and with its mark as a tag; a dash if missing."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is not None:
@@ -88,22 +88,22 @@ def _cell_html(value: Any, form: Any, precision: int, mark: str) -> str:
 
 # %% ../../nbs/lib/page/01_table.ipynb #69764839
 def p_text(p: float) -> str:
-    """A p-value with three decimals and without the 0 before the point, as ".012"; "< .001" below that; NaN: "–"."""
+    """A p-value with three decimals and no leading zero, such as ".012"; "< .001" if smaller than .001; "–" for NaN."""
     if pd.isna(p):
         return "–"
     return "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-_FORMS = {"p_value": p_text}  # of columns of this name, where the caller has no format for the column
+_FORMS = {"p_value": p_text}  # formats by column name, used if the caller gives none for the column
 
 # %% ../../nbs/lib/page/01_table.ipynb #f0660cf9
 def _is_words(cell: Any) -> bool:
-    """Is a cell a text to be read, which begins at the left, and not a number in the middle of its column?"""
+    """Whether a cell is a text that begins with a letter; its column is then aligned to the left."""
     return isinstance(cell, str) and cell[:1].isalpha()
 
 
 def _label(value: Any) -> Any:
-    """A heading: a text as it can be seen, anything else as it is."""
+    """A heading: a text with invisible characters spelled out; other values are unchanged."""
     return visible(value) if isinstance(value, str) else value
 
 # %% ../../nbs/lib/page/01_table.ipynb #b3338bac
@@ -115,12 +115,12 @@ _LAYOUT = [{"selector": "th,td", "props": "text-align:center;padding:.25em .6em;
 
 def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: pd.DataFrame | None = None,
          caption: str = "", precision: int = 3, head: int | None = None, rest: str = "") -> Table:
-    """A frame as a table of a page, all its text escaped. It shows itself in a notebook.
+    """A frame as a table of a page, with all text escaped; a notebook displays it.
 
-    form: a format such as "{:.1%}", a function, or one a column; a column `p_value` has `p_text` unless it has one of
-    its own; index: show the index too; marks: 'best', 'second' or '' of each cell; caption: stands above; precision:
-    decimals of numbers without a format; head: show only the first rows, and say of how many and that all are in
-    `rest`. A missing value is a dash, a line break stays one; a frame without rows is the caption and "none".
+    form: a format such as "{:.1%}", a function, or a mapping from columns to either; a column `p_value` uses `p_text`
+    unless it is in the mapping; index: show the index too; marks: 'best', 'second' or '' for each cell; caption: shown
+    above; precision: decimals of floats without a format; head: number of rows to show, with a note in the caption;
+    rest: where all rows are, for the note. Missing values are dashes; line breaks stay; no rows: caption and "none".
     """
     if head is not None and len(frame) > head:
         part = f"{head} of {len(frame)} rows" + f"; all in {rest}" * bool(rest)
@@ -145,9 +145,9 @@ def show(frame: pd.DataFrame, form: Any = None, *, index: bool = False, marks: p
 
 # %% ../../nbs/lib/page/01_table.ipynb #f13245a1
 def fact_text(value: Any) -> str:
-    """A value as a short text: '24,363', 'yes', '96, 96' for a pair, of a sha256 the first 12 digits.
+    """A value as a short text: '24,363', 'yes', '96, 96' for a pair, the first 12 digits for a sha256.
 
-    '' for what is unknown (None, an empty text or collection).
+    '' for an unknown value (None, an empty text or collection).
     """
     if value is None or isinstance(value, str | Sequence | Mapping) and not len(value):
         return ""
@@ -165,9 +165,9 @@ def fact_text(value: Any) -> str:
 
 # %% ../../nbs/lib/page/01_table.ipynb #9a0dd7f0
 def record_text(value: Any, indent: int = 0, width: int = 300) -> str:
-    """A record as JSON; a list or object that does not fit into `width` characters has its items on lines of their own.
+    """A record as JSON; a list or object that does not fit into `width` characters is written with one item per line.
 
-    What JSON does not know becomes text. indent: blanks before the items' lines, less one.
+    Values of types that JSON lacks become text. indent: blanks before the lines of the items, minus one.
     """
     line = json.dumps(value, ensure_ascii=False, default=str)
     if len(line) + indent <= width or not isinstance(value, Mapping | list | tuple):
@@ -181,11 +181,11 @@ def record_text(value: Any, indent: int = 0, width: int = 300) -> str:
     return f"{line[0]}{pad}{f',{pad}'.join(items)}{pad[:-1]}{line[-1]}"
 
 # %% ../../nbs/lib/page/01_table.ipynb #d29b9cd7
-_LEFT = 'align="left" valign="top" style="text-align:left"'  # the style where it is kept, the attributes elsewhere
+_LEFT = 'align="left" valign="top" style="text-align:left"'  # the attributes are for front ends that remove `style`
 
 
 def _without_tables(record: Any) -> Any:
-    """A record without its lists of records, such as a model's scores by data set: some 20 kB each."""
+    """A record without its lists of records (such as a model's scores by data set), which take some 20 kB each."""
     if not isinstance(record, Mapping):
         return record
     return {name: _without_tables(value) for name, value in record.items()
@@ -194,9 +194,9 @@ def _without_tables(record: Any) -> Any:
 # %% ../../nbs/lib/page/01_table.ipynb #024ecc01
 @dataclass(frozen=True, repr=False)
 class Card:
-    """Facts in the order of reading, notes that a reader must not miss, and the record without its tables, folded.
+    """Facts in reading order, important notes, and the record without its tables, folded.
 
-    facts: a value a name, or a mapping of them for each of several (models beside each other). All plain text.
+    facts: name -> value, or label -> such a mapping to show several models side by side. All plain text.
     """
 
     facts: Mapping[str, Any]
@@ -205,7 +205,7 @@ class Card:
     full: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self) -> list[list[str]]:
-        """The rows of the card as texts, what is unknown left out; several have a first row with their names."""
+        """The rows of the card as texts, without unknown values; for several models the first row has their names."""
         facts = {str(name): value for name, value in self.facts.items()}
         if not facts or not all(isinstance(value, Mapping) for value in facts.values()):
             return [[name, text] for name, value in facts.items() if (text := fact_text(value))]
@@ -242,7 +242,7 @@ def data_card(record: Mapping[str, Any], caption: str = "", notes: Sequence[str]
 
 # %% ../../nbs/lib/page/01_table.ipynb #a0a34c68
 def model_card(record: Mapping[str, Any], caption: str = "", notes: Sequence[str] = ()) -> Card:
-    """The card of a model from its `card`; of several, from a mapping of their names to their cards."""
+    """The card of a model from its `card`, or of several models from a mapping name -> card."""
     several = bool(record) and all(isinstance(one, Mapping) for one in record.values())
     facts = {key: {name: one[name] for name in _MODEL if name in one} for key, one in
              (record if several else {"": record}).items()}
@@ -250,10 +250,10 @@ def model_card(record: Mapping[str, Any], caption: str = "", notes: Sequence[str
 
 # %% ../../nbs/lib/page/01_table.ipynb #ebc60bfe
 def fingerprint_notes(record: Mapping[str, Any], used: Mapping[str, str]) -> list[str]:
-    """Sentences for the fingerprints of a model's card (its field "data") that differ from the run's.
+    """A sentence for each fingerprint in a model's card (in its field "data") that differs from the run's.
 
-    used: what the run reads, by the names on the card ("test_fingerprint", "generator", …); names that the card does
-    not have say nothing.
+    used: the run's fingerprints by their names on the card ("test_fingerprint", "generator", …); names that are not
+    on the card are ignored.
     """
     card_data = record.get("data") if isinstance(record.get("data"), Mapping) else {}
     return [f"The card of {record.get('name', 'this model')} speaks of data, or a reading of them, with the "

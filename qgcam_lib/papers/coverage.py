@@ -38,7 +38,7 @@ ICC = 0.4
 
 
 def group_sizes(kind: str, n_groups: int, n_runs: int, rng: np.random.Generator) -> np.ndarray:
-    "Rows of each group in each repetition: int [n_groups, n_runs]."
+    "Number of rows in each group of each repetition: int [n_groups, n_runs]."
     shape = (n_groups, n_runs)
     if kind == "equal":
         return np.full(shape, 8)
@@ -51,7 +51,7 @@ def group_sizes(kind: str, n_groups: int, n_runs: int, rng: np.random.Generator)
 # %% ../../nbs/lib/papers/01_coverage.ipynb #8fc34f06
 @dataclass(frozen=True)
 class World:
-    "Repetitions of one study. sizes, sums: [n_groups, n_runs]; squares: [n_runs], of all rows; truth: the mean."
+    "Repetitions of one study. sizes, sums: [n_groups, n_runs]; squares: [n_runs], over all rows; truth: the true mean."
 
     sizes: np.ndarray
     sums: np.ndarray
@@ -60,7 +60,7 @@ class World:
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #15b9f18b
 def draw_world(score: str, sizes: np.ndarray, rng: np.random.Generator) -> World:
-    "Scores of groups of these sizes; score: of SCORES."
+    "Simulated scores for groups of the given sizes; score: a key of SCORES."
     truth, shape = SCORES[score], sizes.shape
     if score.endswith("whole groups"):
         copied = rng.binomial(sizes, np.sqrt(ICC))
@@ -106,7 +106,7 @@ def _wilson_ends(mean: np.ndarray, variance: np.ndarray, df: np.ndarray | float)
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #410c9cdd
 def closed_ends(world: World) -> Iterator[tuple[str, np.ndarray]]:
-    "Name and ends [2, n_runs] of each interval that needs no draws; the first is the library's."
+    "Name and ends [2, n_runs] of each closed-form interval; the first is the library's default."
     estimates, df = _linear(world), len(world.sizes) - 1
     ours = of_means(world.sums, world.sizes, world.squares)
     yield "cluster", cluster_interval(ours, ranges=[(0, 1)] * len(estimates.mean))
@@ -126,7 +126,7 @@ def _studentised(value: np.ndarray, error: np.ndarray, drawn: np.ndarray, errors
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #cb3bee3a
 def _bca(value: np.ndarray, drawn: np.ndarray, without: np.ndarray) -> np.ndarray:
-    "BCa ends [2, m] from replicates [R, m] and means without each group [n_groups, m]. Source: Efron, 1987."
+    "BCa ends [2, m] from replicates [R, m] and leave-one-group-out means [n_groups, m]. Source: Efron, 1987."
     below = (drawn < value).mean(0) + (drawn == value).mean(0) / 2
     z0 = ndtri(np.clip(below, 1 / len(drawn), 1 - 1 / len(drawn)))
     apart = without.mean(0) - without
@@ -150,7 +150,7 @@ def _wild(world: World, estimates: SimpleNamespace, signs: np.ndarray) -> np.nda
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #97da2a50
 def drawn_ends(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> Iterator[tuple[str, np.ndarray]]:
-    "Name and ends [2, n_runs] of each interval by resampling; all repetitions of one call share the draws."
+    "Name and ends [2, n_runs] of each bootstrap interval; all repetitions in one call share the resamples."
     n, n_groups, estimates = world.sizes, len(world.sizes), _linear(world)
     weights = np.concatenate(list(bootstrap_weights(n_groups, n_bootstrap, rng)))
     rows, sums = weights @ n, weights @ world.sums
@@ -170,9 +170,9 @@ def drawn_ends(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) 
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #216242cc
 def coverage_of(world: World, rng: np.random.Generator, n_bootstrap: int = 1000) -> pd.DataFrame:
-    "Each method's share of repetitions whose interval covers the truth, and its mean width within 0..1."
+    "Each method's coverage: the share of repetitions whose interval contains the truth, and the mean width in 0..1."
     hits: dict[str, list] = {}
-    for k in range(0, world.sizes.shape[1], 100):  # every hundred repetitions have draws of their own
+    for k in range(0, world.sizes.shape[1], 100):  # each block of 100 repetitions is resampled separately
         part = slice(k, k + 100)
         some = World(world.sizes[:, part], world.sums[:, part], world.squares[part], world.truth)
         for name, (low, high) in (*closed_ends(some), *drawn_ends(some, rng, n_bootstrap)):
@@ -187,8 +187,8 @@ def coverage_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[st
                    seed: int = 0) -> pd.DataFrame:
     """Coverage of every method in every cell: score, n_groups, sizes, method, coverage (0..1), width.
 
-    A cell has draws of its own, whatever else is asked for. With 1,000 repetitions a coverage of .95 is known to
-    -+ .014.
+    Each cell has a separate random seed, independent of the other cells. With 1,000 repetitions, the 95 % interval of a
+    coverage of .95 is ± .014.
     """
     cells = {}
     for score, n, kind in product(scores, n_groups, sizes):
@@ -212,8 +212,8 @@ def draw_differences(score: float, sizes: np.ndarray, rng: np.random.Generator,
 def null_table(n_groups: Iterable[int] = (60, 30, 10, 6), sizes: Sequence[str] = SIZES[:3],
                means: Iterable[float] = (0.6, 0.95), icc: tuple[float, float] = (ICC, ICC), *, n_runs: int = 1000,
                n_permutations: int = 1999, seed: int = 0) -> pd.DataFrame:
-    """Share of repetitions in which equal models differ at .05: mean, icc, n_groups, sizes, by_p_value, by_interval,
-    by_t. icc: the intra-class correlation of each model."""
+    """Share of repetitions in which equal models differ at .05. Columns: mean, icc, n_groups, sizes, by_p_value,
+    by_interval, by_t. icc: the intra-class correlation of each model."""
     rows = []
     for mean, n, kind in product(means, n_groups, sizes):
         rng = np.random.default_rng([seed, 100 + round(100 * mean), n, SIZES.index(kind)])
@@ -233,8 +233,8 @@ def _held(ends: Sequence[np.ndarray] | np.ndarray, truth: float) -> float:
 # %% ../../nbs/lib/papers/01_coverage.ipynb #46651c62
 def pairs_table(n_images: Iterable[int] = (60, 30, 10), *, n_runs: int = 1000, n_bootstrap: int = 1000,
                 seed: int = 0) -> pd.DataFrame:
-    """Coverage for rows of two groups, and how often a true null is rejected: score, n_images, cluster, percentile,
-    by_t (two-sided at .05, for the continuous score)."""
+    """Coverage for rows that belong to two groups, and how often a true null is rejected. Columns: score, n_images,
+    cluster, percentile, by_t (two-sided at .05, for the continuous score)."""
     rows = []
     for score, n in product(("continuous score", "accuracy .60", "accuracy .95"), n_images):
         rng = np.random.default_rng([seed, 7, round(100 * SCORES[score]), n])
@@ -263,8 +263,8 @@ def _detected(n_groups: int, seed: int, options: dict[str, Any]) -> tuple[Matche
 # %% ../../nbs/lib/papers/01_coverage.ipynb #7305fbb1
 def detection_table(n_groups: Iterable[int] = (60, 30, 10), detectors: Iterable[str] = tuple(DETECTORS), *,
                     n_runs: int = 200, n_bootstrap: int = 300, n_truth: int = 2000) -> pd.DataFrame:
-    """Coverage of AP's interval: detector, truth, n_groups, mean (of AP), method ("cluster", "percentile"), coverage,
-    width. The truth is the AP of n_truth groups."""
+    """Coverage of AP's interval. Columns: detector, truth, n_groups, mean (of AP), method ("cluster", "percentile"),
+    coverage, width. The truth is the AP over n_truth groups."""
     rows = []
     for name in detectors:
         matches, part = _detected(n_truth, 10**6, DETECTORS[name])
@@ -286,8 +286,8 @@ def detection_table(n_groups: Iterable[int] = (60, 30, 10), detectors: Iterable[
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #0e57cdce
 def within(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: int = 10) -> pd.DataFrame:
-    """How many cells with at least `least` groups each method brings within low..high: by method, cells, within, below,
-    above, lowest and highest coverage."""
+    """For each method, how many cells with at least `least` groups have a coverage within low..high. Columns: cells,
+    within, below, above, lowest and highest (the coverages)."""
     part = table[table["n_groups"] >= least].assign(below=lambda t: t["coverage"] < low,
                                                     above=lambda t: t["coverage"] > high)
     counts = part.groupby("method", sort=False).agg(cells=("coverage", "size"), below=("below", "sum"),
@@ -300,8 +300,8 @@ def within(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
 def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: int = 10) -> pd.DataFrame:
     """The cells with at least `least` groups whose default interval is outside low..high.
 
-    Columns: score, n_groups, sizes, cluster, reached_by (methods that are inside, or "none"), nearest (the method
-    closest to .95), its_coverage.
+    Columns: score, n_groups, sizes, cluster, reached_by (methods whose coverage is inside, or "none"), nearest (the
+    method closest to .95), its_coverage (of the nearest method).
     """
     rows = []
     for key, cell in table[table["n_groups"] >= least].groupby(["score", "n_groups", "sizes"], sort=False):
@@ -316,7 +316,7 @@ def missed(table: pd.DataFrame, low: float = 0.93, high: float = 0.97, least: in
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #dbe561ec
 def coverage_figure(table: pd.DataFrame, title: str) -> Any:
-    "A panel a score: each method's coverage of every cell, by number of groups; 93 to 97 % in grey."
+    "A panel per score: each method's coverage in every cell, by number of groups; 93 to 97 % in grey."
     import matplotlib.pyplot as plt
 
     scores, methods, sizes = (list(table[name].unique()) for name in ("score", "method", "n_groups"))

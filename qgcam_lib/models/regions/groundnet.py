@@ -27,10 +27,10 @@ from .parse import Node, TreeParser, moved
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c20006
 @dataclass(frozen=True)
 class CmnConfig(Config):
-    """Sizes of a CMN, by default the published ones for RefCOCOg.
+    """Sizes of a CMN; the defaults are the published ones for RefCOCOg.
 
-    words: of a word's vector and of every phrase; hidden: of each direction of each LSTM; dropout: on the states that
-    attention reads; not_words: tokens that are no words, see `only_words`.
+    words: size of word and phrase vectors; hidden: size of each direction of each LSTM; dropout: rate on the states
+    that attention reads; not_words: numbers of the special tokens to ignore, see `only_words`.
     """
 
     words: int = 300
@@ -47,7 +47,7 @@ _SCORES = {"subject": "fc_scores_obj1", "relation": "fc_scores_rel", "object": "
 
 
 class CmnWords(nn.Module):
-    """An expression's three phrases."""
+    """Attention over an expression's words that yields its three phrases: subject, relation and object."""
 
     def __init__(self, config: CmnConfig, vocabulary_size: int):
         super().__init__()
@@ -74,8 +74,8 @@ class CmnWords(nn.Module):
 class Cmn(nn.Module):
     """Compositional modular network over region features; see `build_cmn`.
 
-    Departs from the paper: the features come from any RegionEncoder, not from a Faster R-CNN trained along; words past
-    the 20th are read; initial weights are PyTorch's. Its loss is a softmax over the candidates (section 3.4).
+    Differs from the paper: the features come from any RegionEncoder, not from a jointly trained Faster R-CNN; words
+    after the 20th are read; initial weights are PyTorch's. The paper's loss is a softmax over candidates (section 3.4).
     """
 
     card = {"architecture": "CMN (Hu et al. 2017)", "keys": "named as the variables of the public TensorFlow code, not "
@@ -94,7 +94,7 @@ class Cmn(nn.Module):
             self.relationship_module_spatial_only.register_parameter(name, nn.Parameter(torch.ones(())))
 
     def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-        """Scores [E, N] of each expression's regions, minus infinity for padding. See `models.regions.batch`.
+        """Scores [E, N] of the regions for each expression, minus infinity for padding. See `models.regions.batch`.
 
         Raises ValueError for an expression without words.
         """
@@ -102,7 +102,7 @@ class Cmn(nn.Module):
         return best.masked_fill(~regions.mask[of], -torch.inf)
 
     def attention(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Weights [E, T] of the tokens for subject, relation and object: each sums to 1, what is no word has 0."""
+        """Weights [E, T] of the tokens for subject, relation and object: each sums to 1, special tokens have 0."""
         return self.lstm(ids, mask)[1]
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c2000b
@@ -111,7 +111,7 @@ def pair_scores(self: Cmn, regions: RegionBatch, ids: torch.Tensor, mask: torch.
                 ) -> torch.Tensor:
     """Scores [E, N, N] of pairs (subject, object), minus infinity where the object is padding.
 
-    A region may be its own object, as in the public code: so a picture with one candidate has a pair.
+    A region may be its own object, as in the public code, so an image with a single candidate still has a pair.
     """
     phrases, _ = self.lstm(ids, mask)
     look, relate, where = self.localization_module, self.relationship_module_spatial_only, parts.centred_geometry(
@@ -128,8 +128,8 @@ def pair_scores(self: Cmn, regions: RegionBatch, ids: torch.Tensor, mask: torch.
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c2000c
 def build_cmn(config: CmnConfig = CMN_MINI, vocabulary_size: int = 30522, feature_size: int = 4096,
               seed: int = 0) -> Cmn:
-    """An untrained CMN drawn from a seed. vocabulary_size: of the tokenizer; feature_size: of the
-    RegionEncoder, 4096 of VGG-16's fc7 as published.
+    """An untrained CMN, initialised from a seed. vocabulary_size: number of the tokenizer's tokens; feature_size:
+    number of the RegionEncoder's features, in the paper 4096 from VGG-16's fc7.
     """
     with drawn_from(seed):
         return Cmn(config, vocabulary_size, feature_size)
@@ -137,10 +137,10 @@ def build_cmn(config: CmnConfig = CMN_MINI, vocabulary_size: int = 30522, featur
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50006
 @dataclass(frozen=True)
 class GroundNetConfig(Config):
-    """Sizes of a GroundNet, by default those of the public code.
+    """Sizes of a GroundNet; the defaults are those of the public code.
 
-    words: of a word's vector, of every phrase and of the space where regions meet phrases (300: of the word vectors
-    that the authors start from); hidden: of each direction of each LSTM; dropout: on the states that
+    words: size of word vectors, of phrases and of the joint space of regions and phrases (300 in the authors'
+    pretrained word vectors); hidden: size of each direction of each LSTM; dropout: rate on the states that
     attention reads; not_words: see `only_words`.
     """
 
@@ -156,8 +156,8 @@ MINI = GroundNetConfig(words=96, hidden=96)
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50008
 def words_of_tokens(tokens: Sequence[str], places: Sequence[int]) -> tuple[list[str], list[list[int]]]:
-    """The words that tokens spell, and the places of each word's tokens. tokens: their names, a piece that goes on
-    a word beginning with `##`; places: where each stands."""
+    """The words that tokens form, and the places of each word's tokens. tokens: their texts, where `##` marks a piece
+    that continues a word; places: the position of each token."""
     words, at = [], []
     for token, place in zip(tokens, places):
         if token.startswith("##") and words:
@@ -171,8 +171,8 @@ def words_of_tokens(tokens: Sequence[str], places: Sequence[int]) -> tuple[list[
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c5000b
 @dataclass(frozen=True)
 class Step:
-    """A node in the order of computing. expression: its number; node: with places in the row of tokens; children:
-    numbers of earlier steps; height: 0 for a leaf."""
+    """A tree node as a step of the computation. expression: its number; node: the node, with places in the row of
+    tokens; children: numbers of the child steps, all earlier; height: above the leaves, 0 for a leaf."""
 
     expression: int
     node: Node
@@ -193,14 +193,14 @@ def lay_out(trees: Sequence[Node]) -> tuple[list[Step], list[int]]:
     return steps, [add(number, tree) for number, tree in enumerate(trees)]
 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c5000e
-_LOW = -1e4  # the log-probability of padding: finite, so that sums and gradients are
+_LOW = -1e4  # the log-probability of padding: finite, which keeps sums and gradients finite
 
 
 class GroundNet(nn.Module):
-    """A network laid out by trees, over region features; see `build_groundnet`.
+    """A network over region features whose layout follows each expression's parse tree; see `build_groundnet`.
 
-    Departs from the paper: features of any encoder; another parser (see `models.regions.parse`). The scores are the
-    root's log-probabilities; the published loss is minus that of the target.
+    Differs from the paper: features of any encoder; another parser (see `models.regions.parse`). The scores are the
+    root's log-probabilities; the published loss is the negative log-probability of the target.
     """
 
     def __init__(self, config: GroundNetConfig, vocabulary_size: int, feature_size: int,
@@ -224,7 +224,7 @@ class GroundNet(nn.Module):
                 **self.parse.card}
 
     def forward(self, regions: RegionBatch, ids: torch.Tensor, mask: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-        """Scores [E, N], log-probabilities of each expression's regions, minus infinity for padding.
+        """Scores [E, N]: log-probabilities of the regions for each expression, minus infinity for padding.
 
         See `models.regions.batch`. Raises ValueError for an expression without words.
         """
@@ -235,7 +235,7 @@ class GroundNet(nn.Module):
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c5000f
 @patch
 def trees(self: GroundNet, ids: torch.Tensor, mask: torch.Tensor) -> list[Node]:
-    """The trees of expressions [E, T], places being columns of `ids`."""
+    """The parse trees of expressions [E, T]; places in a tree are columns of `ids`."""
     words, real, places = parts.only_words(ids, mask, self.config.not_words)
     return [self._read_tree(tuple(row[own].tolist()), tuple(at[own].tolist()))
             for row, own, at in zip(words.cpu(), real.cpu(), places.cpu())]
@@ -249,9 +249,9 @@ def _tree_of(self: GroundNet, ids: tuple[int, ...], places: tuple[int, ...]) -> 
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50010
 @patch
 def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The phrase [Q, words] of each of Q nodes with words, and its weights [Q, L] of its tokens in the node's order.
+    """Phrase vectors [Q, words] of Q nodes with words, and the weights [Q, L] of their tokens in the node's order.
 
-    A phrase is read without its sentence, so "the table" of ten expressions is read once.
+    A phrase is encoded without its sentence, so "the table" in ten expressions is encoded once.
     """
     rows = ids.tolist()
     phrase_tokens = [tuple(rows[step.expression][place] for place in step.node.words) for step in steps]
@@ -269,7 +269,7 @@ def phrases(self: GroundNet, steps: Sequence[Step], ids: torch.Tensor) -> tuple[
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #d1c94cc4
 @patch
 def look(self: GroundNet, regions: RegionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Regions [P, N, words], and pairs of them [P, N, N, words], the other thing first; once a picture."""
+    """Embeddings of regions [P, N, words] and of pairs of regions [P, N, N, words], the other object first."""
     where = parts.centred_geometry(regions.geometry)
     visual = torch.cat([regions.features, where], -1)
     size = visual.shape[-1]
@@ -280,7 +280,7 @@ def look(self: GroundNet, regions: RegionBatch) -> tuple[torch.Tensor, torch.Ten
 @patch
 def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: torch.Tensor, of: torch.Tensor
            ) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
-    """Log-probabilities [N] of every step, and step -> weights of its words. Arguments: of `forward`, and `lay_out`."""
+    """Log-probabilities [N] of every step, and step -> weights of its words. Arguments: see `forward` and `lay_out`."""
     spoken = [k for k, step in enumerate(steps) if step.node.words]
     texts, weights = self.phrases([steps[k] for k in spoken], ids)
     owner = of[torch.tensor([step.expression for step in steps], device=of.device)]
@@ -320,10 +320,10 @@ def follow(self: GroundNet, steps: Sequence[Step], regions: RegionBatch, ids: to
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c50013
 def build_groundnet(config: GroundNetConfig = MINI, vocabulary_size: int = 30522, feature_size: int = 4096,
                     seed: int = 0, *, tokens: Sequence[str] = ()) -> GroundNet:
-    """An untrained GroundNet drawn from a seed.
+    """An untrained GroundNet, initialised from a seed.
 
-    vocabulary_size: of the tokenizer; feature_size: of the RegionEncoder; tokens: names of the tokenizer's tokens in
-    order of number, without which expressions cannot be parsed.
+    vocabulary_size: number of the tokenizer's tokens; feature_size: number of the RegionEncoder's features; tokens:
+    texts of the tokenizer's tokens in order of number, required to parse expressions.
     """
     with drawn_from(seed):
         return GroundNet(config, vocabulary_size, feature_size, tokens)

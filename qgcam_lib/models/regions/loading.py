@@ -27,8 +27,8 @@ KINDS = {"vilbert": (ViLBERTConfig, build_vilbert), "cmn": (CmnConfig, build_cmn
 
 def ranker_config(config: Any, feature_size: int, encoder: str, weights: str = "mini",
                   margin: float = 0.1) -> dict[str, Any]:
-    """What `save_model` is to write as the config of a ranker. config: of its network (`to_dict`); feature_size: of its
-    regions; encoder, weights, margin: what `load_encoder` is called with.
+    """The config of a ranker, for `save_model`. config: of its network (has `to_dict`); feature_size: width of the
+    region features; encoder, weights, margin: arguments for `load_encoder`.
     """
     return {**config.to_dict(), "feature_size": feature_size,
             "encoder": {"name": encoder, "weights": weights, "margin": margin}}
@@ -45,11 +45,11 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
                        **options: Any) -> FeatureRanker:
     """Load a trained ranker; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: also a path: a folder of the zoo's form, or a checkpoint file (of ViLBERT with the published names);
-    encoder: of its regions, by default the folder's, or an untrained ResNet-50 for random weights; feature_size: width
-    of the encoder's features; config: sizes other than the published ones, as the network's config has them; vocab:
-    the words, by default our small vocabulary for random weights and BERT's for a file; options: those of
-    `FeatureRanker`. A folder brings its own sizes and words, and giving either with it is a ValueError.
+    weights: also a path: a folder in the zoo's layout, or a checkpoint file (for ViLBERT with the published names);
+    encoder: of the regions, by default the folder's, or an untrained ResNet-50 for random weights; feature_size: width
+    of the encoder's features; config: fields of the network's config that differ from the published sizes; vocab:
+    the vocabulary, by default our small one for random weights and BERT's for a file; options: passed to
+    `FeatureRanker`. A folder contains its own config and vocabulary; passing either with a folder is a ValueError.
     """
     entry = find_model(entry)
     source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=_no_address)

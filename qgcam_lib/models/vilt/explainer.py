@@ -26,9 +26,9 @@ from ..registry import ModelEntry, find_model
 
 # %% ../../../nbs/lib/models/vilt/01_explainer.ipynb #86770a3a
 def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -> tuple[int, int]:
-    """Rows and columns of pixels in which ViLT sees a picture of width x height, each a multiple of `patch`.
+    """Height and width in pixels of ViLT's input for an image of width x height, each a multiple of `patch`.
 
-    Source: ViLT's minmax resize, as in transformers' ViltImageProcessor; at least one patch a side is ours.
+    Source: ViLT's minmax resize, as in transformers' ViltImageProcessor; the minimum of one patch per side is ours.
     """
     scale = shorter / min(width, height)
     sides = [shorter if width > height else scale * height, scale * width if width > height else shorter]
@@ -40,8 +40,8 @@ def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -
 class ViltExplainer(AttentionExplainer):
     """ViLT's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
-    model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better: its
-    head has one output, so there is no probability. Maps have the picture's own grid, see `vilt_size`.
+    model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better. The
+    head has one output, so there is no probability. The grid of a map depends on the image's size, see `vilt_size`.
     """
 
     scores = MappingProxyType({"logit": lambda logits: logits[:, 0]})
@@ -64,11 +64,11 @@ class ViltExplainer(AttentionExplainer):
         return prepare_image(image, size, mean=(0.5,) * 3, std=(0.5,) * 3)
 
     def shrink(self, image: Picture) -> Image.Image:
-        """The picture itself: the size that ViLT sees follows from its shape."""
+        """The image unchanged, because ViLT's input size depends on the image's size."""
         return as_picture(image)
 
     def _encode(self, pixels: torch.Tensor) -> EncodedImage:
-        """Patches with their places, row by row, the class token first."""
+        """Patch states with position embeddings, row by row, after the class token."""
         parts = self.model.vilt.embeddings
         patches, places = parts.patch_embeddings(pixels), parts.position_embeddings
         side = round((places.shape[1] - 1) ** 0.5)
@@ -104,9 +104,9 @@ def load_vilt(entry: ModelEntry | str, weights: str | Path = "official", **optio
 class ViltAnswerer(Adapter):
     """transformers' ViltForQuestionAnswering as Answerer.
 
-    model: in evaluation mode and frozen from here on, with its answers in `config.id2label`; tokenizer: its own;
-    max_tokens: tokens kept of a question; card: what
-    is known of the weights. An image is a PIL image or a path.
+    model: has its answers in `config.id2label`, and is set to evaluation mode and frozen; tokenizer: the model's;
+    max_tokens: longer questions are cut to so many tokens; card: facts about the weights. An image is a PIL image or
+    a path.
     """
 
     prepare = ViltExplainer.prepare
@@ -121,7 +121,7 @@ class ViltAnswerer(Adapter):
 
     @torch.no_grad()
     def logits(self, image: Picture, question: str) -> torch.Tensor:
-        """Logits float32 of all the model's answers, in the order of `labels`. A UserWarning for a question cut off."""
+        """Logits float32 of all answers, in the order of `labels`. Emits a UserWarning if the question is cut."""
         text = plain_phrase(question)
         words = self.tokenizer([text], truncation=True, max_length=self.max_tokens, return_tensors="pt")
         if len(self.tokenizer(text).input_ids) > self.max_tokens:
@@ -137,8 +137,8 @@ class ViltAnswerer(Adapter):
         return self.labels[int(self.logits(image, question).argmax())]
 
     def yes_score(self, image: Picture, question: str) -> float:
-        """The probability of "yes" against "no", 0..1: the softmax of their logits. ValueError if the model has
-        neither."""
+        """The probability of "yes" against "no", 0..1: the softmax of their logits. ValueError if the model lacks
+        either answer."""
         logits = self.logits(image, question)
         return float(torch.stack([logits[self.labels.index(word)] for word in ("yes", "no")]).softmax(0)[0])
 
@@ -147,7 +147,7 @@ N_ANSWERS = 3129
 
 
 def _labelled(config: Any) -> Any:
-    """A config for random weights whose answers include yes and no."""
+    """A ViltConfig for random weights whose labels include "yes" and "no"."""
     from transformers import ViltConfig
 
     if isinstance(config, (str, Path)):

@@ -27,12 +27,12 @@ BY = ("mass", "mean", "max", "root")
 
 
 def map_scores_of_boxes(maps: ArrayLike, boxes: ArrayLike, by: str = "mass") -> np.ndarray:
-    """The scores of P maps in each of N boxes, float64 [P, N].
+    """The scores of N boxes in each of P maps, float64 [P, N].
 
-    maps [P, H, W]: finite, >= 0; boxes [N, 4]: xyxy on the maps' grid. by: "mass" the share of the map's sum, 0 for a
-    map without any; "mean" and "max" of the pixels; "root" the mass over the root of the box's share of the grid
-    (ALBEF, Li et al. 2021, grounding on RefCOCO+). Pixels count whose centre lies in the box; a box that holds no
-    centre has the pixel it begins in.
+    maps [P, H, W]: finite, >= 0; boxes [N, 4]: xyxy on the maps' grid. by: "mass" is the box's share of the map's sum,
+    0 for an all-zero map; "mean" and "max" are over its pixels; "root" is the mass divided by the square root of the
+    box's share of the grid (ALBEF, Li et al. 2021, grounding on RefCOCO+). A pixel is in the box if its centre is; a
+    box that contains no centre gets the pixel of its upper left corner.
     """
     maps, by = np.asarray(maps, np.float64), one_of("by", by, BY)
     rows, columns = maps.shape[1:]
@@ -50,7 +50,7 @@ def map_scores_of_boxes(maps: ArrayLike, boxes: ArrayLike, by: str = "mass") -> 
 
 # %% ../../../nbs/lib/models/zero_shot/02_detector_boxes.ipynb #d0d40009
 class MapRanker(PictureRanker):
-    """An Explainer as RegionRanker: what the expression's map has in each box.
+    """An Explainer as RegionRanker, which scores each box by the expression's map inside it.
 
     explainer: any Explainer; by: see `map_scores_of_boxes`; protocol: how raw maps are prepared, a preset's name or a
     MapProtocol.
@@ -75,22 +75,22 @@ def load_map_mass(entry: ModelEntry | str, weights: str | Path = "mini", *, expl
                   by: str = "mass", protocol: str | MapProtocol = "pixel", **options: Any) -> MapRanker:
     """An explainer's maps inside boxes; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: of the explainer; explainer: its name in the registry; by, protocol: see `MapRanker`; options: the
-    explainer's own.
+    weights: of the explainer; explainer: its name in the registry; by, protocol: see `MapRanker`; options: passed to
+    the explainer.
     """
     card = {"name": find_model(entry).name, "explainer_name": explainer}
     return MapRanker(load_model(explainer, weights, **options), by=by, protocol=protocol, card=card)
 
 # %% ../../../nbs/lib/models/zero_shot/02_detector_boxes.ipynb #d0d50006
-IOU = 0.5  # least overlap of a candidate with a box that is it
+IOU = 0.5  # minimum overlap at which a detected box matches a candidate
 
 
 def matched_scores(detections: Detections, boxes: ArrayLike) -> np.ndarray:
     """The score of each candidate, float64 [N].
 
-    detections: of one phrase; boxes [N, 4]: candidates, xyxy. A candidate has the highest score of the boxes that
-    overlap it by IOU or more; one that has none gets one less than the lowest score found, and 0 where nothing was
-    found at all.
+    detections: for one phrase; boxes [N, 4]: candidates, xyxy. A candidate gets the maximum score of the detected boxes
+    that overlap it by IOU or more; a candidate without such a box gets the minimum score minus 1, or 0 if there are no
+    detections.
     """
     overlaps = box_iou(boxes, detections.boxes) >= IOU
     lowest = detections.scores.min() - 1 if len(detections) else 0.0
@@ -98,9 +98,9 @@ def matched_scores(detections: Detections, boxes: ArrayLike) -> np.ndarray:
 
 # %% ../../../nbs/lib/models/zero_shot/02_detector_boxes.ipynb #d0d50009
 class DetectorRanker(PictureRanker):
-    """A Detector as RegionRanker: scores of its boxes, matched to the candidates.
+    """A Detector as RegionRanker: the scores of detected boxes, matched to the candidates.
 
-    detector: any Detector; one with `detect_batch` gets all expressions of a picture at once.
+    detector: any Detector; if it has `detect_batch`, it gets all expressions of an image at once.
     """
 
     def __init__(self, detector: Detector, *, card: Mapping[str, Any] | None = None):
@@ -119,8 +119,8 @@ def load_detector_boxes(entry: ModelEntry | str, weights: str | Path = "mini", *
                         **options: Any) -> DetectorRanker:
     """A detector's boxes matched to candidates; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: of the detector; detector: its name in the registry, by default "grounding-dino-tiny", and "glip-like" for
-    a mini; options: the detector's own.
+    weights: of the detector; detector: its name in the registry, by default "grounding-dino-tiny", or "glip-like" if
+    weights is "mini"; options: passed to the detector.
     """
     name = detector or ("glip-like" if weights == "mini" else "grounding-dino-tiny")
     return DetectorRanker(load_model(name, weights, **options), card={"name": find_model(entry).name, "detector": name})

@@ -29,8 +29,8 @@ from ..roles import Matcher
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d20006
 class PictureRanker:
-    """Base of rankers that answer all expressions of a picture in one pass: `rank` and `rank_batch` from
-    `_table(picture, boxes, expressions) -> [E, N]`, the scores of one picture's boxes, at least one of each.
+    """Base of rankers that score all expressions of an image in one pass: implements `rank` and `rank_batch` from
+    `_table(picture, boxes, expressions) -> [E, N]`, the scores of one image, called with at least one box and text.
     """
 
     card: dict[str, Any]
@@ -41,14 +41,14 @@ class PictureRanker:
     def rank(self, image: Picture, boxes: ArrayLike, expression: str) -> np.ndarray:
         """Scores float64 [N] of N boxes, half-open xyxy in pixels; higher fits better. No boxes give [0].
 
-        Raises TypeError for what is no text, ValueError for an empty one or a box that is none, `ExampleError` for a
-        bad picture.
+        Raises TypeError if the expression is no text, ValueError for an empty text or an invalid box, `ExampleError`
+        for an invalid image.
         """
         return self.rank_batch([image], [boxes], [[expression]])[0][0]
 
     def rank_batch(self, images: Sequence, boxes_per_image: Sequence[ArrayLike],
                    expressions_per_image: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """One float64 [E_i, N_i] an image, equal to `rank` one by one; each picture is read once."""
+        """Scores float64 [E_i, N_i] of each image, equal to those of `rank`; each image is read once."""
         same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
         tables = []
         for image, boxes, expressions in zip(images, boxes_per_image, expressions_per_image):
@@ -64,15 +64,15 @@ def _texts(expressions: Sequence[str]) -> list[str]:
     if isinstance(expressions, str):
         raise TypeError(f"expressions: expected a list of texts per image, got one text. Write [{expressions!r}].")
     for text in expressions:
-        plain_phrase(text)  # refuses what is no text, or an empty one
+        plain_phrase(text)  # raises an error for an empty text and for any other type
     return list(expressions)
 
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d20008
 class CropRanker(PictureRanker):
-    """A matcher of crops as RegionRanker; scores are the matcher's own.
+    """A matcher applied to crops of the boxes as RegionRanker; scores are the matcher's.
 
-    matcher: anything with `score(images, texts) -> [I, T]`; margin: share of a box's sides that is added to them, half
-    of it on each side.
+    matcher: any object with `score(images, texts) -> [I, T]`; margin: share of a box's width and height that is added,
+    half of it on each side.
     """
 
     def __init__(self, matcher: Matcher, *, margin: float = 0.1, card: Mapping[str, Any] | None = None):
@@ -90,8 +90,8 @@ def load_itm_crops(entry: ModelEntry | str, weights: str | Path = "mini", *, mat
                    margin: float = 0.1, score: str = "margin", **options: Any) -> CropRanker:
     """A matching head on crops; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: of the matcher; matcher: its name in the registry, any model that scores texts; margin: see `CropRanker`;
-    score, options: the matcher's own.
+    weights: of the matcher; matcher: name in the registry of a model that scores texts; margin: see `CropRanker`;
+    score, options: passed to the matcher.
     """
     model = load_model(matcher, weights, score=score, **options)
     return CropRanker(model, margin=margin, card={"name": find_model(entry).name, "matcher": matcher})
@@ -104,7 +104,7 @@ def relation_matrix(name: str, boxes: ArrayLike) -> np.ndarray:
     """The degree to which a relation holds for boxes i and j, float64 [N, N] in 0..1, zero on the diagonal.
 
     name: one of RELATIONS: `left` to `below` compare centres, `bigger` and `smaller` areas, and `inside` is the share
-    of box i that lies in box j. boxes [N, 4]: xyxy, y downwards. Source: ReCLIP (Subramanian et al. 2022), section 4.2.
+    of box i's area in box j. boxes [N, 4]: xyxy, y downwards. Source: ReCLIP (Subramanian et al. 2022), section 4.2.
     """
     boxes = as_boxes(boxes)
     if name == "inside":
@@ -135,8 +135,8 @@ _FILLERS = re.compile(r"(?:\b(?:that|which|who|is|are|was|located|just|directly|
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d1000a
 @dataclass(frozen=True)
 class Place:
-    """What an expression says: text, the words for a matcher ("" for none); extremes: of RELATIONS, compared with its
-    like; relations: pairs of one of RELATIONS and what it is related to.
+    """A parsed expression. text: the words for a matcher ("" for none); extremes: members of RELATIONS that compare the
+    object with others of its kind; relations: pairs of a member of RELATIONS and the related object.
     """
 
     text: str
@@ -149,7 +149,7 @@ class Place:
         return bool(self.extremes or self.relations)
 
     def texts(self) -> Iterator[str]:
-        """The words for a matcher, of this and of everything it is related to; those without words are left out."""
+        """The words for a matcher, of this object and of all related objects; empty texts are left out."""
         if self.text:
             yield self.text
         for _, other in self.relations:
@@ -175,7 +175,7 @@ def place_weights(place: Place, boxes: ArrayLike, distributions: Mapping[str, np
     """The fit of each box to the expression, float64 [N], summing to 1.
 
     distributions: for each of `place.texts()` a distribution [N] over the boxes. With p the distribution of the text, q
-    that of the other thing and R the relation, a relation gives p_i sum_j R_ij q_j and an extreme p_i sum_j R_ij p_j,
+    of the related object and R the relation, a relation gives p_i sum_j R_ij q_j and an extreme p_i sum_j R_ij p_j,
     each normalised. Source: ReCLIP, section 4.2 and its code.
     """
     boxes = as_boxes(boxes)
@@ -215,8 +215,8 @@ def _blurred(picture: Image.Image, boxes: np.ndarray) -> list[Image.Image]:
 class ReClip(PictureRanker):
     """ReCLIP as RegionRanker; scores are probabilities over the candidates, summing to 1.
 
-    matchers: dual encoders, whose logits of crops and of pictures blurred around the box are summed; spatial: use the
-    rules. Source: Subramanian et al. 2022, "ReCLIP"; where we depart is said above.
+    matchers: dual encoders, whose logits for crops and for images blurred around the box are summed; spatial: apply the
+    spatial rules. Source: Subramanian et al. 2022, "ReCLIP"; the notebook lists the differences.
     """
 
     def __init__(self, matchers: Sequence[DualMatcher], *, spatial: bool = True,
@@ -251,8 +251,8 @@ def load_reclip(entry: ModelEntry | str, weights: str | Path = "mini", *,
                 **options: Any) -> ReClip:
     """CLIP on isolated boxes; called by `load_model`, whose docstring explains the common arguments.
 
-    weights: of every CLIP; clips: their names, the paper's are ("clip-rn50x16", "clip-vit-b32"); spatial: see
-    `ReClip`; fit, options: the matchers' own.
+    weights: of every CLIP; clips: names in the registry, in the paper ("clip-rn50x16", "clip-vit-b32"); spatial: see
+    `ReClip`; fit, options: passed to each CLIP.
     """
     matchers = [load_model(name, weights, fit=fit, **options) for name in clips]
     return ReClip(matchers, spatial=spatial, card={"name": find_model(entry).name, "clips": list(clips)})

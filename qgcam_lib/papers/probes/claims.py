@@ -22,18 +22,18 @@ _THEIRS = {PROBES.model(name) for name in PUBLISHED_MODELS} | {"otter", *ROLES["
 
 
 def claim_tables(summary: pd.DataFrame, by: str, name: str = "{}", value: str = "value") -> dict[str, pd.DataFrame]:
-    """The tables that claims look at: {name of a metric: the paper's models x the values of `by`}, in percent.
+    """The tables that claims are checked on: {metric: the paper's models x the values of `by`}, in percent.
 
-    summary: model, metric, the columns `value` and `by`; name: how a metric's table is called.
+    summary: model, metric, the columns `value` and `by`; name: format of a table's name, {} is the metric.
     """
     rows = summary[summary[by].notna() & (summary[by] != "") & summary["model"].map(PROBES.model).isin(_THEIRS)]
     return {name.format(metric): table for metric, table in metric_tables(rows, by, value=value).items()}
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #5b740720
 def context_tables(by_model: pd.DataFrame, by_filler: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The same for Probe-B: {"metric, kind": models x fillers, and "all"}; AP, accuracy and changes in percent,
-    robustness as a share; and {"metric, kind, ci_low"}, {"..., ci_high"}. by_model, by_filler: summaries by kind, and
-    by kind and filler."""
+    """`claim_tables` for Probe-B: {"metric, kind": models x fillers, and "all"}; AP, accuracy and changes in percent,
+    robustness as a share; {"metric, kind, ci_low"} and {"..., ci_high"} have the intervals. by_model, by_filler:
+    summaries by kind, and by kind and filler."""
     both = pd.concat([by_model.assign(filler="all"), by_filler], ignore_index=True)
     tables = {}
     for kind, rows in both.groupby("kind"):
@@ -46,7 +46,7 @@ _Tables, _Roles = Mapping[str, pd.DataFrame], Mapping[str, str]
 
 
 def _above(metric: str, high: str, low: str) -> Callable[[_Tables, _Roles], list[bool]]:
-    "Whether a column is above another, a case a model."
+    "Counts whether one column is above another: one case per model."
     def count(t: _Tables, r: _Roles) -> list[bool]:
         both = t[metric][[high, low]].dropna()
         return (both[high] > both[low]).tolist()
@@ -54,32 +54,32 @@ def _above(metric: str, high: str, low: str) -> Callable[[_Tables, _Roles], list
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #c2a79c16
 def _joint_above(t: _Tables, r: _Roles, metric: str, column: str) -> list[bool]:
-    "Whether a model that reads text and image together is above one that does not, a case a pair."
+    "Whether a joint model (of text and image) is above a model that is not joint: one case per pair."
     values = t[metric][column].dropna()
     joint = values[values.index.isin(JOINT)]
     return [high > low for high in joint for low in values.drop(joint.index)]
 
 
 def _beats_all(t: _Tables, r: _Roles, role: str, metric: str, column: str, besides: str = "") -> list[bool]:
-    "Whether the role's model is above another, a case each of the others; besides: a role that is left out."
+    "Whether the role's model is above each other model: one case per other model; besides: a role that is left out."
     values = t[metric][column].dropna().drop([r.get(besides, "")], errors="ignore")
     return (values.drop(r[role]) < values[r[role]]).tolist()
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #9b3474d6
 def _ends(t: _Tables, table: str, column: str) -> pd.DataFrame:
-    "The interval of each number of a column; the number twice where there is no interval."
+    "The interval of each number in a column; both ends are the number itself if the tables have no interval."
     value = t[table][column].dropna()
     return pd.DataFrame({end: t.get(f"{table}, {end}", t[table]).reindex(index=value.index, columns=[column])[
         column].fillna(value) for end in ("ci_low", "ci_high")})
 
 
 def _rises(ends: pd.DataFrame) -> list[bool | None]:
-    "Whether a change is a gain, with its whole interval; None where the interval has both sides."
+    "Whether the whole interval of a change is above zero; None if the interval includes both signs."
     return [True if low > 0 else False if high <= 0 else None for low, high in ends.to_numpy()]
 
 
 def _drops(ends: pd.DataFrame) -> list[bool | None]:
-    "Whether it is a loss."
+    "Whether the whole interval of a change is below zero; None if the interval includes both signs."
     return _rises(-ends[["ci_high", "ci_low"]])
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #b6777481
@@ -98,14 +98,14 @@ def _mean_of_scores(t: _Tables) -> pd.DataFrame:
 
 
 def _doubles(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether object swaps get at least 1.5 times the mean score of composition swaps, but for BridgeTower and BLIP2."
+    "Whether the mean score on object swaps is at least 1.5 times that on compositions, without BridgeTower and BLIP2."
     mean = _mean_of_scores(t)[["object", "composition"]].dropna()
     mean = mean[~mean.index.isin([r.get("bridgetower"), r.get("blip2")])]
     return (mean["object"] >= 1.5 * mean["composition"]).tolist()
 
 
 def _lower_half(t: _Tables, metric: str, category: str) -> list[bool]:
-    "Whether a category lies in the lower half of a model's categories, a case a model."
+    "Whether a category is in the lower half of a model's categories: one case per model."
     return (t[metric].rank(axis=1, pct=True)[category].dropna() <= 0.5).tolist()
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #ca757d1c
@@ -116,7 +116,7 @@ def _best(t: _Tables, metric: str, categories: Sequence[str]) -> list[bool]:
 
 
 def _backbones(t: _Tables, r: _Roles, categories: Sequence[str], first: str, second: str) -> list[bool]:
-    "Whether one kind of backbone has the higher image score, a case a category that there is."
+    "Whether the first kind of backbone has the higher image score: one case per category with both scores."
     table = t["image_score by backbone"]
     return [table.loc[r[first], c] > table.loc[r[second], c] for c in categories
             if c in table and table.loc[[r[first], r[second]], c].notna().all()]
@@ -141,8 +141,8 @@ _FAMILIES = ("flava", "vilt", "bridgetower", "blip", "blip2", "otter", "align", 
 
 
 def filler_models(models: Sequence[str]) -> list[str]:
-    """Those of our models that section 7.3 averages fillers over: nine families, and of CLIP one with a CNN and one
-    with a ViT: RN50x4 and ViT-L/14@336px or, where these did not run, the first that did."""
+    """The models over which section 7.3 averages a filler: nine families, and two CLIP models, one with a CNN and one
+    with a ViT: RN50x4 and ViT-L/14@336px or, if one did not run, the first of its kind that did."""
     chosen = [name for name in models if PROBES.model(name) in _FAMILIES]
     for wanted, others in (("clip-rn50x4", BACKBONES["CNN"]), ("clip-vit-l14-336", BACKBONES["ViT"])):
         chosen += [name for name in (wanted, *others) if name in models][:1]
@@ -150,39 +150,39 @@ def filler_models(models: Sequence[str]) -> list[str]:
 
 
 def _worse_fillers(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether noise and scene give a lower mean than black and gray, in AP of set MR and accuracy of set R: eight cases."
+    "Whether the mean with noise and scene is below that with black and gray: AP of set MR, accuracy of set R; 8 cases."
     means = [t[name].loc[filler_models(t[name].index)].mean() for name in ("ap_edited" + _MR, "first_edited" + _R)]
     return [mean[bad] < mean[good] for mean in means for bad in ("noise", "scene") for good in ("black", "gray")]
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #86335514
 def kept_share(t: _Tables, step: str, kind: str) -> pd.Series:
-    """Relative robustness of AP as a ratio of means, a model each. step: "reference_patch", ...; kind: "background" or
-    "object"."""
+    """Relative robustness of AP as a ratio of means, one per model. step: "reference_patch", ...; kind: "background"
+    or "object"."""
     before, after = (t[f"ap_{name}, {kind}"]["all"] for name in step.split("_"))
     return (after / before).dropna()
 
 
 def _close(t: _Tables, table: str, column: str, points: float = 5) -> list[bool | None]:
-    "Whether a change stays within so many points, with its whole interval; None where the interval has both sides."
+    "Whether the whole interval of a change is within ± `points`; None if the interval includes either limit."
     return [True if -points <= low and high <= points else False if low > points or high < -points else None
             for low, high in _ends(t, table, column).to_numpy()]
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #ff54e5af
 def _patched_less(t: _Tables, r: _Roles, roles: Sequence[str]) -> list[bool]:
-    "Whether each of some models keeps less of its AP under a patch than each that is none of them."
+    "Whether each named model keeps a smaller share of its AP under a patch than each other model."
     shares = kept_share(t, "reference_patch", "background")
     named = [r[role] for role in roles if r.get(role) in shares]
     return [shares[name] < other for name in named for other in shares.drop(named)]
 
 
 def _least_kept(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether BridgeTower keeps less of its AP than another model when other objects go, too."
+    "Whether BridgeTower keeps a smaller share of its AP than each other model if other objects are removed too."
     shares = kept_share(t, "reference_edited", "object")
     return (shares.drop(r["bridgetower"]) > shares[r["bridgetower"]]).tolist()
 
 
 def _gains(t: _Tables, kind: str) -> pd.DataFrame:
-    "The interval of each model's change in AP from the edited to the reference picture: a gain is below zero."
+    "The interval of each model's loss of AP, reference minus edited image; a gain is below zero."
     return _ends(t, "change_reference_edited, " + kind, "all")
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #b47b02fb
@@ -206,7 +206,7 @@ AUDIT_CLAIMS = read_claims("probes", "audit", {
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #7b945edd
 def _halves(rows: Sequence[str], metrics: Sequence[str], judge: Callable[[pd.DataFrame], list] = _rises
             ) -> Callable[[_Tables, _Roles], list]:
-    "Whether changes are gains (or what `judge` asks), a case a row and metric."
+    "Whether changes are gains (or fulfil `judge`): one case per row and metric."
     return lambda t, r: [case for metric in metrics for case in judge(_ends(t, "change", metric).loc[[*rows]])]
 
 
@@ -227,7 +227,7 @@ CLAIMS = RELATION_CLAIMS + COMPOSITION_CLAIMS + CONTEXT_CLAIMS + PATCHED_CLAIMS
 
 # %% ../../../nbs/lib/papers/probes/02_claims.ipynb #a1ae994a
 def with_pairs(change: pd.DataFrame) -> pd.DataFrame:
-    """Changes of the three patched models (T, V, VT x scores), and of each the difference to each other one."""
+    """Changes of the three patched models (T, V, VT x scores), and the differences between each two of them."""
     pairs = {f"{a} minus {b}": change.loc[a] - change.loc[b] for a in change.index for b in change.index if a != b}
     return pd.concat([change, pd.DataFrame(pairs).T])
 

@@ -39,8 +39,8 @@ from ...storage.files import write_whole
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #176e505c
 def usual_places() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of each class of the miniworld that keeps to places: where it is most usual, and where it is no more than drawn
-    by chance. Its source is what was planted (`planted_biases`), not what was counted in pictures."""
+    """For each class with preferred places in the miniworld: its most usual places, and the places where it occurs
+    only by chance. The source is the planted bias (`planted_biases`), not counts in the images."""
     rows = planted_biases().query("bias == 'place of a thing'")
     every, by_category = tuple(dict.fromkeys(rows["found"])), {}
     for noun, part in rows.groupby("given", sort=False):
@@ -50,8 +50,8 @@ def usual_places() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #ec03d297
 def scenes_by_place(scenes: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Place -> pictures of it, empty. scenes: names or folders; of the miniworld's their backgrounds are known, of
-    another folder each folder in it is a place."""
+    """Place -> images of it without objects. scenes: names or folders; the miniworld records the place of each image,
+    in any other folder each subfolder is a place."""
     by_place: dict[str, list[Path]] = {}
     for folder in map(dataset_folder, scenes):
         drawn = (folder / MINIWORLD_MARKER).is_file()
@@ -67,7 +67,7 @@ Target = tuple[CocoImage, CocoObject]
 
 
 def _targets(coco: Coco, going: Mapping[str, Any]) -> list[Target]:
-    "The things that can be shown: the only one of a class, no crowd, of a class that keeps to places, large enough."
+    "The usable objects: the only one of their class in the image, no crowd, large enough, of a class in `going`."
     targets = []
     for number, image in coco.instances.images.items():
         objects = coco.instances.of(number)
@@ -79,7 +79,7 @@ def _targets(coco: Coco, going: Mapping[str, Any]) -> list[Target]:
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #853247e4
 def _draw_places(name: str, key: str, going: Mapping[str, Any], places: Mapping[str, Sequence[Path]], seed: int
                  ) -> tuple[str, list[Path], str, Path] | None:
-    "The usual place with two pictures of it, and the unusual one with one; None where a folder lacks them."
+    "The usual place with two images of it, and the unusual place with one; None if `places` lacks them."
     usual = [one for one in going[name][0] if len(places.get(one, ())) > 1]
     odd = [one for one in going[name][1] if places.get(one)]
     if not usual or not odd:
@@ -91,7 +91,7 @@ def _draw_places(name: str, key: str, going: Mapping[str, Any], places: Mapping[
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #ef67a0be
 def _show_before(coco: Coco, target: Target, scenes: Mapping[str, Path], out: Path) -> dict[str, str]:
-    "Make the pictures that are missing; part -> name below `out`."
+    "Make the missing images; returns part -> name below `out`."
     image, one = target
     names = {part: f"congruence/{one.id}/{part} {scene.parent.name} {scene.stem}.png" for part, scene in scenes.items()}
     if all((out / name).is_file() for name in names.values()):
@@ -105,10 +105,10 @@ def _show_before(coco: Coco, target: Target, scenes: Mapping[str, Path], out: Pa
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #9ca20137
 def open_congruence(data: str, *, folder: str | Path, scenes: Sequence[str] = ("miniworld-fillers",),
                     subset: str = "val2014", limit: int = 0, seed: int = 0) -> ProbeData:
-    """Things before a usual, another usual and an unusual background: groups with these as reference, patch and edited.
+    """Objects on a usual, a second usual and an unusual background: groups with these as reference, patch and edited.
 
-    data: a name or folder of COCO with instances; folder: where the pictures are made, below `congruence`; scenes: see
-    `scenes_by_place`. Where a class is usual is known of the miniworld; other data have no groups. limit: things, drawn
+    data: a name or folder of COCO with instances; folder: for the new images, below `congruence`; scenes: see
+    `scenes_by_place`. Usual places are only known for the miniworld; other data give no groups. limit: objects, drawn
     with the seed (0: all).
     Each group's `filler` is "usual / unusual place".
     """
@@ -134,7 +134,7 @@ CONTRASTS = {"ap": "AP", "confidence": "confidence", "pull": "pull, in SDs", "co
 
 
 def _pull(group: ContextGroup, z: Mapping[str, np.ndarray], going: Mapping[str, Any]) -> tuple[float, float]:
-    "How the classes of the usual place stand against those of the unusual one, before each of the two; halves."
+    "Half the mean score of the usual place's classes minus that of the unusual place's, on either background."
     here, there = group.filler.split(" / ")
     sides = []
     for mine, other in ((here, there), (there, here)):
@@ -147,10 +147,10 @@ def _pull(group: ContextGroup, z: Mapping[str, np.ndarray], going: Mapping[str, 
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #24019b4b
 def congruence_rows(groups: Sequence[ContextGroup], scores: pd.DataFrame) -> pd.DataFrame:
-    """A row a thing: id, group (picture), class, filler (places), and of each of CONTRASTS the value before the usual
-    (mean of two) and the unusual background, `ap_usual`, `ap_unusual`, ...; control: one usual and the other.
+    """One row per object: id, group (image), class, filler (places), and for each of CONTRASTS the value on the usual
+    (mean of two) and the unusual background, `ap_usual`, `ap_unusual`, ...; control compares the two usual ones.
 
-    groups: of `open_congruence`; scores: image, prompt, score. A picture that failed leaves NaN.
+    groups: from `open_congruence`; scores: image, prompt, score. A failed image gives NaN.
     """
     going = usual_places()
     whole = score_groups(groups, scores, missing="undefined")
@@ -175,10 +175,10 @@ _COLUMNS = ["contrast", "model", "usual", "unusual", "difference", "ci_low", "ci
 def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased: str, **options: Any) -> pd.DataFrame:
     """The effect of a usual background in each of two models, and how much larger in the biased one.
 
-    rows: model -> `congruence_rows`. Returns contrast (of CONTRASTS), model ("biased minus unbiased" last), usual,
-    unusual (means), difference = usual - unusual with its interval and p_value, n (things), n_groups (pictures). In
-    the last line usual and unusual are the differences of the models. No rows where one has no run, or for no things.
-    options: of `statistics.compare` (n_bootstrap, seed).
+    rows: model -> `congruence_rows`. Returns contrast (from CONTRASTS), model ("biased minus unbiased" last), usual,
+    unusual (means), difference = usual - unusual with its interval and p_value, n (objects), n_groups (images). In the
+    last row, usual and unusual are the differences of the two models. No rows if one has no run, or without objects.
+    options: for `statistics.compare` (n_bootstrap, seed).
     """
     twins = {name: rows[name] for name in (biased, unbiased) if name in rows and len(rows[name])}
     if len(twins) < 2:
@@ -195,8 +195,8 @@ def congruence_contrast(rows: Mapping[str, pd.DataFrame], biased: str, unbiased:
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #380bdd15
 def choose_turning(groups: Sequence[ContextGroup], rows: pd.DataFrame) -> ContextGroup:
-    """The group to show: named first before both usual backgrounds and not before the unusual one, with the largest
-    loss of AP; where no object is, the one with the largest loss. rows: `congruence_rows` of one model."""
+    """The group to show: its object is ranked first on both usual backgrounds but not on the unusual one, with the
+    largest loss of AP; without such an object, the largest loss of all. rows: `congruence_rows` of one model."""
     lost = (rows["ap_usual"] - rows["ap_unusual"]).set_axis(rows["id"])
     turns = (rows["ap_usual"].to_numpy() == 1) & (rows["ap_unusual"].to_numpy() < 1)
     chosen = (lost[turns] if turns.any() else lost).idxmax()
@@ -204,7 +204,7 @@ def choose_turning(groups: Sequence[ContextGroup], rows: pd.DataFrame) -> Contex
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #2311b84b
 def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str, pd.DataFrame]) -> Figure:
-    """The three pictures of an object, and what each model gave it: its confidence, ✓ where it is named first."""
+    """The three images of an object, and each model's confidence in its class, with ✓ if it is ranked first."""
     here, there = group.filler.split(" / ")
     heads = [f"usual: {here}", f"usual, another: {here}", f"unusual: {there}"]
     cells = context_cells(group, scores).set_axis(heads, axis=1)
@@ -216,13 +216,13 @@ def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str
 
 # %% ../../../nbs/lib/papers/probes/08_congruence.ipynb #3a5d3fdb
 def contrast_figure(table: pd.DataFrame) -> Figure:
-    """AP before a usual and before an unusual background, in percent, a line a model, with the interval of the
-    difference behind it. table: of `congruence_contrast`."""
+    """AP on a usual and on an unusual background, in percent, a line per model, labelled with the difference and its
+    interval. table: from `congruence_contrast`."""
     rows = table[(table["contrast"] == CONTRASTS["ap"]) & ~table["model"].str.contains(" minus ")]
     figure, ax = plt.subplots(figsize=(6.4, 2.2))
     changes, gaps, top = [], [], 115 * rows["usual"].max()
     heights = (100 * rows["unusual"].sort_values(ascending=False) + top / 6 * np.arange(len(rows))).cummin()
-    heights -= top / 6 * np.arange(len(rows))  # each label a sixth of the axis below the one above, or more
+    heights -= top / 6 * np.arange(len(rows))  # labels are at least a sixth of the axis apart
     for k, (place, row) in enumerate(rows.iterrows()):
         usual, unusual = 100 * row["usual"], 100 * row["unusual"]
         ax.plot([0, 1], [usual, unusual], linewidth=2, markersize=7, marker=point_look(k)["marker"], **line_look(k))

@@ -43,10 +43,10 @@ from ...report.published import published
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #a092d24c
 @dataclass(frozen=True)
 class ProbeData:
-    """The groups of a probe. groups: all; folders: where their pictures lie; name: of the data set; is_miniworld;
-    steps: what each filter of the builder left beside the paper's Table 2, empty for a file that was read; notes: what
-    a reader has to know; limit, seed: which groups a run takes (0: all), see `part`; beyond: groups that
-    a builder could have made beyond its own limit."""
+    """The groups of a probe. groups: all groups; folders: of the images; name: of the data set; is_miniworld;
+    steps: counts after each filter of the builder beside the paper's Table 2, empty for groups from a file; notes: for
+    the reader; limit, seed: which groups a run takes (limit 0: all), see `part`; beyond: number of groups that
+    the builder's own limit left out."""
 
     groups: Sequence[Any]
     folders: tuple[Path, ...]
@@ -61,7 +61,7 @@ class ProbeData:
 
     @cached_property
     def part(self) -> list[Any]:
-        """The groups that this run takes: `limit` of each kind, drawn with the seed; of Probe-B so many pictures, with
+        """The groups that this run takes: `limit` of each kind, drawn with the seed; for Probe-B `limit` images, with
         all their fillers and objects."""
         units = [(getattr(group, "kind", ""), group.image if isinstance(group, ContextGroup) else group.id)
                  for group in self.groups]
@@ -72,16 +72,16 @@ class ProbeData:
 
     @property
     def where(self) -> str:
-        """The data set, for titles and captions: "miniworld" for every one of its folders."""
+        """The name of the data set for titles and captions; "miniworld" for any data set of the miniworld."""
         return "miniworld" if self.is_miniworld else self.name
 
     def picture(self, name: str) -> Path:
-        """The file of a picture that a group names."""
+        """The file of an image that a group refers to by name."""
         return picture_file(name, self.folders)
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #8fcf0af6
 def joined(parts: Sequence[ProbeData]) -> ProbeData:
-    """Several sets of groups as one, such as compositions and objects swapped; their ids must differ."""
+    """Several `ProbeData` as one, such as swapped compositions and swapped objects; the groups' ids must differ."""
     kinds = [getattr(next(iter(part.groups), None), "kind", part.name) for part in parts]
     steps = [part.steps if "part" in part.steps else part.steps.assign(part=kind)[["part", *part.steps]]
              for part, kind in zip(parts, kinds) if len(part.steps)]
@@ -96,7 +96,7 @@ def joined(parts: Sequence[ProbeData]) -> ProbeData:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #472d05c2
 @patch
 def card(self: ProbeData) -> pd.DataFrame:
-    """The content of the data and the part of this run: data, value."""
+    """A summary of the data and of the part that this run takes: data, value."""
     pictures = {name for group in self.part for name in shown(group)}
     rows = {"data set": self.name, "groups": f"{len(self.part)} of {len(self.groups) + self.beyond}",
             "pictures that a model sees": str(len(pictures)),
@@ -107,20 +107,20 @@ def card(self: ProbeData) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #24b9fc0e
 @patch
 def cautions_of(self: ProbeData, weights: str) -> list[str]:
-    """The cautions before the scores: see `report.claims.cautions`."""
+    """The cautions to read before the scores; see `report.claims.cautions`."""
     return cautions(PROBES, is_miniworld=self.is_miniworld, weights=weights, n=len(self.part),
                     n_split=len(self.groups) + self.beyond)
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #0dae5107
 @patch
 def not_comparable(self: ProbeData, weights: str) -> str:
-    """Why such a run cannot be held against Tables 4, 5, 7, 9 and 10: never '', for their numbers are not available."""
+    """Why the run is not comparable with Tables 4, 5, 7, 9, 10: never '', because their numbers are not available."""
     n = len(self.part)
     return why_not_comparable(is_miniworld=self.is_miniworld, weights=weights, n_ours=n, n_paper=n) or NOT_AVAILABLE
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #54046f35
 def groups_view(groups: Sequence[Any]) -> pd.DataFrame:
-    """Groups as a reader gets them, a row a group: its prompts and what they are true of; pictures by their names."""
+    """Groups as a table for a page, one row per group, with its prompts and the names of its images."""
     rows = []
     for group in groups:
         if isinstance(group, RelationGroup):
@@ -138,8 +138,8 @@ def groups_view(groups: Sequence[Any]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #9c8a6ef7
 def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
-    """Pairs with swapped compositions by category of attribute, beside Table 6: category, attributes (words), paper
-    (groups, as printed) and ours."""
+    """Pairs with swapped compositions by category of attribute, beside Table 6. Columns: category, attributes in the
+    paper (number of words), groups in the paper (as printed) and in our data."""
     printed = published("probes_table6")
     counts = Counter(pair.category for pair in pairs if pair.kind == "composition")
     rows = [(row.category, len(row.attributes.split(", ")), row.printed, counts.pop(row.category, 0))
@@ -149,8 +149,8 @@ def category_counts(pairs: Sequence[Any]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #edbd5302
 def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
-    """Groups of set R by category of object, beside Table 8: category, objects, paper (groups) and ours (pictures under
-    one filler each)."""
+    """Groups of set R by category of object, beside Table 8. Columns: category, objects in the paper, groups in the
+    paper and in our data (a group is an image with one filler)."""
     printed, words = published("probes_table8"), attribute_words()
     counts = Counter(words.object_category(group.present[0]) for group in groups if group.kind == "object")
     rows = [(row.category, row.objects, row.groups, counts.pop(row.category, 0)) for row in printed.itertuples()]
@@ -159,7 +159,7 @@ def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #c18836b2
 def _published(file: str | Path, kind: str, images: Sequence[str], **options: Any) -> ProbeData:
-    "Groups of a published file. Errors: ParameterError without folders of pictures."
+    "Groups from a published file. Errors: ParameterError without folders of images."
     if not images:
         raise ParameterError(f"images: expected the folders of the pictures of {Path(file).name}, got none")
     groups = read_groups(file, kind)
@@ -169,8 +169,8 @@ def _published(file: str | Path, kind: str, images: Sequence[str], **options: An
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #6c792e31
 def open_relation(data: str = "miniworld-visual-genome", images: Sequence[str] = (), *, limit: int = 0,
                   seed: int = 0, **options: Any) -> ProbeData:
-    """Probe-R. data: a name or folder of Visual Genome, or a published file; images: folders of the pictures, none:
-    those of the data set; limit, seed: which groups a run takes; options: of `RelationOptions`.
+    """Load or build Probe-R. data: a name or folder of Visual Genome, or a published file; images: folders of images,
+    by default the data set's; limit, seed: which groups a run takes; options: fields of `RelationOptions`.
     """
     if Path(data).is_file():
         return _published(data, "relation", images, limit=limit, seed=seed)
@@ -182,7 +182,7 @@ def open_relation(data: str = "miniworld-visual-genome", images: Sequence[str] =
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #d22fd215
 def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] = (), *, subset: str = "val2014",
                tagger: str = "auto", limit: int = 0, seed: int = 0) -> ProbeData:
-    """Probe-C, compositions and objects swapped. data: a name or folder of COCO with captions, or published files;
+    """Load or build Probe-C with both kinds of swap. data: a name or folder of COCO with captions, or published files;
     subset: as in COCO's file names; tagger: see `load_tagger`; limit: pairs of each kind.
     """
     if Path(data[0]).is_file():
@@ -201,22 +201,22 @@ def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] 
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #6258a425
 def open_swaps(data: str = "miniworld-swaps", *, limit: int = 0, seed: int = 0) -> ProbeData:
-    """Pairs of drawn scenes that the picture decides: a folder with swaps.json and images/."""
+    """Load pairs of synthetic scenes that only the image decides. data: a folder with swaps.json and images/."""
     folder = dataset_folder(data)
     groups = read_groups(folder / "swaps.json", "swap")
     return ProbeData(groups, (folder / "images",), data, (folder / MINIWORLD_MARKER).is_file(), limit=limit, seed=seed)
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #7866bc88
-_UNITS = {"background": "enough background", "object": "targets"}  # the step behind which the builder's limit comes
+_UNITS = {"background": "enough background", "object": "targets"}  # the step after which the builder applies its limit
 
 
 def open_context(data: str = "miniworld-coco", images: Sequence[str] = (), *, folder: str | Path,
                  scenes: Sequence[str] = ("miniworld-fillers",), fillers: Sequence[str] = FILLERS,
                  subset: str = "val2014", kinds: Sequence[str] = ("background", "object"), limit: int = 0,
                  seed: int = 0, **options: Any) -> ProbeData:
-    """Probe-B, both sets or those in `kinds`. data: a name or folder of COCO with instances, or a published file, whose
-    pictures lie below `images`; folder: where edited pictures are made; scenes: names or folders; limit: pictures of
-    set MR, and targets of set R (0: all); options: of `ContextOptions`.
+    """Load or build Probe-B, the sets in `kinds`. data: a name or folder of COCO with instances, or a published file
+    with its images in `images`; folder: for the edited images; scenes: names or folders; limit: images of
+    set MR, and targets of set R (0: all); options: fields of `ContextOptions`.
     """
     if Path(data).is_file():
         groups = read_groups(data, images=list(images) or None, fillers=fillers)
@@ -237,10 +237,10 @@ def open_context(data: str = "miniworld-coco", images: Sequence[str] = (), *, fo
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #66e959d7
 def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, dict[str, dict[str, Any]]]:
-    """notebook -> name of the run -> parameters that differ from its defaults.
+    """Parameters of the runs, notebook -> name of the run -> parameters that differ from the notebook's defaults.
 
-    data: a folder with visual_genome and coco, and folders of scenes below scenes, as far as they are there; '': the
-    miniworld. published_weights: ask the paper's models instead of the minis.
+    data: a folder with any of the folders visual_genome, coco and scenes (with a folder per scene); '': the
+    miniworld. published_weights: run the paper's models instead of the minis.
     """
     models = {"models": [*PUBLISHED_MODELS]} if published_weights else {}
     if not data:
@@ -258,9 +258,9 @@ def probe_runs(data: str = "", *, published_weights: bool = False) -> dict[str, 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #95c87d3e
 @contextmanager
 def noted(notes: list[str]) -> Iterator[None]:
-    """Collect in `notes` what is warned of while the block runs, each text once, instead of printing it.
+    """Collect warnings in `notes` while the block runs, each text once, instead of printing them.
 
-    Dropped: FutureWarning and DeprecationWarning.
+    FutureWarning and DeprecationWarning are dropped.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -270,7 +270,7 @@ def noted(notes: list[str]) -> Iterator[None]:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #e64ebc9f
 def unknown_words(notes: Iterable[str], most: int = 8) -> str:
-    """A sentence on the words that a model warned of as [UNK]: the first few and how many more. notes: of `noted`."""
+    """A sentence on the unknown words in a model's warnings: up to `most`, then how many more. notes: from `noted`."""
     parts = [note.partition("[UNK]: [")[2].rstrip("]") for note in notes if "[UNK]: [" in note]
     words = sorted({word.strip(" '") for part in parts for word in part.split(",")})
     more = f" and {len(words) - most} more" * (len(words) > most)
@@ -279,11 +279,11 @@ def unknown_words(notes: Iterable[str], most: int = 8) -> str:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #6f440266
 def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights: str = "mini",
             device: str | None = None, on_error: str = "record", **options: Any) -> tuple[dict, dict]:
-    """Every model's scores of every prompt: {model: image, prompt, score}, and the models' cards. What a model
-    warned of stands in `attrs` of its scores under "notes".
+    """Every model's scores for every prompt: {model: image, prompt, score}, and the models' cards. A model's
+    warnings are in the `attrs` of its scores under "notes".
 
-    plan: of `plan_models`; those with a reason are left out. folder: where finished pictures are kept, one folder a
-    model. options go to `load_model` (seed). All models give logits: a softmax over probabilities is no confidence.
+    plan: from `plan_models`; models with a reason are left out. folder: for finished images, one subfolder per
+    model. options: for `load_model` (seed). All models return logits; a softmax of probabilities is no confidence.
     """
     scores, cards = {}, {}
     for model in plan.loc[plan["why"] == "", "model"]:
@@ -297,8 +297,8 @@ def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #04206435
 def counts(scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What was asked: model, pictures, prompts (distinct), scores, failed (pictures), seconds of asking, notes (what
-    the model warned of)."""
+    """The extent of the queries: model, pictures, prompts (distinct), scores, failed (images), seconds of computing,
+    notes (the model's warnings)."""
     rows = [(model, frame["image"].nunique(), frame["prompt"].nunique(), len(frame),
              len(frame.attrs.get("problems", ())), frame.attrs.get("seconds", np.nan),
              "; ".join(frame.attrs.get("notes", ()))) for model, frame in scores.items()]
@@ -306,8 +306,8 @@ def counts(scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #3aea5f23
 def training_table(cards: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """How models were trained, as far as their cards say: model, parameters, scenes, steps, batch, prompts (the share
-    of prompts of things among the texts)."""
+    """How models were trained, where their cards report it: model, parameters, scenes, steps, batch, prompts (the share
+    of object prompts among the training texts)."""
     rows = []
     for model, card in cards.items():
         recipe, data = card.get("recipe") or {}, card.get("data") or {}
@@ -320,12 +320,12 @@ def training_table(cards: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #23cd938f
 def score_all(scores: Mapping[str, pd.DataFrame], groups: Sequence[Any], *, by_class: bool = False,
               **options: Any) -> dict[str, pd.DataFrame]:
-    """`score_groups` of every model, or `score_classes`; a picture that failed leaves undefined rows."""
+    """`score_groups` of every model, or `score_classes` with `by_class`; failed images have undefined scores."""
     score = score_classes if by_class else score_groups
     return {model: score(groups, frame, missing="undefined", **options) for model, frame in scores.items()}
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #62f2545f
 def text_alone(groups: Sequence[Any], captions: str = "miniworld-coco") -> pd.DataFrame:
-    """The scores of text alone: image, prompt, score, for `score_all`. captions: what the text model is counted from, a
-    file of captions, or a name or folder of COCO, whose training captions are taken."""
+    """The scores of a text-only baseline for `score_all`: image, prompt, score. captions: its training texts, a
+    file of captions, or a name or folder of COCO, whose training captions are used."""
     return blind_scores(groups, Blind(NGrams(training_captions(captions_file(captions)))))

@@ -30,13 +30,13 @@ CATEGORIES = ("age", "color", "expression", "gender", "material", "pattern", "sh
 
 
 def context_names(prefix: str) -> dict[str, str]:
-    """The metrics of Probe-B that begin with a word ("ap", "robustness", "confidence_change") -> their labels."""
+    """Labels of the metrics of Probe-B with a prefix ("ap", "robustness", "confidence_change"): metric -> label."""
     parts = PICTURES if prefix in ("ap", "first", "confidence") else STEPS
     return {f"{prefix}_{part}": label for part, label in parts.items()}
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #b00a2559
 def by_comparison(printed: str = "", comparisons: Iterable[str] = COMPARISONS) -> PaperTable:
-    """The table of Probe-R: a line a model, accuracy and mean confidence of each comparison, in percent."""
+    """The table of Probe-R: a row per model, accuracy and mean confidence of each comparison, in percent."""
     return PaperTable(printed, tuple(
         Column(f"{one}_{short}", f"{COMPARISONS[one]}, {CHOICES[metric]}", {"comparison": one, "metric": metric},
                True, 100, 1) for one in comparisons for metric, short in (("correct", "acc"),
@@ -44,14 +44,14 @@ def by_comparison(printed: str = "", comparisons: Iterable[str] = COMPARISONS) -
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #549cb783
 def by_kind(printed: str = "", kinds: Mapping[str, str] = KINDS) -> PaperTable:
-    """The table of Probe-C: a line a model, four scores of each kind of swap, in percent."""
+    """The table of Probe-C: a row per model, four scores of each kind of swap, in percent."""
     return PaperTable(printed, tuple(
         Column(f"{kind}_{short}", f"{label}, {short}", {"kind": kind, "metric": metric}, True, 100, 1)
         for kind, label in kinds.items() for metric, short in PAIRS.items()))
 
 # %% ../../../nbs/lib/papers/probes/01_description.ipynb #87a0e639
 def by_category(printed: str) -> PaperTable:
-    """The table of Probe-C by category of attribute: a line a model, three scores of each category, in percent."""
+    """The table of Probe-C by category of attribute: a row per model, three scores of each category, in percent."""
     return PaperTable(printed, tuple(
         Column(f"{category}_{short}", f"{category}, {short}", {"category": category, "metric": metric}, True, 100, 1)
         for category in CATEGORIES for metric, short in [*PAIRS.items()][:3]))
@@ -63,11 +63,11 @@ _R = {"first": ("accuracy", "accuracy"), "robustness": ("robustness", "robustnes
 
 
 def by_step(printed: str = "", kind: str = "background", row: str = "model") -> PaperTable:
-    """The table of Probe-B: a line a model (or what `row` names), a score of each of the three pictures in percent, and
-    for each step robustness as a share and, for "background", the change of confidence in points.
+    """The table of Probe-B: a row per model (or value of column `row`), a score of each of the three images in percent,
+    and for each step robustness as a share and, for "background", the change of confidence in points.
 
-    kind: "background" as Table 9 (AP), "object" as Table 10 (accuracy). Robustness is of AP in both. The published code
-    takes that of Table 10 of the softmax, where a reference confidence near 0 makes the mean of ratios boundless.
+    kind: "background" as Table 9 (AP), "object" as Table 10 (accuracy). Both give the robustness of AP. For
+    Table 10, the published code uses the softmax instead, whose mean ratio is unbounded near a confidence of 0.
     """
     columns = []
     for prefix, (name, heading) in (_MR if kind == "background" else _R).items():
@@ -113,7 +113,7 @@ NOT_AVAILABLE = "the paper's number is not available"
 
 
 def availability() -> pd.DataFrame:
-    """The availability of the paper's tables in sources, one row per table: table, lines, numbers, where."""
+    """The availability of the numbers in the paper's tables, one row per table: table, lines, numbers, where."""
     rows = []
     for name in sorted((one for one in list_published() if one.startswith("probes_table")), key=lambda n: int(n[12:])):
         frame = published(name)

@@ -26,7 +26,7 @@ from ...report.style import GUIDE, PALETTE, bare, line_look, shared_legend, titl
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #244397c3
 def choice_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 3, left: accuracy and mean confidence of Probe-R, in percent, a line a model, a marker a comparison.
+    """Figure 3, left: accuracy and mean confidence of Probe-R, in percent; a row per model, a marker per comparison.
 
     summary: model, comparison, metric ("correct", "confidence"), value, ci_low, ci_high.
     """
@@ -41,7 +41,7 @@ _LOOKS = {"image": ("o", "black"), "positive": ("^", PALETTE[2]), "swapped": ("X
 
 
 def feature_map(vectors: Mapping[str, np.ndarray], *, seed: int = 0) -> pd.DataFrame:
-    """t-SNE of feature vectors in a plane: x, y and kind, a row a vector.
+    """t-SNE of feature vectors in two dimensions: x, y and kind, one row per vector.
 
     vectors: kind ("image", "positive", "swapped") -> array [n, d], of one model. Perplexity 30, or less for few
     vectors.
@@ -55,9 +55,9 @@ def feature_map(vectors: Mapping[str, np.ndarray], *, seed: int = 0) -> pd.DataF
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #cd7a6302
 def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -> Figure:
-    """Figures 3, right, and 9: the feature space of each model, one axis per model.
+    """Figures 3, right, and 9: the feature space of each model, one panel per model.
 
-    maps: model -> rows of `feature_map`, or a text that says why there is none.
+    maps: model -> rows of `feature_map`, or the reason why there are none.
     """
     columns = min(max(len(maps), 1), 3)
     rows = -(-max(len(maps), 1) // columns)
@@ -78,7 +78,7 @@ def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #587d5c7e
 def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 4, left: text, image, group score and confidence, in percent, a line a model, a marker a kind of swap.
+    """Figure 4, left: text, image, group score and confidence, in percent; a row per model, a marker per kind of swap.
 
     summary: model, kind, metric, value, ci_low, ci_high.
     """
@@ -89,16 +89,16 @@ def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #3f89583f
 def category_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 4, middle and right: the image score by category of attribute, in percent, a marker a model.
-    Behind a category stands how many pictures it has."""
+    """Figure 4, middle and right: the image score by category of attribute, in percent; a marker per model.
+    A category's label includes its number of images."""
     rows = summary[summary["metric"] == "image_score"]
     return interval_figure(rows, y="category", scale=100, chance=PROBE_SCORES["image_score"].chance,
                            counted="pictures", xlabel="image score, %, 95 % interval", title=title)
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #0649fdb1
 def best_category_title(summary: pd.DataFrame, what: str) -> str:
-    """Where a score is highest and lowest among the categories of at least three pictures. summary: of one score by
-    category; what: its name."""
+    """A title with the highest and the lowest score among the categories that have at least three images.
+    summary: of one score by category; what: the score's name."""
     mean = summary[(summary["n_groups"] >= 3) & summary["value"].notna()].groupby("category")["value"].mean()
     if len(mean) < 2:
         return f"{what}: fewer than two categories have 3 pictures"
@@ -110,11 +110,11 @@ _SHADES = LinearSegmentedColormap.from_list("shades", ["white", PALETTE[0]])
 
 
 def score_matrix(summary: pd.DataFrame, *, title: str = "") -> Figure:
-    """Figure 10: a percentage for every model and category, its 95 % interval below it, on a ground that is darker
-    where it is higher.
+    """Figure 10: a percentage for every model and category, with its 95 % interval below; a darker background means a
+    higher score.
 
-    summary: model, category, value (0..1), ci_low, ci_high, n. A cell without a value stays empty; one of fewer than
-    three rows is grey on white, with its n.
+    summary: model, category, value (0..1), ci_low, ci_high, n. A cell without a value stays empty; a cell with fewer
+    than three rows has grey text on white, with its n.
     """
     cells = summary[summary["value"].notna()]
     down, across = list(dict.fromkeys(cells["model"])), list(dict.fromkeys(cells["category"]))
@@ -141,8 +141,8 @@ def score_matrix(summary: pd.DataFrame, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #36b80e87
 def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "") -> Figure:
-    """Figures 5 and 6: AP of each picture in percent, and the AP lost from one to another in points, a line a model or
-    filler (`y`).
+    """Figures 5 and 6: AP of each kind of image in percent, and the AP lost between two kinds in points; a row per
+    model or filler (`y`).
 
     summary: the column y, metric, value, ci_low, ci_high.
     """
@@ -157,9 +157,9 @@ def robustness_figure(summary: pd.DataFrame, *, y: str = "model", title: str = "
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #9d355d00
 def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_edited", *, least: int = 1,
                 title: str = "") -> Figure:
-    """Figures 8 and 11: one change of Probe-B in points by category of object, a marker a model or backbone.
+    """Figures 8 and 11: one change of Probe-B in points by category of object, a marker per model or backbone.
 
-    Behind a category stands how many pictures it has; those with fewer than `least` are left out.
+    A category's label includes its number of images; categories with fewer than `least` are left out.
     """
     rows = summary[(summary["metric"] == metric) & (summary["n_groups"] >= least)]
     prefix, _, step = metric.partition("_change_" if "_change_" in metric else "change_")
@@ -170,15 +170,15 @@ def step_figure(summary: pd.DataFrame, metric: str = "confidence_change_patch_ed
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #4c95bc2a
 def left_out(summary: pd.DataFrame, least: int) -> str:
-    """A sentence on the categories that `step_figure` leaves out; '' where it shows all."""
+    """A sentence that lists the categories `step_figure` leaves out; '' if it shows all."""
     rows = summary[summary["n_groups"] < least].drop_duplicates("category")
     names = ", ".join(f"{name} ({n})" for name, n in zip(rows["category"], rows["n_groups"]))
     return f"Left out, with fewer than {least} pictures: {names}." if names else ""
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #fdb4e3c9
 def loss_title(summary: pd.DataFrame, metric: str, *, y: str = "model", what: str = "AP", when: str) -> str:
-    """The finding of such a figure: "7 of 7 models clearly lose AP without their background; clip-rn50 loses most".
-    metric: a change, positive where something is lost; when: ends the first part."""
+    """A title with the finding: "7 of 7 models clearly lose AP without their background; clip-rn50 loses most".
+    metric: a change, positive for a loss; when: the end of the title's first part."""
     rows = summary[(summary["metric"] == metric) & summary["value"].notna()]
     lost, gained = int((rows["ci_low"] > 0).sum()), int((rows["ci_high"] < 0).sum())
     lines = {"category": "categories"}.get(y, f"{y}s")
@@ -189,7 +189,7 @@ def loss_title(summary: pd.DataFrame, metric: str, *, y: str = "model", what: st
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #e4eb2c3c
 def map_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation of two maps of one grid; NaN where one is constant."""
+    """Pearson's correlation of two maps on the same grid; NaN if one is constant."""
     if first.std() == 0 or second.std() == 0:
         return np.nan
     return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
@@ -197,9 +197,9 @@ def map_correlation(first: np.ndarray, second: np.ndarray) -> float:
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #79999bc6
 def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[str, Sequence[np.ndarray]], *,
                      title: str = "") -> Figure:
-    """Figure 14: the picture, and for each model its map of each prompt; below a model the correlation of its maps.
+    """Figure 14: the image, and each model's map for each prompt; below a model, the correlation of its maps.
 
-    maps: model -> one non-negative map [h, w] a prompt, on its own grid over the whole picture.
+    maps: model -> one non-negative map [h, w] per prompt, on the model's grid over the whole image.
     """
     rows = max(len(maps), 1)
     figure, axes = plt.subplots(rows, len(prompts) + 1, figsize=(2.5 * (len(prompts) + 1), 2.3 * rows + 1.1),
@@ -226,10 +226,10 @@ def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[s
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #3a34b65e
 def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title: str = "") -> Figure:
-    """RelComp's text score over the zero-shot accuracy, a point an alpha, an axis a stream, in percent; the cross in a
-    corner is as wide and high as a 95 % interval of its axis is on average.
+    """RelComp's text score over the zero-shot accuracy in percent, a point per alpha, a panel per stream; the cross in
+    a corner has the mean width of the 95 % intervals on either axis.
 
-    summary: stream, alpha, metric, value, ci_low, ci_high; alphas: of `patched_alphas`, to ring.
+    summary: stream, alpha, metric, value, ci_low, ci_high; alphas: from `patched_alphas`, marked with a ring.
     """
     streams = list(dict.fromkeys(summary["stream"]))
     figure, axes = plt.subplots(1, len(streams), figsize=(2.2 * len(streams) + 0.4, 2.9), squeeze=False, sharex=True,
@@ -251,13 +251,13 @@ def tradeoff_figure(summary: pd.DataFrame, alphas: Mapping[str, float], *, title
                        f"({x['value'].iloc[-1]:.1f}, {y['value'].iloc[-1]:.1f}) at {x.index[-1]:g}")
     axes[0, 0].set_ylabel(f"{up}, %")
     figure = titled(figure, title, "medium", alt=f"{up} over {across}, in percent: {'; '.join(changes)}.")
-    for points in named:  # the limits, which the axes share, stand now
+    for points in named:  # only now are the limits, which the axes share, final
         label_points(*points)
     return figure
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #a441263c
 def _mean_interval(ax: Axes, x: pd.DataFrame, y: pd.DataFrame) -> None:
-    """Draw a cross below and left of all points, as large as a mean interval; it widens the limits."""
+    """Draw a cross of the mean intervals' size below and left of all points; the limits become wider."""
     wide, high = ((one["ci_high"] - one["ci_low"]).mean() / 2 for one in (x, y))
     ax.errorbar([x["value"].min() + wide], [y["value"].min() - 1.6 * high], xerr=wide, yerr=high, color=GUIDE,
                 linewidth=0.9, capsize=2)
@@ -267,7 +267,7 @@ LOSSES = {"matching": "matching loss", "contrast": "contrastive loss, nats", "ri
 
 
 def losses_figure(logs: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
-    """The two losses and the share right over the training, an axis each, a line a stream. logs: of `mean_losses`."""
+    """The two losses and the share right during training, a panel each, a line per stream. logs: from `mean_losses`."""
     figure, axes = plt.subplots(1, len(LOSSES), figsize=(7, 2.8))
     changes = []
     for ax, (column, label) in zip(axes, LOSSES.items()):

@@ -34,10 +34,10 @@ from ...statistics import compare, summarize
 def open_relcomp(coco: str = "miniworld-coco", genome: str = "miniworld-visual-genome",
                  probes: Sequence[RelationGroup | SwapPair] = (), *, train: int = 0, test: int = 0, seed: int = 0,
                  **options: Any) -> dict[str, ProbeData]:
-    """RelComp's "train" and "test".
+    """Build RelComp's "train" and "test" sets.
 
-    coco, genome: names or folders; probes: groups with which no picture and no
-    caption is shared; train, test: how many groups of each kind a run takes (0: all); options: of `RelCompOptions`.
+    coco, genome: names or folders; probes: groups whose images and captions are left
+    out; train, test: how many groups of each kind a run takes (0: all); options: fields of `RelCompOptions`.
     """
     captions, relations = Coco(dataset_folder(coco), "train2014"), VisualGenome(dataset_folder(genome))
     sets = build_relcomp(captions.captions, relations, probes, RelCompOptions(seed=seed, **options))
@@ -48,7 +48,7 @@ def open_relcomp(coco: str = "miniworld-coco", genome: str = "miniworld-visual-g
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #267cb87d
 def relcomp_view(groups: Sequence[RelCompGroup]) -> pd.DataFrame:
-    """Groups as a reader gets them: id, kind, picture, caption, positive, negative."""
+    """Groups as a table for a page: id, kind, image, caption, positive, negative."""
     return pd.DataFrame([{name: getattr(one, name) for name in ("id", "kind", "image", "caption", "positive",
                                                                 "negative")} for one in groups])
 
@@ -59,10 +59,10 @@ _RELCOMP = {"relcomp_text": "text_score", "relcomp_image": "image_score", "relco
 
 def questions(test: ProbeData, relation: ProbeData | None, pairs: ProbeData | None, classes: str | Path, *,
               class_limit: int = 0) -> Callable[[Remembering], dict[str, pd.DataFrame]]:
-    """The evaluations of `alpha_sweep` for every model: frames with the columns id, group and those of SWEPT.
+    """The function with which `alpha_sweep` evaluates a model; returns frames with id, group and columns of SWEPT.
 
-    test, relation, pairs: the parts that a run takes, None or without groups to leave a probe out; classes: folder of
-    the zero-shot set; class_limit: pictures a class (0: all).
+    test, relation, pairs: the data of a run; a probe that is None or has no groups is left out; classes: folder of
+    the zero-shot set; class_limit: images per class (0: all).
     """
     choices = predicate_choices(relation.part) if relation is not None else []
 
@@ -83,7 +83,7 @@ def questions(test: ProbeData, relation: ProbeData | None, pairs: ProbeData | No
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #41155e9c
 def predicate_choices(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
-    """The anchor pictures of Probe-R with the true prompt and the one with another predicate, and no other picture."""
+    """The anchor images of Probe-R with the true and the predicate-swapped prompt; other images are not included."""
     return [RelCompGroup(one.id, one.image, one.positive_prompt, one.positive_prompt, one.predicate_prompt, "predicate")
             for one in groups]
 
@@ -93,25 +93,25 @@ def _groups(frame: pd.DataFrame) -> list[str]:
 
 
 def _of_records(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The mean over seeds of every record: alpha, id, the groups, names."""
+    """Each record's mean over seeds: alpha, id, the group columns, names."""
     return frame.groupby(["alpha", "id", *_groups(frame)], sort=False, as_index=False)[[*names]].mean()
 
 
 def _of_seeds(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The mean over records of every training: seed, alpha, metric, value."""
+    """Each training's mean over records: seed, alpha, metric, value."""
     means = frame.groupby(["seed", "alpha"])[[*names]].mean()
     return means.rename_axis(columns="metric").stack().rename("value").reset_index()
 
 
 def _half_width(n: pd.Series, error: pd.Series) -> pd.Series:
-    "Half the width of Student's 95 % interval of n values; 0 for one."
+    "Half the width of Student's 95 % interval for n values with this standard error; 0 for one value."
     return student.ppf(0.975, (n - 1).clip(lower=1)) * error.fillna(0)
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #6bdce164
 def _with_seeds(rows: pd.DataFrame, trainings: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Rows with their intervals widened by the spread over seeds, and the columns seeds, lowest and highest.
+    """Rows with intervals widened by the spread over seeds, and the columns seeds, lowest and highest.
 
-    trainings: of `_of_seeds`; value: the column that the interval is of.
+    trainings: from `_of_seeds`; value: the column to which the interval belongs.
     """
     spread = trainings.groupby(["alpha", "metric"])["value"].agg(seeds="count", lowest="min", highest="max",
                                                                  error="sem").reset_index()
@@ -123,8 +123,8 @@ def _with_seeds(rows: pd.DataFrame, trainings: pd.DataFrame, value: str) -> pd.D
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #3862ec5c
 def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: Any) -> pd.DataFrame:
-    """Every mean with its interval: stream, alpha, metric (of SWEPT), the columns of `summarize`, seeds (how many),
-    lowest and highest (the means of single trainings).
+    """Every mean with its interval: stream, alpha, metric (in SWEPT), the columns of `summarize`, seeds (number),
+    lowest and highest (among the trainings' means).
 
     swept: stream -> name -> records with the columns seed, alpha, id, group (or image_1, image_2) and those of SWEPT;
     options: n_bootstrap, seed.
@@ -142,10 +142,10 @@ def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: An
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #b9bce666
 def sweep_differences(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, Sequence[float]],
                       **options: Any) -> pd.DataFrame:
-    """Each of some alphas minus alpha 0, record by record: stream, alpha, metric, the columns of `compare` without
-    p_value, which knows the pictures alone, and seeds, lowest, highest.
+    """The given alphas minus alpha 0, paired by record: stream, alpha, metric, the columns of `compare` without
+    p_value (which would ignore the spread over seeds), and seeds, lowest, highest.
 
-    swept, options: as for `sweep_summary`; alphas: of each stream.
+    swept, options: as in `sweep_summary`; alphas: stream -> alphas.
     """
     parts = []
     for stream, frames in swept.items():
@@ -169,7 +169,7 @@ def shares(summary: pd.DataFrame, gained: str = "relcomp_text", lost: str = "ima
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #e1791810
 def patched_alphas(shares: pd.DataFrame) -> dict[str, float]:
-    """The alpha of each stream, see above. shares: of `shares`."""
+    """The alpha chosen for each stream, by the rule above. shares: from `shares`."""
     alphas = {}
     for stream, rows in shares[(shares["alpha"] > 0) & (shares["alpha"] < 1)].groupby("stream", sort=False):
         worst = rows[["gain_kept", "loss_spared"]].min(axis=1, skipna=False).round(9)  # equal shares are a tie
@@ -179,8 +179,8 @@ def patched_alphas(shares: pd.DataFrame) -> dict[str, float]:
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #1856808a
 def alpha_reasons(shares: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataFrame:
-    """Why each stream has its alpha: stream, alpha, chosen ("T 0.4", or "V 0.4, fallback"), why. shares: of `shares`;
-    alphas: of `patched_alphas`."""
+    """Why each alpha was chosen: stream, alpha, chosen ("T 0.4", or "V 0.4, fallback"), why. shares: from `shares`;
+    alphas: from `patched_alphas`."""
     rows = []
     for stream, alpha in alphas.items():
         part = shares[(shares["stream"] == stream) & np.isclose(shares["alpha"], alpha)].iloc[0]
@@ -196,8 +196,8 @@ def alpha_reasons(shares: pd.DataFrame, alphas: Mapping[str, float]) -> pd.DataF
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #408e5c8d
 def by_seed(swept: Mapping[str, Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
-    """The results of each training: stream, seed, gain (RelComp's text score at alpha 1 less before), change (of
-    zero-shot accuracy), alpha (the one that its own shares choose), gain_there and change_there (at this alpha)."""
+    """The results of each training: stream, seed, gain (RelComp's text score at alpha 1 minus alpha 0), change (same,
+    of zero-shot accuracy), alpha (chosen by this training's shares), gain_there and change_there (at that alpha)."""
     rows = []
     for stream, frames in swept.items():
         for seed in frames["relcomp"]["seed"].unique():
@@ -212,7 +212,7 @@ def by_seed(swept: Mapping[str, Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #81cf22a4
 def as_table11(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with the paper's names of streams, v, vt, t, and alphas as it writes them."""
+    """The summary with streams and alphas as Table 11 prints them: v, vt, t and alphas as text."""
     return summary.assign(stream=summary["stream"].str.lower(), alpha=summary["alpha"].map("{:g}".format), model="")
 
 
@@ -220,9 +220,9 @@ _TABLE3 = {"imagenet_top1": "imagenet", "relcomp_text": "relcomp", "probe_c": "p
 
 
 def as_table3(summary: pd.DataFrame, before: str, alphas: Mapping[str, float]) -> pd.DataFrame:
-    """The model before and each stream's patched model, in the columns of Table 3: model, metric, value, ....
+    """The original model and each stream's patched model, in the columns of Table 3: model, metric, value, ....
 
-    before: the model's name; alphas: of `patched_alphas`.
+    before: the original model's name; alphas: from `patched_alphas`.
     """
     rows = summary[summary["metric"].isin(_TABLE3)].replace({"metric": _TABLE3})
     first = rows[(rows["alpha"] == 0) & (rows["stream"] == next(iter(alphas)))].assign(model=before)
@@ -234,7 +234,7 @@ def as_table3(summary: pd.DataFrame, before: str, alphas: Mapping[str, float]) -
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #3ad5a73d
 def _minus(swept: Mapping[str, Mapping[str, pd.DataFrame]], first: tuple[str, float], second: tuple[str, float]
            ) -> dict[str, pd.DataFrame]:
-    """The records of two models of a sweep as those of one stream: the first at alpha 1, the second at alpha 0."""
+    """The records of two models in a sweep, arranged as one stream: the first at alpha 1, the second at alpha 0."""
     def at(stream: str, alpha: float, name: str) -> pd.DataFrame:
         return swept[stream][name][np.isclose(swept[stream][name]["alpha"], alpha)]
 
@@ -244,9 +244,9 @@ def _minus(swept: Mapping[str, Mapping[str, pd.DataFrame]], first: tuple[str, fl
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #d2c1491a
 def patched_changes(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, float], **options: Any
                     ) -> dict[str, pd.DataFrame]:
-    """The tables of `claims.PATCHED_CLAIMS`, in points: each patched model minus the one before, and minus each other.
+    """The tables for `claims.PATCHED_CLAIMS`, in points: each patched model minus the original and minus each other.
 
-    swept, options: as for `sweep_differences`; alphas: of `patched_alphas`.
+    swept, options: as in `sweep_differences`; alphas: from `patched_alphas`.
     """
     made = {stream: _minus(swept, (stream, alpha), (stream, 0.0)) for stream, alpha in alphas.items()} | {
         f"{a} minus {b}": _minus(swept, (a, alphas[a]), (b, alphas[b])) for a in alphas for b in alphas if a != b}
@@ -257,8 +257,8 @@ def patched_changes(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Map
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #b2881f3d
 def learning_changes(trainings: pd.DataFrame) -> pd.DataFrame:
-    """The change of the share of right groups in a stream's batches from the first to the last third of the steps, in
-    points: stream, difference, ci_low, ci_high. trainings: of `trainings_table`."""
+    """The change in the share of right groups in training batches, last minus first third of the steps, in
+    points: stream, difference, ci_low, ci_high. trainings: from `trainings_table`."""
     change = 100 * (trainings["right, last third"] - trainings["right, first third"])
     rows = change.groupby(trainings["stream"], sort=False).agg(difference="mean", error="sem", n="count").reset_index()
     half = _half_width(rows["n"], rows.pop("error"))
@@ -266,7 +266,7 @@ def learning_changes(trainings: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #3ab67773
 def text_alone_scores(train: Sequence[RelCompGroup], test: Sequence[RelCompGroup]) -> dict[str, pd.DataFrame]:
-    """Rows of `score_groups` of two scorers that see no picture, by name. train: what they count n-grams of."""
+    """`score_groups` of two text-only baselines, by name. train: the groups whose n-grams are counted."""
     positive = NGrams([text for group in train for text in (group.caption, group.positive)])
     blind_table = blind_scores(test, Blind(positive))
     odds = blind_scores(test, Blind(NGrams([group.positive for group in train])))
@@ -277,16 +277,16 @@ def text_alone_scores(train: Sequence[RelCompGroup], test: Sequence[RelCompGroup
 
 
 def _scorers(alphas: Mapping[str, float]) -> list[tuple[str, str, float]]:
-    "The models that a page shows of a sweep, as (name, stream, alpha): the one before, each stream's patched and last."
+    "The models of a sweep for a page, as (name, stream, alpha): the original, each stream's patched and its alpha 1."
     return [("before", next(iter(alphas)), 0.0)] + [(f"{stream}, alpha {alpha:g}", stream, alpha) for stream in alphas
                                                     for alpha in dict.fromkeys((alphas[stream], 1.0))]
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #a8c23c09
 def reading_table(summary: pd.DataFrame, alone: Mapping[str, pd.DataFrame], alphas: Mapping[str, float],
                   **options: Any) -> pd.DataFrame:
-    """RelComp's text score beside how often the rival's picture agrees: scorer, text, ci_low, ci_high, rival agrees.
+    """RelComp's text score beside how often the rival image agrees: scorer, text score, ci_low, ci_high, rival agrees.
 
-    summary: of `sweep_summary`; alone: of `text_alone_scores`, for which every picture agrees; alphas: of
+    summary: from `sweep_summary`; alone: from `text_alone_scores`, which do not depend on the image; alphas: from
     `patched_alphas`; options: n_bootstrap, seed.
     """
     rows, parts = [], summary[summary["metric"].isin(["relcomp_text", "rival_agrees"])]
@@ -301,8 +301,8 @@ def reading_table(summary: pd.DataFrame, alone: Mapping[str, pd.DataFrame], alph
 
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #56936057
 def same_texts(model: Any, groups: Sequence[RelCompGroup]) -> pd.Series:
-    """Whether the positive and the negative of a group are the same row of tokens to a dual encoder, by id."""
-    with warnings.catch_warnings():  # of unknown words: the page lists them where the model is asked
+    """Whether a dual encoder's tokens are the same for the positive and the negative of a group, by id."""
+    with warnings.catch_warnings():  # about unknown words, which the page lists elsewhere
         warnings.simplefilter("ignore", UserWarning)
         positive, negative = (model.rows([getattr(one, side) for one in groups])[0]
                               for side in ("positive", "negative"))
@@ -311,8 +311,8 @@ def same_texts(model: Any, groups: Sequence[RelCompGroup]) -> pd.Series:
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #ec8e1a0d
 def ties_apart(swept: Mapping[str, Mapping[str, pd.DataFrame]], same: pd.Series, alphas: Mapping[str, float],
                **options: Any) -> pd.DataFrame:
-    """RelComp's text score with ties counted as wrong, and of the groups without ties: scorer, groups, value, ci_low,
-    ci_high, n. same: of `same_texts`; alphas: of `patched_alphas`; the last line is the highest score there can be."""
+    """RelComp's text score with ties counted as wrong, and on the groups without ties: scorer, groups, value, ci_low,
+    ci_high, n. same: from `same_texts`; alphas: from `patched_alphas`. The last row is the highest possible score."""
     every = {stream: {"relcomp": frames["relcomp"]} for stream, frames in swept.items()}
     left = {stream: {"relcomp": one["relcomp"][~one["relcomp"]["id"].map(same).astype(bool)]}
             for stream, one in every.items()}

@@ -30,10 +30,10 @@ GROUP_RULES = {"sure": "the highest mean confidence in the right prompt",
 
 
 def choose_groups(records: pd.DataFrame, roles: Sequence[str] = tuple(GROUP_RULES)) -> pd.DataFrame:
-    """The groups of a gallery, chosen by rule: role, rule, id (of the group), strength, models, right (how many).
+    """The groups of a gallery, chosen by rule: role, rule, id (of the group), strength, models, right (numbers).
 
-    records: id, confidence (0..1, higher is better) and correct (right or not), a row a group and
-    model. No group is shown twice. models and right are left out where there is no such column.
+    records: id, confidence (0..1, higher is better) and correct (right or not), one row per group and
+    model. No group is chosen twice. Without the column correct, models and right are left out.
     """
     mean = records.groupby("id", sort=False)["confidence"].mean()
     strengths = {"sure": mean, "torn": -(mean - 0.5).abs(), "misled": -mean}
@@ -46,8 +46,8 @@ def choose_groups(records: pd.DataFrame, roles: Sequence[str] = tuple(GROUP_RULE
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #c9a97d67
 def group_title(row: Any) -> str:
-    """The rule that chose a group and the outcome: "the highest mean confidence ...: 6 of 7 models right". row: of
-    `choose_groups`, as a tuple."""
+    """The rule that chose a group and the outcome: "The highest mean confidence ...: 6 of 7 models right". row: from
+    `choose_groups`, as a named tuple."""
     return f"{row.rule[0].upper()}{row.rule[1:]}: {row.right} of {row.models} models right"
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #bfe63dd7
@@ -57,16 +57,16 @@ TURN_RULES = {"lost": "most models right on the reference and wrong on the edite
 
 
 def choose_turns(records: pd.DataFrame) -> pd.DataFrame:
-    """The groups of Probe-B where most models turn: role, rule, id, models, turned, right_reference, right_edited.
+    """The groups of Probe-B that fit TURN_RULES: role, rule, id, models, turned, right_reference, right_edited.
 
     records: id, first_reference, first_edited (whether a present class is first), confidence_reference and
-    confidence_edited, a row a group and model. A role that no model fills in any group is left out.
+    confidence_edited, one row per group and model. A role is left out if no model fulfils it in any group.
     """
     before, after = (records[f"first_{name}"].astype(bool) for name in ("reference", "edited"))
     cases = pd.DataFrame({"lost": before & ~after, "kept": before & after, "found": ~before & after}).astype(int)
     counts = cases.groupby(records["id"], sort=False).sum()
     change = records["confidence_edited"] - records["confidence_reference"]
-    change = change.groupby(records["id"], sort=False).mean() / 3  # within -1/3 and 1/3: it decides among equals
+    change = change.groupby(records["id"], sort=False).mean() / 3  # within -1/3 and 1/3: it only breaks ties
     tie = {"lost": -change, "kept": -change.abs(), "found": change}
     chosen = choose_by_rule({role: counts[role].where(counts[role] > 0) + tie[role] for role in TURN_RULES}, TURN_RULES,
                             [*TURN_RULES]).rename(columns={"chosen": "id"}).drop(columns="strength")
@@ -84,7 +84,7 @@ def turn_title(row: Any) -> str:
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #0462673e
 def _of(scores: pd.DataFrame, image: str, prompt: str) -> float:
-    "The one score of a picture and a prompt; NaN where there is none."
+    "The score of an image and a prompt; NaN if there is none."
     values = scores.loc[(scores["image"] == image) & (scores["prompt"] == prompt), "score"]
     return float(values.iloc[0]) if len(values) else np.nan
 
@@ -94,8 +94,8 @@ def _mark(is_right: bool) -> str:
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ff13dd3f
 def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The scores of each model for the anchor image of a group: one row per model, confidence in the true prompt beside
-    each of the two false ones, as texts. scores: model -> image, prompt, score."""
+    """The scores of each model for a group's anchor image: one row per model, confidence in the true prompt against
+    each of the two false prompts, as texts. scores: model -> image, prompt, score."""
     rows, false = {}, (group.predicate_prompt, group.subject_prompt)
     for model, frame in scores.items():
         right = _of(frame, group.image, group.positive_prompt)
@@ -106,8 +106,8 @@ def relation_cells(group: RelationGroup, scores: Mapping[str, pd.DataFrame]) -> 
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #276b90cd
 def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The scores of each model for the four combinations of a pair (I1, P2: picture 1, prompt 2), and its text, image
-    and group score, as texts."""
+    """The scores of each model for the four combinations in a pair (I1, P2: image 1, prompt 2), and the text, image
+    and group scores, as texts."""
     rows, places = {}, [(i, j) for i in range(2) for j in range(2)]
     for model, frame in scores.items():
         table = np.array([_of(frame, pair.images[i], pair.prompts[j]) for i, j in places])
@@ -121,8 +121,8 @@ def pair_cells(pair: SwapPair, scores: Mapping[str, pd.DataFrame]) -> pd.DataFra
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #c593f3c8
 def context_cells(group: ContextGroup, scores: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each model gave the three pictures of a group: mean confidence of the present classes, ✓ where the first
-    class is a present one, as texts."""
+    """The outcome of each model on the three images of a group: mean confidence of the present classes, ✓ if the
+    top class is present, as texts."""
     rows = {}
     for model, frame in scores.items():
         cells = []
@@ -137,7 +137,7 @@ def context_cells(group: ContextGroup, scores: Mapping[str, pd.DataFrame]) -> pd
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #ed255284
 def _draw_cells(ax: Axes, cells: pd.DataFrame, room: float, letters: int = 94) -> None:
-    "A table as texts: headings, then a line a row. room: height of the axis in lines; letters: in its width."
+    "Draw a table as text: headings, then one line per row. room: the axis's height in lines; letters: its width."
     ax.set(xlim=(0, 1), ylim=(room, 0))
     left = 0.3
     step = (1 - left) / max(len(cells.columns), 1)
@@ -152,7 +152,7 @@ def _draw_cells(ax: Axes, cells: pd.DataFrame, room: float, letters: int = 94) -
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #fc723e12
 def _draw_picture(ax: Axes, source: str | Path | Image.Image, line: str) -> None:
-    "A picture with its text below; a grey field that says so where the file is missing."
+    "Draw an image with its text below; if the file is missing, a grey field and a note."
     picture, lost = picture_or_field(source)
     bare(ax)
     ax.imshow(picture)
@@ -161,10 +161,10 @@ def _draw_picture(ax: Axes, source: str | Path | Image.Image, line: str) -> None
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #e2d835ca
 def twin_figure(pictures: Sequence[tuple[str | Path | Image.Image, str]], cells: pd.DataFrame, *,
                 beside: Sequence[tuple[str | Path | Image.Image, str]] = (), title: str = "") -> Figure:
-    """Pictures side by side, each with its text below, and under them what every model gave.
+    """Images side by side, each with its text below, and under them a table with the results of every model.
 
-    pictures: (path or image, text), which the cells are of; cells: a line a model, texts; beside: further pictures,
-    which stand one over the other at the right of all that. A picture whose file is missing is a grey field.
+    pictures: (path or image, text), on which the cells report; cells: one row of texts per model; beside: further
+    images, stacked on the right. An image whose file is missing is a grey field.
     """
     room, left = 3.2 + 1.35 * max(len(cells), 1), 0.7 if beside else 1.0
     lines = [wrapped(text, int(62 * left / max(len(pictures), 1)), 6) for _, text in pictures]
@@ -192,8 +192,8 @@ Picture = Callable[[str], str | Path | Image.Image]
 
 def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, pd.DataFrame], *,
                    title: str = "") -> Figure:
-    """The anchor of a group of Probe-R with its true prompt and what every model gave it, and beside these one picture
-    each of the subject and of the other, of which the table says nothing."""
+    """The anchor image of a group of Probe-R with its true prompt and every model's scores; on the right one image each
+    of the subject and of the other subject, which the table does not cover."""
     alone = [(picture(names[0]), f"{what}: {name}") for what, name, names in
               (("the subject alone", group.positive_object, group.positive_images),
                ("the other subject alone", group.negative_object, group.negative_images)) if names]
@@ -202,7 +202,7 @@ def relation_twins(group: RelationGroup, picture: Picture, scores: Mapping[str, 
 
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #1820229c
 def pair_twins(pair: SwapPair, picture: Picture, scores: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
-    """The two pictures of a pair, each with the prompt that is true of it."""
+    """The two images of a pair, each with its true prompt, above every model's scores."""
     shown = [(picture(name), f"I{k}, P{k}: {prompt}") for k, (name, prompt) in
              enumerate(zip(pair.images, pair.prompts), 1)]
     return twin_figure(shown, pair_cells(pair, scores), title=title)
@@ -210,6 +210,6 @@ def pair_twins(pair: SwapPair, picture: Picture, scores: Mapping[str, pd.DataFra
 # %% ../../../nbs/lib/papers/probes/04_gallery.ipynb #f1c7108e
 def context_twins(group: ContextGroup, picture: Picture, scores: Mapping[str, pd.DataFrame], *,
                   title: str = "") -> Figure:
-    """The three pictures of a group of Probe-B: reference, with a patch, edited."""
+    """The three images of a group of Probe-B (reference, with a patch, edited), above every model's results."""
     shown = [(picture(name), what) for what, name in group.pictures.items()]
     return twin_figure(shown, context_cells(group, scores), title=title)

@@ -29,13 +29,13 @@ from ...statistics import summarize
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #3a1a6e56
 def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data: ProbeData, *, weights: str = "mini",
                    device: str | None = None, seed: int = 0) -> tuple[dict[str, pd.DataFrame], str]:
-    """`feature_map` of each model's pictures, true and predicate-swapped prompts, and a sentence about the models that
-    have none; '' where all have."""
+    """`feature_map` of each model's images, true and predicate-swapped prompts, and a sentence about the models that
+    have no features; '' if all have."""
     spaces, joint = {}, []
     if len(groups) < 2:
         return {}, "Too few groups for a map of features."
     for name in models:
-        with noted([]):  # `ask_all` has told the words that a model does not know
+        with noted([]):  # `ask_all` has already reported unknown words
             model = load_model(name, weights, device, seed=seed)
         if not hasattr(model, "encode_images"):
             joint.append(name)
@@ -50,13 +50,13 @@ def feature_spaces(models: Iterable[str], groups: Sequence[RelationGroup], data:
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #d9c51686
 def _encoder(model: Any) -> tuple[Any, int]:
-    "A dual encoder's image encoder and how many attention blocks it has; None and 0 for another model."
+    "A dual encoder's image encoder and its number of attention blocks; None and 0 for any other model."
     visual = getattr(getattr(model, "model", None), "visual", None) if hasattr(model, "family") else None
     return visual, len(getattr(getattr(visual, "transformer", None), "resblocks", ()))
 
 
 def _read(model: Any, pixels: Any, texts: Any = None) -> ClassReading:
-    "What the class token of a vision transformer reads in the last block, for some texts or for none."
+    "The `ClassReading` of a vision transformer's class token in the last block, with or without texts."
     visual, n = _encoder(model)
     states = vit_states(visual, pixels[None], n - 1)[0]
     texts = states.new_zeros(0, visual.proj.shape[1]) if texts is None else texts
@@ -64,8 +64,8 @@ def _read(model: Any, pixels: Any, texts: Any = None) -> ClassReading:
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #f6f9d2d5
 def attention_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarray] | None:
-    """A map [h, w] of each prompt over a picture (PIL image or path): of a joint model its `maps`, of a CLIP with a
-    vision transformer the class token's attention in the last block, mean over heads, the same for each prompt. None
+    """A map [h, w] for each prompt over an image (PIL image or path): `maps` for a joint model; for a CLIP with a
+    vision transformer the class token's attention in the last block, mean over heads, equal for all prompts. None
     for a model that has neither."""
     if hasattr(model, "maps"):
         return [one.numpy() for one in model.maps(image, list(prompts))]
@@ -83,13 +83,13 @@ def _pixels(model: Any, image: Any) -> Any:
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #2e2492ff
 def attention_of(models: Iterable[str], image: Any, prompts: Sequence[str], *, weights: str = "mini",
                  device: str | None = None, seed: int = 0) -> dict[str, list[np.ndarray]]:
-    """`attention_maps` of each model that has some."""
+    """`attention_maps` of each model that supports them."""
     by_model = {name: attention_maps(load_model(name, weights, device, seed=seed), image, prompts) for name in models}
     return {name: maps for name, maps in by_model.items() if maps is not None}
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #2d5efe5e
 def prompt_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarray] | None:
-    """A map [h, w], >= 0, of each prompt over a picture (PIL image or path), on the model's own grid.
+    """A map [h, w], >= 0, for each prompt over an image (PIL image or path), on the model's grid.
 
     model: a dual encoder from `load_model`. Attention GradCAM for a vision transformer that pools its class token,
     gScoreCAM for a ResNet; None for a model that is neither.
@@ -109,12 +109,12 @@ def prompt_maps(model: Any, image: Any, prompts: Sequence[str]) -> list[np.ndarr
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #0f7980aa
 def map_changes(models: Mapping[str, Any], data: ProbeData, groups: Sequence[RelationGroup], **options: Any
                 ) -> pd.DataFrame:
-    """How alike a model's maps are to those of the first one, over groups of Probe-R: model, metric, value, ci_low,
-    ci_high, n, n_undefined, n_groups; a value is the mean of Pearson's r, resampled by picture.
+    """How similar a model's maps are to those of the first model, over groups of Probe-R: model, metric, value, ci_low,
+    ci_high, n, n_undefined, n_groups; a value is the mean of Pearson's r, resampled by image.
 
-    models: name -> dual encoder, the one before first. Metrics: "true prompt" and "predicate swapped", against the
-    first model; "true against swapped", within the model. options: of `summarize` (n_bootstrap, seed). No rows for
-    models without maps or for no groups.
+    models: name -> dual encoder, the original first. Metrics: "true prompt" and "predicate swapped", against the
+    first model; "true against swapped", within the model. options: for `summarize` (n_bootstrap, seed). No rows if
+    a model has no maps or there are no groups.
     """
     rows, first = [], next(iter(models))
     for group in groups:
@@ -145,7 +145,7 @@ _NO_FLIP = {"gain": "no group turns right: the largest gain of confidence in the
 def choose_flips(before: pd.Series, after: pd.Series) -> pd.DataFrame:
     """The groups to show: role, rule, id, before, after (confidence in the true prompt, right above one half).
 
-    A gain goes from wrong to right and a loss from right to wrong; where no group does, the rule says so.
+    A gain goes from wrong to right and a loss from right to wrong; if no group does so, the rule states it.
     """
     change = (after - before).sort_index()
     flips = {"gain": change[(before <= 0.5) & (after > 0.5)], "loss": -change[(before > 0.5) & (after <= 0.5)]}
@@ -157,10 +157,10 @@ def choose_flips(before: pd.Series, after: pd.Series) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #200c4509
 def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
-    """The scores of two models on Probe-R, before and after, and the groups to show, of `choose_flips`.
+    """The scores of two models on the groups of Probe-R to show, and the choice of these groups by `choose_flips`.
 
-    models: name -> matcher, the one before first. Returns name -> image, prompt, score of the groups to show, and the
-    choice; both empty where there are no groups.
+    models: name -> matcher, first the model before, then the model after. Returns name -> image, prompt, score for the
+    groups to show, and the choice; both are empty if there are no groups.
     """
     if not relation.part:
         return {}, pd.DataFrame(columns=["role", "rule", "id", "before", "after"])
@@ -173,7 +173,7 @@ def before_and_after(models: Mapping[str, Any], relation: ProbeData) -> tuple[di
 
 # %% ../../../nbs/lib/papers/probes/09_maps.ipynb #22feb62c
 def flip_title(row: Any) -> str:
-    """A title that says what became of a group: "wrong before (0.41), right after (0.62)". row: of `choose_flips`."""
+    """A title for a group: "gain: wrong before (0.41), right after (0.62)". row: from `choose_flips`, a named tuple."""
     words = [f"{'right' if sure > 0.5 else 'wrong'} {when} ({sure:.2f})" for when, sure in
              (("before", row.before), ("after", row.after))]
     return f"{row.role}: {', '.join(words)}"

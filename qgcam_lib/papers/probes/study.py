@@ -36,11 +36,11 @@ from ...storage.fingerprints import weights_fingerprint
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #a031ec82
 @dataclass(frozen=True)
 class Setup:
-    """What the trainings of a study share. coco, genome, classes: names or folders; model, weights: as for
+    """The settings shared by all trainings of a study. coco, genome, classes: names or folders; model, weights: as in
     `load_model`; train, test: RelComp groups of each kind (0: all); probe_limit: groups of Probe-R, and pairs of each
-    kind of Probe-C (0: all); spared: share of Visual Genome's pictures that Probe-R leaves to RelComp; class_limit:
-    zero-shot pictures a class (0: all); tagger: nltk, spacy, hanta or auto; alphas: with 0 and 1; draw: seed of the
-    groups.
+    kind of Probe-C (0: all); spared: share of Visual Genome's images that Probe-R leaves to RelComp; class_limit:
+    zero-shot images per class (0: all); tagger: nltk, spacy, hanta or auto; alphas: must include 0 and 1; draw: seed
+    for drawing groups.
     """
 
     coco: str = "miniworld-coco"
@@ -64,7 +64,7 @@ STREAMS, SEEDS = ("V", "T", "VT"), 5
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #969314ca
 @dataclass(frozen=True)
 class StudySets:
-    """The data of a study. relation, pairs: Probe-R and Probe-C; train, test: RelComp's sides; ask: of `questions`."""
+    """The data of a study. relation, pairs: Probe-R and Probe-C; train, test: RelComp's sets; ask: from `questions`."""
 
     relation: ProbeData
     pairs: ProbeData
@@ -74,12 +74,12 @@ class StudySets:
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 of the groups that a study takes: ids, names of pictures and texts, the same on every machine."""
+        """SHA-256 of the groups that a study uses: ids, image names and texts; equal on every machine."""
         return sha256_of(*(repr(one.part) for one in (self.relation, self.pairs, self.train, self.test)))
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #0d47e67f
 def open_sets(setup: Setup) -> StudySets:
-    """The groups that a study learns from and asks."""
+    """The groups on which a study trains and evaluates."""
     relation = open_relation(setup.genome, limit=setup.probe_limit, seed=setup.draw, spared=setup.spared)
     pairs = open_pairs([setup.coco], tagger=setup.tagger, limit=setup.probe_limit, seed=setup.draw)
     sets = open_relcomp(setup.coco, setup.genome, [*relation.part, *pairs.part], train=setup.train, test=setup.test,
@@ -89,21 +89,21 @@ def open_sets(setup: Setup) -> StudySets:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #b9e1ae06
 def learned_half(before: torch.nn.Module, after: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that a training changed, by name, rounded to float16."""
+    """The tensors that training changed, by name, in float16."""
     old = before.state_dict()
     return {name: value.detach().cpu().half() for name, value in after.state_dict().items()
             if not torch.equal(value, old[name])}
 
 
 def with_half(before: torch.nn.Module, half: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state of `before` with the tensors of `half` in place of its own."""
+    """The state of `before` in which the tensors of `half` replace those of the same name."""
     state = before.state_dict()
     return state | {name: value.to(state[name]) for name, value in half.items()}
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #47d6af1c
 def ask_alphas(before: Any, half: Mapping[str, torch.Tensor], sets: StudySets, alphas: Sequence[float]
                ) -> dict[str, pd.DataFrame]:
-    """What the models between `before` and its training answer: name -> alpha, id, the groups and columns of SWEPT."""
+    """The results of the models between `before` and after training: name -> alpha, id, groups and columns of SWEPT."""
     swept = alpha_sweep(before, with_half(before.model, half), sets.ask, alphas)
     wanted = ("alpha", "id", "group", "image_1", "image_2", *SWEPT)
     return {name: frame[[column for column in wanted if column in frame]].astype(
@@ -113,10 +113,10 @@ def ask_alphas(before: Any, half: Mapping[str, torch.Tensor], sets: StudySets, a
 def run_study(out: str | Path, setup: Setup = Setup(), recipe: RelCompRecipe = RECIPE, *,
               streams: Sequence[str] = STREAMS, seeds: int = SEEDS, keep: str = "T-0", work: str | Path | None = None,
               device: str = "cpu", progress: bool = True) -> Path:
-    """Train every stream with every seed, ask every alpha, and write what is left into the folder `out`; returns it.
+    """Train every stream with every seed, evaluate every alpha, and write the study into the folder `out`; returns it.
 
-    seeds: how many; a seed decides the order of the batches; keep: STREAM-SEED of the training whose weights are kept;
-    work: folder of the checkpoints, from which a stopped study goes on, None to keep none.
+    seeds: number of seeds, which set the order of batches; keep: STREAM-SEED of the training whose weights are kept;
+    work: folder of checkpoints, from which an interrupted study continues, None for no checkpoints.
     """
     sets, before, out = open_sets(setup), load_model(setup.model, setup.weights, device), Path(out)
     trained, records, logs = [], {}, []
@@ -151,7 +151,7 @@ def _streams_first(frame: pd.DataFrame) -> list[str]:
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #b89f89ea
 def _write_study(out: Path, setup: Setup, recipe: RelCompRecipe, keep: str, trained: list, sets: StudySets,
                  before: Any) -> Path:
-    """Write `study.json`, which comes last, so a study with it is whole."""
+    """Write `study.json` last, so that its presence marks a complete study."""
     shared = {name: value for name, value in asdict(recipe).items() if name not in ("stream", "seed")}
     file = out / f"{keep}.safetensors"
     write_json(out / "study.json", {
@@ -166,8 +166,8 @@ def _write_study(out: Path, setup: Setup, recipe: RelCompRecipe, keep: str, trai
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #9dc8d10e
 @dataclass(frozen=True)
 class RelCompStudy:
-    """A study that was run. folder; about: of `study.json`; records: part -> stream, seed, alpha, id, groups and the
-    columns of SWEPT; losses: stream, seed and the columns of the log."""
+    """A finished study. folder; about: content of `study.json`; records: part -> stream, seed, alpha, id, group columns
+    and those of SWEPT; losses: stream, seed and the columns of the log."""
 
     folder: Path
     about: dict[str, Any]
@@ -176,12 +176,12 @@ class RelCompStudy:
 
     @property
     def setup(self) -> Setup:
-        """What its trainings share."""
+        """The settings shared by the study's trainings."""
         return Setup(**self.about["setup"])
 
     @property
     def swept(self) -> dict[str, dict[str, pd.DataFrame]]:
-        """The records by stream and part, each with the columns seed and alpha."""
+        """The records by stream and part; each frame has the columns seed and alpha."""
         streams = dict.fromkeys(one["stream"] for one in self.about["trainings"])
         return {stream: {part: frame[frame["stream"] == stream].drop(columns="stream").reset_index(drop=True)
                          for part, frame in self.records.items()} for stream in streams}
@@ -194,7 +194,7 @@ class RelCompStudy:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #41760986
 def read_study(study: str | Path = "relcomp") -> RelCompStudy:
-    """A study by its name in data/studies, or its folder. FileFault where there is none."""
+    """Read a study by its name in data/studies or by its folder. FileFault if there is none."""
     folder = study_folder(study)
     if not (folder / "study.json").is_file():
         raise FileFault(f"study: expected study.json in {folder}, it is not there. Make it with python -m "
@@ -205,7 +205,7 @@ def read_study(study: str | Path = "relcomp") -> RelCompStudy:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #d4530c5b
 def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
-    """FileFault where a study was made on other groups, or began with other weights, than these."""
+    """Raise FileFault if a study used other groups or started from other weights than the given ones."""
     for what, here in (("content", sets.content), ("before", weights_fingerprint(before.model))):
         if study.about[what] != here:
             name = "groups" if what == "content" else "weights"
@@ -214,7 +214,7 @@ def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #859035d6
 def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
-    """The stored half of the training that is kept. FileFault for a study without it, and for another file."""
+    """The stored tensors of the kept training. FileFault if the file is missing or not the one in study.json."""
     file = study.folder / f"{study.about['kept'].get('training', 'T-0')}.safetensors"
     if not file.is_file() or file_sha256(file) != study.about["kept"]["sha256"]:
         raise FileFault(f"study: expected {file.name} as study.json describes it, in {study.folder} it is missing or "
@@ -227,7 +227,7 @@ _RECIPE = ("epochs", "batch", "learning_rate", "minimum_rate", "momentum", "weig
 
 
 def study_facts(study: RelCompStudy) -> pd.DataFrame:
-    """What was trained when, on what and how: what, value."""
+    """Facts about a study's trainings (model, data, recipe, date): what, value."""
     about, recipe = study.about, study.about["recipe"]
     sizes = ", ".join(f"{one['stream']} {one['parameters']:,}" for one in about["trainings"] if one["seed"] == 0)
     rows = {"model before": f"{study.setup.model}, {study.setup.weights} (sha256 {about['before'][:12]})",
@@ -241,8 +241,8 @@ def study_facts(study: RelCompStudy) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #d2156c44
 def trainings_table(study: RelCompStudy) -> pd.DataFrame:
-    """A line a training: stream, seed, steps, seconds, and the means of total loss and share right over the first and
-    the last third of its steps."""
+    """One row per training: stream, seed, steps, seconds, and the means of total loss and share right over the first
+    and the last third of the steps."""
     rows = []
     for one in study.about["trainings"]:
         log = study.losses.query("stream == @one['stream'] and seed == @one['seed']")
@@ -254,13 +254,13 @@ def trainings_table(study: RelCompStudy) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #28578c6b
 def mean_losses(study: RelCompStudy) -> dict[str, pd.DataFrame]:
-    """The log of each stream, mean over seeds."""
+    """The training log of each stream, averaged over seeds."""
     return {stream: log.drop(columns=["stream", "seed"]).groupby("step", as_index=False).mean()
             for stream, log in study.losses.groupby("stream", sort=False)}
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #a7ffa8bf
 def ask_kept(study: RelCompStudy, sets: StudySets, before: Any, alphas: Sequence[float]) -> dict[str, pd.DataFrame]:
-    """The answers of the stored weights, computed now: the frames of `ask_alphas`."""
+    """The results of the stored weights, computed anew: the frames of `ask_alphas`."""
     return ask_alphas(before, kept_half(study), sets, [alpha for alpha in study.setup.alphas if alpha in alphas])
 
 
@@ -270,11 +270,11 @@ def kept_model(study: RelCompStudy, before: Any, alpha: float) -> Any:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #18636141
 def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summary: pd.DataFrame) -> pd.DataFrame:
-    """The stored answers of the kept training beside those of `ask_kept`: model (its alpha), metric, stored, now,
+    """The stored results of the kept training beside those of `ask_kept`: model (its alpha), metric, stored, now,
     ci_low, ci_high (of the study's mean), n (records), same (whether both agree to a tenth of the interval's half
     width).
 
-    summary: of `sweep_summary`, for the intervals.
+    again: from `ask_kept`; summary: from `sweep_summary`, for the intervals.
     """
     stream, seed = study.kept
     stored_values, rows = summary[summary["stream"] == stream].set_index(["alpha", "metric"]), []
@@ -292,7 +292,7 @@ def stored_and_now(study: RelCompStudy, again: Mapping[str, pd.DataFrame], summa
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #d3e56c2a
 def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, seed: int, *, work: Path | None = None
                ) -> dict[str, pd.DataFrame]:
-    """Train one stream with the study's recipe and ask every alpha: the records, with the columns seed and alpha."""
+    """Train one stream with the study's recipe and evaluate every alpha; returns records with columns seed, alpha."""
     recipe = replace(RelCompRecipe.stored(study.about["recipe"]), stream=stream, seed=seed)
     done = finetune_relcomp(before, sets.train.part, sets.train.folders, work, recipe=recipe, progress=False)
     frames = ask_alphas(before, learned_half(before.model, done.model), sets, study.setup.alphas)

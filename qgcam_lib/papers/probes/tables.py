@@ -29,7 +29,7 @@ from ...report.figures import beside_figure
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #02323e0a
 def concat_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows of every model in one frame, with a column `model` first."""
+    """The rows of all models in one frame; the first column is `model`."""
     parts = [frame.assign(model=name)[["model", *frame]] for name, frame in frames.items()]
     for part in parts:
         part.attrs = {}
@@ -38,12 +38,12 @@ def concat_models(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def records_view(records: pd.DataFrame) -> pd.DataFrame:
-    """The first four records of `concat_models` without the names of pictures, at most twelve columns, for a page."""
+    """The first four records of `concat_models` for a page, without image names and with at most twelve columns."""
     return records.drop(columns=["group", "image_1", "image_2"], errors="ignore").iloc[:4, :12]
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #bcf304cb
 def ties_table(frames: Mapping[str, pd.DataFrame], by: Sequence[str]) -> pd.DataFrame:
-    """Ties by model and cell: model, *by, rows, ties (of choices), or comparisons between equal scores (of pairs)."""
+    """Ties by model and cell: model, *by, rows, ties (for pairs: the number of comparisons between equal scores)."""
     rows = concat_models(frames)
     column = "tie" if "tie" in rows else "n_ties"
     if column not in rows:
@@ -54,7 +54,7 @@ def ties_table(frames: Mapping[str, pd.DataFrame], by: Sequence[str]) -> pd.Data
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #beb2ba51
 def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | None = None, *,
                   blind: pd.DataFrame | None = None, **options: Any) -> pd.DataFrame:
-    """`summarize_probe` of every model, with a column `model` first; blind: the same groups scored by text alone."""
+    """`summarize_probe` of every model; the first column is `model`. blind: the same groups scored by text alone."""
     tables = [summarize_probe(frame, by, blind=blind, **options).assign(model=model)
               for model, frame in frames.items()]
     if not tables:
@@ -65,8 +65,8 @@ def summarize_all(frames: Mapping[str, pd.DataFrame], by: Sequence[str] | str | 
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #56966f4d
 def baselines(summary: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Two rows a cell that need no model: "chance" and "text alone", from the columns of a summary; keys name a cell
-    beside the metric. Their value is the mean over the models, which differ only where a picture failed."""
+    """The summary with two baseline rows per cell: "chance" and "text alone", from its columns. keys: columns that,
+    with the metric, define a cell. Values are means over the models, which differ only if an image failed."""
     parts = []
     for name, column in (("chance", "chance"), ("text alone", "blind")):
         if column in summary and summary[column].notna().any():
@@ -77,7 +77,7 @@ def baselines(summary: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #0491321b
 def ranked(summary: pd.DataFrame, **where: str) -> pd.DataFrame:
-    """The rows of a score, the highest first; chance, text alone and undefined ones left out.
+    """The rows of a score in descending order, without chance, text alone and undefined values.
 
     where: column -> value, such as metric="correct".
     """
@@ -88,16 +88,16 @@ def ranked(summary: pd.DataFrame, **where: str) -> pd.DataFrame:
 
 
 def count_higher(summary: pd.DataFrame, metric: str, by: str, high: str, low: str) -> str:
-    """"5 of 7 models": those with a higher score where the column `by` is `high` than where it is `low`."""
+    """"5 of 7 models": the number of models whose score for `high` in column `by` exceeds their score for `low`."""
     first, second = (ranked(summary, metric=metric, **{by: value}).set_index("model")["value"] for value in (high, low))
     return f"{int((first > second.reindex(first.index)).sum())} of {len(first)} models"
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #1957b81a
 def pooled(frames: Mapping[str, pd.DataFrame], parts: Mapping[str, Sequence[str]] | None = None
            ) -> dict[str, pd.DataFrame]:
-    """Rows of several models as one: {name: rows}, ids made distinct by the model.
+    """Pooled rows of several models: {name: rows}; ids include the model's name.
 
-    parts: name -> models; None: "all models". A name without any of its models is left out.
+    parts: name -> models; None: "all models". A name is left out if none of its models has rows.
     """
     pools = {}
     for name, models in (parts or {"all models": [*frames]}).items():
@@ -108,22 +108,22 @@ def pooled(frames: Mapping[str, pd.DataFrame], parts: Mapping[str, Sequence[str]
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #84afa98e
 def of_kind(frames: Mapping[str, pd.DataFrame], kind: str) -> dict[str, pd.DataFrame]:
-    """The rows of one kind of each model's frame; a model without any is left out."""
+    """The rows of one kind in each model's frame; a model without such rows is left out."""
     selected = {model: frame[frame["kind"] == kind].reset_index(drop=True) for model, frame in frames.items()}
     return {model: frame for model, frame in selected.items() if len(frame)}
 
 
 def backbones(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """`pooled` by what CLIP's image encoder is: "CLIP, CNN" and "CLIP, ViT"."""
+    """`pooled` by the type of CLIP's image encoder: "CLIP, CNN" and "CLIP, ViT"."""
     return pooled(frames, {f"CLIP, {kind}": models for kind, models in BACKBONES.items()})
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #e1751e25
 def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metric: str, by: Sequence[str] | str = (),
                  **options: Any) -> pd.DataFrame:
-    """`compare_probe` of the model with the highest mean in a metric with each other one: better, worse, *by,
-    difference with its interval, p_value, n.
+    """`compare_probe` of the best model in a metric with each other model: better, worse, *by, metric,
+    difference with its interval, p_value, n, n_groups.
 
-    summary: of `summarize_all`; its highest value of the metric, over all cells, names the model.
+    summary: from `summarize_all`; the best model has the highest mean of the metric over all cells.
     """
     by = [by] if isinstance(by, str) else list(by)
     mean = summary[summary["metric"] == metric].groupby("model", sort=False)["value"].mean()
@@ -137,7 +137,7 @@ def against_best(frames: Mapping[str, pd.DataFrame], summary: pd.DataFrame, metr
 def against_text(frames: Mapping[str, pd.DataFrame], blind: pd.DataFrame, metric: str, by: Sequence[str] | str = (),
                  **options: Any) -> pd.DataFrame:
     """`compare_probe` of every model with text alone on the same groups: model, *by, metric, a (the model), b (text
-    alone), difference with its interval, p_value, n. blind: the groups scored by text alone."""
+    alone), difference with its interval, p_value, n, n_groups. blind: the groups scored by text alone."""
     by = [by] if isinstance(by, str) else list(by)
     keep = ["model", *by, "metric", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     parts = [compare_probe(frame, blind, by, metrics=metric, **options).assign(model=model)
@@ -145,15 +145,15 @@ def against_text(frames: Mapping[str, pd.DataFrame], blind: pd.DataFrame, metric
     return pd.concat(parts, ignore_index=True)[keep] if parts else pd.DataFrame(columns=keep)
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #3554bdb5
-TWIN_METRICS = ("ap_reference", "ap_edited",  # how much each sees, and so could lose
+TWIN_METRICS = ("ap_reference", "ap_edited",  # the AP before, which limits what each can lose
                 "change_reference_edited", "change_patch_edited", "confidence_change_reference_edited",
                 "confidence_change_patch_edited")
 
 
 def compare_twins(frames: Mapping[str, pd.DataFrame], biased: str, unbiased: str, kind: str = "background",
                   **options: Any) -> pd.DataFrame:
-    """What the biased model loses minus what the unbiased one loses, paired: metric, a, b, difference with its
-    interval, p_value, n, n_groups. No rows where one of the two has no run."""
+    """The loss of the biased model minus that of the unbiased model, paired: metric, a, b, difference with its
+    interval, p_value, n, n_groups. No rows if one of the two has no run."""
     keep = ["metric", "a", "b", "difference", "ci_low", "ci_high", "p_value", "n", "n_groups"]
     both = of_kind({name: frames[name] for name in (biased, unbiased) if name in frames}, kind)
     if len(both) < 2:
@@ -162,8 +162,8 @@ def compare_twins(frames: Mapping[str, pd.DataFrame], biased: str, unbiased: str
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #ef85b421
 def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Set R by the published code: the ratio of softmax shares, reference to edited picture, a line a model: mean,
-    median and largest, and the least reference confidence that it divides by."""
+    """Set R as in the published code: the ratio of softmax shares, edited over reference image. One row per model:
+    mean, median and maximum, and the minimum of the reference confidence, the divisor."""
     rows = []
     for model, frame in of_kind(frames, "object").items():
         ratio = frame["confidence_robustness_reference_edited"].dropna()
@@ -172,8 +172,8 @@ def confidence_ratios(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #3d8e7831
 def ratio_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Relative robustness of AP twice, as the mean of ratios and as the ratio of means, from the reference to the
-    patched and to the edited picture, a line a model; and how many references have an AP below 0.1, of how many."""
+    """Relative robustness of AP on set R, as the mean of ratios and as the ratio of means, from the reference to the
+    patched and to the edited image; then the number of references with an AP below 0.1, of all. One row per model."""
     rows = []
     for model, frame in of_kind(frames, "object").items():
         row = {"model": model}
@@ -186,15 +186,15 @@ def ratio_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #a37494da
 def undefined_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Where a score of Probe-B is undefined: model, kind, metric, undefined, of."""
+    """The number of undefined scores in Probe-B: model, kind, metric, undefined, of (all)."""
     rows = summary[summary["n_undefined"] > 0]
     frame = rows[["model", "kind", "metric"]].assign(undefined=rows["n_undefined"], of=rows["n"] + rows["n_undefined"])
     return frame.reset_index(drop=True)
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #adf319b4
 def beside_lines(comparison: pd.DataFrame, number: int, plan: pd.DataFrame) -> pd.DataFrame:
-    """One of the paper's tables beside a run, a line a verdict or reason: verdict, models (how many), which, and how
-    many numbers the paper and this run have of them. comparison, plan: of `report.beside.beside_paper`."""
+    """One of the paper's tables beside a run, one row per verdict or reason: verdict, models (number), which, and how
+    many of their numbers the paper and this run have. comparison, plan: as in `report.beside.beside_paper`."""
     why, parts = PROBES.why_no_run(plan), dict(list(comparison.groupby("model", sort=False)))
     rows, printed = [], PROBES.tables[number].printed()["model"]
     for model in dict.fromkeys([*printed[~printed.isin(PROBES.references)], *parts]):
@@ -217,7 +217,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Every model's scores on the three probes, {model: rows of `score_groups`} each."""
+    """Every model's scores on the three probes; each field is {model: rows of `score_groups`}."""
 
     relation: dict[str, pd.DataFrame]
     pairs: dict[str, pd.DataFrame]
@@ -225,14 +225,14 @@ class Evaluated:
 
 
 def evaluate_here(relation: ProbeData, pairs: ProbeData, context: ProbeData, scores: Mapping[str, Tables]) -> Evaluated:
-    """The scores as defined here. scores: {"relation", "pairs", "context"}: {model: image, prompt, score}."""
+    """The scores by our definitions. scores: {"relation", "pairs", "context"}: {model: image, prompt, score}."""
     return Evaluated(*(score_all(scores[name], data.part) for name, data in
                        (("relation", relation), ("pairs", pairs), ("context", context))))
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #b7388e83
 def evaluate_published(relation: ProbeData, pairs: ProbeData, context: ProbeData, scores: Mapping[str, Tables], *,
                        everywhere: bool = False) -> Evaluated:
-    """The same as the published scripts have it, model by model. everywhere: every model meets every defect."""
+    """The scores with the defects of the published scripts, model by model. everywhere: all defects for every model."""
     def meets(model: str, models: Sequence[str]) -> bool:
         return everywhere or model in models
 
@@ -249,7 +249,7 @@ def left_behind_data(relation: ProbeData) -> ProbeData:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #b8a6f599
 def counted(results: Evaluated) -> pd.DataFrame:
-    """`check_claims` of every claim of the paper about the three probes, on these scores."""
+    """`check_claims` for all claims of the paper about the three probes, on the given scores."""
     options = {"n_bootstrap": 0}
     tables = claims.claim_tables(summarize_all(results.relation, **options), "comparison")
     pairs = claims.claim_tables(summarize_all(results.pairs, "kind", **options), "kind")
@@ -266,9 +266,9 @@ def counted(results: Evaluated) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #aa998aed
 def moved_claims(ours: Evaluated, theirs: Evaluated, everywhere: Evaluated) -> pd.DataFrame:
-    """Every claim counted on three evaluations: the paper says, counted as, where, here, published code, all models
-    so (each "5 of 7, open"), moved: "verdict" or "count" where the published code comes out otherwise, "no", or "not
-    testable here: ...", a row a claim."""
+    """Every claim counted on three evaluations, one row per claim: the paper says, counted as, where, here, published
+    code, all models so (the last three like "5 of 7, open"), moved ("verdict" or "count" if the published code gives a
+    different one, "no", or "not testable here: ...")."""
     a, b, c = (counted(one) for one in (ours, theirs, everywhere))
     count = [one["holds"].astype(str) + " of " + one["of"].astype(str) for one in (a, b, c)]
     here, code, all_so = ((number + ", " + one["result"]).where(one["of"] > 0, "")
@@ -280,7 +280,7 @@ def moved_claims(ours: Evaluated, theirs: Evaluated, everywhere: Evaluated) -> p
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #267df7e2
 def probe_c_values(candidates: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The candidates of `probe_c_candidates`, with what each is for every model of a run, in percent."""
+    """The candidates of `probe_c_candidates`, with a column per model for their values in a run, in percent."""
     table, names = candidates.copy(), {"confidence": "confidence"}
     for model, frame in frames.items():
         means = frame.groupby("kind")[["text_score", "image_score", "group_score", "confidence"]].mean().astype(float)
@@ -302,9 +302,9 @@ def _mean_effect(defect: str, score: str, table: pd.DataFrame, ours: str = "ours
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #2af1f8ef
 def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFrame, averaged: pd.DataFrame,
                      ties: pd.DataFrame, twice: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Each score as defined here and as published, the mean over the models, the largest effect first: score, defect,
-    ours, theirs. Of `effect_table` with pictures exchanged, scores transposed, stale accuracies and probabilities
-    averaged; of `tie_table`, `softmax_twice` and `ratios_and_means`."""
+    """Each score as defined here and as published, mean over the models, the largest effect first: score, defect,
+    ours, theirs. patch, turned, left, averaged: from `effect_table` (images exchanged, scores transposed, stale
+    accuracies, probabilities averaged); ties, twice, ratios: from `tie_table`, `softmax_twice`, `ratios_and_means`."""
     rows = [_mean_effect("pictures exchanged", _NAMES[one], patch[patch["metric"] == one]) for one in [*_NAMES][:2]]
     rows += [_mean_effect("scores transposed", _NAMES[one], turned[turned["metric"] == one]) for one in [*_NAMES][2:4]]
     for defect, table, metric, word in (("stale result", left, "correct", "accuracy"),
@@ -321,7 +321,7 @@ def effects_in_short(patch: pd.DataFrame, turned: pd.DataFrame, left: pd.DataFra
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #2ca903bf
 def effects_figure(effects: pd.DataFrame) -> Figure:
-    """`effects_in_short` as lines from ours to theirs, in percent, under the largest of them."""
+    """`effects_in_short` as lines from ours to theirs, in percent; the title reports the largest effect."""
     first, ours, theirs = effects.iloc[0], *(100 * effects[["ours", "theirs"]].iloc[0])
     title = f"{first['defect'].capitalize()}: {first['score']} is {theirs:.0f} instead of {ours:.0f} %"
     return beside_figure(effects, {"theirs": "as in the published code", "ours": "as defined here"},

@@ -29,10 +29,10 @@ from ...statistics import METRICS
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #0a11c402
 def open_choices(card: Mapping | None = None, *, blocks: Iterable = (), tokens: Iterable = (),
                  boxes: str = "") -> list[Choice]:
-    """The open choices of Q-GroundCAM as flips of protocol "paper", those of `q_groundcam_choices.toml` first.
+    """The open choices of Q-GroundCAM as changes to protocol "paper", those in `q_groundcam_choices.toml` first.
 
     card: of the explainer, for the base answers of block and tokens; blocks, tokens: the other values to try, for
-    which maps are made again; boxes: "list" or "union", the other reading of several boxes, where the data has it.
+    which maps are computed again; boxes: "list" or "union", the other reading of several boxes, if the data has it.
     """
     text = (published_folder() / "q_groundcam_choices.toml").read_text(encoding="utf-8")
     choices, card = [Choice(**one) for one in tomllib.loads(text)["choice"]], card or {}
@@ -47,18 +47,18 @@ def open_choices(card: Mapping | None = None, *, blocks: Iterable = (), tokens: 
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e42683ba
 def label_choices(movements: pd.DataFrame) -> pd.Series:
-    """"question: answer" of every row."""
+    """A label "question: answer" for every row."""
     return movements["question"] + ": " + movements["answer"]
 
 
 def is_better(movements: pd.DataFrame) -> pd.Series:
-    """Whether each row's difference improves its score; False if it worsens it or does not change it."""
+    """Whether each row's difference improves its score; False if the score is worse or equal."""
     sign = movements["metric"].map(lambda name: -1 if METRICS[name].higher_is_better is False else 1).astype(float)
     return movements["difference"] * sign > 0
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7e3df2be
 def tornado_panel(movements: pd.DataFrame, metric: str, ax: Axes, *, top: int = 8) -> None:
-    """The `top` choices that move one metric most, as bars from its base value. movements: from `sensitivity`."""
+    """Draw the `top` choices that change a metric most as bars from its base value. movements: from `sensitivity`."""
     rows = movements[(movements["metric"] == metric) & (movements["difference"].abs() > 0)]
     rows = rows.loc[rows["difference"].abs().sort_values(ascending=False).index][:top][::-1]
     places, base = np.arange(len(rows)), movements.loc[movements["metric"] == metric, "base_value"].iloc[0]
@@ -77,7 +77,7 @@ def tornado_panel(movements: pd.DataFrame, metric: str, ax: Axes, *, top: int = 
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #eca7bd80
 def movements_in_words(movements: pd.DataFrame) -> str:
-    """The largest movement for the better and for the worse, and how many intervals leave out zero."""
+    """Sentences on the largest improvement and deterioration, and how many intervals exclude zero."""
     moved, sentences = movements[movements["difference"] != 0], []
     for word, rows in (("better", moved[is_better(moved)]), ("worse", moved[~is_better(moved)])):
         if len(rows):
@@ -89,8 +89,8 @@ def movements_in_words(movements: pd.DataFrame) -> str:
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #c6a300b2
 def tornado(movements: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
-    """A tornado plot for each metric, three in a row. movements: from `sensitivity`; metrics: None for all of them;
-    top: choices a panel.
+    """A tornado plot for each metric, three in a row. movements: from `sensitivity`; metrics: None for all metrics;
+    top: choices per panel.
     """
     metrics = list(dict.fromkeys(movements["metric"])) if metrics is None else list(metrics)
     columns = min(3, len(metrics))
@@ -109,7 +109,7 @@ def tornado(movements: pd.DataFrame, metrics: Sequence[str] | None = None, *, to
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7c1f784b
 def largest_in_words(movements: pd.DataFrame) -> str:
-    """The finding of a heat map: which choice moves which score most, and how many move none by 0.002 or more."""
+    """The finding of a heat map: the choice and score with the largest change, and how many choices change no score."""
     row = movements.loc[movements["difference"].abs().idxmax()]
     most = movements.groupby(["question", "answer"])["difference"].agg(lambda d: d.abs().max())
     score = SHARES[row["metric"]].removesuffix(" ↑").removesuffix(" ↓")
@@ -118,7 +118,7 @@ def largest_in_words(movements: pd.DataFrame) -> str:
 
 
 def movement_table(movements: pd.DataFrame) -> pd.DataFrame:
-    """Differences as a table, one row a choice (question, answer, base), one column a metric, in the order given."""
+    """Differences as a table, a row per choice (question, answer, base), a column per metric, in the given order."""
     keys = ["question", "answer", "base"]
     wide = movements.pivot(index=keys, columns="metric", values="difference")
     choices = list(dict.fromkeys(movements[keys].itertuples(index=False, name=None)))
@@ -126,18 +126,18 @@ def movement_table(movements: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #e2d0a363
 EFFECTS = LinearSegmentedColormap.from_list("effects", [WORSE, "white", BETTER])
-_FULL, _NOTHING = 0.2, 0.002  # the difference that has the full colour, and the one below which a number is grey
+_FULL, _NOTHING = 0.2, 0.002  # the smallest difference in full colour, and the smallest that is not grey
 
 
 def difference_text(value: float) -> str:
-    """A difference in three digits for a small cell: '' for exactly zero, '≈0' for what rounds to it, '–' undefined."""
+    """A difference with three decimals for a small cell: '' if zero, '≈0' if it rounds to zero, '–' if undefined."""
     if not np.isfinite(value):
         return "–"
     return "" if value == 0 else "≈0" if abs(value) < 0.0005 else f"{value:+.3f}".replace("0.", ".", 1)
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #1977de87
 def _draw_cells(ax: Axes, effects: np.ndarray, values: np.ndarray, clear: np.ndarray) -> None:
-    "The differences of a table as texts, grey where they are next to nothing; a dot where `clear`."
+    "Draw the differences of a table as texts, grey if below _NOTHING, with a dot if `clear`."
     for (row, column), effect in np.ndenumerate(effects):
         ground = EFFECTS(np.clip(0.5 + effect / (2 * _FULL), 0, 1))
         ink = ink_on(ground) if abs(values[row, column]) >= _NOTHING else "0.45"
@@ -147,8 +147,8 @@ def _draw_cells(ax: Axes, effects: np.ndarray, values: np.ndarray, clear: np.nda
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #b4b2496a
 def movement_map(movements: pd.DataFrame, *, title: str = "") -> Figure:
-    """The movements as a heat map, a row a choice and a column a score: number = difference, colour = its size, for
-    better or worse; dot = the interval leaves out zero; grey = below 0.002. movements: from `sensitivity`, of one
+    """The movements as a heat map, a row per choice and a column per score: number = difference, colour = its size, for
+    better or worse; dot = the interval excludes zero; grey number = below 0.002. movements: from `sensitivity`, for one
     model.
     """
     clear = (movements["ci_low"] > 0) | (movements["ci_high"] < 0)
@@ -174,10 +174,10 @@ def movement_map(movements: pd.DataFrame, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #ece541a3
 def ranking_changes(movements: pd.DataFrame) -> pd.DataFrame:
-    """Choices under which the models' order differs from the base: question, answer, metric, base_order, order.
+    """Choices under which the ranking of models differs from the base: question, answer, metric, base_order, order.
 
-    movements: rows of `sensitivity` of two or more models, with a column `model`. Orders run from best to worst; models
-    with equal values keep the order in which they were given. An empty table: no choice changes any order.
+    movements: rows of `sensitivity` for two or more models, with a column `model`. Orders run from best to worst;
+    models with equal values keep their given order. The table is empty if no choice changes an order.
     """
     def order(rows: pd.DataFrame, column: str) -> str:
         up = bool(METRICS[rows["metric"].iloc[0]].higher_is_better)
@@ -193,8 +193,8 @@ def ranking_changes(movements: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #cbbbad93
 def wdp_arithmetic(table: pd.DataFrame, grids: Sequence[tuple[int, int]], bases: dict[str, float]) -> pd.DataFrame:
-    """What the largest printed `wdp_soft` of each model demands: model, wdp, and for each base of the logarithm the
-    distance it stands for in pixels, and for each grid (height, width) whether it can be reached on it.
+    """Which grids can give the largest printed `wdp_soft` of each model; one row per model and base of the logarithm:
+    model, wdp_soft, log base, distance (in pixels), and for each grid (height, width) "possible" or "excluded".
 
     table: from `published`, rounded to two digits, so the lower end of the rounding interval is used.
     """
@@ -210,10 +210,10 @@ def wdp_arithmetic(table: pd.DataFrame, grids: Sequence[tuple[int, int]], bases:
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #da93d3ab
 def dice_arithmetic(table: pd.DataFrame) -> pd.DataFrame:
-    """Printed Dice beside 2 IoU / (1 + IoU) of the printed IoU, soft and binary: rows as printed, plus the difference.
+    """Printed Dice beside 2 IoU / (1 + IoU) from the printed IoU, soft and binary: rows as printed and the difference.
 
-    The identity holds for one example; of means it holds nearly, from below (the function is concave), so a small
-    negative difference fits and a positive one beyond rounding does not.
+    The identity holds for one example; for means Dice is slightly lower (the function is concave), so a small
+    negative difference is consistent and a positive difference beyond rounding is not.
     """
     keys = [name for name in ("dataset", "split", "model") if name in table]
     parts = []

@@ -24,7 +24,7 @@ from ...statistics import METRICS
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #86e3bc65
 def setting_means(summary: pd.DataFrame) -> pd.DataFrame:
-    """One line a setting: dataset, split, model, domain, group (the split), and the mean of every score as a column.
+    """One row per setting: dataset, split, model, domain, group (data set and split), and a column per score (mean).
 
     summary: from `table1_summary`, or a printed one with its domain; PG scores are shares.
     """
@@ -40,10 +40,10 @@ _OVERLAP, _HISTOGRAMS, PEAKS = ("iou_soft", "iou_binary", "dice_soft", "dice_bin
 
 
 def claim_tables(summary: pd.DataFrame, spread: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
-    """The tables `CLAIMS` look at: {metric: splits x models}, of splits that all four models have; {} for none.
+    """The tables for `CLAIMS`: {metric: splits x models}, for splits with all four models; {} if there are none.
 
-    spread: from `figures.spread_table` of the records pooled by domain. It gives the table "peaks", a line a score and
-    domain (ID, OOD); without it the sentence about histograms is not asked.
+    spread: from `runs.spread_table` for records pooled by domain. It becomes the table "peaks", one row per score and
+    domain (ID, OOD); without it the claim about histograms is not checked.
     """
     wide = summary.pivot(index=["dataset", "split"], columns=["metric", "model"], values="value")
     whole = wide.reindex(columns=pd.MultiIndex.from_product([SCORES, _MODELS])).dropna()
@@ -57,12 +57,12 @@ _Tables = Mapping[str, pd.DataFrame]
 
 
 def _places(tables: _Tables, metric: str) -> pd.DataFrame:
-    """Every model's place by a score in each split, 1 for the best."""
+    """Every model's rank by a score in each split, 1 for the best."""
     return tables[metric].rank(axis=1, method="min", ascending=not METRICS[metric].higher_is_better)
 
 
 def mean_places(tables: _Tables) -> pd.DataFrame:
-    """Every model's mean place over the splits, 1 for the best: by the scores of the paper's sentence, and by all."""
+    """Every model's mean rank over the splits, 1 for the best: for the scores in the paper's claim, and for all."""
     columns = {"PG accuracy, PG uncertainty, IO ratio": ("pg_hit", "pg_uncertain", "io_ratio"),
                "all nine scores": SCORES}
     return pd.DataFrame({name: sum(_places(tables, metric).mean() for metric in metrics) / len(metrics)
@@ -70,20 +70,20 @@ def mean_places(tables: _Tables) -> pd.DataFrame:
 
 
 def _is_winner(tables: _Tables, metrics: Sequence[str]) -> list[bool]:
-    """Whether ALBEF AMC's places by these scores, added over all splits, are less than any other model's: one case."""
+    """Whether ALBEF AMC's ranks, summed over the scores and splits, are below any other model's sum: one case."""
     total = sum(_places(tables, metric).sum() for metric in metrics)
     return [bool(total[_AMC] < total.drop(_AMC).min())]
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #3c71e513
 def _has_most_firsts(tables: _Tables) -> list[bool]:
-    """Whether ALBEF AMC has the best value in more cells of the table than any other model: one case."""
+    """Whether ALBEF AMC has the best value in more cells of the table than any other model: a single case."""
     firsts = sum((_places(tables, metric) == 1).sum() for metric in SCORES)
     return [bool(firsts[_AMC] > firsts.drop(_AMC).max())]
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #0132125e
 def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: str = "") -> Figure:
-    """Every model's mean place, 1 for the best, by the three scores of the paper's sentence and by all nine: a bar a
-    source. sources: {name: tables of `claim_tables`}; a source without tables is left out."""
+    """Every model's mean rank, 1 for the best, for the three scores in the paper's claim and for all nine; one bar per
+    source. sources: {name: tables from `claim_tables`}; a source without tables is left out."""
     places = {name: mean_places(tables) for name, tables in sources.items() if "pg_hit" in tables}
     figure, axes = plt.subplots(1, 2, figsize=(6.8, 2.6), sharey=True)
     for ax, column in zip(axes, ("PG accuracy, PG uncertainty, IO ratio", "all nine scores")):
@@ -102,19 +102,19 @@ def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: s
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #9d4c7be2
 def _two_best(tables: _Tables, best: str, second: str, metrics: Sequence[str]) -> list[pd.Series]:
-    """Whether two models are first and second, in this order, by each score in each split."""
+    """Whether two models are first and second, in this order: one case per score and split."""
     return [(_places(tables, m)[best] == 1) & (_places(tables, m)[second] == 2) for m in metrics]
 
 
 def _shifted(tables: _Tables, metric: str) -> list[bool]:
-    """Whether the model with the higher PG accuracy has the higher mean of a score: every pair of models and split."""
+    """Whether the model with the higher PG accuracy has the higher mean score: one case per model pair and split."""
     pairs = combinations(_MODELS, 2)
     gaps = [[tables[name][a] - tables[name][b] for name in ("pg_hit", metric)] for a, b in pairs]
     return [bool(hit * mean > 0) for one in gaps for hit, mean in zip(*one) if hit]
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #e52a1696
 def _more_peaked(tables: _Tables) -> list[bool]:
-    """Whether the tallest bin is taller in distribution than out of it, for every model and score."""
+    """Whether the tallest bin is taller in distribution (ID) than out of distribution: one case per model and score."""
     if PEAKS not in tables:
         raise KeyError("histograms in a table of means")
     peaks = tables[PEAKS]
@@ -128,7 +128,7 @@ def _is_strongly_correlated(tables: _Tables) -> list[bool]:
 
 
 def _is_behind_in(tables: _Tables, splits: int) -> list[bool]:
-    """Whether BLIP large has a lower PG accuracy than BLIP base in exactly so many splits: one case."""
+    """Whether BLIP large has a lower PG accuracy than BLIP base in exactly `splits` splits: one case."""
     behind = tables["pg_hit"][_LARGE] < tables["pg_hit"][_BASE]
     return [int(behind.sum()) == splits]
 
@@ -159,7 +159,7 @@ BY_THREE, BY_NINE, BY_FIRSTS = CLAIMS[:3]
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #d9a9c5ed
 def bold_counts() -> pd.DataFrame:
-    """The cells of Table 1 printed bold, a line a model and a column a score; their sum, and that of the underlined."""
+    """The number of bold cells in Table 1, a row per model, a column per score; sums of bold and underlined cells."""
     theirs = published(f"{TABLE1.name}_marks").fillna("").set_index("model")
     counts = {mark: (theirs[[c.name for c in TABLE1.columns]] == mark).groupby(level=0, sort=False).sum()
               for mark in ("best", "second")}
@@ -169,9 +169,9 @@ def bold_counts() -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #73c3eebc
 def unlike_print() -> pd.DataFrame:
-    """The cells of Table 1 whose printed mark is not the one that its printed numbers call for, and what is there.
+    """The cells of Table 1 whose printed mark differs from the mark that the printed numbers require.
 
-    Columns: dataset, split, model, score, value (as printed), by its numbers, printed, why.
+    Columns: dataset, split, model, score, value (as printed), by its numbers (mark), printed (mark), why.
     """
     ours, theirs, table = printed_table(TABLE1).marks, published(f"{TABLE1.name}_marks").fillna(""), TABLE1.printed()
     rows = []

@@ -30,10 +30,10 @@ from ...statistics import correlate
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #d9808ff3
 def draw_map(ax: Axes, image: Image.Image, heat: np.ndarray, *, alone: bool = False) -> None:
-    """Draw a map over a grey version of its image (alone: without it); brighter is more activation."""
+    """Draw a map over a grey version of its image (alone: without the image); brighter means more activation."""
     width, height = image.size
     extent, low, high = (-0.5, width - 0.5, height - 0.5, -0.5), float(np.min(heat)), float(np.max(heat))
-    scaled = (np.asarray(heat, dtype=float) - low) / (high - low if high > low else 1)  # on its own range, 0 to 1
+    scaled = (np.asarray(heat, dtype=float) - low) / (high - low if high > low else 1)  # scaled to 0..1 by its range
     if not alone:
         ax.imshow(image.convert("L"), cmap="gray", extent=extent, vmin=-40, vmax=295)
     ax.imshow(scaled, cmap=style.HEAT, extent=extent, alpha=None if alone else 0.25 + 0.55 * scaled, vmin=0, vmax=1,
@@ -41,24 +41,24 @@ def draw_map(ax: Axes, image: Image.Image, heat: np.ndarray, *, alone: bool = Fa
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #b3d2cd72
 def heat_bar(figure: Figure, axes: Sequence[Axes]) -> None:
-    """The colour bar of all maps of a figure, below the axes."""
+    """Draw the colour bar for all maps of a figure, below the axes."""
     bar = figure.colorbar(ScalarMappable(plt.Normalize(0, 1), style.HEAT), ax=list(axes), location="bottom", shrink=0.7,
                           aspect=45, ticks=[0, 1])
     bar.ax.set_xticklabels(["lowest value of the map", "highest"], fontsize="x-small")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #cce16847
 def top_pixels(heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels that share the highest value, in a box and outside: two bool [H, W].
+    """The pixels with the map's maximum, in a box and outside: two bool [H, W].
 
     heat: [H, W], the map that is scored; boxes: [k, 4] xyxy in pixels of the image; size: the image's (height, width).
-    The share of the first among both is `pg_hit` under the tie rule "expected".
+    The share of pixels in a box is `pg_hit` under the tie rule "expected".
     """
     inside = box_mask(resize_boxes(boxes, size, heat.shape), heat.shape).astype(bool)
     top = heat == np.max(heat)
     return top & inside, top & ~inside
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #c3f27076
-_PLATEAU = 0.05  # of the image's longer side: a group of pixels as wide is outlined, a smaller one is marked
+_PLATEAU = 0.05  # of the image's longer side: wider groups of pixels are outlined, smaller ones are marked
 
 
 def _groups(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def _groups(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #f6720da2
 def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, points: float, label: str) -> None:
-    "Rings or crosses at (row, column) of the map's grid, on an image of `size`; label: what the key calls them."
+    "Draw rings or crosses at (row, column) of the map's grid, on an image of `size`; label: for the legend."
     if not len(rows):
         return
     y, x = ((np.asarray(rows).reshape(-1, 2) + 0.5) * size / np.array(shape) - 0.5).T
@@ -80,7 +80,7 @@ def _mark(ax: Axes, rows: np.ndarray, shape: tuple, size: tuple, marker: str, po
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #19d0f876
 def _outline(ax: Axes, pixels: np.ndarray, size: tuple, line: str, label: str) -> None:
-    "The contour around pixels of the map's grid, on an image of `size`."
+    "Draw the contour around pixels of the map's grid, on an image of `size`."
     y, x = ((np.arange(-1, n + 1) + 0.5) * side / n - 0.5 for n, side in zip(pixels.shape, size))
     if pixels.any():
         around = ax.contour(x, y, np.pad(pixels, 1).astype(float), [0.5], colors="white", linewidths=1.8,
@@ -90,8 +90,8 @@ def _outline(ax: Axes, pixels: np.ndarray, size: tuple, line: str, label: str) -
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #76603276
 def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, int], *, tau: float = 0.7,
                delta: float = 50.0) -> None:
-    """Mark what the Pointing Game and its uncertainty test see: every pixel of the highest value, and the lower peaks
-    that the test keeps. Ring or solid outline: in a box; cross or dashed outline: outside; lower peaks are small.
+    """Mark the pixels used by the Pointing Game and its uncertainty test: all pixels with the maximum, and the lower
+    peaks that the test keeps. Ring or solid outline: in a box; cross or dashed outline: outside; small: lower peak.
 
     heat, boxes, size: as in `top_pixels`; tau, delta: as in `score_maps`, delta in pixels of the map's grid.
     """
@@ -108,7 +108,7 @@ def draw_peaks(ax: Axes, heat: np.ndarray, boxes: np.ndarray, size: tuple[int, i
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #733046e2
 def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray) -> None:
-    """A map on its picture as it was scored: the map, the marks, the example's boxes."""
+    """Draw a scored map on its image, with the example's boxes and the marks of `draw_peaks`."""
     draw_map(ax, picture, heat)
     style.draw_boxes(ax, example.boxes)
     draw_peaks(ax, heat, example.boxes, (picture.height, picture.width))
@@ -117,7 +117,7 @@ def draw_scored(ax: Axes, picture: Image.Image, example, heat: np.ndarray) -> No
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #c0b1d7b5
 def key_of_marks(figure: Figure) -> None:
-    """The key of the marks that `draw_scored` has drawn in the figure, below it; no others are named."""
+    """Draw a legend below the figure for the marks that `draw_scored` has drawn in it, without any others."""
     def mark(marker="none", points=9.0, line="none", width=2.0):
         return Line2D([], [], color="white", marker=marker, markersize=points, markerfacecolor="none", linestyle=line,
                       markeredgewidth=2 if points > 4 else 1.2, linewidth=width,
@@ -150,13 +150,13 @@ def score_lines(scores: Mapping | pd.Series) -> str:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #da15d5b2
 def top_line(heat: np.ndarray, example) -> str:
-    """The number of pixels with the map's highest value, and how many of them are in a box."""
+    """A line with the number of pixels that have the map's maximum and how many of them are in a box."""
     inside, outside = (int(pixels.sum()) for pixels in top_pixels(heat, example.boxes, example.size))
     return f"highest: {inside} of {inside + outside} pixel{'s' * (inside + outside > 1)} in a box"
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #718226ff
 def _words(ax: Axes, role: str, example, heat: np.ndarray, scores: Mapping | pd.Series) -> None:
-    "Role and outcome, phrase and scores as a column of text."
+    "Write role and outcome, phrase and scores as a column of text."
     hit = float(scores["pg_hit"]) if "pg_hit" in scores else np.nan
     heading = role + (f": {'hit' if hit == 1 else 'miss' if hit == 0 else 'hit in part'}" if np.isfinite(hit) else "")
     looks = [(style.wrapped(heading, 30, 3), {"weight": "bold", "fontsize": "small"}),
@@ -169,11 +169,11 @@ def _words(ax: Axes, role: str, example, heat: np.ndarray, scores: Mapping | pd.
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2ab77056
 def panels(items: Sequence[tuple], title: str) -> Figure:
-    """Rows of panels under one title, one scored example a row: picture with boxes, map, map on the picture with the
-    marks, scores as text; below them a colour bar and the key of the marks.
+    """Panels under one title, one row per scored example: image with boxes, map, map on the image with its marks,
+    scores as text; below them a colour bar and the legend of the marks.
 
-    items: (role, example, heat, scores): a word above the phrase, heat [H, W], the prepared map that was scored, and
-    its row of scores.
+    items: (role, example, heat, scores): role, shown above the phrase; heat [H, W], the prepared map that was scored;
+    scores, its row of scores.
     """
     items = [(role, example, np.asarray(heat, np.float32), scores) for role, example, heat, scores in items]
     pictures = [style.open_picture(example.image) for _, example, _, _ in items]
@@ -202,7 +202,7 @@ _PLACES = {Q_GROUNDCAM.model(name): k for k, name in enumerate(TABLE1_MODELS)}
 
 
 def model_looks(models: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Colour and marker of each model: those of the paper have the same in every figure, others follow them."""
+    """Colour and marker of each model: fixed for the paper's models in all figures, other models get the next ones."""
     others = [model for model in dict.fromkeys(models) if model not in _PLACES]
     places = _PLACES | {model: len(_PLACES) + k for k, model in enumerate(others)}
     return {model: style.point_look(places[model]) for model in models}
@@ -217,7 +217,7 @@ def _correlation_lines(means: pd.DataFrame) -> str:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #8dddd0f2
 def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
-    "Filled points for ID settings, hollow ones for OOD."
+    "Draw filled points for ID settings, hollow points for OOD settings."
     for (model, domain), part in means.groupby(["model", "domain"], sort=False):
         look = looks[model]
         filling = look["color"] if domain == "ID" else "none"
@@ -226,9 +226,9 @@ def _setting_points(ax: Axes, means: pd.DataFrame, looks: Mapping) -> None:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #82fdc1f9
 def correlation_figure(sources: Mapping[str, pd.DataFrame], *, title: str = "") -> Figure:
-    """Every setting as a point, one axis a source: {heading: summary}. Filled points are ID, hollow ones OOD.
+    """Every setting as a point, one panel per source: {heading: summary}. Filled points are ID, hollow points OOD.
 
-    A source without rows keeps its axis and says so. Both correlations with their intervals are in the heading.
+    A source without rows keeps its panel, with a note. Both correlations with their intervals are in the heading.
     """
     size = (max(4.1 * len(sources), 5), 5)
     figure, axes = plt.subplots(1, len(sources), figsize=size, squeeze=False, sharex=True, sharey=True)
@@ -251,7 +251,7 @@ _PERCENT = ("pg_hit", "pg_uncertain")
 
 
 def _size_ticks(ax: Axes, numbers: Sequence[float]) -> None:
-    "A tick a known number, with a label where there is room for it."
+    "Set one tick per number, with a label if there is room."
     room = 0.09 * np.ptp(np.log(numbers))
     labels, last = [], -np.inf
     for value in numbers:
@@ -263,7 +263,7 @@ def _size_ticks(ax: Axes, numbers: Sequence[float]) -> None:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #807d7aa0
 def _size_points(ax: Axes, means: pd.DataFrame, column: str, metric: str, looks: Mapping) -> None:
-    """One axis of the figure: every model at its number, or as a dotted line where it has none."""
+    """Draw one panel: every model at its number, or as a dotted line if the number is not known."""
     ax.set_xscale("log")
     for model, part in means.groupby("model", sort=False):
         place, values, look = part[column].iloc[0], part[metric] * (100 if metric in _PERCENT else 1), looks[model]
@@ -276,8 +276,8 @@ def _size_points(ax: Axes, means: pd.DataFrame, column: str, metric: str, looks:
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #cf46f214
 def size_figure(summary: pd.DataFrame, sizes: pd.DataFrame, *, title: str = "") -> Figure:
-    """Scores against the number of parameters and of pre-training pairs, one line a score; a point is the mean over
-    splits, the bar its range over them, a dotted line a model whose number is not known.
+    """Scores against the numbers of parameters and of pre-training pairs, one row per score. A point is the mean over
+    splits, a bar the range over splits, a dotted line a model whose number is not known.
 
     sizes: model, parameters_million, pretraining_pairs_million (NaN where unknown).
     """
@@ -302,9 +302,9 @@ SPREAD = ("iou_soft", "wdp_binary", "io_ratio")  # the scores of Figures 9 to 14
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #e25a1bf8
 def split_histograms(rows: Mapping[str, Mapping[str, pd.DataFrame | str]], *, title: str = "") -> Figure:
-    """The paper's Figures 9 to 14 together: a row a split, a column a model, an outline a score.
+    """The paper's Figures 9 to 14 together: a row per split, a column per model, an outline per score.
 
-    rows: {heading of the split: {model: records, or why there are none}}, every split with the same models.
+    rows: {heading of the split: {model: records, or the reason why there are none}}; all splits have the same models.
     """
     models = [*next(iter(rows.values()))]
     figure, axes = plt.subplots(len(rows), len(models), figsize=(2.1 * len(models) + 0.9, 1.15 * len(rows) + 1.2),

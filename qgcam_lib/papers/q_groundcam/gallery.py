@@ -29,14 +29,14 @@ ROLES = {"best": "a hit, IO ratio furthest above the boxes' share of the picture
 
 
 def choose_examples(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a frame of records chosen by rule: best, worst, typical and uncertain, as far as they exist.
+    """Rows of a frame of records chosen by rule: best, worst, typical and uncertain, if they exist.
 
     frame: records with id, io_ratio, box_share, pg_hit and pg_uncertain; lift = io_ratio - box_share, 0 for a uniform
     map. Returns the chosen rows with the added columns role, rule and lift. No row is chosen twice; the order of `id`
-    breaks ties; rows without scores are never chosen; a role that no row can fill is missing from the result.
+    breaks ties; rows without scores are not considered; a role without a suitable row is left out.
     """
     rows = frame.assign(lift=frame["io_ratio"] - frame["box_share"]).dropna(subset=["lift"]).sort_values("id")
-    near = -(rows["lift"] - rows["lift"].median()).abs().round(6)  # of an even number two are nearest: no noise decides
+    near = -(rows["lift"] - rows["lift"].median()).abs().round(6)  # two rows can be nearest: noise must not decide
     strengths = {"best": rows["lift"][rows["pg_hit"] == 1], "worst": -rows["lift"][rows["pg_hit"] == 0],
                  "typical": near, "uncertain": near[rows["pg_uncertain"].fillna(0).astype(bool)]}
     order = sorted(ROLES, key=lambda role: role != "uncertain")  # the rarest role chooses first
@@ -49,8 +49,8 @@ def choose_examples(frame: pd.DataFrame) -> pd.DataFrame:
 def example_maps(explainer, dataset, chosen: pd.DataFrame, protocol="paper") -> list[tuple]:
     """The chosen examples with their maps, as items for `panels`: (role, example, heat, scores).
 
-    explainer: what made the records (has `maps(image, phrases)`); dataset: has `example(id)`; chosen: the frame of
-    `choose_examples`; protocol: the one of the records, so that the picture shows the grid that was scored.
+    explainer: the one that made the records (has `maps(image, phrases)`); dataset: has `example(id)`; chosen: from
+    `choose_examples`; protocol: that of the records, so that the figure shows the maps that were scored.
     """
     rows = [(row, dataset.example(row["id"])) for _, row in chosen.iterrows()]
     return [(row["role"], example, example_map(explainer, example, protocol), row) for row, example in rows]
@@ -62,13 +62,13 @@ CASES = {"uncertain": "equal top peaks in and out of the boxes for the most mode
 
 
 def _wide(frames: Mapping[str, pd.DataFrame], score: str) -> pd.DataFrame:
-    """One score of every model, a row an example that all of them have scores for, in the order of ids."""
+    """One score of every model, one row per example that all models have scores for, in the order of ids."""
     wide = pd.DataFrame({name: frame.set_index("id")[score].astype(float) for name, frame in frames.items()})
     return wide.dropna().sort_index()
 
 
 def _with_prompts(chosen: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What `choose_by_rule` gave as role, rule, id, prompt, strength."""
+    """The result of `choose_by_rule` as role, rule, id, prompt, strength."""
     prompts = next(iter(frames.values())).set_index("id")["prompt"]
     chosen = chosen.rename(columns={"chosen": "id"}).assign(prompt=lambda f: f["id"].map(prompts))
     return chosen[["role", "rule", "id", "prompt", "strength"]]
@@ -77,9 +77,9 @@ def _with_prompts(chosen: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> p
 def choose_cases(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Examples of one split on which models can be compared, chosen by `CASES`: role, rule, id, prompt, strength.
 
-    frames: records by model (id, prompt, pg_hit, pg_uncertain, io_ratio); only examples that all have are looked at.
-    strength: what the rule maximises (models, or the spread of io_ratio). No example is chosen twice, the order of ids
-    breaks ties, and a role that no example can fill is missing.
+    frames: records by model (id, prompt, pg_hit, pg_uncertain, io_ratio); only examples of all models are considered.
+    strength: the value that the rule maximises (number of models, or the range of io_ratio). No example is chosen
+    twice, the order of ids breaks ties, and a role without a suitable example is left out.
     """
     hit, unsure, ratio = (_wide(frames, score) for score in ("pg_hit", "pg_uncertain", "io_ratio"))
     common = hit.index.intersection(unsure.index).intersection(ratio.index)
@@ -98,8 +98,8 @@ CONTEXTS = {"clear": "triplet and subject are both found by the most models",
 def choose_contexts(triplets: Mapping[str, pd.DataFrame], subjects: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Two examples of SpatialSense, chosen by `CONTEXTS`: role, rule, id, prompt (the triplet's), strength (models).
 
-    triplets, subjects: records by model under either prompt, with equal ids for equal annotations. The order of ids
-    breaks ties; a role that no example can fill is missing.
+    triplets, subjects: records by model for either prompt, with equal ids for equal annotations. The order of ids
+    breaks ties; a role without a suitable example is left out.
     """
     hits = [_wide(frames, "pg_hit") == 1 for frames in (triplets, subjects)]
     common = hits[0].index.intersection(hits[1].index)
@@ -110,10 +110,10 @@ def choose_contexts(triplets: Mapping[str, pd.DataFrame], subjects: Mapping[str,
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #1d180946
 def choose_gallery(records: Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]) -> pd.DataFrame:
-    """The chosen examples of every split: the columns of `choose_cases` behind dataset and split.
+    """The chosen examples of every split: dataset, split, then the columns of `choose_cases`.
 
-    records: by (dataset, split) as printed, then by model. Splits "triplets" and "subjects" of one data set give the
-    `CONTEXTS` too, once under each of its prompts (and under "objects"), with the same id.
+    records: by (dataset, split) as printed, then by model. A data set with the splits "triplets" and "subjects" also
+    gives the examples of `CONTEXTS`, once for each of these splits (and for "objects"), with the same id.
     """
     parts = []
     for (dataset, split), frames in records.items():
@@ -136,7 +136,7 @@ def _case_scores(scores: Mapping | pd.Series, example: Any, heat: np.ndarray) ->
 
 
 def _draw_example(ax: Axes, heading: str, example: Any) -> None:
-    """The picture of an example with its boxes."""
+    """Draw the image of an example with its boxes."""
     ax.imshow(open_picture(example.image))
     draw_boxes(ax, example.boxes)
     bare(ax)
@@ -144,11 +144,11 @@ def _draw_example(ax: Axes, heading: str, example: Any) -> None:
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #82f5e31c
 def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: str) -> Figure:
-    """A row a case: the image with its boxes, then every model's map on it with its marks, below it the map alone, and
-    its scores; PG with the number of highest pixels in a box. All rows are equally high.
+    """One row per case: the image with its boxes, then every model's map on the image with its marks; below, the map
+    alone and its scores; PG with the number of maximum pixels in a box. All rows have the same height.
 
-    cases: (heading, example, {model: (map [H, W], its row of scores)}); the models are the same in every case. The
-    heading says the rule and its value.
+    cases: (heading, example, {model: (map [H, W], its row of scores)}), with the same models in every case. The
+    heading has the rule and its value.
     """
     names, high = list(cases[0][2]), 1.6
     wide = min(max(max(example.size[1] / example.size[0] for _, example, _ in cases), 1.1), 2) * high
@@ -176,7 +176,7 @@ def case_figure(cases: Sequence[tuple[str, Any, Mapping[str, tuple]]], title: st
 
 # %% ../../../nbs/lib/papers/q_groundcam/04_gallery.ipynb #c39b73d6
 def part_figure(examples: Mapping[str, Any], title: str) -> Figure:
-    """One picture once for each prompt about it, with that prompt's boxes: {heading: example}."""
+    """One image, repeated for each of its prompts, with that prompt's boxes. examples: {heading: example}."""
     figure, axes = plt.subplots(1, max(len(examples), 1), figsize=(max(2.6 * len(examples), 4), 3.6), squeeze=False)
     for ax, (heading, example) in zip(axes[0], examples.items()):
         _draw_example(ax, heading, example)

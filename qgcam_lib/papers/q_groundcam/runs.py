@@ -34,11 +34,11 @@ from ...statistics import compare, correlate
 from ...storage.rows import MapStore
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #60acbd4e
-_FOR_MODELS = ("device", "seed")  # which a notebook always gives, and which stored maps do not need
+_FOR_MODELS = ("device", "seed")  # always passed by a notebook, not needed for stored maps
 
 
 def explainer_name(model: str, weights: str) -> str:
-    """The name of a model in the tables of a run: 'blip-base, mini weights', 'heat.npz, stored maps'."""
+    """The name of a model for a run's tables: 'blip-base, mini weights', 'heat.npz, stored maps'."""
     if path := file_source(model, "maps"):
         return f"{path.name}, stored maps"
     if model not in MODELS:
@@ -47,15 +47,15 @@ def explainer_name(model: str, weights: str) -> str:
 
 
 def weights_origin(model: str, weights: str) -> str:
-    """`weights` of a model of the registry, "own" for a model of one's own and for stored maps."""
+    """`weights` for a model in the registry, "own" for a custom model and for stored maps."""
     return weights if model in MODELS else "own"
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #0f57cecf
 def with_baselines(model: str, weights: str, baselines: Collection[str] = (), **options: Any) -> dict[str, Any]:
     """The explainers of one run, by their names in tables: the model first, then its baselines.
 
-    model, weights, options: as for `load_explainer`, where '' stands for an option's default; baselines: "centre",
-    "untrained" (left out for random weights, and for what is no model of the registry, which has no untrained twin).
+    model, weights, options: as in `load_explainer`, where '' means an option's default; baselines: "centre",
+    "untrained" (left out for random weights, and for a model outside the registry, which has no untrained version).
     """
     settings = {name: value for name, value in options.items() if value != ""}
     is_own = model not in MODELS
@@ -75,7 +75,7 @@ def with_baselines(model: str, weights: str, baselines: Collection[str] = (), **
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #e095cdd9
 def in_words(name: str) -> str:
-    """An explainer of a run in a sentence: 'blip-base (mini weights)', 'the centre guess'."""
+    """The name of an explainer for use in a sentence: 'blip-base (mini weights)', 'the centre guess'."""
     model, _, rest = name.partition(", ")
     if rest:
         return f"{model} ({rest})"
@@ -83,14 +83,14 @@ def in_words(name: str) -> str:
 
 
 def store_names(explainers: Collection[str]) -> dict[str, str]:
-    """The record store of each explainer of a run, by its name in tables: "model" for the first, then its own name."""
+    """The record store of each explainer, by its name in tables: "model" for the first, for others from the name."""
     return {name: "model" if k == 0 else name.replace(", ", "-").replace(" ", "-") for k, name in enumerate(explainers)}
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #47917475
 @dataclass(frozen=True)
 class Gathered:
-    """The runs behind Table 1. rows: from `find_table1_runs`; reports, records: the record of each run and its examples
-    (one row each, of the model alone), by run id."""
+    """The runs for Table 1. rows: from `find_table1_runs`; reports, records: by run id, the run's record, and the
+    records of its examples (one row each, without baselines)."""
 
     rows: pd.DataFrame
     reports: Mapping[str, Mapping[str, Any]]
@@ -98,22 +98,22 @@ class Gathered:
 
     @property
     def ran(self) -> pd.DataFrame:
-        """The rows that have a finished run."""
+        """The rows with a finished run."""
         return self.rows[self.rows["run_id"] != ""]
 
     @cached_property
     def n(self) -> int:
-        """Examples of all runs together, scored or failed."""
+        """The number of examples in all runs, scored or failed."""
         return sum(len(frame) for frame in self.records.values())
 
     @property
     def is_miniworld(self) -> bool:
-        """Whether a run was on drawn scenes; also where there is no run."""
+        """Whether any run used the miniworld; True if there is no run."""
         return any(one["results"]["is_miniworld"] for one in self.reports.values()) or not self.reports
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #78da80c8
 def gather_table1(wanted: Mapping[str, Mapping[str, object]], run_ids: Collection[str] = ()) -> Gathered:
-    """The runs that `table1_runs` asks for, as `find_table1_runs` finds them; arguments and errors are its."""
+    """Collect the wanted runs, from `table1_runs`; arguments and errors are those of `find_table1_runs`."""
     rows = splits.find_table1_runs(wanted, run_ids)
     ran = rows[rows["run_id"] != ""]
     return Gathered(rows, {row.run_id: read_run(row.folder) for row in ran.itertuples()},
@@ -122,7 +122,7 @@ def gather_table1(wanted: Mapping[str, Mapping[str, object]], run_ids: Collectio
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #463d5916
 @patch
 def by_split(self: Gathered) -> dict[tuple[str, str], dict[str, pd.DataFrame]]:
-    """The records by (dataset, split), then by model; only what was run."""
+    """The records of finished runs by (dataset, split), then by model."""
     records: dict[tuple[str, str], dict[str, pd.DataFrame]] = {}
     for row in self.ran.itertuples():
         records.setdefault((row.dataset, row.split), {})[row.model] = self.records[row.run_id]
@@ -131,7 +131,7 @@ def by_split(self: Gathered) -> dict[tuple[str, str], dict[str, pd.DataFrame]]:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #134da75d
 @patch
 def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
-    """The rows of `split_histograms`: by split, with its domain, then by model the records, or why there are none."""
+    """The rows for `split_histograms`: by split and domain, then by model: records, or why there are none."""
     rows: dict[str, dict[str, pd.DataFrame | str]] = {}
     for row in self.rows.itertuples():
         one = self.records[row.run_id] if row.run_id else f"not run: {row.why}"
@@ -141,7 +141,7 @@ def by_figure(self: Gathered) -> dict[str, dict[str, pd.DataFrame | str]]:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #b8d03bea
 @patch
 def of_domains(self: Gathered) -> dict[str, dict[str, pd.DataFrame] | str]:
-    """The columns of `histogram_grid` for Figure 3: by model, the records of all splits of a domain together."""
+    """The columns of `histogram_grid` for Figure 3: by model, then by domain, the records of all splits together."""
     columns: dict[str, dict[str, pd.DataFrame] | str] = {}
     for model, rows in self.rows.groupby("model", sort=False):
         pools = {domain: pd.concat([self.records[i] for i in part["run_id"]])
@@ -152,7 +152,7 @@ def of_domains(self: Gathered) -> dict[str, dict[str, pd.DataFrame] | str]:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #743ec0c1
 def spread_table(frames: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
     """The peakedness of the distributions of IoU soft and IO ratio: dataset, split, model, domain, metric, n, median,
-    iqr, sd, peak (largest share of one of 25 equal bins of 0..1, in percent).
+    iqr, sd, peak (share of the fullest of 25 equal bins of 0..1, in percent).
 
     frames: records by (dataset, split, model, domain).
     """
@@ -170,7 +170,7 @@ def spread_table(frames: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #03e24a20
 @patch
 def domain_spread(self: Gathered) -> pd.DataFrame:
-    """`spread_table` of the pools of Figure 3; dataset and split are "all"."""
+    """`spread_table` of the pooled records of Figure 3; dataset and split are "all"."""
     return spread_table({("all", "all", model, domain): frame for model, pools in self.of_domains().items()
                          if not isinstance(pools, str) for domain, frame in pools.items()})
 
@@ -184,7 +184,7 @@ def split_spread(self: Gathered) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #987e5ed6
 @patch
 def correlations(self: Gathered, summaries: Mapping[str, pd.DataFrame], seed: int = 0) -> pd.DataFrame:
-    """IO ratio and PG hit, within every run over its examples, then over the settings of each summary, by its name."""
+    """Correlations of IO ratio and PG hit: over the examples of every run, then over the settings of each summary."""
     parts = [correlate(self.records[row.run_id], seed=seed).assign(dataset=row.dataset, split=row.split,
                                                                    model=row.model) for row in self.ran.itertuples()]
     parts += [correlate(setting_means(one)).assign(dataset=name, split="over settings", model="all")
@@ -195,7 +195,7 @@ def correlations(self: Gathered, summaries: Mapping[str, pd.DataFrame], seed: in
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #1be874b3
 @patch
 def pooled(self: Gathered, model: str) -> pd.DataFrame:
-    """The records of a model over all splits; ids and groups are told apart by the split. No rows without a run."""
+    """The records of a model over all splits; ids and groups begin with the split. No rows without a run."""
     rows = self.ran[self.ran["model"] == model]
     parts = [self.records[row.run_id].assign(split=f"{row.dataset} {row.split}") for row in rows.itertuples()]
     if not parts:
@@ -206,8 +206,8 @@ def pooled(self: Gathered, model: str) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #daf6ab24
 @patch
 def difference(self: Gathered, model: str, other: str, **options) -> pd.DataFrame:
-    """`compare` of two models' PG hit and IO ratio over all splits together: model minus other; no rows where one of
-    them has no run."""
+    """`compare` of two models' PG hit and IO ratio over all splits together, model minus other; no rows if one
+    of the two models has no run."""
     both = self.pooled(model), self.pooled(other)
     if any(frame.empty for frame in both):
         return pd.DataFrame(columns=["metric", "a", "b", "difference", "ci_low", "ci_high", "n", "n_groups"])
@@ -215,14 +215,14 @@ def difference(self: Gathered, model: str, other: str, **options) -> pd.DataFram
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #cca13c25
 def stored_maps(folder: str | Path) -> MapStore | None:
-    """The raw maps that a run of `q_groundcam.ipynb` kept of its model, or None where it kept none."""
+    """The raw maps that a run of `q_groundcam.ipynb` stored for its model, or None if it stored none."""
     place = Path(folder) / "records" / "model-maps"
     return MapStore(place) if MapStore.is_store(place) else None
 
 
 @patch
 def _data(self: Gathered, row: Any):
-    "The data set of a row, opened as its run opened it."
+    "The data set of a row, opened with the parameters of its run."
     parameters = self.reports[row.run_id]["parameters"]
     return load_dataset(parameters["dataset"], split=parameters["split"], boxes=parameters["boxes"], on_error="record")
 
@@ -232,7 +232,7 @@ def rescored(self: Gathered, model: str = "clip-gscorecam", protocol: str = "gsc
              **options) -> pd.DataFrame:
     """The rows of a model scored again under another protocol, in the form of `table1_summary`, as a model `label`.
 
-    Rows that were not run, or kept no maps, are not there. options: of `score_summary`.
+    Rows without a run or without stored maps are left out. options: for `score_summary`.
     """
     keys, parts = ["dataset", "split", "model", "domain", "run_id"], []
     for row in self.ran[self.ran["model"] == model].itertuples():
@@ -244,10 +244,10 @@ def rescored(self: Gathered, model: str = "clip-gscorecam", protocol: str = "gsc
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #03e24b7b
 def resampler_table(printed: pd.DataFrame, ours: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
-    """CLIP gScoreCAM's uncertain phrases and PG accuracy under two resamplers beside the printed ones; a line a split.
+    """CLIP gScoreCAM's uncertain phrases and PG accuracy with two resamplers beside the printed ones, a row per split.
 
     printed, ours, again: summaries with dataset, split, model, metric, value, n (`again`: from `rescored`). PG accuracy
-    in percent, uncertain phrases as counts out of n.
+    is in percent, uncertain phrases are counts out of n.
     """
     keys = ["dataset", "split"]
     columns: dict[str, pd.Series] = {}
@@ -263,10 +263,10 @@ def resampler_table(printed: pd.DataFrame, ours: pd.DataFrame, again: pd.DataFra
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #0d05f148
 def under_protocols(maps: MapSet, data: Dataset) -> list[tuple]:
-    """One map under the protocols paper and gscorecam, as items of `panels`: (protocol, example, map, its scores).
+    """One map under the protocols paper and gscorecam, as items for `panels`: (protocol, example, map, its scores).
 
-    maps: from `make_maps` on `data`. Shown is the first by id that is uncertain under paper, or the first
-    of all where none is.
+    maps: from `make_maps` on `data`. The map is the first by id that is uncertain under "paper", or the first
+    by id if none is.
     """
     frames = {protocol: score_choice(maps, None, protocol) for protocol in ("paper", "gscorecam")}
     rows = frames["paper"].sort_values("id")
@@ -279,9 +279,9 @@ def under_protocols(maps: MapSet, data: Dataset) -> list[tuple]:
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #101e4e79
 @patch
 def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
-    """What `case_figure` draws of chosen examples, (dataset, split, id) -> (example, {model: (map [H, W], its row)}).
+    """The content of `case_figure` for chosen examples: (dataset, split, id) -> (example, {model: (map [H, W], row)}).
 
-    cases: dataset, split, id, such as `choose_gallery` gives. A model whose run kept no maps is left out.
+    cases: dataset, split, id, as in `choose_gallery`. A model whose run stored no maps is left out.
     """
     entries: dict[tuple, tuple] = {}
     for row in self.ran.itertuples():
@@ -299,8 +299,8 @@ def case_maps(self: Gathered, cases: pd.DataFrame) -> dict[tuple, tuple]:
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #dba3f216
 def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = "role") -> list[tuple]:
-    """Chosen examples as items of `case_figure`, headed by a column of `cases`, a role with the value by which its
-    rule chose; maps: from `Gathered.case_maps`."""
+    """Chosen examples as items for `case_figure`. cases: the examples; maps: from `Gathered.case_maps`; heading: the
+    column of `cases` with the headings; "role" adds the value that the rule maximised."""
     texts = [*cases[heading]]
     if heading == "role" and "strength" in cases:
         texts = [f"{role}, rule's value {value:.3g}" for role, value in zip(texts, cases["strength"], strict=True)]
@@ -309,13 +309,13 @@ def case_items(cases: pd.DataFrame, maps: Mapping[tuple, tuple], heading: str = 
 
 
 def first_case(cases: pd.DataFrame, maps: Mapping[tuple, tuple], role: str = "graded") -> pd.DataFrame:
-    """The first chosen example of a role that has maps: one row of `cases`, or none."""
+    """The first chosen example with this role and with maps: one row of `cases`, or none."""
     has_maps = [row.role == role and (row.dataset, row.split, row.id) in maps for row in cases.itertuples()]
     return cases[has_maps].head(1)
 
 # %% ../../../nbs/lib/papers/q_groundcam/06_runs.ipynb #a5b24ec9
 def case_table(cases: pd.DataFrame, maps: Mapping[tuple, tuple]) -> pd.DataFrame:
-    """The records of chosen examples, a line a model and a column a score: phrase, model, the nine scores."""
+    """The records of chosen examples, one row per example and model: phrase, model, the nine scores."""
     entries = [maps[row.dataset, row.split, row.id] for row in cases.itertuples()]
     rows = [{"phrase": example.prompt, "model": model, **scores[[*splits.SCORES]]}
             for example, heats in entries for model, (_, scores) in heats.items()]

@@ -26,7 +26,7 @@ from ...storage.rows import RecordStore
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #d650658d
 def _column(metric: str, label: str, name: str = "", **form) -> Column:
-    "A column of Table 1, with the arrow that says which way is better."
+    "A column of Table 1, with an arrow for the better direction."
     better = bool(METRICS[metric].higher_is_better)
     return Column(name or metric, f"{label} {'↑' if better else '↓'}", {"metric": metric}, better, **form)
 
@@ -39,15 +39,15 @@ TABLE1 = PaperTable("q_groundcam_table1", (
     _column("pg_uncertain", "PG uncertain", is_count=True),
 ), rows=("dataset", "split", "model"), within=("dataset", "split"))
 SCORES = {column.where["metric"]: column.label for column in TABLE1.columns}  # our metric -> its heading
-SHARES = {metric: label.replace(", %", "") for metric, label in SCORES.items()}  # the same for values in 0..1
+SHARES = {metric: label.replace(", %", "") for metric, label in SCORES.items()}  # the headings for values in 0..1
 LABELS = SHARES | {f"wdp_{kind}_rel": f"WDP {kind}, relative ↓" for kind in ("soft", "binary")}  # and ours
-ONE_SPLIT = PaperTable(TABLE1.name, TABLE1.columns)  # a line a model
+ONE_SPLIT = PaperTable(TABLE1.name, TABLE1.columns)  # one row per model
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #851d8bec
 @dataclass(frozen=True)
 class Table1Split:
-    """One split of Table 1. key: for file names; dataset, name: as printed; split: as loaders call it; data,
-    miniworld: names for `load_dataset`; domain: "ID" or "OOD"; figure: its histograms' number in the paper."""
+    """One split of Table 1. key: for file names; dataset, name: as printed; split: the loaders' name; data,
+    miniworld: names for `load_dataset`; domain: "ID" or "OOD"; figure: number of its histograms in the paper."""
 
     key: str
     dataset: str
@@ -77,7 +77,7 @@ Q_GROUNDCAM = Paper("q_groundcam", {1: TABLE1}, "phrases",
 
 
 def find_split(data: str, split: str) -> Table1Split | None:
-    """The split of Table 1 that a data set's name (a loader's or a layout's, in any case) and split mean, or None."""
+    """The split of Table 1 for a data set's name (a loader's or a printed one, in any case) and a split, or None."""
     plain = re.sub(r"[^a-z0-9+]", "", data.casefold())
     for one in SPLITS:
         names = {re.sub(r"[^a-z0-9+]", "", name.casefold()) for name in (one.dataset, one.data, one.miniworld)}
@@ -87,7 +87,7 @@ def find_split(data: str, split: str) -> Table1Split | None:
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #0fe3b030
 def printed_split(data: str, split: str) -> MarkedTable:
-    """The paper's rows of one split as printed, or the whole of Table 1 where `find_split` knows no such split."""
+    """The paper's rows for one split as printed, or all of Table 1 if `find_split` finds no such split."""
     one, table = find_split(data, split), TABLE1.printed()
     caption = f"As printed: {cite(table)}"
     if one is None:
@@ -99,10 +99,10 @@ def printed_split(data: str, split: str) -> MarkedTable:
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #88834a19
 def table1_runs(data: str | Path = "", *, models: Collection[str] = TABLE1_MODELS,
                 **parameters) -> dict[str, dict[str, object]]:
-    """Parameters of the runs behind Table 1, by a name for each: 6 splits x `models`.
+    """Parameters of the runs for Table 1, by the run's name: 6 splits x `models`.
 
-    data: folder that holds the data sets, each in a folder of its name as `load_dataset` knows it below raw/; "" is the
-    miniworld. parameters: given to every run, such as weights="official" or limit=0.
+    data: folder with the data sets, in subfolders named as `load_dataset` expects them below raw/; "" is the
+    miniworld. parameters: for every run, such as weights="official" or limit=0.
     """
     from qgcam_lib.data.catalog import NAMES
 
@@ -116,7 +116,7 @@ def table1_runs(data: str | Path = "", *, models: Collection[str] = TABLE1_MODEL
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #cd8b0c1b
 def _row(setting: Mapping[str, object], folder: Path | None, record: Mapping[str, object]) -> dict[str, object]:
-    "The row of the table that a wanted run fills. record: of the finished run, {} where there is none."
+    "The table row of a wanted run. record: of the finished run, {} if there is none."
     one = next(s for s in SPLITS if s.split == setting["split"])
     why = "" if record else why_not_runnable(setting["model"], setting.get("weights", "mini")) or "no finished run"
     return {"dataset": one.dataset, "split": one.name, "model": Q_GROUNDCAM.model(setting["model"]),
@@ -127,9 +127,9 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
                      outputs: str | Path | None = None) -> pd.DataFrame:
     """The status of each wanted run: dataset, split, model (as printed), domain, run_id, folder, why (not run).
 
-    wanted: from `table1_runs`; a parameter it does not name may have any value. run_ids: only these runs are looked at;
-    none: all finished ones, the newest wins. outputs: folder of the results, None for the one from the settings.
-    Raises ValueError for a run id that is not among the finished runs, or that fits none of the wanted.
+    wanted: from `table1_runs`; other parameters may have any value. run_ids: consider only these runs; empty: all
+    finished runs, of which the newest is taken. outputs: folder of the results, None for the one in the settings.
+    Raises ValueError for a run id that is not among the finished runs or matches no wanted run.
     """
     finished = [pair for pair in find_runs(outputs, "q_groundcam") if not run_ids or pair[1]["run_id"] in run_ids]
     rows = []
@@ -146,8 +146,8 @@ def score_summary(frames: pd.DataFrame | Mapping[str, pd.DataFrame], metrics: Co
                   **options) -> pd.DataFrame:
     """Mean and bootstrap interval of every score, for one or several sets of records.
 
-    frames: a frame with one row an example, or a mapping from a model's name to such a frame; options (group,
-    n_bootstrap, level, seed) go to `summarize`, which resamples whole groups (images).
+    frames: a frame with one row per example, or a mapping from a model's name to such a frame; options (group,
+    n_bootstrap, level, seed): passed to `summarize`, which resamples whole groups (images).
     Returns one row per model and metric: model, the columns of `summarize`, n_failed. Values are on the metric's own
     scale, so pg_hit and pg_uncertain are shares, not percent.
     Raises ValueError when no example of a frame has scores.
@@ -168,16 +168,16 @@ _KEYS = ["dataset", "split", "model", "domain", "run_id"]
 
 
 def run_records(folder: str | Path) -> pd.DataFrame:
-    """The records of the model of one run of `q_groundcam.ipynb`, one row an example; its baselines are left out.
+    """The records of the model in one run of `q_groundcam.ipynb`, one row per example, without the baselines.
 
-    Raises RunError for records that are not those the run recorded.
+    Raises RunError if the files differ from those that the run wrote.
     """
     check_outputs(folder, ("records",))
     return RecordStore(Path(folder) / "records" / "model").read()
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #fcd4fa4a
 def table1_summary(runs: pd.DataFrame, records: Mapping[str, pd.DataFrame], **options) -> pd.DataFrame:
-    """`score_summary` of every run: its columns behind dataset, split, model, domain, run_id; one row a score.
+    """`score_summary` of every run: dataset, split, model, domain, run_id, then its columns; one row per score.
 
     runs: from `find_table1_runs`; records: by run id, from `run_records`; options: n_bootstrap, level, seed.
     """
@@ -195,10 +195,10 @@ def with_domain(summary: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #223c3983
 def table1_comparison(summary: pd.DataFrame, runs: pd.DataFrame, *, is_miniworld: bool, weights: str) -> pd.DataFrame:
-    """`paper_vs_ours` for every row of `runs`, one line a score, with a verdict or the reason why there is none.
+    """`paper_vs_ours` for every row of `runs`, one row per score, with a verdict or the reason why there is none.
 
-    A row of `runs` without a run carries its `why`. is_miniworld, weights: as in `why_not_comparable`; n is that of the
-    row, and a row that the paper does not have says so.
+    For a row without a run the reason is its `why`. is_miniworld, weights: as in `why_not_comparable`, to which the n
+    of the row is passed; rows that the paper does not have are marked as such.
     """
     keys = [*TABLE1.rows]
     n_paper = TABLE1.printed().set_index(keys)["n"]
@@ -211,9 +211,9 @@ def table1_comparison(summary: pd.DataFrame, runs: pd.DataFrame, *, is_miniworld
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #059ae5f2
 def score_effects(rows: pd.DataFrame, text: str = "{score}", column: str = "value") -> list[str]:
-    """`effect_lines` of scores: {score} in the text is a score's name without its arrow.
+    """`effect_lines` of scores; {score} in the text is replaced by the score's name without its arrow.
 
-    rows: of a summary, or with column="difference" of `compare`.
+    rows: from a summary, or, with column="difference", from `compare`.
     """
     lines = []
     for _, row in rows.iterrows():
@@ -224,6 +224,6 @@ def score_effects(rows: pd.DataFrame, text: str = "{score}", column: str = "valu
 
 
 def protocol_note(protocol: str) -> str:
-    """What a reader must know of the protocol of a run, whatever it is."""
+    """The note on the protocol of a run, the same for any protocol."""
     return (f"Protocol: {protocol}, a reconstruction. The paper's repository holds no code; layer, tokens, resampler "
             "and ties are inferred.")

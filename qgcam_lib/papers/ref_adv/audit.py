@@ -42,8 +42,8 @@ from ...statistics import summarize
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #e9bdba31
 def above_random() -> pd.DataFrame:
-    """Tables 2 and 3 beside the random choice of the authors' files: model, split, printed, random (percent), above
-    (percent of what random choice leaves open)."""
+    """Tables 2 and 3 beside random choice on the authors' files: model, split, printed, random (percent), above
+    (printed minus random, in percent of 100 - random)."""
     random, table = published("ref_adv_released").set_index("split")["random"], printed_tables()["accuracy"]
     rows = [(model, split, table.loc[model, split], random[split],
              100 * (table.loc[model, split] - random[split]) / (100 - random[split]))
@@ -52,7 +52,7 @@ def above_random() -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #2f7a3bdc
 def random_figure() -> Figure:
-    """The printed accuracies of Table 2 by split, beside the random choice of the authors' files."""
+    """The printed accuracies of Table 2 by split, beside random choice on the authors' files."""
     table = above_random()
     wide = table.pivot(index="model", columns="split", values="printed").loc[[*MODELS][::-1]]
     wide.loc["random choice"] = published("ref_adv_released").set_index("split")["random"]
@@ -67,7 +67,7 @@ CANDIDATES = ("released", "spoken of", "all")
 
 
 def _objects(lists: Sequence[Sequence[Box]]) -> list[Box]:
-    "The boxes of several lists, each object once."
+    "The boxes in several lists without duplicates of an object."
     objects: list[Box] = []
     for box in (one for some in lists for one in some):
         if not objects or box_iou(objects, [box]).max() < SAME_OBJECT:
@@ -76,7 +76,7 @@ def _objects(lists: Sequence[Sequence[Box]]) -> list[Box]:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4f765cf5
 def candidate_sets(expressions: Sequence[Expression]) -> dict[str, list[Expression]]:
-    """The same expressions with the candidates of each of CANDIDATES."""
+    """The expressions with each kind of candidates in CANDIDATES."""
     lists, targets = defaultdict(list), defaultdict(list)
     for one in expressions:
         lists[one.image].append(one.candidates)
@@ -87,7 +87,7 @@ def candidate_sets(expressions: Sequence[Expression]) -> dict[str, list[Expressi
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #26801f3d
 def _rows(expressions: Sequence[Expression], values: Sequence[float]) -> pd.DataFrame:
-    "One value an expression, in the form of `score_choices`."
+    "One value per expression, in the form of `score_choices`."
     return pd.DataFrame({"group": [one.group for one in expressions], "split": [one.split for one in expressions],
                          "correct": np.asarray(values, float), "random": np.nan})
 
@@ -105,11 +105,11 @@ def _between(frame: pd.DataFrame, a: str, b: str, **options: Any) -> dict[str, A
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #3b63ce0c
 def candidate_table(sets: Mapping[str, Sequence[Expression]], derived: Sequence[str] = (), **options: Any
                     ) -> pd.DataFrame:
-    """What there is to choose from, a line a set and split: candidates, split, expressions, no_box, one_box,
-    target_missing, boxes (mean), value (what random choice gets, 0..1), ci_low, ci_high, n_groups.
+    """The candidates, one row per set and split: candidates, split, expressions, no_box, one_box,
+    target_missing, boxes (mean), value (accuracy of random choice, 0..1), ci_low, ci_high, n_groups.
 
-    sets: of `candidate_sets`; derived: splits whose "released" lists are ours (`RefAdv.derived`), and called "derived";
-    options: n_bootstrap, seed. An expression without a box is in no mean.
+    sets: from `candidate_sets`; derived: splits whose "released" lists are ours (`RefAdv.derived`), renamed "derived";
+    options: n_bootstrap, seed. Means do not include expressions without a box.
     """
     parts = []
     for name, some in sets.items():
@@ -126,17 +126,17 @@ _MIXED = "mixed: Easy those spoken of, Adv all"
 
 
 def _equal(sets: Mapping[str, Sequence[Expression]]) -> list[Expression]:
-    "All boxes, on the pictures that have both easy and adversarial expressions."
+    "The expressions with all boxes as candidates, on images with both easy and adversarial expressions."
     both = set.intersection(*({one.image for one in sets["all"] if one.split == split} for split in ("easy", "adv")))
     return [one for one in sets["all"] if one.image in both]
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #fa183d27
 def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = False, **options: Any) -> pd.DataFrame:
-    """The drop of a random choice from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
+    """The drop of random choice from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
     n_groups.
 
-    Lines: as released; all boxes, on the pictures that have both splits; with `mixed`, those spoken of for Easy and all
-    for Adv. A line without easy or adversarial expressions is left out. options: n_bootstrap, seed.
+    Rows: as released; all boxes, on images with both splits; with `mixed`, the boxes spoken of for Easy and all boxes
+    for Adv. A row without easy or adversarial expressions is left out. options: n_bootstrap, seed.
     """
     named = {"released": sets["released"], "equal: all boxes, pictures with both": _equal(sets)}
     if mixed:
@@ -149,8 +149,8 @@ def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = Fals
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #9a55c54f
 def data_differences(data: RefAdv, **options: Any) -> pd.DataFrame:
-    """Adv less Easy and less Hard in words, relations and percent of persons, each with its interval: of, low, high, by
-    "adv", as `claims.DATA_CLAIMS` look at them. Persons where the categories are known. options: n_bootstrap, seed."""
+    """Adv minus Easy and minus Hard in words, relations and percent of persons, as intervals: of, low, high, in the
+    form that `claims.DATA_CLAIMS` expect. Persons only if categories are known. options: n_bootstrap, seed."""
     kinds = category_kinds(data.folder) if data.is_miniworld else {}
     values = {"words": [len(words_in(one.text)) for one in data.expressions],
               "relations": [len(relations_in(one.text)) for one in data.expressions]}
@@ -174,8 +174,8 @@ def table7(data: RefAdv) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #b86af1cf
 def table8(data: RefAdv) -> pd.DataFrame:
-    """Table 8 beside the targets of a run, in percent: supercategory, then each split as printed and here; a kind that
-    only one of the two has is empty in the other. Empty without categories."""
+    """Table 8 beside the targets of a run, in percent: supercategory, then each split as printed and here, for the
+    supercategories of the run. Empty without categories."""
     if not data.is_miniworld:
         return pd.DataFrame()
     ours = 100 * category_shares(data.expressions, category_kinds(data.folder))
@@ -184,8 +184,8 @@ def table8(data: RefAdv) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #6facb8a1
 def stage_rules(data: RefAdv, tagger: str = "auto") -> pd.DataFrame:
-    """The rules of A.3 on raw records: stage, rule, expressions, hold, share. tagger: of nouns and adjectives. Without
-    raw records no line."""
+    """The rules of A.3 on raw records: stage, rule, expressions, hold, share. tagger: for nouns and adjectives. Without
+    raw records the table is empty."""
     if not data.raw:
         return pd.DataFrame(columns=["stage", "rule", "expressions", "hold", "share"])
     content = [(set(perturb(one.original, "nouns_adjectives", tagger=tagger).split()), set(expression_words(one.text)))
@@ -197,13 +197,13 @@ def stage_rules(data: RefAdv, tagger: str = "auto") -> pd.DataFrame:
     return frame.assign(share=frame["hold"] / frame["expressions"])
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #256df969
-HUMANS = 0.837  # section 2: what people get right with shuffled words, which is the share of Easy by its definition
+HUMANS = 0.837  # section 2: human accuracy with shuffled words, by definition the share of Easy
 
 
 def share_table() -> pd.DataFrame:
-    """The share of Easy that each row of Tables 2 and 3 implies: model, test (printed), share, lowest, highest (what
-    rounding allows), fits (other rows whose range meets its own), test_at_stated (what Test would be at the stated
-    share), off (printed less that, points)."""
+    """The share of Easy implied by each row of Tables 2 and 3: model, test (printed), share, lowest, highest (limits
+    from rounding), fits (number of other rows with an overlapping range), test_at_stated (Test at the stated
+    share), off (printed minus test_at_stated, points)."""
     table = printed_tables()["accuracy"]
     shares = implied_easy_share(table.reset_index())[["model", "share", "lowest", "highest"]]
     meets = [(shares["lowest"] <= row.highest) & (shares["highest"] >= row.lowest) for row in shares.itertuples()]
@@ -214,14 +214,14 @@ def share_table() -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4060efcf
 def pairs_apart(shares: pd.DataFrame) -> tuple[int, int]:
-    """How many pairs of rows of `share_table` cannot come from one split, and of how many."""
+    """The number of pairs of rows in `share_table` that cannot come from the same split, and that of all pairs."""
     pairs = list(combinations(shares.itertuples(), 2))
     return sum(a.lowest > b.highest or b.lowest > a.highest for a, b in pairs), len(pairs)
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #81026f4b
 def label_table(data: RefAdv) -> pd.DataFrame:
-    """Labels of the file: split, expressions, own (has an adversarial expression made from it, by annotation and
-    words), words only (the same words are hard, at another annotation), neither; without a raw file no line."""
+    """Labels in the file: split, expressions, own (an adversarial expression was made from it, by annotation and
+    words), words only (one was made from the same words at another annotation), neither; empty without a raw file."""
     pairs, texts = {(one.annotation, one.original) for one in data.raw}, {one.original for one in data.raw}
     rows = [(one.split, (one.annotation, text) in pairs, text in texts) for one in data.plain if data.raw
             for text in [one.text.strip().lower()]]
@@ -234,8 +234,8 @@ def label_table(data: RefAdv) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #e5cfc09c
 def rules(data: RefAdv) -> pd.DataFrame:
-    """A row an expression that both rules decide, as in `rule_differences`, with bag: how often a listener that hears a
-    bag of words is right. Empty where stage 1 or the raw file is not known."""
+    """`rule_differences`, one row per expression that both rules decide, with bag: accuracy of the bag-of-words
+    baseline. Empty if the choices of stage 1 or the raw file are not available."""
     if not data.choices or not data.raw:
         return pd.DataFrame(columns=["id", "group", "by_text", "by_people", "own", "reason", "bag"])
     by_text, by_people = split_by_text(data.plain, data.raw), split_by_people(data.plain, data.choices)
@@ -252,7 +252,7 @@ def rules_beside(labels: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #ec14fa76
 def bags_by_rule(labels: pd.DataFrame, **options: Any) -> pd.DataFrame:
-    """What a bag of words gets right on Easy and Hard of either rule: rule, split, value, ci_low, ci_high, n,
+    """Accuracy of the bag-of-words baseline on Easy and Hard by either rule: rule, split, value, ci_low, ci_high, n,
     n_groups."""
     named = (("by_people", "three of five people"), ("by_text", "text match")) if len(labels) else ()
     parts = [summarize(labels.assign(split=labels[column]), "bag", by="split", **options).assign(rule=name)
@@ -262,8 +262,8 @@ def bags_by_rule(labels: pd.DataFrame, **options: Any) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #2cc0c0f3
 def cut_falls(expressions: Sequence[Expression], length: int = 20, *, special: int = 1, **options: Any) -> pd.DataFrame:
-    """Share of cut expressions, Adv less Easy, with its interval: length, easy, adv, difference, ci_low, ci_high, n,
-    n_groups; words and marks are counted, a lower bound for word pieces. No line without both splits."""
+    """Share of truncated expressions, Adv minus Easy, with its interval: length, easy, adv, difference, ci_low,
+    ci_high, n, n_groups. Counts words and marks, a lower bound for word pieces. Empty without both splits."""
     frame = _rows(expressions, [len(words_of(one.text)) + special > length for one in expressions])
     there = {"easy", "adv"} <= set(frame["split"])
     rows = [{"length": length, **_between(frame, "adv", "easy", **options)}] if there else []
@@ -271,10 +271,10 @@ def cut_falls(expressions: Sequence[Expression], length: int = 20, *, special: i
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4ee9aad6
 def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
-    """What became of the last word in the shipped nouns and adjectives, a row an original: id, group, original,
-    noun_adj, mark (the original ends in one), content (its last word is a noun or an adjective, by the tagger), kept.
+    """Whether the shipped nouns and adjectives keep the last word, one row per original: id, group, original,
+    noun_adj, mark (the original ends in a mark), content (its last word is a noun or adjective by the tagger), kept.
 
-    raw: with originals and shipped strings; an original of several records counts once, records without are left out.
+    raw: with originals and shipped strings; repeated originals count once, records without either are left out.
     """
     once = {(one.annotation, one.original): one for one in raw if one.original and "noun_adj" in one.shipped}
     rows = []
@@ -288,8 +288,8 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #1276a4a8
 def last_word_table(strings: pd.DataFrame, **options: Any) -> pd.DataFrame:
-    """How many shipped strings lack a last word that is a noun or an adjective: ends in a mark, strings, asked (last
-    word of that kind), lost, value (share of asked), ci_low, ci_high, n_groups."""
+    """How many shipped strings lack a last word that is a noun or adjective: ends (in a mark or a word), strings, asked
+    (the last word is one), lost, value (share of asked), ci_low, ci_high, n_groups. strings: from `last_words`."""
     worded = strings[strings["content"]].assign(lost=lambda frame: ~frame["kept"])
     counts = strings.groupby("mark")["id"].size()
     names = {True: "in a mark", False: "in a word"}
@@ -305,11 +305,11 @@ _FALL = "largest drop from Easy to Adv, Table 2"
 
 def effects(falls: pd.DataFrame, shares: pd.DataFrame, labels: pd.DataFrame, bags: pd.DataFrame,
             thresholds: pd.DataFrame, cut: pd.DataFrame, strings: pd.DataFrame) -> pd.DataFrame:
-    """The effect of each finding, one row per measure: finding, measure, points, ci_low, ci_high, n, bears on, printed
-    (points, of what it bears on).
+    """The effect of each finding, one row per measure: finding, measure, points, ci_low, ci_high, n, bears on (the
+    affected result), printed (its value in points).
 
-    falls: of `random_falls`; shares: `share_table`; labels: `rules`; bags: `bags_by_rule`; thresholds: of
-    `threshold_effect`; cut: `cut_falls`; strings: `last_word_table`. What a run cannot say has no line.
+    falls: from `random_falls`; shares: `share_table`; labels: `rules`; bags: `bags_by_rule`; thresholds:
+    `threshold_effect`; cut: `cut_falls`; strings: `last_word_table`. Measures that a run lacks are left out.
     """
     table, rows, bare = printed_tables()["accuracy"], [], {"ci_low": np.nan, "ci_high": np.nan}
     fall = float((table["easy"] - table["adv"]).max())

@@ -23,12 +23,12 @@ FALLS = (("easy", "hard"), ("hard", "adv"), ("easy", "adv"))
 
 
 def with_test(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of choices with those of easy and hard expressions a second time, as split "test"."""
+    """Rows of choices, plus a copy of the easy and hard rows with the split "test"."""
     return pd.concat([frame, frame[frame["split"].isin(["easy", "hard"])].assign(split="test")], ignore_index=True)
 
 
 def by_split(printed: str = "", splits: Iterable[str] = SPLITS) -> PaperTable:
-    """The table of accuracies by split: a line a model, in percent. printed: its name in `data/published`."""
+    """The table of accuracies by split: a row per model, in percent. printed: the table's name in `data/published`."""
     return PaperTable(printed, tuple(Column(split, SPLITS[split], {"metric": "correct", "split": split}, True, 100, 2)
                                      for split in splits))
 
@@ -36,7 +36,7 @@ def by_split(printed: str = "", splits: Iterable[str] = SPLITS) -> PaperTable:
 def by_words(printed: str = "", row: str = "model", digits: int = 1) -> PaperTable:
     """The table of accuracies with words in order, shuffled, and nouns and adjectives alone, in percent.
 
-    row: what names a line, "model" (Table 5) or "split" (Table 6); digits: decimals as printed.
+    row: the column that names a row, "model" (Table 5) or "split" (Table 6); digits: decimals as printed.
     """
     return PaperTable(printed, tuple(Column(words, label, {"metric": "correct", "words": words}, True, 100, digits)
                                      for words, label in WORDS.items()), rows=(row,))
@@ -53,16 +53,16 @@ REF_ADV = Paper(
 MODELS = ("groundnet", "cmn", "mattnet", "vilbert")  # of Table 2
 REMEDIES = ("vilbert-sum-h", "vilbert-max-h", "vilbert-mtl")  # of Table 3
 ROLES = {name.removeprefix("vilbert-").replace("-", "_"): (name,) for name in ("vilbert", "groundnet", *REMEDIES)}
-_LESS = "{} less {} on {}"  # how a difference of two models is named
+_LESS = "{} less {} on {}"  # name of a difference between two models
 
 
 def _differences(rows: Iterable[tuple[str, str, float, float]]) -> pd.DataFrame:
-    "Differences in points: of (what is compared), low, high, by model."
+    "Differences in points: of (the name of the difference), low, high; the index is the model."
     return pd.DataFrame(rows, columns=["model", "of", "low", "high"]).set_index("model")
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #cff00f7c
 def _pairs(models: Iterable[str]) -> list[tuple[str, str]]:
-    "Which models the paper compares: GroundNet and ViLBERT with the others of Table 2, each remedy with ViLBERT."
+    "The pairs that the paper compares: GroundNet and ViLBERT with the others in Table 2, each remedy with ViLBERT."
     there = [*models]
     plain = [name for name in MODELS if name in there]
     pairs = [(a, b) for a in ("groundnet", "vilbert") for b in plain if a in there and a != b]
@@ -70,7 +70,7 @@ def _pairs(models: Iterable[str]) -> list[tuple[str, str]]:
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #9202d8e0
 def _printed_differences(t: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    "The differences of the printed tables, each as (low, high) of one value."
+    "The differences in the printed tables; low and high are the same value."
     points, words, vilbert = t["accuracy"], t["words"], t["words of vilbert"]
     rows = [(m, f"{a} less {b}", row[a] - row[b]) for m, row in points.iterrows()
             for a, b in (("test", "adv"), *FALLS)]
@@ -89,8 +89,8 @@ def _printed_differences(t: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #3c91d325
 def printed_tables() -> dict[str, pd.DataFrame]:
-    """Tables 2 and 3 as one ("accuracy"), 5 ("words"), 6, 8, 9 and 10, in percent, and their differences in points, in
-    the form that `CLAIMS` look at."""
+    """Tables 2 and 3 together ("accuracy"), 5 ("words"), 6, 8, 9 and 10, in percent, and their differences in points,
+    in the form that `CLAIMS` expect."""
     tables = {number: published(f"ref_adv_table{number}") for number in (2, 3, 5, 6, 8, 9, 10)}
     lines = {number: frame.set_index(frame.columns[0]).drop(columns="printed", errors="ignore")
              for number, frame in tables.items()}
@@ -104,7 +104,7 @@ def _span(row: Mapping[str, Any] | pd.Series) -> tuple[float, float]:
 
 
 def _cost_rows(model: str, frame: pd.DataFrame, **options: Any) -> list[tuple]:
-    "What each perturbation costs a model on test, and how much more on Hard and Adv than on Easy."
+    "The cost of each perturbation for a model on test, and the additional cost on Hard and Adv compared with Easy."
     parts, rows = dict(list(frame.groupby("words"))), []
     for how in (name for name in [*WORDS][1:] if name in parts):
         both = parts["original"].merge(parts[how][["id", "correct"]], on="id", suffixes=("", "_after"))
@@ -118,10 +118,10 @@ def _cost_rows(model: str, frame: pd.DataFrame, **options: Any) -> list[tuple]:
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #104ef139
 def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """The differences of a run that `CLAIMS` look at, in points with their 95 % intervals: of, low, high, by model.
+    """The differences of a run for `CLAIMS`, as 95 % intervals in points: of, low, high; the index is the model.
 
-    frames: choices by model, rows of `score_choices` with words (of WORDS); without that column they are as written.
-    Models that are neither in Table 2 nor 3 are left out. options: n_bootstrap, seed.
+    frames: choices by model, rows of `score_choices` with words (a key of WORDS, by default "original").
+    Models in neither Table 2 nor Table 3 are left out. options: n_bootstrap, seed.
     """
     usable = {name: frame if "words" in frame else frame.assign(words="original") for name, frame in frames.items()
             if name in (*MODELS, *REMEDIES)}
@@ -139,7 +139,7 @@ def run_differences(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.Da
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #4084b6a8
 def claim_tables(frames: Mapping[str, pd.DataFrame], **options: Any) -> dict[str, pd.DataFrame]:
-    """What `CLAIMS` look at in a run: {"differences": ...}. frames, options: of `run_differences`."""
+    """The tables of a run for `CLAIMS`: {"differences": ...}. frames, options: as in `run_differences`."""
     return {"differences": run_differences(frames, **options)}
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #250f5c05
@@ -147,7 +147,7 @@ _Tables = Mapping[str, pd.DataFrame]
 
 
 def _span_of(t: _Tables, model: str, of: str) -> tuple[float, float]:
-    "A difference, from low to high; KeyError where it is not there."
+    "The interval (low, high) of a difference; KeyError if the table does not have it."
     rows = t["differences"]
     row = rows[(rows.index == model) & (rows["of"] == of)]
     if not len(row) or row[["low", "high"]].isna().any(axis=None):
@@ -168,30 +168,30 @@ def _below(t: _Tables, model: str, of: str, most: float = 0) -> bool | None:
 
 
 def _there(t: _Tables) -> list[str]:
-    "The models of Table 2 that are there."
+    "The models of Table 2 for which there are differences."
     return [name for name in MODELS if name in t["differences"].index]
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #dbd8d8eb
 def _printed(t: _Tables, name: str) -> pd.DataFrame:
-    "A printed table; KeyError for a run, whose models and test are others."
+    "A printed table; KeyError for a run, which has other models and another test set."
     if name not in t:
         raise KeyError("run of the paper's own models, whose number this is")
     return t[name]
 
 
 def _printed_falls(t: _Tables, high: str, low: str) -> pd.Series:
-    "What the models of Table 2 lose from one split to another, as printed."
+    "The drop of the models in Table 2 from one split to another, as printed."
     return _printed(t, "accuracy").loc[[*MODELS], high] - t["accuracy"].loc[[*MODELS], low]
 
 
 def _versus(t: _Tables, model: str, test: Any, splits: Iterable[str]) -> list[bool | None]:
-    "A test of a model against every other model of Table 2, a case a split and other model."
+    "A test of a model against the other models of Table 2: one case per split and other model."
     return [test(t, model, _LESS.format(model, other, split)) for split in splits for other in _there(t)
             if other != model]
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #5f8c4cc5
 def _within(t: _Tables, model: str, of: str, limit: float) -> bool | None:
-    "Whether a difference is smaller than a limit, whatever its sign; None where its interval does not say."
+    "Whether the absolute value of a difference is below a limit; None if its interval includes the limit."
     low, high = _span_of(t, model, of)
     return True if -limit < low and high < limit else False if low >= limit or high <= -limit else None
 
@@ -205,7 +205,7 @@ _CUTS = (lambda value: round(value, 2), lambda value: int(100 * value + 1e-9) / 
 
 
 def _never(why: str) -> Any:
-    "A count for a sentence that is not testable here, and why."
+    "The counting function of a claim that is not testable here. why: the reason."
     def count(t: _Tables, r: Mapping[str, str]) -> list:
         raise KeyError(why)
     return count
@@ -216,7 +216,7 @@ _HOW = [*WORDS][1:]
 
 
 def _cost_apart(t: _Tables, role: str, more: bool) -> list[bool | None]:
-    "Whether a perturbation costs the role's model more (less) than another model, by intervals that do not meet."
+    "Whether a perturbation costs the role's model more (less) than each other model; None if their intervals overlap."
     cases = []
     for how in _HOW:
         low, high = _span_of(t, role, f"{how} costs")
@@ -247,7 +247,7 @@ MODEL_CLAIMS = read_claims("ref_adv", "model", {
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #a9155dff
 def _gain(t: _Tables, r: Mapping[str, str], role: str, split: str, test: Any = _above) -> bool | None:
-    "Whether a remedy is above (below) plain ViLBERT."
+    "Whether a remedy's accuracy on a split is above (below) that of plain ViLBERT."
     return test(t, r[role], _LESS.format(r[role], "vilbert", split))
 
 

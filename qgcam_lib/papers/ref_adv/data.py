@@ -22,10 +22,10 @@ from ...data.referring.splits import split_counts
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #607b5926
 @dataclass(frozen=True)
 class RefAdv:
-    """Ref-Adv as a run has it. expressions: of splits "easy", "hard", "adv", with the candidates of the files; raw: of
-    split "adv", with originals and shipped strings; choices: of stage 1 by id, () where they are not known; bags: by
-    id the share of orderings of its words that mean the target; folder: of files and pictures; where: for captions;
-    derived: splits whose candidates are ours, not the authors'."""
+    """Ref-Adv as used by a run. expressions: splits "easy", "hard", "adv", with the candidates of the files; raw:
+    split "adv", with originals and shipped strings; choices: of stage 1 by id, empty if unknown; bags: by id, the
+    share of an expression's word orders that mean the target; folder: of files and images; where: the data's name for
+    captions; derived: splits whose candidates are ours, not the authors'."""
 
     expressions: list[Expression]
     raw: list[Expression]
@@ -43,8 +43,8 @@ class RefAdv:
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #df322e3d
 def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple[str, ...]:
-    """("hard",) where most hard expressions have the candidates of the adversarial ones made from them, which the
-    authors' program does not give them."""
+    """("hard",) if most hard expressions have the candidates of the adversarial ones made from them, unlike in the
+    authors' program; else ()."""
     lists: dict[tuple[str, str], set] = {}
     for one in raw:
         lists.setdefault((one.annotation, one.original.strip().lower()), set()).add(one.candidates)
@@ -54,7 +54,7 @@ def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #0d69a26e
 def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
-    "Labelled and raw expressions of some files."
+    "The labelled and the raw expressions in the given files."
     parts = {True: [], False: []}
     for file in files:
         some = read_ref_adv(file)
@@ -64,22 +64,22 @@ def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #94301377
 def _truth(folder: Path, expressions: Sequence[Expression]) -> tuple[dict[str, list[int]], dict[str, float]]:
-    "What `scenes.json` knows of easy and hard expressions: choices of stage 1 as places of candidates, and bag shares."
+    "From `scenes.json`, for easy and hard expressions: choices of stage 1 as places of candidates, and bag shares."
     ids = {(one.annotation, one.text): one.id for one in expressions if one.split != "adv"}
     choices, bags = {}, {}
     for picture in json.loads((folder / "scenes.json").read_text(encoding="utf-8"))["pictures"]:
         places = {int(number): place for place, number in enumerate(picture["things"])}
         for one in picture["expressions"] if picture["split"] == "test" else ():
-            if id := ids.get((str(one["ann_id"]), one["text"])):  # a file alone may hold a part
+            if id := ids.get((str(one["ann_id"]), one["text"])):  # a single file may contain only a part
                 choices[id], bags[id] = [places[number] for number in one["choices"]], one["share"]
     return choices, bags
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #367e593a
 def open_ref_adv(path: str | Path = "") -> RefAdv:
-    """Ref-Adv from a folder with published files (or parts of them), from one file, or "" or "miniworld-ref-adv".
+    """Load Ref-Adv. path: a folder with published files (or parts of them), one file, or "" or "miniworld-ref-adv".
 
-    Without a labelled file the hard expressions are the originals of the adversarial ones, with their candidates
-    (`derived`), and there are no easy ones. On the miniworld every expression has its category.
+    Without a labelled file, the hard expressions are the originals of the adversarial ones, with the latter's
+    candidates (`derived`), and there are no easy expressions. In the miniworld every expression has a category.
     Errors: ExampleError for a folder without such files; those of `read_ref_adv`.
     """
     files = expression_files(path)
@@ -94,7 +94,7 @@ def open_ref_adv(path: str | Path = "") -> RefAdv:
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #5efd6571
 @patch
 def card(self: RefAdv) -> pd.DataFrame:
-    """A line a split: split, expressions, pictures, vocabulary, mean words, longest, mean boxes."""
+    """Counts, one row per split: split, expressions, pictures, vocabulary, mean words, longest, mean boxes."""
     counts = split_counts(self.expressions).drop(columns="share_of_test")
     counts = counts.join(candidate_counts(self.expressions)[["boxes"]]).reset_index()
     return counts.rename(columns={"images": "pictures", "mean_words": "mean words", "most_words": "longest",
@@ -103,7 +103,7 @@ def card(self: RefAdv) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #c051d526
 @patch
 def note(self: RefAdv) -> str:
-    """What the data are, as a Markdown paragraph."""
+    """A description of the data as a Markdown paragraph."""
     if self.is_miniworld:
         return ("> **This is the miniworld.** Synthetic scenes with several objects of a kind, in the published forms. "
                 "Labels are those of an exact listener, annotators are simulated. What is special in the authors' "

@@ -26,7 +26,7 @@ from ...report.style import bare, draw_boxes, legend_below, open_picture, point_
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #6add993c
 def parallel(data: RefAdv) -> pd.DataFrame:
     """Hard expressions and the adversarial ones made from them: image, hard, adv (ids), hard_text, adv_text; only pairs
-    of which both are labelled."""
+    with labels for both."""
     index = {(one.split, one.annotation, one.text.strip().lower()): one for one in data.expressions}
     rows = []
     for raw in data.raw:
@@ -45,8 +45,8 @@ RULES = {"both right": "the most models are right on Hard and on Adv",
 def choose_pairs(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The pairs to show: role, rule, chosen (row of `pairs`), strength (share of the models), and the pair's columns.
 
-    frames: of `runs.ask_rankers`, words as written. Pairs that were not asked are left out; one picture shows one pair;
-    a role that no model fills is left out.
+    frames: from `runs.ask_rankers`; only words as written are used. Pairs without choices are left out; an image is
+    used for one pair only; a role that no model fulfils is left out.
     """
     right = {name: frame[frame["words"] == "original"].set_index("id")["correct"] for name, frame in frames.items()}
     hard, adv = (pd.DataFrame({name: pairs[side].map(one).astype(float) for name, one in right.items()}, pairs.index)
@@ -60,7 +60,7 @@ def choose_pairs(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.
 
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #e6e06c30
 def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str, int]) -> None:
-    "The picture with its target dashed, and each box that is chosen with its number; below, who chose it."
+    "Draw the image with the target dashed and the chosen boxes numbered; below, which models chose each box."
     ax.imshow(open_picture(picture))
     by_place: dict[int, list[str]] = {}
     for name, place in chosen.items():
@@ -82,8 +82,8 @@ def _draw_choices(ax: Axes, one: Expression, picture: Path, chosen: Mapping[str,
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #5e9bb3a1
 def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mapping[str, pd.DataFrame], *,
                 title: str = "") -> Figure:
-    """A hard expression beside the adversarial one made from it, with the choices of the models, as in the paper's
-    Figure 4. frames: of `runs.ask_rankers`; an undefined choice is not drawn."""
+    """A hard expression beside the adversarial one made from it, with the models' choices, as in the paper's
+    Figure 4. frames: from `runs.ask_rankers`; undefined choices are not drawn."""
     figure, axes = plt.subplots(1, 2, figsize=(7.4, 5.6))
     sentences = []
     for ax, one in zip(axes, (hard, adv)):
@@ -99,7 +99,7 @@ def pair_figure(hard: Expression, adv: Expression, picture: Path, frames: Mappin
 
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #04db1f1b
 def length_figure(data: RefAdv) -> Figure:
-    """How long expressions are, by split (Figure 6)."""
+    """The distribution of the lengths of expressions by split (Figure 6)."""
     lengths = length_distribution(data.expressions).assign(share=lambda frame: 100 * frame["share"])
     means = split_counts(data.expressions)["mean_words"]
     title = "Mean words: " + ", ".join(f"{name} {mean:.1f}" for name, mean in means.items())
@@ -112,7 +112,7 @@ def length_figure(data: RefAdv) -> Figure:
 
 # %% ../../../nbs/lib/papers/ref_adv/05_gallery.ipynb #afeec184
 def relation_figure(data: RefAdv, top: int = 8) -> Figure:
-    """How often relations are named, among all mentions of a split (Figure 7)."""
+    """The most frequent relations, in percent of all mentions of relations in a split (Figure 7)."""
     frequencies = relation_frequency(data.expressions, top)
     wide = frequencies.pivot(index="relation", columns="split", values="relative").loc[frequencies["relation"].unique()]
     title = "Most named: " + ", ".join(f"“{wide[name].idxmax()}” ({name})" for name in wide)

@@ -43,7 +43,7 @@ LISTENERS = ("bag of words", "beginning only", "bag and beginning")
 
 
 def _pictures(data: RefAdv) -> list[dict]:
-    "What `scenes.json` says of the pictures of the test split; nothing for given files, whose scenes nobody knows."
+    "The records of the test split's images in `scenes.json`; none for given files, whose scenes are unknown."
     if not data.is_miniworld:
         return []
     pictures = json.loads((data.folder / "scenes.json").read_text(encoding="utf-8"))["pictures"]
@@ -51,18 +51,18 @@ def _pictures(data: RefAdv) -> list[dict]:
 
 
 def listeners_of(data: RefAdv) -> dict[str, Listener]:
-    """A listener for each picture of the miniworld, by file name; none for given files."""
+    """The exact listener of each image of the miniworld, by file name; none for given files."""
     return {one["file_name"]: Listener(scene_of(one)) for one in _pictures(data)}
 
 
 def _named(listener: Listener, text: str) -> tuple[set[int], ...]:
-    "The things that each of LISTENERS chooses among."
+    "The objects among which each of LISTENERS chooses."
     bag, beginning = set(listener.bag(text)), set(listener.beginning(text))
     return bag, beginning, bag & beginning
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #d6584a23
 def _chance(listener: Listener, things: Iterable[int], one: Expression) -> tuple[float, int]:
-    "How often a lot among things is right, and among how many boxes; among all where no thing has a box."
+    "The chance that a random choice among the objects' boxes is correct, and their number; all boxes if none match."
     boxes = [listener.scene.thing(number).box for number in sorted(things)]
     places = {int(row.argmax()) for row in box_iou(boxes, one.candidates) if row.max() >= SAME_OBJECT} if boxes else ()
     places = sorted(places) or range(len(one.candidates))
@@ -70,10 +70,10 @@ def _chance(listener: Listener, things: Iterable[int], one: Expression) -> tuple
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #bfddecc4
 def ask_listeners(data: RefAdv, expressions: Sequence[Expression]) -> dict[str, pd.DataFrame]:
-    """What LISTENERS get, {listener: rows as of `runs.ask_rankers`, words as written}; {} where no scene is known.
+    """Results of the baselines LISTENERS, {listener: rows as in `runs.ask_rankers`, words as written}; {} if no scenes.
 
-    correct: how often the lot is right, 0..1; ties: the other boxes that it chooses among; predicted and iou are
-    undefined. Expressions without candidates are left out.
+    correct: chance that the random choice is correct, 0..1; ties: number of other boxes in the choice; predicted and
+    iou are undefined. Expressions without candidates are left out.
     """
     listeners, part = listeners_of(data), [one for one in expressions if one.candidates]
     if not listeners or not part:
@@ -95,9 +95,9 @@ _UNDECIDED = "undecided"
 
 def against_listeners(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.DataFrame], **options: Any
                       ) -> pd.DataFrame:
-    """Each model less each listener with words as written: model, listener, split, rows ("all", or "undecided": those
-    where the listener's chance is below 1), a, b (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups,
-    hypothesis. heard: of `ask_listeners`; options: n_bootstrap, seed, n_permutations."""
+    """Each model minus each baseline with words as written: model, listener, split, rows ("all", or "undecided": only
+    where the baseline's chance is below 1), a, b (accuracies), difference, ci_low, ci_high, p_value, n, n_groups,
+    hypothesis. heard: from `ask_listeners`; options: n_bootstrap, seed, n_permutations."""
     rows = []
     for model, frame in frames.items():
         written = with_test(frame[frame["words"] == "original"])
@@ -118,9 +118,9 @@ DECIDED_BY = dict(zip(LISTENERS, ("the words", "the beginning", "both together")
 
 
 def what_decides(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """Accuracy of each model with words as written by what decides the expression, one of DECIDED_BY: model, split,
-    decided_by, n, n_groups, value, ci_low, ci_high, lot (accuracy of the listener "bag and beginning" there),
-    share_of_right (of all that the model has right in the split). {} for heard gives no row. options: n_bootstrap,
+    """Accuracy of each model with words as written, by the cue that decides the expression (in DECIDED_BY): model,
+    split, decided_by, n, n_groups, value, ci_low, ci_high, lot (accuracy of the baseline "bag and beginning" there),
+    share_of_right (of the model's correct choices in the split). No rows if heard is {}. options: n_bootstrap,
     seed."""
     rows, sure = [], {name: frame.set_index("id")["correct"] == 1 for name, frame in heard.items()}
     for model, frame in frames.items() if heard else ():
@@ -142,15 +142,15 @@ def what_decides(frames: Mapping[str, pd.DataFrame], heard: Mapping[str, pd.Data
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #c7a1000c
 def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """How often a model is right in both of a pair of the same words: model, value, ci_low, ci_high, n (pairs),
-    n_groups (pictures). A model without order gets 0, a baseline that chooses at random the product of its chances.
+    """How often a model is right on both expressions of a pair with the same words: model, value, ci_low, ci_high, n
+    (pairs), n_groups (images). A model without word order gets 0, a random baseline the product of its chances.
 
-    pairs: of `gallery.parallel`; frames: of `runs.ask_rankers` or `ask_listeners`. Pairs that were not asked, or of
-    other words, are left out. options: n_bootstrap, seed.
+    pairs: from `gallery.parallel`; frames: from `runs.ask_rankers` or `ask_listeners`. Pairs without choices or with
+    different words are left out. options: n_bootstrap, seed.
     """
     alike = [sorted(a.lower().split()) == sorted(b.lower().split())
              for a, b in zip(pairs["hard_text"], pairs["adv_text"])]
-    same = pairs[pd.Series(alike, index=pairs.index, dtype=bool)]  # a list without items would choose no columns
+    same = pairs[pd.Series(alike, index=pairs.index, dtype=bool)]  # an empty list would select zero columns
     rows = []
     for model, frame in frames.items() if len(same) else ():
         right = frame[frame["words"] == "original"].set_index("id")["correct"].astype(float)
@@ -165,12 +165,11 @@ def both_right(pairs: pd.DataFrame, frames: Mapping[str, pd.DataFrame], **option
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #c7a10012
 def meaning_table(scenes: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[str] = HOW[:-1], *, seed: int = 0,
                   tagger: str = "auto") -> pd.DataFrame:
-    """How often perturbations change what is meant, by the miniworld's exact listener: a row a perturbation and split.
+    """How often perturbations change the meaning for the miniworld's exact listener, a row per perturbation and split.
 
-    scenes: scenes, rendered or not, each with what is said of it, as `writers.refcocog.told` gives it; adversarial
-    expressions among it are split "adv", others their label or the split of the scene. how: of `perturb.HOW` without
-    "shipped".
-    Returns how, split, expressions (that have a word left), no_words, reworded (share whose words or order changed),
+    scenes: scenes, rendered or not, each with its expressions as in `writers.refcocog.told`; the split of adversarial
+    expressions is "adv", of others their label or the scene's split. how: members of `perturb.HOW` except "shipped".
+    Returns how, split, expressions (with a word left), no_words, reworded (share with other words or order),
     and the share of each of `miniworld.words.listener.OUTCOMES`.
     """
     rows = []
@@ -192,7 +191,7 @@ def meaning_table(scenes: Iterable[tuple[Scene, Iterable[dict]]], how: Sequence[
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #5756d5a9
 def _by_split(scene: Scene, records: Iterable[dict]) -> Iterator[tuple[str, dict]]:
-    "What is said of a scene, each with its split."
+    "The expressions about a scene, each with its split."
     for one in records:
         yield one.get("label", scene.split), one
         if "adversary" in one:
@@ -200,7 +199,7 @@ def _by_split(scene: Scene, records: Iterable[dict]) -> Iterator[tuple[str, dict
 
 
 def meanings(data: RefAdv, **options: Any) -> pd.DataFrame:
-    """How often each perturbation changes what is meant, by split: rows of `meaning_table`, none for given files.
+    """How often each perturbation changes the meaning, by split: rows of `meaning_table`, none for given files.
     options: how, seed, tagger."""
     return meaning_table([(scene_of(one), one["expressions"]) for one in _pictures(data)], **options)
 
@@ -210,8 +209,8 @@ ARMS = {"bag": "bag of words", "plain": "reads words in order", "shuffled": "als
 
 @dataclass(frozen=True)
 class OrderStudy:
-    """The stored study. expressions: a row each (id, group, split, pair, same_type, bag, beginning, random,
-    n_candidates); choices: arm, seed, words, id, correct; about: of `study.json`."""
+    """A stored study of word order. expressions: one row each (id, group, split, pair, same_type, bag, beginning,
+    random, n_candidates); choices: arm, seed, words, id, correct; about: content of `study.json`."""
 
     expressions: pd.DataFrame
     choices: pd.DataFrame
@@ -219,7 +218,7 @@ class OrderStudy:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #9b4020b8
 def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
-    """The study by its name in data/studies, or its folder. FileFault where it is not there."""
+    """Read a study by its name in data/studies or by its folder. FileFault if it does not exist."""
     folder = study_folder(study)
     if not (folder / "study.json").is_file():
         raise FileFault(f"study: expected study.json in {folder}. Make it with python -m qgcam_lib.finetune.referring "
@@ -230,7 +229,7 @@ def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #cd1a4263
 def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.DataFrame]:
-    """The costs of each arm: rows of `expressions` with correct, the cost in -1..1, mean over the seeds or of one."""
+    """The cost of shuffling for each arm: rows of `expressions` with correct, the cost in -1..1; seed: None for all."""
     choices = study.choices if seed is None else study.choices[study.choices["seed"] == seed]
     wide = choices.assign(correct=choices["correct"].astype(float)).pivot_table(
         index=["arm", "id"], columns="words", values="correct", observed=True)
@@ -240,7 +239,7 @@ def study_costs(study: OrderStudy, seed: int | None = None) -> dict[str, pd.Data
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #0135c0a0
 def run_costs(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The costs of each model of a run, of rows of `runs.ask_rankers`; models without shuffled rows are left out."""
+    """The cost of shuffling for each model in a run that has shuffled rows. frames: from `runs.ask_rankers`."""
     cost_frames = {}
     for model, frame in frames.items():
         parts = dict(list(frame.groupby("words")))
@@ -252,9 +251,9 @@ def run_costs(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #5f4e1f42
 def order_effects(costs: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """What shuffling costs on hard and adv beyond easy: model, split, cost, cost_easy, difference, ci_low, ci_high, n
-    (expressions of both splits), n_groups, hypothesis ("supported", "against", "open"). In -1..1, an empty frame where
-    no model has both splits. costs: of `study_costs` or `run_costs`; options: n_bootstrap, seed."""
+    """The cost of shuffling on hard and adv minus that on easy: model, split, cost, cost_easy, difference, ci_low,
+    ci_high, n (expressions in both splits), n_groups, hypothesis ("supported", "against", "open"). In -1..1; empty if
+    no model has both splits. costs: from `study_costs` or `run_costs`; options: n_bootstrap, seed."""
     rows = []
     for model, frame in costs.items():
         for split in (name for name in ("hard", "adv") if {name, "easy"} <= set(frame["split"])):
@@ -266,7 +265,7 @@ def order_effects(costs: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataF
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #35ac65ab
 def order_seeds(study: OrderStudy, **options: Any) -> pd.DataFrame:
-    """The effects of each training: arm, split, and a column a seed, in points; the spread that the interval lacks."""
+    """The effects of each training in points: arm, split, one column per seed. Intervals do not include this spread."""
     seeds = sorted(study.choices["seed"].unique())
     parts = [order_effects(study_costs(study, seed), **options).assign(seed=f"seed {seed}") for seed in seeds]
     table = pd.concat(parts).assign(difference=lambda frame: 100 * frame["difference"])
@@ -275,7 +274,7 @@ def order_seeds(study: OrderStudy, **options: Any) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #d370492d
 def order_kinds(study: OrderStudy, **options: Any) -> pd.DataFrame:
-    """The effects among pairs whose two targets are of one type, and of two: rows of `order_effects` with same_type."""
+    """`order_effects` for pairs whose two targets have the same type or different types, with the column same_type."""
     easy, parts = study.expressions["split"] == "easy", []
     for same in (True, False):
         rows = study.expressions[easy | (study.expressions["same_type"] == same)]
@@ -286,7 +285,7 @@ def order_kinds(study: OrderStudy, **options: Any) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #f92cde31
 def order_accuracy(study: OrderStudy, **options: Any) -> pd.DataFrame:
-    """Accuracy of each arm: arm, words, split, value, ci_low, ci_high, n, n_groups, mean over seeds; and lines "random
+    """Accuracy of each arm, mean over seeds: arm, words, split, value, ci_low, ci_high, n, n_groups; and rows "random
     choice", "bag ceiling", "beginning only" (words as written). options: n_bootstrap, seed."""
     wide = study.choices.assign(correct=study.choices["correct"].astype(float)).groupby(
         ["arm", "words", "id"], observed=True)["correct"].mean().reset_index()
@@ -300,8 +299,8 @@ def order_accuracy(study: OrderStudy, **options: Any) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/06_listeners.ipynb #1168224c
 def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> Figure:
-    """Slopes from words as written to shuffled, a panel an arm, a line a split with its seeds as thin lines; dashed:
-    random choice; dotted: the most that a bag of words can have on Hard and Adv. accuracy: of `order_accuracy`."""
+    """Accuracy from words as written to shuffled, a panel per arm, a line per split, thin lines for seeds; dashed:
+    random choice; dotted: maximum for a bag of words on Hard and Adv. accuracy: from `order_accuracy`."""
     value = accuracy.set_index(["arm", "words", "split"])["value"]
     seeds = study.choices.merge(study.expressions[["id", "split"]], on="id").groupby(
         ["arm", "seed", "words", "split"], observed=True)["correct"].mean()

@@ -37,7 +37,7 @@ MODELS = ("vilbert", "cmn", "mattnet", "groundnet", *REMEDIES, *ORDER, "reclip",
 
 
 def plan_models(models: Iterable[str], weights: str = "mini") -> pd.DataFrame:
-    """One line a model that is asked for: model, source, why ('' where it can run)."""
+    """One row per requested model: model, source, why ('' if it can run)."""
     plan = plan_sources([*models], weights)
     if weights == "official":
         none = plan["source"].map(lambda name: not find_model(name).checkpoint) & (plan["why"] == "")
@@ -49,22 +49,22 @@ _HOW = {"shuffled": "shuffle", "nouns_adjectives": "nouns_adjectives"}
 
 
 def drawn(data: RefAdv, *, candidates: str = "all", limit: int = 0, seed: int = 0) -> list[Expression]:
-    """The expressions of a run: with one of `audit.CANDIDATES`, and `limit` of them by whole pictures (0: all)."""
+    """The expressions of a run. candidates: a kind in `audit.CANDIDATES`; limit: number, by whole images (0: all)."""
     if candidates not in CANDIDATES:
         raise ValueError(f"candidates: expected one of {', '.join(CANDIDATES)}, got {candidates!r}")
     return take_expressions(candidate_sets(data.expressions)[candidates], limit, seed)
 
 
 def worded(expressions: Sequence[Expression], *, seed: int = 0, tagger: str = "auto") -> list[Expression]:
-    """Each expression as written and perturbed, ids "<words>:<id>" with words of `WORDS`; one of which no word is left
-    is not asked."""
+    """Each expression as written and perturbed, with ids "<words>:<id>", where words is a key of `WORDS`; an expression
+    without remaining words is left out."""
     texts = {"original": expressions} | {words: perturb_expressions(expressions, how, seed=seed, tagger=tagger)
                                          for words, how in _HOW.items()}
     return [replace(one, id=f"{words}:{one.id}") for words in WORDS for one in texts[words]]
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #781ba3c7
 def _parted(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    "Rows of `score_choices` with model and words in columns of their own."
+    "Rows of `score_choices` with the words moved from the id to a column, and a column for the model."
     parts = frame["id"].str.split(":", n=1, expand=True)
     return frame.assign(id=parts[1], words=parts[0], model=model)
 
@@ -74,9 +74,9 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
                 on_error: str = "record") -> tuple[dict[str, pd.DataFrame], dict[str, dict]]:
     """Every model's choices, {model: rows of `score_choices` with model and words}, and the models' cards.
 
-    plan: of `plan_models`; images: folder of the pictures; folder: where finished pictures are kept, one folder a
-    model. A card says under "warned" what its model warned of. Errors: ExampleError for a model that failed on every
-    picture.
+    plan: from `plan_models`; images: folder of the images; folder: for finished images, one subfolder per
+    model. A card has its model's warnings under "warned". Errors: ExampleError if a model failed on every
+    image.
     """
     queries, frames, cards = worded(expressions, seed=seed, tagger=tagger), {}, {}
     for model in plan.loc[plan["why"] == "", "model"]:
@@ -94,12 +94,12 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #69162115
 def warned(cards: Mapping[str, dict]) -> list[str]:
-    """What models warned of while they were asked, of unknown words say, a sentence each. cards: of `ask_rankers`."""
+    """The models' warnings (such as unknown words), a sentence each. cards: from `ask_rankers`."""
     return [f"{model}: {text}" for model, card in cards.items() for text in card["warned"]]
 
 
 def largest_box(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """What choosing the largest candidate gets, which needs no words: rows as of `ask_rankers`."""
+    """The choices of a baseline without words, which takes the largest candidate: rows as in `ask_rankers`."""
     rows = [(one.id, place, (x1 - x0) * (y1 - y0)) for one in expressions
             for place, (x0, y0, x1, y1) in enumerate(one.candidates)]
     scores = score_choices(expressions, pd.DataFrame(rows, columns=["id", "candidate", "score"]))
@@ -107,8 +107,8 @@ def largest_box(expressions: Sequence[Expression]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #152392b2
 def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """Accuracy by split (test, easy, hard, adv) and words with the columns of `summarize_choices`, and model; lines
-    "random choice" beside words as written. options: n_bootstrap, seed."""
+    """Accuracy by split (test, easy, hard, adv) and words: the columns of `summarize_choices` and model, with rows
+    "random choice" for words as written. options: n_bootstrap, seed."""
     parts = []
     for model, frame in frames.items():
         summary = summarize_choices(with_test(frame), ["split", "words"], **options).assign(model=model)
@@ -122,9 +122,9 @@ def summarize_rankers(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #7c79c800
 def beside_paper(summary: pd.DataFrame, number: int, plan: pd.DataFrame, not_comparable: str) -> pd.DataFrame:
-    """One of Tables 2, 3, 5, 6 beside a run, a row a number with its verdict or the reason why there is none.
+    """One of Tables 2, 3, 5, 6 beside a run, one row per number with a verdict or the reason why there is none.
 
-    summary: of `summarize_rankers`; Table 6 is ViLBERT's, split by split. References are left out.
+    summary: from `summarize_rankers`; Table 6 has ViLBERT's accuracy by split. References are left out.
     """
     ours, table, why = summary[~summary["model"].isin(REF_ADV.references)], REF_ADV.tables[number], None
     ours = ours[ours["words"] == "original"] if number in (2, 3) else ours
@@ -140,13 +140,13 @@ SAYS = ("supported", "against", "open")
 
 
 def _judged(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    "Rows with what they say of the hypothesis that the difference is above zero."
+    "Rows with the column hypothesis: the verdict on the hypothesis that the difference is above zero."
     frame = pd.DataFrame(rows, columns=columns)
     return frame.assign(hypothesis=[direction(row, SAYS) for row in rows])
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #5840ca82
 def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """The drop of each model from one split to another with words as written, among expressions with the same number of
+    """The drop of each model from one split to another with words as written, between expressions with equally many
     candidates: model, a, b, value_a, value_b, difference (a - b), ci_low, ci_high, random_a, random_b, n_a, n_b,
     n_left_out, n_groups, hypothesis. options: n_bootstrap, seed."""
     rows = []
@@ -159,7 +159,7 @@ def split_falls(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFr
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #4ac8b39a
 def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
-    """The drop of each model by a perturbation, paired by expression, words in order minus perturbed: model, words,
+    """The drop of each model under a perturbation, paired by expression, as written minus perturbed: model, words,
     split, difference, ci_low, ci_high, p_value, n, n_groups, hypothesis. Models without perturbed rows are left out."""
     rows = []
     for model, frame in frames.items():
@@ -171,7 +171,7 @@ def word_costs(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFra
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #c7a1f002
 def supports(row: Mapping[str, Any] | pd.Series, printed: float) -> str:
-    """What an interval says of a printed difference, by its sign, one of SAYS; "" where none or zero is printed."""
+    """Whether an interval agrees with a printed difference in sign, one of SAYS; "" if it is missing or zero."""
     if pd.isna(printed) or printed == 0:
         return ""
     return direction(row if printed > 0 else {"ci_low": -row["ci_high"], "ci_high": -row["ci_low"]}, SAYS)
@@ -179,8 +179,8 @@ def supports(row: Mapping[str, Any] | pd.Series, printed: float) -> str:
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #6eb3f38c
 def remedy_gains(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataFrame:
     """The gain of each remedy over plain ViLBERT with words as written, paired by expression: model, split, a, b
-    (accuracy of both), difference, ci_low, ci_high, p_value, n, n_groups, printed (the paper's gain, in the same unit),
-    hypothesis ("no direction" where the printed gain is zero). Empty without ViLBERT or a remedy. options: n_bootstrap,
+    (accuracies), difference, ci_low, ci_high, p_value, n, n_groups, printed (the paper's gain, in the same unit),
+    hypothesis ("no direction" if the printed gain is zero). Empty without ViLBERT or a remedy. options: n_bootstrap,
     seed, n_permutations."""
     rows, table = [], REF_ADV.tables[3].printed().set_index("model")
     for model in (name for name in REMEDIES if {name, "vilbert"} <= {*frames}):
@@ -195,5 +195,5 @@ def remedy_gains(frames: Mapping[str, pd.DataFrame], **options: Any) -> pd.DataF
 
 # %% ../../../nbs/lib/papers/ref_adv/04_runs.ipynb #e07dd788
 def words_table() -> PaperTable:
-    """The form of Table 6 for every model: a line a model and split."""
+    """The form of Table 6 for all models: one row per model and split."""
     return replace(REF_ADV.tables[6], name="", rows=("model", "split"))

@@ -44,8 +44,8 @@ from ...statistics import compare, summarize
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70006
 @dataclass(frozen=True)
 class StoredStudy:
-    """The arms of a study that are there. about: of `arm.json`; choices: rows of `score_choices`, of arms that rank;
-    answers: of arms that answer; logs: of each; folder.
+    """The arms in a stored study, by name. about: content of `arm.json`; choices: rows of `score_choices` for arms that
+    rank; answers: for arms that answer questions; logs: training logs; folder: of the study.
     """
 
     folder: Path
@@ -56,12 +56,12 @@ class StoredStudy:
 
     @property
     def lacks(self) -> list[str]:
-        """The arms of `finetune.referring.study` that were not run."""
+        """The arms defined in `finetune.referring.study` that were not run."""
         return [name for name in ARMS if name not in self.about]
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #9e4409e8
 def read_study(study: str | Path = "ref_adv") -> StoredStudy:
-    """The arms of a study by its name in data/studies, or its folder. FileFault where it lacks the plain arm."""
+    """Read a study by its name in data/studies or by its folder. FileFault if it lacks the plain arm."""
     folder = study_folder(study)
     names = [name for name in ARMS if (folder / name / "arm.json").is_file()]
     if "plain" not in names:
@@ -77,7 +77,7 @@ _QUESTIONS = {"rel": "GQA-Rel", "all": "GQA", "other": "GQA without relations"}
 
 
 def arm_label(name: str) -> str:
-    """What an arm is, in words: "Max-H, margin 0.2", "MTL with GQA-Rel, ratio 1", "after GQA-Rel"."""
+    """A description of an arm: "Max-H, margin 0.2", "MTL with GQA-Rel, ratio 1", "TL, GQA-Rel first"."""
     arm = ARMS[name]
     if arm.loss != "plain":
         return f"{arm.loss.capitalize()}-H, margin {arm.margin:g}" + ("" if arm.wait else ", from the first step")
@@ -87,8 +87,8 @@ def arm_label(name: str) -> str:
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #497e1088
 def arms_table(study: StoredStudy) -> pd.DataFrame:
-    """A line an arm: arm, training (in words), steps, expressions, asked (questions), best on dev (percent), at step,
-    minutes."""
+    """One row per arm: arm, training (described), steps, expressions, asked (questions), best on dev (percent), at
+    step, minutes."""
     rows = []
     for name, record in study.about.items():
         looks = study.logs[name].dropna(subset="dev")
@@ -100,8 +100,8 @@ def arms_table(study: StoredStudy) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70007
 def arm_summary(study: StoredStudy, **options: Any) -> pd.DataFrame:
-    """Accuracy of each arm by split (dev, test, easy, hard, adv) with the columns of `summarize_choices`, and model,
-    the arm. options: n_bootstrap, seed."""
+    """Accuracy of each arm by split (dev, test, easy, hard, adv): the columns of `summarize_choices` and model (the
+    arm). options: n_bootstrap, seed."""
     parts = [summarize_choices(with_test(frame), "split", **options).assign(model=name)
              for name, frame in study.choices.items()]
     summary = pd.concat(parts, ignore_index=True)
@@ -113,9 +113,9 @@ _FAMILIES = {"sum-h": "sum-", "max-h": "max-", "mtl": "mtl-rel-"}
 
 
 def chosen_arms(summary: pd.DataFrame) -> pd.DataFrame:
-    """A line an arm of Sum-H, Max-H (hinges that wait) and MTL with GQA-Rel: family, arm, accuracy on dev, chosen.
+    """One row per arm of Sum-H, Max-H (without "at-once") and MTL with GQA-Rel: family, arm, dev (accuracy), chosen.
 
-    summary: of `arm_summary`.
+    summary: from `arm_summary`.
     """
     dev = summary[summary["split"] == "dev"].set_index("model")["value"]
     rows = [(family, name, dev[name]) for family, start in _FAMILIES.items() for name in ARMS
@@ -126,7 +126,7 @@ def chosen_arms(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def picked(choices: pd.DataFrame) -> dict[str, str]:
-    """family -> chosen arm, of `chosen_arms`."""
+    """The chosen arm of each family: family -> arm. choices: from `chosen_arms`."""
     return dict(choices.loc[choices["chosen"], ["family", "arm"]].to_numpy())
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70011
@@ -144,16 +144,16 @@ def _printed_gains(arms: Mapping[str, str]) -> dict[tuple[str, str], float]:
 
 
 def _family(name: str) -> int:
-    "Where a family of arms stands: Sum-H, Max-H, multi-task, transfer."
+    "The position of an arm's family in tables: Sum-H, Max-H, multi-task, transfer."
     return next(k for k, start in enumerate(("sum", "max", "mtl", "tl", "")) if name.startswith(start))
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #efa3631e
 def gains(study: StoredStudy, arms: Mapping[str, str], **options: Any) -> pd.DataFrame:
-    """Each arm less plain, paired by expression: arm, training (in words), split, difference, ci_low, ci_high (points),
-    p_value, n, n_groups, paper (points), hypothesis ("supported", "against", "open"; "" where the paper has no such
-    line), by family of arms and within it from the largest gain on Adv to the least.
+    """Each arm minus plain, paired by expression: arm, training (described), split, difference, ci_low, ci_high
+    (points), p_value, n, n_groups, paper (points), hypothesis ("supported", "against", "open"; "" if the paper has no
+    such gain). Ordered by family and, within it, by decreasing gain on Adv.
 
-    arms: of `picked`; options: n_bootstrap, seed. Nothing is corrected for the number of tests.
+    arms: from `picked`; options: n_bootstrap, seed. P-values are not corrected for the number of tests.
     """
     plain, printed, rows = with_test(study.choices["plain"]), _printed_gains(arms), []
     for name, frame in study.choices.items():
@@ -181,9 +181,9 @@ TABLE10 = PaperTable(TABLE10.name, TABLE10.columns, rows=("training",))
 
 def answers_summary(study: StoredStudy, after: str, before: str = "questions-rel", **options: Any
                     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Table 9 of a study: accuracies (split, when, metric, value, ci_low, ci_high, n, ...) and the paired differences
-    after less before (split, difference, ci_low, ci_high, n, n_groups, paper, hypothesis); both empty where an arm is
-    not there. Accuracies are shares, differences points. options: n_bootstrap, seed.
+    """Table 9 for a study: accuracies (split, when, metric, value, ci_low, ci_high, n, ...) and the paired differences,
+    after minus before (split, difference, ci_low, ci_high, p_value, n, n_groups, paper, hypothesis); both are empty if
+    an arm is missing. Accuracies are shares, differences points. options: n_bootstrap, seed.
     """
     rows, apart, printed = [], [], printed_tables()["gqa"]
     there = {when: study.answers[arm] for when, arm in (("before", before), ("after", after)) if arm in study.answers}
@@ -202,8 +202,8 @@ def answers_summary(study: StoredStudy, after: str, before: str = "questions-rel
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70014
 def as_table10(summary: pd.DataFrame, arms: Mapping[str, str]) -> pd.DataFrame:
-    """The rows of a summary that Table 10 has, with the paper's names in `training`; MTL with all of GQA, which the
-    paper could not train, as "mtl-gqa". summary: of `arm_summary`; arms: of `picked`.
+    """The rows of a summary that are in Table 10, with the paper's names in `training`; MTL with all of GQA, which the
+    paper could not train, is "mtl-gqa". summary: from `arm_summary`; arms: from `picked`.
     """
     names = {"plain": "none", **_TABLE10, "mtl-all-1": "mtl-gqa"}
     names |= {arms["mtl"]: "mtl-gqa-rel"} if "mtl" in arms else {}
@@ -213,7 +213,7 @@ def as_table10(summary: pd.DataFrame, arms: Mapping[str, str]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #ffa5953b
 def beside(summary: pd.DataFrame, table: PaperTable, not_comparable: str) -> pd.DataFrame:
-    """Table 9 or 10 beside a study, a row a number with its verdict or the reason why there is none."""
+    """Table 9 or 10 beside a study, one row per number with a verdict or the reason why there is none."""
     lines = table.printed()[[*table.rows]]
     more = summary[[*table.rows]].drop_duplicates() if len(summary) else lines[:0]
     lines = pd.concat([lines, more]).drop_duplicates(ignore_index=True).assign(
@@ -223,10 +223,10 @@ def beside(summary: pd.DataFrame, table: PaperTable, not_comparable: str) -> pd.
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #b1e70016
 def study_claims(study: StoredStudy, arms: Mapping[str, str], differences: pd.DataFrame, answers: pd.DataFrame,
                  **options: Any) -> pd.DataFrame:
-    """The paper's sentences about training, counted on a study: the columns of `check_claims`. A case whose interval
+    """The paper's claims about training, checked on a study: the columns of `check_claims`. A case whose interval
     includes zero is undecided.
 
-    arms: of `picked`; differences: of `gains`; answers: the differences of `answers_summary`; options: n_bootstrap,
+    arms: from `picked`; differences: from `gains`; answers: the differences of `answers_summary`; options: n_bootstrap,
     seed.
     """
     names = {"vilbert": "plain", **{f"vilbert-{family}": arm for family, arm in arms.items()}}
@@ -240,7 +240,7 @@ def study_claims(study: StoredStudy, arms: Mapping[str, str], differences: pd.Da
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #0114bb96
 def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Figure:
-    """Accuracy on dev over the share of the steps done, a line an arm."""
+    """Accuracy on dev over the share of completed training steps, a line per arm."""
     curves = {arm_label(name): study.logs[name].dropna(subset="dev").assign(
         done=lambda frame, name=name: frame["step"] / study.about[name]["steps"], dev=lambda frame: 100 * frame["dev"])
         for name in arms if name in study.logs}
@@ -249,8 +249,8 @@ def study_curves(study: StoredStudy, arms: Sequence[str], title: str = "") -> Fi
 
 # %% ../../../nbs/lib/papers/ref_adv/07_training.ipynb #3dd65080
 def zoo_cards() -> pd.DataFrame:
-    """What the cards of the zoo's ViLBERTs say: model, steps, best on dev, and accuracy on easy, hard and adv with its
-    interval as text; a name whose mini is not in the zoo has no line.
+    """Facts from the cards of the zoo's ViLBERTs: model, steps, best on dev, and accuracy on easy, hard and adv with
+    intervals as text; models that are not in the zoo are left out.
     """
     rows = []
     for name in ("vilbert", *REMEDIES):
@@ -270,7 +270,7 @@ _FAMILY = {"sum-h": "Sum-H", "max-h": "Max-H", "mtl": "MTL with GQA-Rel"}
 
 
 def remedies_figure(differences: pd.DataFrame, arms: Mapping[str, str]) -> Figure:
-    """Gains of the chosen arms on Ref-Adv beside the paper's. differences: of `gains`; arms: of `picked`."""
+    """Gains of the chosen arms on Ref-Adv beside the paper's. differences: from `gains`; arms: from `picked`."""
     names = {arm: family for family, arm in arms.items()}
     rows = differences[differences["arm"].isin(names) & (differences["split"] == "adv")].assign(
         line=lambda frame: frame["arm"].map(names).map(_FAMILY))

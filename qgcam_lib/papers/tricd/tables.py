@@ -26,11 +26,11 @@ METRIC_NAMES = {"AP": "AP", "recall@1": "recall@1", "group_recall@1": "group rec
 
 
 def by_subset(metric: str, printed: str = "", *, parts: Iterable[str] = (), lower: bool = False) -> PaperTable:
-    """The table of one score: a line a model, a column a subset, in percent.
+    """The table of one score: a row per model, a column per subset, in percent.
 
-    printed: its name in `data/published`, where it has one. The two columns after "all" are other data
-    sets, which only the paper's tables have. parts: other parts of the data than the paper's; lower: the lowest is
-    best.
+    printed: the table's name in `data/published`, if any. The two columns after "all" are other data
+    sets, which only the paper's tables have. parts: subsets other than the paper's; lower: lower values are
+    better.
     """
     names = SUBSET_NAMES | {"flickr30k_test": "Flickr30k test", "gqa_exists": "GQA exists"}
     names = {part: names.get(part, part.replace("_", " ")) for part in parts} or names
@@ -40,17 +40,17 @@ def by_subset(metric: str, printed: str = "", *, parts: Iterable[str] = (), lowe
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #22ae9030
 def by_metric(names: Mapping[str, str], *, subset: str = "all", lower: Collection[str] = (),
               unscaled: Collection[str] = ()) -> PaperTable:
-    """The table of several scores of one subset: a line a model, a column a metric.
+    """The table of several scores on one subset: a row per model, a column per metric.
 
-    names: metric -> heading; lower: metrics of which the lowest is best; unscaled: those shown as they are, with two
-    decimals, and not in percent.
+    names: metric -> heading; lower: metrics whose lower values are better; unscaled: metrics shown with two decimals
+    instead of in percent.
     """
     return PaperTable("", tuple(Column(m, label, {"metric": m, "subset": subset}, m not in lower,
                                        1 if m in unscaled else 100, 2 if m in unscaled else 1)
                                 for m, label in names.items()))
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #63650820
-_SAME = {"mdetr-enb5": "mdetr", "owl-vit-l14": "owl-vit"}  # ours -> the paper's, where they are the same network
+_SAME = {"mdetr-enb5": "mdetr", "owl-vit-l14": "owl-vit"}  # our name -> the paper's name of the same network
 TRICD = Paper(
     "tricd",
     {number: by_subset(metric, f"tricd_table{number}") for number, metric in
@@ -65,15 +65,15 @@ TRICD = Paper(
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #fe730a42
 def ranked(summary: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of a score over all pairs, the highest first; references and undefined ones left out."""
+    """The rows of a score over all pairs in descending order, without references and undefined values."""
     rows = summary[(summary["metric"] == metric) & (summary["subset"] == "all") & summary["value"].notna()]
     return rows[~rows["model"].isin(TRICD.references)].sort_values("value", ascending=False, kind="stable")
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #6c754c8f
 def discrimination(summary: pd.DataFrame) -> pd.DataFrame:
-    """Deviation of AP both ways, in points: model, subset, AP, sd_90 (the paper's way), bootstrap_sd, ratio.
+    """Standard deviation of AP by two methods, in points: model, subset, AP, sd_90 (the paper's), bootstrap_sd, ratio.
 
-    summary: `evaluate` with n_bootstrap and n_subsets above 1, and a column `model`. Rows without both are left out.
+    summary: from `evaluate` with n_bootstrap and n_subsets above 1, plus `model`. Rows without both are left out.
     """
     rows = summary[(summary["metric"] == "AP") & summary[["sd_90", "bootstrap_sd"]].notna().all(axis=1)]
     frame = rows[["model"]].assign(subset=rows["subset"].replace(SUBSET_NAMES), AP=100 * rows["value"],
@@ -82,10 +82,10 @@ def discrimination(summary: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #d37735fb
 def printed_gaps(published: pd.DataFrame, *, sd: float = 0.5, factor: float = 3.0, column: str = "all") -> pd.DataFrame:
-    """The gaps between neighbours of a printed column under the paper's rule and with its deviation corrected:
+    """The gaps between consecutive models of a printed column, by the paper's rule and with a corrected deviation:
     better, worse, gap, above_sd (gap > sd), above_corrected (gap > factor * sd).
 
-    sd: the printed deviation over parts of 90 %; factor: 3, since sqrt(0.1 / 0.9) = 1/3 for a mean.
+    sd: the printed deviation over subsets of 90 %; factor: 3, since sqrt(0.1 / 0.9) = 1/3 for a mean.
     """
     order = published.sort_values(column, ascending=False, kind="stable")
     gap = -order[column].diff().iloc[1:].to_numpy()
@@ -109,7 +109,7 @@ def statistics_beside(ours: pd.DataFrame, published: pd.DataFrame) -> pd.DataFra
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #9453b395
 def question_agreement(questions: pd.DataFrame) -> pd.DataFrame:
-    """How often our rule gives the shipped question: subset, n, same (the same text), share.
+    """How often our rule generates the shipped question: subset, n, same (equal texts), share.
 
     questions: with columns question, caption and subset (`load_tricd_vqa` with the grounding file). "all" comes first.
     """
@@ -126,11 +126,11 @@ SILENCE = {"mdetr-like": "sigmoid head, true captions only", "glip-like": "sigmo
 
 
 def silence_table(alarms: pd.DataFrame, price: pd.DataFrame) -> pd.DataFrame:
-    """Share of false captions without a box, in percent, of every model; a reason for those of SILENCE without a run.
+    """Share of false captions without a box, in percent, for every model; models of SILENCE without a run get a reason.
 
     Columns: model, trained, silent at .5, hit at .5 (phrases of true captions with a hit at that score), silent at
-    recall .5 (at the threshold that hits half of those) with its 95 % interval (low, high), price (points of AP that
-    false captions cost), note.
+    recall .5 (at the threshold where half of the phrases have a hit) with its 95 % interval (low, high), price (AP
+    drop caused by false captions, points), note.
     """
     lines, both = [], pd.concat([alarms, price])
     scores = both[both["subset"] == "all"].set_index(["model", "metric"])[["value", "ci_low", "ci_high"]] * 100
@@ -160,12 +160,12 @@ _GROUNDING, _DETECTORS = ({name for role in roles for name in ROLES[role]} for r
 
 
 def printed_tables() -> dict[str, pd.DataFrame]:
-    """Tables 3 to 6 of the paper as the claims look at them: {metric: models x subsets}, in percent."""
+    """Tables 3 to 6 of the paper in the form that claims expect: {metric: models x subsets}, in percent."""
     return metric_tables(pd.concat([printed_summary(TRICD.tables[number]) for number in (3, 4, 5, 6)]), "subset")
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #be87272d
 def count_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, dict[str, str]]:
-    """`check_claims` of tables, in which only models with a role count, and the role each of them has."""
+    """`check_claims` on tables, for models with a role only, and the roles: role -> model."""
     roles = assign_roles(ROLES, {name for table in tables.values() for name in table.index})
     cast = {metric: table[table.index.isin(roles.values())] for metric, table in tables.items()}
     verdicts = check_claims(claims, {metric: table for metric, table in cast.items() if len(table)}, roles)
@@ -173,7 +173,7 @@ def count_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame]) ->
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #ef84e7da
 def roles_table(roles: Mapping[str, str]) -> pd.DataFrame:
-    """Every role and the model that stands for it: role, model; "nobody" where there is none."""
+    """Every role and the model that has it: role, model; "nobody" for a role without a model."""
     return pd.DataFrame([(role, roles.get(role, "nobody")) for role in ROLES], columns=["role", "model"])
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #d8ecb875
@@ -182,55 +182,55 @@ _Tables, _Roles = Mapping[str, pd.DataFrame], Mapping[str, str]
 
 def _is_extreme(t: _Tables, r: _Roles, role: str, metric: str, subsets: Sequence[str],
                 lowest: bool = False) -> list[bool]:
-    "Whether the role's model has the highest (lowest) score, a case a subset in which there are two models or more."
+    "Whether the role's model has the highest (lowest) score: one case per subset with at least two models."
     columns = [t[metric][s].dropna() for s in subsets]
     return [(c.idxmin() if lowest else c.idxmax()) == r[role] for c in columns if len(c) > 1 and r[role] in c]
 
 
 def _grounding(table: pd.DataFrame) -> pd.DataFrame:
-    "The lines of grounding models."
+    "The rows of the grounding models."
     return table[table.index.isin(_GROUNDING)]
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #47b4a279
 def _grounding_ahead(t: _Tables) -> list[bool]:
-    "Whether a grounding model has the higher AP on Winoground than a detector, a case a pair of them."
+    "Whether a grounding model has a higher AP on Winoground than a detector: one case per pair."
     column = t["AP"]["winoground"].dropna()
     pairs = [(a, b) for a in column.index for b in column.index if a in _GROUNDING and b in _DETECTORS]
     return [bool(column[a] > column[b]) for a, b in pairs]
 
 
 def _others_above(t: _Tables, r: _Roles, metric: str, subset: str) -> list[bool]:
-    "Whether the model without negatives is below another grounding model, a case each of the others."
+    "Whether the model trained without negatives is below another grounding model: one case per other model."
     column = _grounding(t[metric])[subset].dropna()
     return (column.drop(r["without"]) > column[r["without"]]).tolist()
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #bbc6b7f0
 def _end_of_each(table: pd.DataFrame, subset: str, lowest: bool = False) -> list[bool]:
-    "Whether the subset has a model's highest (lowest) score, a case a model; none where there is one subset."
+    "Whether a model's highest (lowest) score is on this subset: one case per model; none if there is only one subset."
     parts = table[[s for s in SUBSETS if s in table]].dropna(axis=1, how="all")
     ends = parts.idxmin(axis=1) if lowest else parts.idxmax(axis=1)
     return (ends == subset).tolist() if subset in parts and parts.shape[1] > 1 else []
 
 
 def _wins_on_winoground(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether the model without negatives has the higher recall@1 on Winoground, a case each of GLIP-T and FIBER."
+    "Whether the model without negatives has a higher recall@1 on Winoground than GLIP-T and FIBER: one case each."
     recall = t["recall@1"]["winoground"]
     return [recall[r["without"]] > recall[r[role]] for role in ("with_negatives", "fiber")]
 
 
 def _below_gqa(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether F1 over all questions lies 8 (FIBER) and 15 (OFA) points below that on GQA, rounded, a case each."
+    "Whether macro-F1 on all questions is 8 (FIBER) and 15 (OFA) points below that on GQA, rounded: one case each."
     gap = (t["macro_f1"]["gqa_exists"] - t["macro_f1"]["all"]).round()
     return [gap[r["fiber"]] == 8, gap[r["ofa"]] == 15]
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #ef501e4a
 def _drops(t: _Tables) -> pd.Series:
-    "How far group recall@1 lies below recall@1, for every model that has both."
+    "recall@1 minus group recall@1, for every model that has both."
     return (t["recall@1"]["all"] - t["group_recall@1"]["all"]).dropna()
 
 
 def _apart(table: pd.DataFrame, subsets: Sequence[str], gap: float = 0.5) -> list[bool]:
-    "Whether two models differ by more than `gap` points, a case a pair and subset."
+    "Whether two models differ by more than `gap` points: one case per pair and subset."
     return [abs(a - b) > gap for s in subsets if s in table for a, b in combinations(table[s].dropna(), 2)]
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #d4f3da7a
