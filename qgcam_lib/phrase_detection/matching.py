@@ -49,8 +49,8 @@ def best_of_each(order, key, n_keys, limit):
 def find_phrases(pair, ids, starts, phrase_ids):
     """Index of the phrase that each box names, -1 where its pair has no such phrase.
 
-    pair, ids: int64 [N], index of the pair and id of the phrase; phrase_ids: int64 [Q], pair p has the slice starts[p]
-    : starts[p + 1]. Returns int64 [N].
+    pair, ids: int64 [N], index of the pair and id of the phrase; phrase_ids: int64 [Q], for pair p in the slice
+    starts[p] : starts[p + 1]. Returns int64 [N].
     """
     phrase = np.full(len(ids), -1, np.int64)
     for n in range(len(ids)):

@@ -90,9 +90,9 @@ def synthetic_predictions(data: Tricd, seed: int = 0, *, find: float = 0.85, jit
 
     find: probability that a truth box is found; jitter: standard deviation of its sides, as a share of its size;
     clutter: mean number of random boxes per phrase, on true and false captions; alarms: mean number of false alarms per
-    phrase of a false caption. right, wrong, alarm: mean logit of found boxes, clutter and false alarms; noise: its
-    standard deviation; offset: standard deviation of a shift that a phrase has on both of its images. A score is the
-    sigmoid of the logit. Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
+    phrase of a false caption. right, wrong, alarm: mean logit of found boxes, clutter and false alarms; noise: standard
+    deviation of the logit; offset: that of a shift of the logit shared by a phrase's two images. A score is the sigmoid
+    of the logit. Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
     """
     rng, predictions = np.random.default_rng(seed), {}
     shared: dict[tuple, float] = {}

@@ -249,7 +249,7 @@ def _form_rows(content: Any) -> Rows:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #8d3f1906
 def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None) -> Rows:
-    """The rows of predictions in any form of FORMS: objects and lists as JSON gives them, arrays, or a pandas frame.
+    """The rows of predictions in any form of FORMS: objects and lists as in JSON, arrays, or a pandas frame.
 
     on_error: "raise", or "record": inverted boxes are listed in `faults`. box_format: the order of a box's numbers,
     "xyxy", "xywh" or "yyxx"; None for the order of the form. Errors: ExampleError that names the record: an unknown

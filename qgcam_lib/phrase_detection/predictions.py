@@ -168,7 +168,7 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     image_ids: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (images, by file name, its stem
     or COCO number; the boxes go to every pair of the image), or {image id, or "IMAGE_SENTENCE": pair id or a list}.
     phrases: what a category id means, for predictions without phrase ids: "id" (a phrase id), 0 or 1 (the phrase's
-    number in its pair, counted from 0 or 1), or the vocabulary, a list of texts (the id is the index) or {id: text},
+    number in its pair, the first being 0 or 1), or the vocabulary, a list of texts (the id is the index) or {id: text},
     compared with the phrases' texts without regard to case and spaces; all phrases with that text get the box.
     on_error: for an inverted box, "raise", or "record": the box is left out, counted, and named in `faults`.
     box_format: the order of a box's numbers, see `rows_of`.

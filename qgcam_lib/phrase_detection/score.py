@@ -102,12 +102,12 @@ def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #49e64bd7
 def match_predictions(data: Tricd, predictions: Any, *, ties: str = "first"
                       ) -> Matches:
-    """Match predictions (see `pack` for their forms) with the ground-truth boxes, once for all scores.
+    """The matches of predictions (see `pack` for their forms) with the ground-truth boxes, the input of all scores.
 
     ties: which boxes come first at equal scores. "first", as in the authors' code: in group recall the true pair, in AP
-    the pair with the lower id. "pessimistic": in both, the boxes of false captions. Suspicious predictions
-    cause one warning (SuspiciousInput), see `prediction_findings`. Errors: see `pack`; ExampleError if all boxes are
-    shares of their image; ValueError for an unknown `ties` or for data that are no Tricd.
+    the pair with the lower id. "pessimistic": in both, the boxes of false captions. One warning (SuspiciousInput)
+    reports suspicious predictions, see `prediction_findings`. Errors: see `pack`; ExampleError if all boxes are shares
+    of their image; ValueError for an unknown `ties` or for data that are no Tricd.
     """
     if not isinstance(data, Tricd):
         raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")

@@ -124,7 +124,7 @@ class PhraseDetection(RecordMetric):
                              f"{len(preds)} and {type(target).__name__} of {len(target)}")
         plain = [_plain(one, n) for n, one in enumerate(target)]
         entries = [_entry(one, n) for n, one in enumerate(preds)]
-        for pair, entry in zip(plain, entries):  # lengths that differ, a label that is no phrase, NaN, an inverted box
+        for pair, entry in zip(plain, entries):  # raises for bad lengths, labels, NaN and inverted boxes
             pack(Tricd((_pair(pair),)), {pair["id"]: entry})
         self.keep([{"target": pair, "found": entry} for pair, entry in zip(plain, entries)])
 

@@ -82,8 +82,8 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
 # %% ../../nbs/lib/probes/03_run.ipynb #c7cf4470
 def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """The scores of Probe-B as arrays: {"reference", "patch" or "edited": [N, C]}, present [N, C] and compared [N, C]
-    (the classes of each group), both bool.
+    """The scores of Probe-B as arrays: {reference, patch, edited: [N, C] each}, present [N, C] and compared [N, C] (the
+    classes of each group), both bool.
 
     For a group with a missing score, no class is compared or present; missing: see `score_groups`.
     """

@@ -38,7 +38,7 @@ def _rng(seed: int, *texts: str) -> np.random.Generator:
 
 
 def shuffled(words: Sequence[str], seed: int = 0) -> list[str]:
-    """The words in another order, uniform over all different orders; unchanged if there is no different order."""
+    """The words in random order, uniform over the orders that differ from the given one; unchanged if none differs."""
     if len(set(words)) < 2:
         return list(words)
     rng, order = _rng(seed, "shuffle", *words), list(words)
@@ -86,8 +86,8 @@ def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto") -> str:
     """An expression with its words reordered or partly removed; the same arguments give the same text.
 
     how: one of HOW but "shipped", see the table above. Words are in lower case, without punctuation, joined by spaces.
-    seed: for "shuffle" and "swap_head". tagger: for "nouns_adjectives" and "swap_head". The text is empty if there are
-    no "nouns_adjectives". Errors: ValueError for an unknown `how`, a text without words.
+    seed: for "shuffle" and "swap_head". tagger: for "nouns_adjectives" and "swap_head". With "nouns_adjectives" the
+    text may be empty. Errors: ValueError for an unknown `how`, a text without words.
     Source: Ref-Adv, section 2 and appendix A.2 (shuffle, N+J); the rules for words, head and seed are ours.
     """
     if how not in HOW[:-1]:

@@ -71,7 +71,7 @@ def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #3471a035
 def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "") -> Figure:
-    """Standard deviation of AP over parts of 90 %, three times that, and over bootstrap samples, in points, per row.
+    """Standard deviation of AP (points) over parts of 90 %, three times that, and over bootstrap samples, line by line.
 
     spread: rows with `sd_90`, `bootstrap_sd` (shares or points) and the columns named in `label`, joined by a comma.
     """

@@ -94,7 +94,7 @@ def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 52) 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #1c998176
 def _place(box: np.ndarray, taken: list[np.ndarray], label: tuple[float, float], size: tuple[int, int],
            right: bool) -> np.ndarray:
-    "Upper left corner (x, y) of a `label` (width, height) in an image of `size` (width, height), clear of `taken`."
+    "Upper left corner (x, y) for a `label` (width, height) in an image of that `size`, if possible clear of `taken`."
     limit = np.maximum(np.subtract(size, label), 0)
     sides = [box[0], box[2] - label[0]]
     places = [(x, y) for y in (box[1], box[3] - label[1]) for x in (sides[::-1] if right else sides)]
@@ -256,7 +256,7 @@ def models_gallery(data: Tricd, picture: Picture, predictions: Mapping[str, Mapp
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
-    """Questions that most models answer wrongly: `n` rows with n_wrong, those with the correct answer no first.
+    """Questions that most models answer wrongly: `n` rows with n_wrong, false captions (correct answer: no) first.
 
     questions: from `load_tricd_vqa` (image_id, question, answer, group); answers: model -> {image_id: answer}. An
     unparsable answer counts as wrong. Half of the rows (rounded up) are false captions; a group appears only once.
