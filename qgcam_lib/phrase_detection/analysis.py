@@ -23,14 +23,14 @@ from ..statistics.intervals import ratio
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #ad8e5e04
 def _optimal_hits(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    "Pairs of an optimal assignment that reach each of THRESHOLDS. boxes [n, 4], truth [m, 4], neither empty. -> [10]."
+    "Number of optimally assigned boxes that reach each of THRESHOLDS. boxes [n, 4], truth [m, 4], n, m > 0. -> [10]."
     overlap = box_iou(boxes, truth)
     rows, columns = needed("scipy.optimize", "an optimal matching of boxes").linear_sum_assignment(-overlap)
     return (overlap[rows, columns, None] >= THRESHOLDS).sum(0)
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #fa9e2871
 def _counts(matches: Matches, threshold: float) -> np.ndarray:
-    "IL TP, FP, TN, FN, then TP, FP, FN of the boxes at ten overlaps each, of every phrase. int64 [Q, 34]."
+    "For every phrase IL TP, FP, TN, FN, then TP, FP, FN of its boxes at ten IoU thresholds each. int64 [Q, 34]."
     data, packed, n_phrases = matches.data, matches.packed, len(matches.data.phrases)
     over = np.flatnonzero(packed.score >= threshold)
     over = over[np.argsort(packed.phrase[over], kind="stable")]
@@ -62,11 +62,11 @@ def _scores(sums: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #7ee653eb
 def presence_curve(matches: Matches) -> pd.DataFrame:
-    """IL_MCC, pmF1 and cgF1 of all pairs at every threshold that changes anything.
+    """IL_MCC, pmF1 and cgF1 of all pairs with every distinct score as the threshold.
 
-    Returns one row a distinct score, descending: threshold, IL_MCC, IL_recall, IL_FPR, pmF1, cgF1 (mean over ten
-    overlaps). NaN where undefined, as in `presence`. Boxes are matched greedily here, by score, and in `presence`
-    optimally: the two pmF1 may differ where a phrase has several truth boxes. All boxes count, not only the 100 best.
+    Returns one row per distinct score, descending: threshold, IL_MCC, IL_recall, IL_FPR, pmF1, cgF1 (mean over ten IoU
+    thresholds). NaN where undefined, as in `presence`. Boxes are matched greedily by score, in `presence` optimally, so
+    the two pmF1 may differ for phrases with several truth boxes. All boxes count, not only the 100 best.
     """
     data, packed, order = matches.data, matches.packed, matches.order
     score = packed.score[order]
@@ -87,9 +87,9 @@ def presence_curve(matches: Matches) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #56f2a1c1
 def best_threshold(matches: Matches) -> float:
-    """The threshold with the highest cgF1 of `presence_curve`, the largest one among equals.
+    """The threshold with the highest cgF1 in `presence_curve`, the largest such threshold if several tie.
 
-    Chosen on the data it is scored on, so a score at it is optimistic. NaN where the score is undefined everywhere.
+    It is chosen on the data that are scored, so scores at this threshold are optimistic. NaN if no cgF1 is defined.
     """
     curve = presence_curve(matches).dropna(subset="cgF1").reset_index()
     return float(curve["threshold"][curve["cgF1"].idxmax()]) if len(curve) else np.nan
@@ -97,19 +97,18 @@ def best_threshold(matches: Matches) -> float:
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #61e8c92c
 def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = N_BOOTSTRAP,
              **options: Any) -> pd.DataFrame:
-    """The scores of SA-Co: is a phrase predicted where it is present, and are its boxes right?
+    """The scores of SA-Co: whether a phrase is predicted where it is present, and how well its boxes match.
 
-    threshold: boxes with at least this score count (.5 in SA-Co), or "best" for `best_threshold`, which is chosen on
-    the same data and kept in every replicate: optimistic, and said so in `note`. n_bootstrap: replicates over groups.
+    threshold: boxes with at least this score count (.5 in SA-Co), or "best" for `best_threshold`, chosen on the same
+    data and kept in every replicate: optimistic, as `note` then states. n_bootstrap: replicates over groups.
     options: n_subsets, level, seed, subsets, by, interval as in `phrase_detection.evaluate`.
     Returns the columns of `evaluate` and threshold. Metrics: IL_MCC (-1..1), IL_precision, IL_recall, IL_FPR (0..1)
     of presence, n = phrases of all captions; pmF1, pmF1@0.5, pmF1@0.75 (0..1) of boxes, n = phrases with a truth box;
     cgF1, cgF1@0.5, cgF1@0.75 = pmF1 x IL_MCC. A true caption's phrase without a truth box counts as absent, as in
     SA-Co. All boxes count, not only the 100 best of a pair.
-    Undefined, NaN: IL_MCC and cgF1 where all phrases or no phrases are present, or all or none are predicted;
-    precision of a silent model; pmF1 without a truth box.
-    Source: Carion et al. 2025 (arXiv 2511.16719) and its evaluator, whose small constants in the denominators we leave
-    out.
+    Undefined, NaN: IL_MCC and cgF1 if all phrases or no phrases are present, or all or none are predicted;
+    precision of a model without boxes; pmF1 without a truth box.
+    Source: Carion et al. 2025 (arXiv 2511.16719) and its evaluator, without its small constants in the denominators.
     """
     best = isinstance(threshold, str)
     if (best and threshold != "best") or isinstance(threshold, bool) or (not best and not np.isfinite(threshold)):
@@ -131,12 +130,12 @@ def presence(matches: Matches, threshold: float | str = 0.5, n_bootstrap: int = 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #af961d89
 def precision_recall(matches: Matches, iou: Sequence[float] = (0.5, 0.75), *, subset: str = "all",
                      by: str = "subset") -> pd.DataFrame:
-    """The precision-recall curves under AP, one row a box and overlap, in descending score.
+    """The precision-recall curves behind AP, one row per box and IoU threshold, in descending score.
 
     iou: some of .50, .55, ..., .95. subset, by: a part of the data as in `evaluate`. The boxes are the 100 best of each
     pair. Returns iou, score, hit, recall, precision (all 0..1 but score), envelope (highest precision at this recall or
-    a higher one). The mean over 101 recall points of the envelope at the first box that reaches the point, 0 where none
-    does, is the AP of that overlap. Without a truth box recall is NaN. ValueError for another overlap or part.
+    a higher one). AP at an IoU threshold is the mean over 101 recall points of the envelope at the first box that
+    reaches the point (0 if none does). Without a truth box recall is NaN. ValueError for an unknown IoU or part.
     """
     at = [np.flatnonzero(np.isclose(THRESHOLDS, value)) for value in iou]
     if not at or not all(len(n_hits) for n_hits in at):
@@ -170,20 +169,20 @@ def _price_rows(matches: Matches, part: Part) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #5ff5657a
 def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
-    """AP of all pairs and of the true pairs alone, and the number of boxes on false captions.
+    """AP of all pairs and of the true pairs alone, and the share of boxes on false captions.
 
     n_bootstrap, options (n_subsets, level, seed, subsets, by): as in `evaluate`, whose columns are returned. Metrics:
-    AP; AP_true_pairs, when only true captions are asked; price = AP_true_pairs - AP (0..1, never negative);
-    false_caption_boxes, share of all boxes that stand on a false caption; false_caption_errors, share of the boxes that
-    are no hit at IoU .5 and stand on a false caption. Boxes are the 100 best of each pair. n: pairs for the first
-    three, boxes for the fourth, boxes without a hit for the fifth. NaN: no truth box, or no such boxes. Ours.
+    AP; AP_true_pairs, with boxes of true captions only; price = AP_true_pairs - AP (0..1, never negative);
+    false_caption_boxes, share of all boxes that belong to a false caption; false_caption_errors, share of the boxes
+    that are no hit at IoU .5 that belong to a false caption. Boxes are the 100 best of each pair. n: pairs, true pairs,
+    pairs, boxes, and boxes without a hit. NaN: no truth box, or no such boxes. Source: ours.
     """
     tables = [_price_rows(matches, part) for part in parts(matches.data, n_bootstrap, **options)]
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #f4ea1c25
 def _best_scores(matches: Matches) -> tuple[np.ndarray, np.ndarray]:
-    "Highest score of any box and of any hit (IoU at least .5 with any truth box) of each phrase, -inf if none. [Q]"
+    "Each phrase's highest score over all boxes and over hits (IoU at least .5 with any truth box), -inf if none. [Q]"
     best, best_hit = np.full((2, len(matches.data.phrases)), -np.inf)
     np.maximum.at(best, matches.packed.phrase, matches.packed.score)
     np.maximum.at(best_hit, matches.packed.phrase[matches.hit], matches.packed.score[matches.hit])
@@ -191,13 +190,13 @@ def _best_scores(matches: Matches) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #1227c8e6
 def false_alarms(matches: Matches) -> pd.DataFrame:
-    """Each phrase of a false caption beside its rival, the same phrase on the picture where it is true.
+    """Each phrase of a false caption beside its rival, the same phrase on the image where it is true.
 
-    Returns one row a phrase: image_id, phrase_id, text, subset, contradiction, group, alarm (highest score on the false
-    caption), rival_image_id, rival_phrase_id (-1 without a rival), rival (highest score on the true caption), rival_hit
-    (highest score of a box there with IoU of at least .5), margin = rival_hit - alarm, and false_wins: the false
-    caption has the higher score than the best hit, or no hit exists and the false caption has a box. A score without a
-    box is -inf; margin is NaN when both are, or without a rival; equal scores do not win. All boxes count. Ours.
+    Returns one row per phrase: image_id, phrase_id, text, subset, contradiction, group, alarm (highest score on the
+    false caption), rival_image_id, rival_phrase_id (-1 without a rival), rival (highest score on the true caption),
+    rival_hit (highest score of a hit there, IoU at least .5), margin = rival_hit - alarm, and false_wins: whether the
+    false caption scores higher than the best hit, or has a box while no hit exists. A score without a box is -inf;
+    margin is NaN if both are -inf or there is no rival; equal scores do not win. All boxes count. Source: ours.
     """
     data, (best, best_hit) = matches.data, _best_scores(matches)
     q = np.flatnonzero(~data.positive[data.phrase_pairs])
@@ -220,9 +219,9 @@ def false_alarms(matches: Matches) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #de2ac84b
 def _at_recall(hit: np.ndarray, alarm: np.ndarray, weights: tuple[np.ndarray, np.ndarray], recall: float) -> np.ndarray:
-    """False-alarm rate at the highest threshold with which at least `recall` of the true phrases are hit.
+    """False-alarm rate at the highest threshold at which at least `recall` of the true phrases have a hit.
 
-    hit [n], alarm [m]: best scores of true and of false phrases; weights [R, n] and [R, m]. -> [R], NaN: out of reach.
+    hit [n], alarm [m]: best scores of true and false phrases; weights [R, n] and [R, m]. -> [R], NaN: never reached.
     """
     order, falling = np.argsort(-hit, kind="stable"), np.argsort(-alarm, kind="stable")
     sums = np.cumsum(weights[0][:, order], 1)
@@ -241,11 +240,11 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
                       n_bootstrap: int = N_BOOTSTRAP, **options: Any) -> pd.DataFrame:
     """Share of the phrases of false captions that get a box, at thresholds and at given recalls.
 
-    thresholds: scores; a box counts with at least this score. recalls: shares (0..1] of the true captions' phrases;
-    the threshold is then the highest one at which that share has a hit (IoU at least .5), found anew in each replicate.
+    thresholds: scores; boxes with at least this score count. recalls: shares (0..1] of the true captions' phrases; the
+    threshold is the highest at which that share has a hit (IoU at least .5), computed again in each replicate.
     n_bootstrap, options: as in `evaluate`, whose columns are returned. Metrics: hit_rate@T, false_alarm_rate@T for each
-    threshold T (n: true phrases with a truth box; phrases of false captions), false_alarm_rate@recall=R (n as the
-    latter). NaN: nothing of the kind, or a recall that the detector never reaches. All boxes count. Ours.
+    threshold T (n: true phrases with a truth box; phrases of false captions), false_alarm_rate@recall=R (n: phrases of
+    false captions). NaN: no such phrases, or a recall that the detector never reaches. All boxes count. Source: ours.
     """
     if not all(np.isfinite(t) for t in thresholds) or not all(0 < r <= 1 for r in recalls):
         raise ValueError(f"thresholds, recalls: expected finite numbers and shares above 0 and up to 1, got "
@@ -269,7 +268,7 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #c14f5850
 def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    "Chance that a positive outranks a negative, ties half; one weight [R, n] for both of each i. -> [R]."
+    "Probability that a positive outranks a negative, ties half; positive i and negative i share weight i. -> [R]."
     _, place = np.unique(np.concatenate([positive, negative]), return_inverse=True)
     n, size, areas = len(positive), place.max(initial=-1) + 1, np.full(len(weights), np.nan)
     for r, weight in enumerate(weights):
@@ -281,7 +280,7 @@ def _pooled_auc(positive: np.ndarray, negative: np.ndarray, weights: np.ndarray)
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #d28932f2
 def _standardised_order(matches: Matches) -> np.ndarray:
-    "Order of the boxes kept for AP with each phrase's scores standardised; equal ones (to 1e-9) stay as they were."
+    "Order of the boxes kept for AP with each phrase's scores standardised; equal scores (to 1e-9) keep their order."
     rival = matches.data.rival_of[matches.phrase]
     key = np.where(rival >= 0, rival, matches.phrase)
     size = np.bincount(key, minlength=len(matches.data.phrases)).clip(1)
@@ -292,8 +291,8 @@ def _standardised_order(matches: Matches) -> np.ndarray:
 
 # %% ../../nbs/lib/phrase_detection/07_analysis.ipynb #efe8ca91
 def _wins(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What calibration compares: phrases asked [K], and for every phrase its best hit's score, the highest score of the
-    same phrase on the false caption, and whether the former is higher (ties half). float64 [Q]"""
+    """The comparisons for calibration: queried phrases with a rival [K], and for every phrase its best hit's score, its
+    highest score on the false caption, and whether the hit scores higher (ties count half). float64 [Q]"""
     data, (best, best_hit) = matches.data, _best_scores(matches)
     false = np.flatnonzero(~data.positive[data.phrase_pairs] & (data.rival_of >= 0))
     alarm = np.full(len(data.phrases), -np.inf)
@@ -307,9 +306,9 @@ def calibration(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **options: Any
 
     n_bootstrap, options: as in `evaluate`, whose columns are returned. Metrics (definitions: see this page):
     auc_within, auc_across (0..1, chance .5) and calibration_gap, their difference, over true phrases with a truth box
-    and a rival; n_undefined counts true phrases without. AP, AP_standardised, AP_gain: over all pairs, the 100 best
-    boxes of each. Undefined, NaN: no such phrase; no truth box. The question is the paper's (Kamath et al. 2023,
-    appendix A), the measures are ours.
+    and a rival; n_undefined counts the other true phrases. AP, AP_standardised, AP_gain: over all pairs, the 100 best
+    boxes of each. Undefined, NaN: no such phrase; no truth box. Source: the question is from Kamath et al. 2023,
+    appendix A; the measures are ours.
     """
     pairs, true = matches.data.phrase_pairs, matches.data.positive
     phrases, best_hit, alarm, wins = _wins(matches)

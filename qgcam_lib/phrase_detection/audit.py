@@ -29,17 +29,17 @@ _Predictions = Mapping[Any, Mapping[str, Any]]
 
 
 def _entry(predictions: _Predictions, id: int) -> dict[str, list]:
-    "The lists of one pair; KeyError where the pair is absent, as in the evaluator."
+    "The lists of one pair; KeyError if the pair is absent, as in the evaluator."
     return predictions[str(id)] if str(id) in predictions else predictions[id]
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #69dccfac
 def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool = True) -> dict[Any, dict[str, list]]:
-    """The predictions as the evaluator's group recall leaves them; the argument itself is not changed.
+    """The predictions as changed by the evaluator's group recall; the argument itself is not changed.
 
-    Each true pair gets the boxes of the false pair with its caption appended, under its own phrase ids. rename: the
-    false pair's ids are overwritten too, as there; False leaves them, which changes no score and lets `evaluate` read
-    the result. Errors: KeyError for a pair without an entry, and, as in the evaluator, when ids are renamed already;
-    ExampleError where the group of a true pair is not whole.
+    The boxes of the false pair with the same caption are appended to each true pair, under the true pair's phrase ids.
+    rename: also overwrite the false pair's ids, as the evaluator does; False keeps them, which changes no score and
+    lets `evaluate` read the result. Errors: KeyError for a pair without an entry, and, as in the evaluator, if the ids
+    are already renamed; ExampleError if the group of a true pair lacks the false pair with its caption.
     """
     after = {key: {name: list(values) for name, values in entry.items()} for key, entry in predictions.items()}
     place = {(pair.group, pair.side, pair.positive): pair for pair in data.pairs}
@@ -62,7 +62,7 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #e9255389
 def second_call(data: Tricd, predictions: _Predictions) -> str:
-    """The result of a second group recall on the same predictions: "" or the error as text."""
+    """The error of a second group recall on the same predictions as text, or "" if it succeeds."""
     once = after_group_recall(data, predictions)
     try:
         after_group_recall(data, once)
@@ -72,7 +72,7 @@ def second_call(data: Tricd, predictions: _Predictions) -> str:
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #1229c514
 def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
-    """The objections of the evaluator's format check: problem, n, of. It accepts predictions where all n are 0."""
+    """The problems that the evaluator's format check refuses: problem, n, of. It accepts predictions if all n are 0."""
     packed = pack(data, predictions)
     silent = np.bincount(packed.phrase, minlength=len(data.phrases)) == 0
     true = data.positive[data.phrase_pairs]
@@ -84,14 +84,14 @@ def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #17514822
 def _every_pair(data: Tricd, predictions: _Predictions) -> dict[int, dict[str, list]]:
-    "Predictions with an entry for each pair, of new lists."
+    "A copy of the predictions with an entry for each pair."
     entries = {pair.id: predictions.get(pair.id, predictions.get(str(pair.id), {})) for pair in data.pairs}
     return {id: {name: list(entry.get(name, ())) for name in ("scores", "boxes", "phrase_ids")}
             for id, entry in entries.items()}
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #a7777ccb
 def fill_silent(data: Tricd, predictions: _Predictions, *, score: float = 0.0) -> dict[int, dict[str, list]]:
-    """The same predictions with one box of that score for every phrase without any, so that the evaluator accepts."""
+    """The same predictions with one box with that score for every phrase without boxes; the evaluator accepts them."""
     filled = _every_pair(data, predictions)
     for pair in data.pairs:
         entry = filled[pair.id]
@@ -103,11 +103,11 @@ def fill_silent(data: Tricd, predictions: _Predictions, *, score: float = 0.0) -
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #0fb5a4d9
 def tie_effect(data: Tricd, predictions: _Predictions, *, n_orders: int = 50, seed: int = 0) -> pd.DataFrame:
-    """group_recall@1 and AP of `all` under several rules for equal scores: metric, rule, value, low, high.
+    """group_recall@1 and AP of all pairs under several rules for equal scores: metric, rule, value, low, high.
 
     Rules: "true first" (the evaluator's), "false first" (the pessimistic one), both for group recall; "as listed" (the
-    evaluator's, for AP); "random", the mean over `n_orders` random orders of equal scores with its smallest and largest
-    value.
+    evaluator's, for AP); "random", the mean over `n_orders` random orders of equal scores, with the lowest and highest
+    value as low and high.
     """
     name, rows = "group_recall@1", []
     what = {"recall_at": (1,), "metrics": ("AP", "group_recall"), "subsets": ("all",), "n_bootstrap": 0}
@@ -126,12 +126,12 @@ def tie_effect(data: Tricd, predictions: _Predictions, *, n_orders: int = 50, se
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #3f171e99
 def _all(table: pd.DataFrame) -> pd.Series:
-    "Value of each metric, of a table with one subset."
+    "The value of each metric in a table with one subset."
     return table.set_index("metric")["value"]
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #02bf6d5a
 def ap_with_cut(data: Tricd, predictions: _Predictions, *, limit: int = 100, per: str = "pair") -> float:
-    """AP of all pairs when the `limit` best boxes of each "pair" (the evaluator) or "phrase" are kept, or all ("none").
+    """AP of all pairs with the `limit` best boxes kept per "pair" (as the evaluator) or "phrase", or all ("none").
 
     NaN without a truth box. ValueError for another `per`.
     """
@@ -162,10 +162,10 @@ def recall_beyond_half(data: Tricd, predictions: _Predictions) -> dict[str, floa
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #b7a213ae
 def subset_spread(matches: Matches, *, n: int = 400, seed: int = 0) -> pd.DataFrame:
-    """Deviation of AP over resamples of pairs and of groups, both ways: subset, unit ("pair", "group"), n_units,
-    sd_90 (parts of 90 %), bootstrap_sd, ratio (of the two, 1/3 for a mean). Subsets without a truth box are left out.
+    """Standard deviation of AP over resampled pairs and groups: subset, unit ("pair", "group"), n_units, sd_90 (over
+    parts of 90 %), bootstrap_sd, ratio (sd_90 / bootstrap_sd, 1/3 for a mean). Subsets without truth boxes are omitted.
 
-    matches: from `match_predictions`. n: resamples of each kind.
+    matches: from `match_predictions`. n: number of resamples of each kind.
     """
     data, rows = matches.data, []
     for whole in parts(data, n_bootstrap=0):
@@ -181,7 +181,7 @@ def subset_spread(matches: Matches, *, n: int = 400, seed: int = 0) -> pd.DataFr
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #64951c4d
 def subset_f1_as_shipped(questions: pd.DataFrame, answers: Mapping[int, int]) -> dict[str, str]:
-    """The result of the authors' script for TRICD-VQA: part -> the value, or the error it stops with, as text.
+    """The result of the authors' script for TRICD-VQA: part -> the value, or the error that stops the script, as text.
 
     questions: from `load_tricd_vqa`; answers: image id -> 0 or 1. Parts: "check" (of the format), "all", then the two
     subsets of COCO. Needs scikit-learn.
@@ -202,13 +202,13 @@ def subset_f1_as_shipped(questions: pd.DataFrame, answers: Mapping[int, int]) ->
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #197ea0d8
 def defect_effects(data: Tricd, predictions: _Predictions, *, n_orders: int = 30, n_resamples: int = 300,
                    seed: int = 0) -> pd.DataFrame:
-    """The effect of every defect that moves a number, on these predictions: defect, metric, subset, theirs, ours,
+    """The effect of every defect that changes a score, on these predictions: defect, metric, subset, theirs, ours,
     difference (theirs - ours).
 
-    order, silence: AP as their evaluator prints it and AP of the predictions as given (theirs for silence: with the
-    boxes of `fill_silent`). ties: the true image first, and the mean over random orders of equal scores. cut: 100 a
-    pair, and 100 a phrase. half: IoU >= .5, and > .5. spread: deviation of AP over parts of 90 %, and its standard
-    error, both by group. A pair without an entry counts as one without boxes.
+    order, silence: AP as the evaluator prints it (for silence: with the boxes of `fill_silent`) and AP of the given
+    predictions. ties: true image first, and mean over random orders of equal scores. cut: 100 boxes per pair, and 100
+    per phrase. half: IoU >= .5, and > .5. spread: standard deviation of AP over parts of 90 %, and bootstrap standard
+    error, both by group. A pair without an entry counts as a pair without boxes.
     """
     whole = _every_pair(data, predictions)
     quick = {"metrics": ("AP",), "n_bootstrap": 0}

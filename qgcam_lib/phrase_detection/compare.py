@@ -31,7 +31,7 @@ from ..statistics.intervals import cluster_interval, cluster_p, group_weights, s
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #e7b295c3
 def _kept(folder: str | Path | None, name: str, source: str) -> dict[str, Path]:
-    "Where a model keeps finished pictures; a file of predictions keeps none."
+    "The option `store` with a model's folder for finished images; {} without a folder or for a file of predictions."
     return {"store": Path(folder) / name} if folder and not file_source(source, "predictions") else {}
 
 
@@ -39,22 +39,22 @@ def detect_all(sources: Mapping[str, str], data: Tricd, images: Any, *, folder: 
                **options: Any) -> dict[str, Any]:
     """Predictions of every source on one part of the data: {name: Predictions}.
 
-    sources: {name: a detector's name, or predictions:PATH}; images: folder or folders of the pictures; folder: where
-    finished pictures are kept, one folder a model; options (limit, seed, weights, ...) go to `predictions_for`.
+    sources: {name: a detector's name, or predictions:PATH}; images: folder or folders of the images; folder: where
+    finished images are stored, one folder per model; options (limit, seed, weights, ...) go to `predictions_for`.
     """
     return {name: predictions_for(source, data, images, **_kept(folder, name, source), **options)
             for name, source in sources.items()}
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #7f39aa58
 def whole_image(data: Tricd) -> dict[int, dict[str, Any]]:
-    """Predictions without a model: for every phrase one box over the whole picture, score 1."""
+    """Predictions without a model: for every phrase one box over the whole image, score 1."""
     return {pair.id: {"scores": np.ones(len(pair.phrases)), "phrase_ids": np.array([q.id for q in pair.phrases]),
                       "boxes": np.tile([0.0, 0.0, pair.size[1], pair.size[0]], (len(pair.phrases), 1))}
             for pair in data.pairs}
 
 
 def match_all(predictions: Mapping[str, Any], data: Tricd, *, limit: int = 0, seed: int = 0) -> dict[str, Matches]:
-    """`match_predictions` of every model on the chosen part, the whole-image reference last, ranked at random."""
+    """`match_predictions` of every model on the chosen part; last, the whole-image baseline with random ranking."""
     part = take_groups(data, limit, seed)
     matches = {name: match_predictions(part, {id: one[id] for id in part.pair_ids.tolist() if id in one})
                for name, one in predictions.items()}
@@ -85,7 +85,7 @@ def per_model(matches: Mapping[str, Matches], what: str = "scores", **options: A
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #ba0f0840
 def _gap(part: Part, better: np.ndarray, worse: np.ndarray) -> tuple[float, float, bool, float, float, bool]:
-    """gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap of two models' replicates: whole set, bootstrap, parts."""
+    """gap, sd_90, by_paper, ci_low, ci_high, by_bootstrap from two models' AP on the whole set, resamples and parts."""
     gap = better - worse
     sd = spread_of(np.column_stack([better, worse])[1 + part.n_bootstrap:])[2].max()
     low, high = np.clip(cluster_interval(part.resampled(gap[:, None]))[:, 0], -100, 100)
@@ -96,9 +96,9 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
                        seed: int = 0) -> pd.DataFrame:
     """The differences between models in AP over the whole set: one row per pair of models, in points.
 
-    matches: model -> `match_predictions` on the same annotations. Columns: better, worse, gap, sd_90 (the larger
-    deviation of the two over parts of 90 %), by_paper (gap > sd_90, section 5.3), ci_low, ci_high (95 %, of the
-    difference, groups resampled together), by_bootstrap (0 outside the interval). ValueError for other annotations.
+    matches: model -> `match_predictions` on the same annotations. Columns: better, worse, gap, sd_90 (the larger of the
+    two standard deviations over parts of 90 %), by_paper (gap > sd_90, section 5.3), ci_low, ci_high (95 % interval of
+    the gap, paired bootstrap over groups), by_bootstrap (0 is outside the interval). ValueError for other annotations.
     """
     if len({id(m.data) for m in matches.values()}) > 1:
         raise ValueError("matches: expected all on the same annotations; load those once for all models")
@@ -114,7 +114,7 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #d9517b0d
 def _ap_rows(a: Matches, b: Matches, part: Part) -> pd.DataFrame:
-    "The difference in AP of one part, its interval and p-value by resampled groups."
+    "The difference in AP on one part, with interval and p-value from resampled groups."
     first, second = (overlap_aps(one, part).mean(1) for one in (a, b))
     apart = (first - second)[:, None]
     rows = part.rows(["AP"], apart, np.array([part.inside.sum()])).rename(columns={"value": "difference"})
@@ -122,7 +122,7 @@ def _ap_rows(a: Matches, b: Matches, part: Part) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #72649b14
 def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
-    "A row a phrase of a true caption: id, group, pair, and whether its first hit is among the k best."
+    "One row per phrase of a true caption: id, group, pair, and whether its first hit is among the k best boxes."
     data = matches.data
     pair = data.phrase_pairs
     columns = {f"{name}@{k}": np.where(np.isnan(rank), np.nan, rank < k) for k in recall_at
@@ -133,7 +133,7 @@ def _hits(matches: Matches, recall_at: Sequence[int]) -> pd.DataFrame:
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #892efd21
 def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP,
                     level: float = 0.95, seed: int = 0) -> pd.DataFrame:
-    """Paired difference of two models on the same annotations, a - b, for the whole set and each subset that is there.
+    """Paired difference of two models on the same annotations, a - b, for the whole set and each subset with pairs.
 
     a, b: from `match_predictions` on the same data. Returns rows subset x metric (AP, recall@k, group_recall@k; 0..1)
     with the columns of `statistics.compare`. The p-value of AP comes from Student's t with the variance of the
@@ -175,12 +175,12 @@ def answer_all(sources: Mapping[str, str], questions: pd.DataFrame, images: Any,
 
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #c141ce2f
 def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any) -> dict[str, float]:
-    """The threshold of every matcher among the sources (named *-as-answerer), the best by macro-F1 on the val split.
+    """For every matcher among the sources (named *-as-answerer), the threshold with the best macro-F1 on the val split.
 
-    files: of another split of the same folder; empty for the val split itself, or without questions of it. options:
-    as in `answer_all`, limit and seed choosing groups of the val split.
+    files: those of another split of the same folder; the result is {} for the val split itself, or without val
+    questions. options: as in `answer_all`; limit and seed choose groups of the val split.
     """
-    from qgcam_lib.models.prompted import choose_threshold  # needs torch, which comparing runs does not
+    from qgcam_lib.models.prompted import choose_threshold  # imports torch, which comparing runs does not need
 
     matchers = {name: source for name, source in sources.items() if source.endswith("-as-answerer")}
     if not matchers or files.split == "val" or "val" not in tricd_splits(files.folder):
@@ -189,7 +189,7 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any
     if val.questions is None:
         return {}
     questions = load_tricd_vqa(val.questions, val.grounding)
-    any_will_do = dict.fromkeys(matchers, 0.0)  # scores do not depend on it
+    any_will_do = dict.fromkeys(matchers, 0.0)  # the scores do not depend on the threshold
     frames = answer_all(matchers, questions, val.images, scores=True, thresholds=any_will_do, whole=True, **options)
     truth = questions.set_index("image_id")["answer"]
     scored = {name: frame[frame["yes_score"].notna()] for name, frame in frames.items()}

@@ -20,7 +20,7 @@ MAX_BOXES = 100  # a pair's boxes beyond its 100 best are not part of AP (COCO's
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #9ae62296
 def descending(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
-    "Indices by descending score, stable; among equal scores those marked late (bool [N]) come last. [N] -> int64 [N]."
+    "Indices by descending score, stable; among equal scores the boxes in `late` (bool [N]) come last. -> int64 [N]."
     if late is None:
         order = np.argsort(-score)  # twice as fast as a stable sort, and the same where no two scores are equal
         ordered = score[order]
@@ -31,7 +31,7 @@ def descending(score: np.ndarray, late: np.ndarray | None = None) -> np.ndarray:
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #03bfaae8
 @compiled()
 def best_of_each(order, key, n_keys, limit):
-    """Those of `order` (indices, best first) that are among the `limit` first of their key; the order stays.
+    """The indices in `order` (best first) that are among the first `limit` of their key, in the same order.
 
     key: int64 [N], 0 .. n_keys - 1. Returns int64 [at most len(order)].
     """
@@ -49,8 +49,8 @@ def best_of_each(order, key, n_keys, limit):
 def find_phrases(pair, ids, starts, phrase_ids):
     """Index of the phrase that each box names, -1 where its pair has no such phrase.
 
-    pair, ids: int64 [N], index of the pair and id of the phrase; phrase_ids: int64 [Q], those of pair p in starts[p] :
-    starts[p + 1]. Returns int64 [N].
+    pair, ids: int64 [N], index of the pair and id of the phrase; phrase_ids: int64 [Q], for pair p in the slice
+    starts[p] : starts[p + 1]. Returns int64 [N].
     """
     phrase = np.full(len(ids), -1, np.int64)
     for n in range(len(ids)):
@@ -73,9 +73,9 @@ def _iou(a, b):
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #84e1a70d
 @compiled()
 def best_overlap(boxes, phrase, truth, starts):
-    """Highest IoU of each box with any truth box of its phrase, 0 where there is none.
+    """Highest IoU of each box with any truth box of its phrase, 0 for a phrase without a truth box.
 
-    boxes [N, 4] xyxy; phrase int64 [N]; truth [G, 4], those of phrase q in starts[q] : starts[q + 1]. -> float64 [N].
+    boxes [N, 4] xyxy; phrase int64 [N]; truth [G, 4], rows starts[q] : starts[q + 1] for phrase q. -> float64 [N].
     """
     best = np.zeros(len(boxes))
     for n in range(len(boxes)):
@@ -85,9 +85,9 @@ def best_overlap(boxes, phrase, truth, starts):
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #41c9d885
 def merged_boxes(truth: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The box that encloses all truth boxes of a phrase, for each phrase that has any.
+    """The box that encloses all truth boxes of a phrase, for each phrase with at least one.
 
-    truth [G, 4], starts [Q + 1]: as in `best_overlap`. Returns the same two for the merged boxes.
+    truth [G, 4], starts [Q + 1]: as in `best_overlap`. Returns truth and starts of the merged boxes.
     """
     some = np.flatnonzero(np.diff(starts) > 0)
     merged = np.zeros((0, 4))
@@ -108,7 +108,7 @@ def match(boxes, phrase, truth, starts, thresholds):
     taken = np.zeros((len(thresholds), len(truth)), np.bool_)
     for n in range(len(boxes)):
         low, high = starts[phrase[n]], starts[phrase[n] + 1]
-        for g in range(low, high):  # a box that reaches no threshold needs no further look
+        for g in range(low, high):  # skip a box whose IoU reaches no threshold
             if _iou(boxes[n], truth[g]) >= thresholds[0]:
                 break
         else:
@@ -149,10 +149,10 @@ def _mean_precision(at, cum_all, owner, weight, total, points, recall, precision
 def average_precisions(positions, starts, owner, weights, totals, points):
     """Average precision of each threshold under each set of weights.
 
-    positions int64 [K], starts [T + 1]: where the true positives of each threshold stand among the boxes in descending
-    score. owner: int64 [N], the group of each box. weights: float64 [R, groups], not negative; totals: float64 [R],
-    weight of all truth boxes. points: recall points, ascending.
-    Returns float64 [R, T]; NaN where totals is 0 (nothing to find).
+    positions int64 [K], starts [T + 1]: indices of each threshold's true positives among the boxes in descending score.
+    owner: int64 [N], the group of each box. weights: float64 [R, groups], 0 or more; totals: float64 [R], weight of all
+    truth boxes. points: recall points, ascending.
+    Returns float64 [R, T]; NaN where totals is 0 (no truth box).
     """
     n_thresholds = len(starts) - 1
     values = np.full((len(weights), n_thresholds), np.nan)
@@ -172,16 +172,16 @@ def average_precisions(positions, starts, owner, weights, totals, points):
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #ab00aabb
 def positions_of(hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    "bool [T, N] -> the columns of its true elements, row after row (int64 [K]), and where each row starts [T + 1]."
+    "bool [T, N] -> columns of the true elements, row after row (int64 [K]), and the start of each row in them [T + 1]."
     return np.nonzero(hits)[1], np.cumsum(np.r_[0, hits.sum(1)])
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #e25b3d48
 @compiled()
 def first_hits(order, phrase, hit, n_phrases):
-    """Rank (0 for the best) of the first hit among each phrase's boxes.
+    """Rank (0 for the best box) of the first hit among each phrase's boxes.
 
     order: indices of the boxes, best first (some may be absent); phrase: int64 [N]; hit: bool [N]. Returns float64
-    [n_phrases], infinity where no box hits.
+    [n_phrases], infinity for a phrase without a hit.
     """
     n_boxes, rank = np.zeros(n_phrases, np.int64), np.full(n_phrases, np.inf)
     for i in order:
@@ -192,9 +192,9 @@ def first_hits(order, phrase, hit, n_phrases):
 
 # %% ../../nbs/lib/phrase_detection/01_matching.ipynb #92d98e45
 def count_places(boxes: np.ndarray, pair: np.ndarray, sizes: np.ndarray) -> tuple[int, int, int]:
-    """The numbers of boxes without area, outside their image, or sticking out of it by more than a pixel.
+    """The numbers of boxes without area, outside their image, and partly outside by more than a pixel.
 
-    boxes [N, 4] xyxy; pair int64 [N]; sizes float64 [P, 2], (height, width) of each pair's picture.
+    boxes [N, 4] xyxy; pair int64 [N]; sizes float64 [P, 2], (height, width) of each pair's image.
     """
     (x0, y0, x1, y1), (h, w) = boxes.T, sizes[pair].T
     no_area = (x1 <= x0) | (y1 <= y0)
@@ -204,6 +204,6 @@ def count_places(boxes: np.ndarray, pair: np.ndarray, sizes: np.ndarray) -> tupl
 
 
 def count_ties(score: np.ndarray, key: np.ndarray) -> int:
-    """The number of boxes with the score of another box of their ranking. score float64 [N]; key int64 [N], the
-    ranking."""
+    """The number of boxes with the same score as another box in their ranking. score float64 [N]; key int64 [N], the
+    ranking of each box."""
     return int(pd.DataFrame({"key": key, "score": score}).duplicated(keep=False).sum())

@@ -31,7 +31,7 @@ BY = ("subset", "contradiction")
 
 
 def part_names(data: Tricd, by: str = "subset") -> tuple[str, ...]:
-    """Names of the parts of the data: "all", then the subsets, or the contradictions that the file names.
+    """Names of the parts of the data: "all", then the subsets or the contradictions in the annotations.
 
     by: "subset" or "contradiction"; ValueError for anything else.
     """
@@ -41,14 +41,14 @@ def part_names(data: Tricd, by: str = "subset") -> tuple[str, ...]:
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #bb968b67
 def _inside(data: Tricd, name: str, by: str) -> np.ndarray:
-    "Which pairs are in the part. bool [P]"
+    "Whether each pair is in the part. bool [P]"
     if name == "all":
         return np.ones(len(data), bool)
     return data.contradictions == name if by == "contradiction" else data.subset_codes == SUBSETS.index(name)
 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #302665fa
 def _note(name: str, n: int, value: float, n_groups: int, n_cut: int, why: str) -> str:
-    "Why a value or an interval is missing, and what was left out."
+    "The note of a row: why its value or interval is missing, and how many boxes AP left out."
     if n == 0 or np.isnan(value):
         return why
     cut = n_cut if name.startswith("AP") else 0
@@ -58,9 +58,9 @@ def _note(name: str, n: int, value: float, n_groups: int, n_cut: int, why: str) 
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #294ac8ab
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of the data. name; inside: bool [P], its pairs; codes: int64 [P], number of each pair's group among the
-    n_groups of the part (meaningless outside); weights: float64 [R, n_groups], see `group_weights`; n_bootstrap: how
-    many of the rows after the first are bootstrap draws; level, interval: see `statistics.summarize`."""
+    """A part of the data. name; inside: bool [P], its pairs; codes: int64 [P], index of each pair's group among the
+    n_groups of the part (meaningless outside); weights: float64 [R, n_groups], see `group_weights`; n_bootstrap: number
+    of bootstrap samples among them, from row 1 on; level, interval: see `statistics.summarize`."""
 
     name: str
     inside: np.ndarray
@@ -72,7 +72,7 @@ class Part:
     interval: str = "cluster"
 
     def sums(self, values: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-        "values [n, m] of things that belong to `pairs` [n], summed over the part under each of its weights: [R, m]."
+        "Sums of values [n, m], row i from the pair `pairs`[i], over the part under each of its weights: [R, m]."
         inside = self.inside[pairs]
         return self.weights @ group_sums(values[inside], self.codes[pairs[inside]], self.n_groups)
 
@@ -82,7 +82,7 @@ class Part:
         return float(effective_groups(np.bincount(self.codes[self.inside], minlength=self.n_groups)[:, None])[0])
 
     def means(self, values: np.ndarray, pairs: np.ndarray) -> Estimate:
-        "Means of values [n, m] (NaN left out) of things that belong to `pairs` [n], over those in the part."
+        "Means of values [n, m] (NaN left out), row i from the pair `pairs`[i], over the rows in the part."
         inside = self.inside[pairs]
         return estimate_means(values[inside], self.codes[pairs[inside]], self.n_groups)
 
@@ -95,8 +95,8 @@ class Part:
              estimate: Estimate | None = None) -> pd.DataFrame:
         """Scores [R, m] under all weights as m rows: subset and the columns of `summary_rows`.
 
-        n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note where undefined. ends: lowest
-        and highest possible value, of all scores or of each. estimate: for scores that are means;
+        n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note for an undefined score. ends:
+        lowest and highest possible value, one pair for all scores or one for each. estimate: for scores that are means;
         without it, the interval comes from the replicates.
         """
         cut = n_cut if self.name == "all" else 0
@@ -110,7 +110,7 @@ class Part:
 # %% ../../nbs/lib/phrase_detection/02_parts.ipynb #d05a4ab0
 def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, level: float = 0.95, seed: int = 0,
           subsets: Sequence[str] | None = None, by: str = "subset", interval: str = "cluster") -> list[Part]:
-    """The parts of the data with the weights of their groups, the same for every score with the same seed.
+    """The parts of the data with the weights of their groups; with the same seed, all scores get the same weights.
 
     Arguments: see `evaluate`. Errors: ValueError for counts below 0, a level outside 0..1, an unknown part or interval.
     """
@@ -121,7 +121,7 @@ def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, le
     if isinstance(subsets, str) or not chosen or not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
         raise ValueError(f"subsets: expected some of {names}, each once, got {subsets!r}")
     made = {}
-    for name, seeds in zip(names, np.random.SeedSequence(seed).spawn(len(names))):  # own draws, whatever is chosen
+    for name, seeds in zip(names, np.random.SeedSequence(seed).spawn(len(names))):  # a seed per part, chosen or not
         if name in chosen:
             inside, codes = _inside(data, name, by), np.zeros(len(data), np.int64)
             groups, codes[inside] = np.unique(data.group_codes[inside], return_inverse=True)

@@ -44,7 +44,7 @@ def _draw_caption(rng: np.random.Generator, subset: str) -> tuple[str, list[tupl
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #e4f39fc6
 def synthetic_tricd(n_groups: int = 51, seed: int = 0,
                     subsets: tuple[str, ...] = ("coco_obj", "coco_rel", "coco_rel")) -> Tricd:
-    """Annotations of `n_groups` groups, four pairs each, drawn from a seed; the groups take `subsets` in turn.
+    """Synthetic annotations for `n_groups` groups of four pairs, drawn with `seed`; the groups take `subsets` in turn.
 
     Images are 640 x 480 and have no files. A true phrase has one to three boxes. ValueError for fewer than one group.
     """
@@ -77,7 +77,7 @@ BEHAVIOURS = {
 
 
 def _jitter(rng: np.random.Generator, box: tuple, amount: float) -> list[float]:
-    "The box with its four sides moved by a share of its size, ends in order."
+    "The box with its four sides moved at random by a share of its size; x0 <= x1 and y0 <= y1 still hold."
     x0, y0, x1, y1 = box
     moved = np.array(box) + rng.normal(0, amount, 4) * (x1 - x0, y1 - y0, x1 - x0, y1 - y0)
     return [*np.minimum(moved[:2], moved[2:]).tolist(), *np.maximum(moved[:2], moved[2:]).tolist()]
@@ -86,13 +86,13 @@ def _jitter(rng: np.random.Generator, box: tuple, amount: float) -> list[float]:
 def synthetic_predictions(data: Tricd, seed: int = 0, *, find: float = 0.85, jitter: float = 0.06, right: float = 1.5,
                           clutter: float = 2.0, wrong: float = -1.5, alarms: float = 1.0, alarm: float = 0.0,
                           offset: float = 0.0, noise: float = 1.0) -> dict[int, dict[str, list]]:
-    """Predictions in the repository's format, drawn from a seed.
+    """Synthetic predictions in TRICD's format, drawn with `seed`.
 
-    find: chance to find a true box; jitter: deviation of its sides, as a share of its size; clutter: mean number of
-    boxes anywhere for each phrase, on true and false captions; alarms: mean number of false alarms for each phrase of
-    a false caption. right, wrong, alarm: mean evidence of found boxes, clutter and false alarms; noise: its deviation;
-    offset: deviation of an evidence that a phrase has on both of its images. A score is the sigmoid of the evidence.
-    Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
+    find: probability that a truth box is found; jitter: standard deviation of its sides, as a share of its size;
+    clutter: mean number of random boxes per phrase, on true and false captions; alarms: mean number of false alarms per
+    phrase of a false caption. right, wrong, alarm: mean logit of found boxes, clutter and false alarms; noise: standard
+    deviation of the logit; offset: that of a shift of the logit shared by a phrase's two images. A score is the sigmoid
+    of the logit. Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
     """
     rng, predictions = np.random.default_rng(seed), {}
     shared: dict[tuple, float] = {}
@@ -114,14 +114,14 @@ def synthetic_predictions(data: Tricd, seed: int = 0, *, find: float = 0.85, jit
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #18e0c2f8
 def coarse_scores(predictions: Mapping[Any, Mapping[str, Any]], digits: int) -> dict[Any, dict[str, list]]:
-    """The same predictions with scores rounded to `digits` decimals; 0 or less gives every box the same score, 1."""
+    """The same predictions with scores rounded to `digits` decimals; with 0 or less, every box has the score 1."""
     return {key: {**{name: list(values) for name, values in entry.items()},
                   "scores": [round(float(s), digits) if digits > 0 else 1.0 for s in entry["scores"]]}
             for key, entry in predictions.items()}
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #d0c1de2c
 def break_ties(predictions: Mapping[Any, Mapping[str, Any]], seed: int = 0) -> dict[Any, dict[str, list]]:
-    """The same predictions with distinct scores in 0..1: the order of the old ones, equal ones in random order."""
+    """The same predictions with distinct scores in 0..1 in the same order; equal scores are ordered at random."""
     sizes = [len(entry["scores"]) for entry in predictions.values()]
     old = np.concatenate([np.zeros(0), *(np.asarray(entry["scores"], float) for entry in predictions.values())])
     order = np.lexsort((np.random.default_rng(seed).random(len(old)), old))
@@ -133,11 +133,11 @@ def break_ties(predictions: Mapping[Any, Mapping[str, Any]], seed: int = 0) -> d
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #b5873427
 class Predictions(dict[int, dict[str, np.ndarray]]):
-    """{pair id: {"scores": float64 [n], "boxes": float64 [n, 4] xyxy, "phrase_ids": int64 [n]}}, what `evaluate` takes.
+    """{pair id: {"scores": float64 [n], "boxes": float64 [n, 4] xyxy, "phrase_ids": int64 [n]}}, input of `evaluate`.
 
-    attrs: of a run, those of `ask_pictures`; `problems` has one {"id", "image", "error"} a failed pair. Such a pair has
-    no entry, and `evaluate` takes it for silence. form: one of `prediction_rows.FORMS`. file: where it was read.
-    left_out: {reason: number of boxes}, what the file had beyond this; faults: texts that name inverted boxes.
+    attrs: after a run, those of `ask_pictures`; `problems` has one {"id", "image", "error"} per failed pair. Such a
+    pair has no entry, and `evaluate` counts it as a pair without boxes. form: one of `prediction_rows.FORMS`. file: its
+    path. left_out: {reason: number of boxes} dropped from the file; faults: texts that name inverted boxes.
     """
 
     def __init__(self, items: Mapping[int, dict[str, np.ndarray]], attrs: Mapping[str, Any] | None = None,
@@ -158,7 +158,7 @@ class Predictions(dict[int, dict[str, np.ndarray]]):
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #1052a327
 def _plain(value: Any) -> Any:
-    "Tensors as numbers and lists, through lists and dicts."
+    "`value` with tensors converted to numbers and lists, also inside lists and dicts."
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #952a8e06
 def _from_torch(path: Path) -> Any:
-    "A torch file, without running code from it."
+    "The content of a torch file, read without running code from it."
     import torch
 
     try:
@@ -189,14 +189,13 @@ def read_predictions(path: str | Path, data: Tricd, *, image_ids: str | Mapping 
     """Predictions from a file, in the form that `qgcam_lib.phrase_detection.evaluate` takes.
 
     path: .json, a table (see `data.tables`), .pth or .pt; the form is recognised, see `prediction_rows.FORMS`.
-    data: the annotations (`load_tricd`); they say which phrases a pair has, and in which order.
-    image_ids, phrases: what the file's image ids and category ids mean; on_error: what an inverted box does;
-    box_format: the order of a box's numbers; see `predictions.pack`. `.faults` of the result names the boxes that were
-    left out so.
-    Pairs come out in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` and `.left_out`
-    of the result say what was done.
+    data: the annotations (`load_tricd`), with the phrases of each pair in order.
+    image_ids, phrases: what the file's image ids and category ids mean; on_error: how to handle an inverted box;
+    box_format: the order of a box's numbers; see `predictions.pack`.
+    Returns pairs in ascending order of their ids, boxes as half-open xyxy in the file's order. `.form` of the result is
+    the recognised form, `.left_out` counts the dropped boxes, and `.faults` names the inverted ones.
     Errors: ExampleError (a ValueError) that names the file and the record, see `predictions.pack`; FileNotFoundError;
-    ValueError for an option.
+    ValueError for an invalid option.
     """
     path = Path(path)
     if not path.is_file():
@@ -214,12 +213,12 @@ def read_predictions(path: str | Path, data: Tricd, *, image_ids: str | Mapping 
 
 # %% ../../nbs/lib/phrase_detection/06_prediction_files.ipynb #7173e3fe
 def write_predictions(path: str | Path, predictions: Mapping[Any, Mapping[str, Any]]) -> Path:
-    """Write predictions as JSON in TRICD's form, or as a table where the path ends in .parquet, which takes a fraction
-    of the space; whole or not at all. Returns the path.
+    """Write predictions as JSON in TRICD's form, or as a much smaller table if the path ends in .parquet; a failed
+    write leaves no partial file. Returns the path.
 
     predictions: {image_id: {"scores", "boxes", "phrase_ids"}} with lists or arrays. Floats keep all their digits. A
-    table has a row a box, so a pair without one is not named in it. Errors: ExampleError that names the image, for a
-    missing key, lengths that differ, NaN or infinity.
+    table has one row per box, so it omits pairs without boxes. Errors: ExampleError that names the image, for a
+    missing key, different lengths, NaN or infinity.
     """
     rows = rows_of(predictions)
     ids = [whole_number(image, "image_id") for image in rows.images]

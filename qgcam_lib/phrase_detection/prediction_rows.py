@@ -32,13 +32,13 @@ FORMS = {
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #e8763812
 @dataclass(eq=False)
 class Rows:
-    """All boxes of a detector, one row a box, every value a finite number.
+    """All boxes of a detector, one row per box, every value a finite number.
 
     form: one of FORMS. kind: what a label is: "phrase" (an id), "place" (0-based number of the phrase in its pair) or
-    "category". images: every image that is named, an id each, or (id, sentence). image int64 [N]: place in `images`;
-    label int64 [N]; score float64 [N]; boxes float64 [N, 4] half-open xyxy; word, format: their name and order in what
-    was read. name(n): how an error names row n. n_phrases: {image: number of phrases}, where it is said. faults: {row:
-    ExampleError} of the inverted boxes.
+    "category". images: every image in the input, as an id or (id, sentence). image int64 [N]: index in `images`; label
+    int64 [N]; score float64 [N]; boxes float64 [N, 4] half-open xyxy; word, format: name and coordinate order of the
+    boxes in the input. name(n): the name of row n in errors. n_phrases: {image: number of phrases}, if the input
+    contains it. faults: {row: ExampleError} for the inverted boxes.
     """
 
     form: str
@@ -55,13 +55,13 @@ class Rows:
     faults: dict[int, ExampleError]
 
     def name_image(self, place: int) -> str:
-        """The name of an image in an error: by its first row, or by its id where it has no row."""
+        """The name of an image in an error: that of its first row, or its id if it has no row."""
         rows = np.flatnonzero(self.image == place)
         return self.name(int(rows[0])) if len(rows) else f"image {self.images[place]}"
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #10c92b2f
 def whole_number(value: Any, what: str) -> int:
-    "A whole number, or digits that stand for one, as JSON's keys do. Errors: ExampleError for anything else."
+    "`value` as int: a whole number, or a string of digits such as a JSON key. Errors: ExampleError for anything else."
     digits = isinstance(value, str) and value.isascii() and value.isdigit()
     if isinstance(value, bool) or not (digits or isinstance(value, int | np.integer)) or int(value) >= 2**63:
         raise ExampleError(f"{what}: expected a whole number, got {value!r:.40}")
@@ -77,10 +77,10 @@ def _as_four(value: Any) -> np.ndarray:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #61ded553
 def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndarray:
-    "Boxes as float64 [n, 4]; the first row that is something else is named."
+    "Boxes as float64 [n, 4]. Errors: ExampleError that names the first row that is not four finite numbers."
     try:
         rows = np.asarray(boxes, dtype=np.float64).reshape(len(boxes), 4)
-    except (ValueError, TypeError, OverflowError):  # what NumPy says of rows of other lengths, texts, large numbers
+    except (ValueError, TypeError, OverflowError):  # NumPy's errors for rows of other lengths, texts, large numbers
         rows = np.array([_as_four(box) for box in boxes])
     if len(bad := np.flatnonzero(~np.isfinite(rows).all(1))):
         raise ExampleError(f"{word}: expected four finite numbers, got {boxes[bad[0]]!r:.60}", name(int(bad[0])))
@@ -89,7 +89,7 @@ def _as_boxes(boxes: Sequence, word: str, name: Callable[[int], str]) -> np.ndar
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #6774f518
 def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[str, Any],
           name: Callable[[int], str], *, sized: bool = False, kind: str = "", queries: dict | None = None) -> Rows:
-    "Rows from labels, scores and boxes, in this order and under their own names. sized: boxes are x, y, width, height."
+    "Rows from the columns of labels, scores and boxes, in this order. sized: boxes are x, y, width, height."
     (a, labels), (b, scores), (c, boxes) = columns.items()
     try:
         table = read_table(pd.DataFrame({a: labels, b: scores}), {a: int, b: float})
@@ -101,7 +101,7 @@ def _rows(form: str, label: str, images: list, image: np.ndarray, columns: dict[
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #dae0488f
 def _need(record: Any, keys: Sequence[str], where: str) -> list:
-    "The values of the keys, all of which a record must have."
+    "The values of the keys. Errors: ExampleError for a record without one of them."
     if not isinstance(record, Mapping):
         raise ExampleError(f"expected an object with {', '.join(keys)}, got {type(record).__name__}", where)
     if lost := [key for key in keys if key not in record]:
@@ -126,7 +126,7 @@ def _joined(parts: Sequence[Sequence]) -> Sequence:
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #612e5ddd
 def _of_lists(form: str, label: str, images: list, places: Sequence[int], wheres: Sequence[str],
               lists: Sequence[dict[str, Any]], **options: Any) -> Rows:
-    """Rows from labels, scores and boxes in lists. places: the image of each list; wheres: how an error names it."""
+    """Rows from lists of labels, scores and boxes. places: the image of each list; wheres: its name in errors."""
     lists = [{word: _as_list(values, word, where) for word, values in one.items()}
              for one, where in zip(lists, wheres)]
     for one, where in zip(lists, wheres):
@@ -142,7 +142,7 @@ def _of_lists(form: str, label: str, images: list, places: Sequence[int], wheres
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #cbc25d95
 def _by_image(content: Mapping) -> Rows:
-    "The forms `tricd` and `labels`."
+    "Rows from the forms `tricd` and `labels`."
     first = next(iter(content.values()), {})
     labels = isinstance(first, Mapping) and "labels" in first and "phrase_ids" not in first
     words = ("labels" if labels else "phrase_ids", "scores", "boxes")
@@ -153,7 +153,7 @@ def _by_image(content: Mapping) -> Rows:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #d829a47d
 def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
-    "Boxes and scores of each phrase, without GLIP's last box, which has no score."
+    "Boxes and scores of each phrase, without GLIP's extra last box, which has no score."
     if "scores" not in entry:
         raise ExampleError("has boxes but no scores, as MDETR's results for Flickr30k; average precision needs them",
                            where, remedy="Write the scores of each box beside `boxes`, as GLIP does")
@@ -169,7 +169,7 @@ def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #7e7da5aa
 def _flickr(content: Sequence) -> Rows:
-    "The form `flickr`."
+    "Rows from the form `flickr`."
     n_phrases, places, wheres, lists = {}, [], [], []
     for number, entry in enumerate(content):
         image = _need(entry, ("image_id", "boxes"), f"entry {number}")[0]
@@ -189,7 +189,7 @@ def _flickr(content: Sequence) -> Rows:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #fdb8702d
 def _boxes_in(frame: pd.DataFrame) -> tuple[str, Sequence, bool]:
-    "The boxes of a table, by the columns that it has: their name, the boxes, are they x, y, width, height?"
+    "The boxes of a table: the name of their columns, the boxes, and whether they are x, y, width, height."
     for name in ("bbox", "box"):
         if name in frame:
             return name, frame[name].tolist(), name == "bbox"
@@ -199,7 +199,7 @@ def _boxes_in(frame: pd.DataFrame) -> tuple[str, Sequence, bool]:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #a5e4d9c7
 def _table(frame: pd.DataFrame, form: str = "table", silent: Sequence = ()) -> Rows:
-    "The forms `table`, `coco` and `instances`. silent: images that are named besides."
+    "Rows from the forms `table`, `coco` and `instances`. silent: further images, which may have no box."
     label = "category_id" if "category_id" in frame and "phrase_id" not in frame else "phrase_id"
     try:
         keys = read_table(frame, {"image_id": object, label: object, "score": object})["image_id"].tolist()
@@ -215,7 +215,7 @@ def _table(frame: pd.DataFrame, form: str = "table", silent: Sequence = ()) -> R
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #b74b03fc
 def _records(content: Sequence, form: str = "coco", silent: Sequence = ()) -> Rows:
-    "A list with an object a box."
+    "Rows from a list with one object per box."
     for n, record in enumerate(content):
         if not isinstance(record, Mapping):
             raise ExampleError(f"expected a JSON object, got {type(record).__name__}", f"row {n + 1}")
@@ -224,14 +224,14 @@ def _records(content: Sequence, form: str = "coco", silent: Sequence = ()) -> Ro
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #cfc0c1eb
 def _instances(content: Sequence) -> Rows:
-    "The form `instances`: COCO's records, packed by image."
+    "Rows from the form `instances`: COCO's records, grouped by image."
     entries = [_need(entry, ("image_id", "instances"), f"entry {n}") for n, entry in enumerate(content)]
     lists = [_as_list(records, "instances", f"entry {n}") for n, (_, records) in enumerate(entries)]
     return _records(list(chain.from_iterable(lists)), "instances", [image for image, _ in entries])
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #d33908b7
 def _form_rows(content: Any) -> Rows:
-    "The rows of whatever form is there."
+    "Rows from predictions whose form is recognised from their content."
     if isinstance(content, pd.DataFrame):
         return _table(content)
     if isinstance(content, Mapping) and isinstance(content.get("annotations"), list):
@@ -249,11 +249,11 @@ def _form_rows(content: Any) -> Rows:
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #8d3f1906
 def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None) -> Rows:
-    """The rows of predictions in any form of FORMS: objects and lists as JSON gives them, arrays, or a pandas frame.
+    """The rows of predictions in any form of FORMS: objects and lists as in JSON, arrays, or a pandas frame.
 
     on_error: "raise", or "record": inverted boxes are listed in `faults`. box_format: the order of a box's numbers,
-    "xyxy", "xywh" or "yyxx"; None for that of the form. Errors: ExampleError that names the record: no known form, a
-    missing key, lengths that differ, anything but finite numbers, an inverted box.
+    "xyxy", "xywh" or "yyxx"; None for the order of the form. Errors: ExampleError that names the record: an unknown
+    form, a missing key, different lengths, values that are not finite numbers, an inverted box.
     """
     check_options({"on_error": on_error})
     if box_format not in (None, *TO_XYXY):

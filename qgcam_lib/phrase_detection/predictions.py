@@ -24,7 +24,7 @@ from .prediction_rows import Rows, rows_of, whole_number
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #24dffa11
 def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    "Row n with every item of lists[which[n]]: the rows [M] and the items [M], int64."
+    "Row n repeated for every item of lists[which[n]]: the rows [M] and the items [M], int64."
     sizes = np.array([len(items) for items in lists], np.int64)
     flat = np.array(list(chain.from_iterable(lists)), np.int64)
     counts, starts = sizes[which], (np.cumsum(sizes) - sizes)[which]
@@ -33,7 +33,7 @@ def _spread(which: np.ndarray, lists: Sequence[Sequence[int]]) -> tuple[np.ndarr
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #c0381b21
 def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Sequence[int]]:
-    "How to find the places of the pairs that an image stands for; none for a picture that the annotations lack."
+    "A function image -> indices of its pairs; with image_ids 'file', none for an image without annotations."
     places = {id: place for place, id in enumerate(data.pair_ids.tolist())}
     pictures: dict[str, list[int]] = {}
     for place, pair in enumerate(data.pairs if image_ids == "file" else ()):
@@ -61,7 +61,7 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #aaedb95a
 def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
-    "Places of the pairs that each image of the rows stands for; a pair may come once."
+    "Indices of each image's pairs. Errors: ExampleError for a pair given twice or another number of phrases."
     find, places, taken = _pair_finder(data, image_ids), [], set()
     for image, key in enumerate(rows.images):
         try:
@@ -85,7 +85,7 @@ def _folded(text: Any) -> str:
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #e3235650
 def _by_vocabulary(data: Tricd, pair: np.ndarray, label: np.ndarray, phrases: Any, name: Callable[[int], str]
                    ) -> tuple[np.ndarray, np.ndarray]:
-    "`_spread` for labels that are places (list) or keys (mapping) in a vocabulary of texts."
+    "`_spread` for labels that are indices (list) or keys (mapping) in a vocabulary of texts."
     texts = phrases if isinstance(phrases, Mapping) else dict(enumerate(phrases))
     texts = {whole_number(key, "phrases"): _folded(text) for key, text in texts.items()}
     if not (listed := np.isin(label, list(texts))).all():
@@ -100,7 +100,7 @@ def _by_vocabulary(data: Tricd, pair: np.ndarray, label: np.ndarray, phrases: An
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #3ae8aded
 def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phrases: Any, name: Callable[[int], str]
              ) -> tuple[np.ndarray, np.ndarray]:
-    "Place of the phrase that each label [n] means in its pair, as `_spread` gives rows and items."
+    "Rows and phrases, as from `_spread`: the index of the phrase that each label [n] denotes in its pair."
     if rows.kind == "category" and phrases is None and len(label):
         raise ExampleError("the boxes have category ids and no phrase ids", remedy=(
             "Say what a category id means by `phrases`: 'id' (a phrase id), 0 or 1 (the phrase's number in its pair, "
@@ -126,8 +126,8 @@ def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phras
 class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
     [N, 4], half-open xyxy. Pairs are in ascending order, the boxes of a pair in the order given. form: one of FORMS.
-    named: indices of the pairs that the predictions name, also without a box. left_out: {reason: number of boxes}, what
-    the predictions had beyond this. faults: texts that name the inverted boxes among these."""
+    named: indices of the pairs with an entry in the predictions, also without a box. left_out: {reason: number of
+    boxes} for the boxes that were dropped. faults: texts that name the inverted ones among the dropped boxes."""
 
     pair: np.ndarray
     phrase: np.ndarray
@@ -140,7 +140,7 @@ class Packed:
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #26058854
 def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
-    "Are a few boxes corners that were read as x, y, width, height? At least half then stick out, and as corners none."
+    "Warning if a few boxes look like corners read as x, y, width, height: half or more stick out, as corners none."
     corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
     out = int((boxes[:, 2:] > ends).any(1).sum())
     if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
@@ -165,16 +165,16 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     arrays (arrays are fastest); or a pandas frame with the columns image_id, phrase_id, score and x0, y0, x1, y1 (or
     x, y, w, h, or one column box); or a list of dictionaries with image_id, phrase_id, score and bbox (x, y, width,
     height), other keys ignored; or another of FORMS. Pairs and phrases may be absent. Nothing is changed.
-    image_ids: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (pictures, by file name, its stem
-    or COCO number; the boxes go to every pair of the picture), or {image id, or "IMAGE_SENTENCE": pair id or a list}.
+    image_ids: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (images, by file name, its stem
+    or COCO number; the boxes go to every pair of the image), or {image id, or "IMAGE_SENTENCE": pair id or a list}.
     phrases: what a category id means, for predictions without phrase ids: "id" (a phrase id), 0 or 1 (the phrase's
-    number in its pair, counted from there), or the vocabulary, a list of texts (the id is the index) or {id: text},
-    compared with the phrases' texts without regard to case and spaces; equal phrases all get the box.
-    on_error: what an inverted box does: "raise", or "record", where it is left out, counted, and named in `faults`.
+    number in its pair, the first being 0 or 1), or the vocabulary, a list of texts (the id is the index) or {id: text},
+    compared with the phrases' texts without regard to case and spaces; all phrases with that text get the box.
+    on_error: for an inverted box, "raise", or "record": the box is left out, counted, and named in `faults`.
     box_format: the order of a box's numbers, see `rows_of`.
     Boxes without area are allowed (some tools write [0, 0, 0, 0] for "nothing found"); they never hit.
     Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair
-    that stands twice, no box that fits; ValueError for an option.
+    given twice, no box that belongs to a phrase of the data; ValueError for an invalid option.
     """
     _check_options(image_ids, phrases)
     rows = rows_of(predictions, on_error, box_format)
@@ -192,14 +192,14 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
                            f"{left_out}", remedy="Check `image_ids`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
-    if len(row) < 10 and (box_format or rows.format) == "xywh":  # fewer than `box_findings` judges
+    if len(row) < 10 and (box_format or rows.format) == "xywh":  # too few for `box_findings`
         warn_of(_few_corners(rows.boxes[row], data.sizes[pair[order]]), stacklevel=3)
     return Packed(pair[order], phrase[order], rows.score[row], rows.boxes[row], rows.form, named, left_out,
                   tuple(map(str, rows.faults.values())))
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a02
 def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarray) -> list[str]:
-    "Do the boxes `at` find far more of the `chosen` phrases with a mistake undone? Those of other phrases would not."
+    "Warnings if the boxes `at` hit far more of the `chosen` phrases, and not of others, once a mistake is undone."
     phrase, boxes, pairs = packed.phrase[at], packed.boxes[at], data.phrase_pairs
     groups, sizes, number = data.group_codes[pairs[chosen]], data.sizes[packed.pair[at]], np.arange(len(data.phrases))
     ends, first = np.tile(sizes[:, ::-1], 2), np.searchsorted(pairs, pairs)
@@ -227,7 +227,7 @@ def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndar
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a03
 def _rank_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarray) -> list[str]:
-    "Do ties decide which box of a phrase is first, or is it worse than any of them?"
+    "Warnings if ties decide which box of a phrase is first, or if the first box hits less often than a random one."
     phrase, score, n = packed.phrase[at], packed.score[at], len(data.phrases)
     hit = matching.best_overlap(packed.boxes[at], phrase, data.truth, data.truth_starts) >= matching.THRESHOLDS[0]
 
@@ -245,7 +245,7 @@ def _rank_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarr
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a04
 def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
-    "Do scores add up to 1, and are boxes there twice?"
+    "Warnings if the scores of a pair or phrase add up to 1, or if boxes occur twice."
     score, warnings = packed.score[at], []
     for what, key in (("pairs", packed.pair[at]), ("phrases", packed.phrase[at])):
         several = np.bincount(key) > 1
@@ -265,11 +265,11 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #3d697d99
 def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
-    """Warnings about predictions as a whole; see `checks`. ValueError for boxes that are all shares."""
+    """Warnings about predictions as a whole; see `checks`. ValueError if all boxes are shares of their image."""
     chosen = np.zeros(len(data), bool)
     chosen[some_records(len(data), min(400, 10_000 * len(data) // max(1, len(packed.pair))))] = True
     at = np.flatnonzero(chosen[packed.pair])
-    area = at[(packed.boxes[at, 2:] > packed.boxes[at, :2]).all(1)]  # without it, a box says nothing
+    area = at[(packed.boxes[at, 2:] > packed.boxes[at, :2]).all(1)]  # boxes without area carry no information
     pair = packed.pair[area]
     warnings = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
     true, false = (np.isin(np.flatnonzero(data.positive == which), packed.named) for which in (True, False))

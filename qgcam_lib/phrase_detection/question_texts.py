@@ -36,7 +36,7 @@ def _is_plural(word: str) -> bool:
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #65f9d4bd
 def _head(words: list[str]) -> str:
-    "The noun that decides the number: the last word before a preposition, a determiner or an -ing word."
+    "The head noun, which decides the number: the last word before a preposition, a determiner or an -ing word."
     taken = words[:1]
     for word in words[1:]:
         if word in _WORDS["stops"] or (word.endswith("ing") and word not in _WORDS["ing_nouns"]):
@@ -50,7 +50,7 @@ _COPULA = re.compile(r"((?:(?!\b(?:who|which|that|while|when|where|is|are)\b).)+
 
 
 def _opening(words: list[str]) -> str:
-    """The words that go before a noun phrase: is there, is there a, is there an, are there."""
+    """The opening of a question before a noun phrase: is there, is there a, is there an, are there."""
     first, head = words[0], _head(words)
     if first in _WORDS["one"]:
         return "is there"
@@ -63,11 +63,11 @@ def _opening(words: list[str]) -> str:
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #b3fd65f1
 def caption_to_question(caption: str) -> str:
-    """A yes/no question that asks whether the caption is true of the picture, as in TRICD's files.
+    """A yes/no question whether the caption is true of the image, as in TRICD's files.
 
-    It has no capital and no question mark. Spaces are collapsed, a final stop is dropped.
-    The form is that of TRICD, appendix C.2; we take the number from the head of the first noun phrase by its ending,
-    where the authors tag the first word and correct by hand. Not handled: a sentence whose verb is not a form of
+    The question has no initial capital and no question mark. Spaces are collapsed, a final stop is dropped.
+    The form is that of TRICD, appendix C.2. We infer singular or plural from the ending of the first noun phrase's
+    head; the authors tag the first word and correct manually. Not handled: a sentence whose verb is not a form of
     "be" ("the dog chases the cat" gives "is there the dog chases the cat").
     Errors: ValueError for a caption without a word.
     """
@@ -123,7 +123,7 @@ _RULES = tuple(
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #c42dea36
 def _plain(text: str) -> str:
-    "The answer in lower case without marks, fillers and whatever comes before an explicit 'answer:'."
+    "The answer in lower case without markup, fillers and any text before an explicit 'answer:'."
     text = unicodedata.normalize("NFKC", text).lower().replace("’", "'").replace("‘", "'")
     text = re.sub(r"<[^<>]*>|\[\w+\]", " ", text)
     pieces = re.split(r"(?<!cannot )(?<!not )(?<!n't )\banswer(?: is\b|\s*:)", text)
@@ -135,7 +135,7 @@ def _plain(text: str) -> str:
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #43cea284
 def _read_answer(answer: Any) -> tuple[bool | None, str]:
-    "The answer as True, False or None, and the rule that decided."
+    "The answer as True, False or None, and the name of the rule that decided."
     if answer is None:
         return None, "unparsable"
     if isinstance(answer, str):
@@ -149,15 +149,15 @@ def _read_answer(answer: Any) -> tuple[bool | None, str]:
 def parse_answer(text: Any) -> bool | None:
     """The meaning of a free answer to a yes/no question: True, False, or None if it cannot be parsed.
 
-    text: a text; also a truth value, 0 or 1 (as in TRICD's prediction files), or None (no answer). The rules are the
-    table above in its notebook; the first that fits decides, and all look at the beginning of the answer.
+    text: a text; also a truth value, 0 or 1 (as in TRICD's prediction files), or None (no answer). The rules are in the
+    table above in its notebook; the first rule that matches the beginning of the answer decides.
     Errors: ValueError for another number (NaN too) or another type.
     """
     return _read_answer(text)[0]
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #32c81344
 def parse_answers(answers: Iterable[Any]) -> pd.DataFrame:
-    """Many answers at once: one row an answer with text, answer (True, False or None) and rule (which one decided).
+    """Parse many answers: one row per answer with text, answer (True, False or None) and rule (the deciding rule).
 
     `parse_answers(texts).rule.value_counts()` counts the rules. Errors: ValueError as in `parse_answer`.
     """

@@ -35,7 +35,7 @@ _SUBSET_OF = {"object": "coco_obj", "relation": "coco_rel"}
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #02737434
 def _linked(pictures: list[str], questions: list[str], ids: list[int]) -> list[str]:
-    "For each row the name of its group: the smallest id among the rows linked by a picture or a question."
+    "The name of each row's group: the smallest id among the rows linked by an image or a question."
     label = pd.Series(ids)
     while True:
         before = label
@@ -72,7 +72,7 @@ class _Pair:
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #92f13845
 def _subset(annotation: _Annotation, file: Path) -> str:
-    "coco_obj, coco_rel or winoground; a type that the paper does not know keeps its own name."
+    "coco_obj, coco_rel or winoground; a coco_type that is not in the paper keeps its name."
     kind = annotation.coco_type
     if annotation.source == "winoground":
         return "winoground"
@@ -82,7 +82,7 @@ def _subset(annotation: _Annotation, file: Path) -> str:
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #762b68ac
 def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
-    "The caption and the group of every question, from TRICD's grounding file."
+    "The frame with the caption and the group of every question from TRICD's grounding file."
     [pairs] = tricd_records(path, images=_Pair)
     for row in frame.itertuples():
         pair = pairs.get(row.image_id)
@@ -98,14 +98,14 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #af905a7f
 def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.DataFrame:
-    """The yes/no questions of TRICD, or of any file in its form.
+    """The yes/no questions of TRICD, or of any file in the same form.
 
     path: TRICD_VQA_*.json. grounding: TRICD_grounding_*.json of the same split, for captions and the groups of four.
-    Returns one row a question in the file's order: image_id (of the pair), question_id, question, file_name, answer
-    (bool), subset ("coco_obj", "coco_rel", "winoground"; a coco_type that the paper does not have keeps its name),
-    group; with `grounding` also caption. Without `grounding` a group is what shares a picture or a question.
+    Returns one row per question in the file's order: image_id (of the pair), question_id, question, file_name, answer
+    (bool), subset ("coco_obj", "coco_rel", "winoground"; a coco_type that is not in the paper keeps its name), group;
+    with `grounding` also caption. Without `grounding`, rows that share an image or a question form a group.
     Errors: ExampleError (a ValueError) with the file and the record: unreadable, a field missing or of another type,
-    an id twice, a question without annotation or the other way round, an answer other than 0 or 1.
+    an id twice, a question without annotation or an annotation without question, an answer other than 0 or 1.
     """
     path = Path(path)
     questions, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
@@ -119,7 +119,7 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #ebf690ec
 def _marks(truth: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    "truth bool [n], answer int [n] (1 yes, 0 no, -1 neither) -> float64 [n, 6]: true, said, both for yes, then for no."
+    "truth bool [n], answer int [n] (1 yes, 0 no, -1 neither) -> float64 [n, 6]: true, predicted, both for yes, for no."
     columns = []
     for value in (1, 0):
         is_true, is_said = truth == value, answer == value
@@ -139,7 +139,7 @@ def _scores(sums: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #47985810
 def answers_by_id(answers: Any) -> dict[str, Any]:
-    "Answers by the text of their image id, from a mapping, a series, or records with `image_id` and `answer`."
+    "{image id as text: answer} from a mapping, a series, or records with `image_id` and `answer`."
     if isinstance(answers, Mapping | pd.Series):
         items = list(answers.items())
     elif not isinstance(answers, list | tuple):
@@ -160,7 +160,7 @@ def answers_by_id(answers: Any) -> dict[str, Any]:
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #4b08103b
 def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.ndarray, np.ndarray]:
-    "For each question 1, 0 or -1 (unparsable or missing), and whether its answer is missing."
+    "The answer to each question as 1, 0 or -1 (unparsable or missing), and whether it is missing."
     by_id, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]
     if strange := [id for id in by_id if id not in set(ids)]:
         raise ValueError(f"answers: expected the ids of the questions, got {strange[0]!r}, which no question has "
@@ -180,7 +180,7 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #12935792
 def check_questions(questions: pd.DataFrame, columns: Sequence[str]) -> None:
-    "Refuse a frame without one of these columns, or with an image_id twice: ValueError."
+    "ValueError for a frame that lacks one of these columns or has an image_id twice."
     if lost := [name for name in columns if name not in questions]:
         raise ValueError(f"questions: columns {lost} are missing (load_tricd_vqa gives them); the frame has "
                          f"{list(questions.columns)}")
@@ -221,17 +221,17 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, unparsable: str =
                      ) -> pd.DataFrame:
     """Macro-F1 and accuracy of yes/no answers, for all questions and for each subset.
 
-    questions: from `load_tricd_vqa`. answers: image_id -> answer (a mapping, a series, or records with both); an
-    answer is what `parse_answer` reads.
-    unparsable: "wrong" (missed, and neither class said), "opposite" or "drop". on_missing: "error", or "count" (as
-    unparsable). The F1 of a class neither true nor said is left out of the mean.
+    questions: from `load_tricd_vqa`. answers: image_id -> answer (a mapping, a series, or records with both); any
+    value that `parse_answer` accepts.
+    unparsable: "wrong" (neither class predicted), "opposite" (the wrong class) or "drop". on_missing: "error", or
+    "count" (as unparsable). The F1 of a class that is neither true nor predicted is left out of the mean.
     n_bootstrap: replicates over groups, 0 for none. n_subsets: parts of 90 % of the groups (the paper's way).
     Returns rows subset x metric (macro_f1, f1_yes, f1_no, accuracy, in 0..1; n, n_unparsable, n_missing): subset and
     the columns of `statistics.summary_rows`; n: questions scored, n_undefined: questions dropped. A subset without
     questions is NaN, n 0.
-    Source: TRICD, Table 4, which prints one F1 a cell, in percent; section 5.1 names accuracy and macro-F1, and we take
-    it for the latter. The official script stops with an error on the subsets; scores of "all" agree with it. Neither
-    argument is changed.
+    Source: TRICD, Table 4, which prints one F1 per cell, in percent; section 5.1 names accuracy and macro-F1, and we
+    read the F1 as macro-F1. The official script stops with an error on the subsets; its scores for "all" agree with
+    ours. Neither argument is changed.
     Errors: ValueError naming the id (unknown, twice, missing, not an answer) or the option.
     """
     for name, value, choices in (("unparsable", unparsable, ("wrong", "opposite", "drop")),

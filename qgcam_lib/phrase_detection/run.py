@@ -30,13 +30,13 @@ from ..storage.files import read_json, sha256_of
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #084ea1f3
 def take_groups(data: Tricd, limit: int | None = None, seed: int = 0) -> Tricd:
-    """The pairs of `limit` whole groups (None or 0: the data as they are); see `picture_loop.choose_groups`."""
+    """The pairs of `limit` whole groups (None or 0: all pairs); see `picture_loop.choose_groups`."""
     chosen = set(choose_groups(data.group_names, limit, seed))
     return replace(data, pairs=tuple(pair for pair in data.pairs if pair.group in chosen))
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #78f1cacc
 def _checked(detections: Any, pair: TricdPair) -> Detections:
-    """What a detector gave, if it is about this pair's phrases."""
+    """The detections. Errors: ValueError for another type or a phrase that this pair does not have."""
     if not isinstance(detections, Detections):
         raise ValueError(f"detector: expected Detections for pair {pair.id}, got {type(detections).__name__}")
     if len(detections) and int(detections.phrases.max()) >= len(pair.phrases):
@@ -46,7 +46,7 @@ def _checked(detections: Any, pair: TricdPair) -> Detections:
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #79a4f1fa
 def _row(pair: TricdPair, detections: Detections, max_boxes: int) -> dict[str, np.ndarray]:
-    """The best boxes of each phrase, as they are stored."""
+    """The best boxes of each phrase, in the form of a stored row."""
     best = best_of_each(descending(detections.scores), detections.phrases, len(pair.phrases), max_boxes)
     ids = np.array([phrase.id for phrase in pair.phrases], np.int64)
     return {"scores": detections.scores[best], "boxes": detections.boxes[best].ravel(),
@@ -54,39 +54,39 @@ def _row(pair: TricdPair, detections: Detections, max_boxes: int) -> dict[str, n
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #6a5e9d3a
 def _ask(detector: Detector, pictures: list[Image.Image], pairs: list[TricdPair], max_boxes: int) -> list[dict]:
-    """What the detector finds for each pair in its opened picture."""
+    """The detections for each pair in its loaded image, as stored rows."""
     captions, spans = [pair.caption for pair in pairs], [[phrase.spans for phrase in pair.phrases] for pair in pairs]
     results = batched(detector, "detect", pictures, captions, spans)
     return [_row(pair, _checked(each, pair), max_boxes) for each, pair in zip(results, pairs)]
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #f0313807
 def asked_checksum(data: Tricd) -> str:
-    """sha256 over what a detector is asked: ids, picture names, sizes, captions and spans of all pairs, in id order."""
+    """sha256 of the detector's input: ids, image names, sizes, captions and spans of all pairs, in id order."""
     return sha256_of(*(repr((pair.id, pair.file_name, pair.size, pair.caption,
                              [(phrase.id, phrase.spans) for phrase in pair.phrases])) for pair in data.pairs))
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #1d60a48b
 def _about(data: Tricd) -> dict[str, Any]:
-    """The data as a run reports it."""
+    """The description of the data in a run's attrs."""
     return {"name": Path(data.file).name or "TRICD", "pairs": len(data), "fingerprint": asked_checksum(data)}
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A stored row as `evaluate` takes it."""
+    """A stored row in the form for `evaluate`."""
     return {"scores": np.array(row["scores"], np.float64), "phrase_ids": np.array(row["phrase_ids"], np.int64),
             "boxes": np.array(row["boxes"], np.float64).reshape(-1, 4)}
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #45152e1b
 def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequence[str | Path], *,
                    limit: int | None = None, seed: int = 0, max_boxes: int = 100, **run_options: Any) -> Predictions:
-    """Ask a detector for the phrases of every pair of a picture and a caption.
+    """Run a detector on the phrases of every pair of an image and a caption.
 
-    detector: a Detector (`models.roles`). data: from `load_tricd`. images: the folder of the pictures, or several, the
-    first that has a picture counts. limit: so many whole groups of pairs (None or 0: all), drawn with `seed`; see
-    `take_groups`, which gives the data to score these predictions on. max_boxes: the best boxes kept of each phrase of
+    detector: a Detector (`models.roles`). data: from `load_tricd`. images: the folder of the images, or several, of
+    which the first that contains an image is used. limit: number of whole groups of pairs (None or 0: all), drawn with
+    `seed`; score the predictions on the data from `take_groups`. max_boxes: number of best boxes to keep per phrase of
     a pair. run_options: store, on_error ("raise" or "record"), batch_images, progress; see `ask_pictures`.
-    Returns `Predictions`, one entry a pair in ascending order of the ids: scores, boxes in pixels, phrase_ids.
-    Errors: those of `ask_pictures`; ValueError for a detector that answers about phrases it was not asked.
+    Returns `Predictions`, one entry per pair in ascending order of the ids: scores, boxes in pixels, phrase_ids.
+    Errors: those of `ask_pictures`; ValueError for a detector that returns boxes for phrases not in the pair.
     """
     if max_boxes < 1:
         raise ValueError(f"max_boxes: expected at least 1, got {max_boxes!r}")
@@ -103,13 +103,13 @@ def detect_phrases(detector: Detector, data: Tricd, images: str | Path | Sequenc
 def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str | Path] | None = None, *,
                     weights: str | Path = "mini", device: str | None = None, limit: int | None = None, seed: int = 0,
                     model_options: Mapping[str, Any] | None = None, **run_options: Any) -> Predictions:
-    """The predictions of a detector in the registry, or of a file, in one form.
+    """The predictions of a detector in the registry, or from a file, in one form.
 
     source: a detector's name, package.module:factory (`models.named`), or predictions:PATH. data: the whole split;
-    score on `take_groups(data, limit, seed)`. images: folder or folders of the pictures; not needed for a file.
-    weights, device, model_options: see `load_model`; seed is also that of random weights. run_options: see
-    `detect_phrases` (store, on_error, batch_images, max_boxes, progress); of these a file heeds on_error.
-    Errors: those of the two; ValueError for a model that is no detector, or one without `images`.
+    score on `take_groups(data, limit, seed)`. images: folder or folders of the images; not needed for a file.
+    weights, device, model_options: see `load_model`; seed also seeds random weights. run_options: see
+    `detect_phrases` (store, on_error, batch_images, max_boxes, progress); for a file only on_error has an effect.
+    Errors: those of `read_predictions` and `detect_phrases`; ValueError for another model, or one without `images`.
     """
     path = file_source(source, "predictions")
     if path is not None:
@@ -141,7 +141,7 @@ def take_question_groups(questions: pd.DataFrame, limit: int | None = None, seed
 
 
 def _card_of(questions: pd.DataFrame) -> dict[str, Any]:
-    """The questions as a run reports them; the checksum is over ids, texts and picture names, in id order."""
+    """The description of the questions in a run's attrs; its checksum is of ids, texts, image names, in id order."""
     rows = sorted(zip(*(questions[name].tolist() for name in _NEEDED[:4])))
     return {"name": f"{len(rows)} questions", "questions": len(rows), "fingerprint": sha256_of(repr(rows))}
 
@@ -161,7 +161,7 @@ def _ask_all(answerer: Answerer, pictures: list[Image.Image], todo: Sequence[tup
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #9e2be385
 def _asked(questions: pd.DataFrame, folders: list[Path]) -> list[Query]:
-    """A record of every question."""
+    """A Query for every question."""
     queries = []
     for row in questions[list(_NEEDED)].to_dict("records"):
         text, id = row["question"], row["image_id"]
@@ -178,18 +178,18 @@ def _columns(questions: pd.DataFrame) -> dict[str, Any]:
 def answer_questions(answerer: Answerer, questions: pd.DataFrame, images: str | Path | Sequence[str | Path], *,
                      limit: int | None = None, seed: int = 0, style: str = "shipped", scores: bool = False,
                      **run_options: Any) -> pd.DataFrame:
-    """Ask an answerer every question about its picture.
+    """Ask an answerer every question about its image.
 
-    answerer: an Answerer (`models.roles`). questions: from `load_tricd_vqa`. images: the folder of the pictures, or
-    several, the first that has a picture counts. limit: so many whole groups (None or 0: all), drawn with `seed`; score
-    on `take_question_groups`. style: "shipped" (as in the file) or "sentence" (a capital and a question mark). scores:
-    also keep the model's `yes_score`. run_options: store,
+    answerer: an Answerer (`models.roles`). questions: from `load_tricd_vqa`. images: the folder of the images, or
+    several, of which the first that contains an image is used. limit: number of whole groups (None or 0: all), drawn
+    with `seed`; score the answers on `take_question_groups`. style: "shipped" (as in the file) or "sentence" (a capital
+    and a question mark). scores: also store the model's `yes_score`. run_options: store,
     on_error ("raise" or "record"), batch_images, progress; see `ask_pictures`.
-    Returns one row a question in the frame's order: id, group, image, image_id, question_id, asked (the
-    question), answer (text, None where it failed), yes_score (NaN unless asked for), error (None or a text). `attrs`:
-    those of `ask_pictures`. `evaluate_answers(questions, answers_of(frame))` scores it; a failed row counts as
+    Returns one row per question in the frame's order: id, group, image, image_id, question_id, asked (the
+    question), answer (text, None if the row failed), yes_score (NaN without `scores`), error (None or a text). `attrs`:
+    those of `ask_pictures`. `evaluate_answers(questions, answers_of(frame))` scores the answers; a failed row counts as
     unparsable.
-    Errors: those of `ask_pictures`; ValueError for an option, a frame or an answer that is no text.
+    Errors: those of `ask_pictures`; ValueError for an invalid option or frame, or an answer that is no text.
     """
     part, folders = take_question_groups(questions, limit, seed), folders_of(images)
     if style not in ("shipped", "sentence"):
@@ -205,12 +205,12 @@ def answer_questions(answerer: Answerer, questions: pd.DataFrame, images: str | 
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #e89fbbc8
 def answers_of(frame: pd.DataFrame) -> dict[int, Any]:
-    """{image_id: answer, None where it failed}, as `evaluate_answers` takes it."""
+    """{image_id: answer, None if the row failed}, the form for `evaluate_answers`."""
     return dict(zip(frame["image_id"].tolist(), frame["answer"].tolist()))
 
 # %% ../../nbs/lib/phrase_detection/10_run.ipynb #e8e508e3
 def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
-    """Answers from a JSON file, as a frame in the form of `answer_questions`, one row a question.
+    """Answers from a JSON file, as a frame in the form of `answer_questions`, one row per question.
 
     path: a list of {"image_id" or "question_id", "answer"}, or an object {image_id: answer}. A question without an
     answer in the file has None and an error text.
@@ -237,13 +237,13 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
 def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Sequence[str | Path] | None = None, *,
                 weights: str | Path = "official", device: str | None = None, limit: int | None = None, seed: int = 0,
                 model_options: Mapping[str, Any] | None = None, **run_options: Any) -> pd.DataFrame:
-    """The answers of an answerer in the registry, or of a file, in the form of `answer_questions`.
+    """The answers of an answerer in the registry, or from a file, in the form of `answer_questions`.
 
     source: an answerer's name, one of `models.prompted.BASELINES`, or predictions:PATH (see `read_answers`).
-    questions: of the whole split. images: folder or folders of the pictures; not needed for a file. weights, device,
-    model_options: see `load_source`; seed is also that of random weights and of the coin. run_options: see
-    `answer_questions`; a file needs none of them.
-    Errors: those of the two; ValueError for a model that is no answerer, or one without `images`.
+    questions: those of the whole split. images: folder or folders of the images; not needed for a file. weights,
+    device, model_options: see `load_source`; seed also seeds random weights and the coin. run_options: see
+    `answer_questions`; they have no effect for a file.
+    Errors: those of `read_answers` and `answer_questions`; ValueError for another model, or one without `images`.
     """
     path = file_source(source, "predictions")
     if path is not None:
@@ -255,7 +255,7 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
         return frame
     if images is None:
         raise ValueError(f"images: expected the folder of the pictures for the answerer {source!r}, got None")
-    from qgcam_lib.models.prompted import BASELINES, BaselineAnswerer  # they need torch, files of answers do not
+    from qgcam_lib.models.prompted import BASELINES, BaselineAnswerer  # imports torch; not needed for a file
 
     answerer = BaselineAnswerer(source, seed) if source in BASELINES else load_source(
         source, "answerer", weights, device, seed=seed, **(model_options or {}))

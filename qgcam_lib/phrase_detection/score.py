@@ -30,18 +30,18 @@ TIES = ("first", "pessimistic")
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """What matching found; every score is made from it, without matching again. `match_predictions` makes it.
+    """The result of matching, from which every score is computed without matching again; see `match_predictions`.
 
-    data: the annotations. packed: all boxes. order int64: all boxes, best first (stable). kept: those of `order` that
-    count for AP, the 100 best of each pair. hits: bool [10, N], true positives at each of THRESHOLDS, for the N boxes
-    kept. ties: see `match_predictions`. From these, when first asked for: pair, phrase, score [N] of the boxes kept, in
-    descending score; n_cut, the number of boxes beyond; hit, bool over all boxes: IoU of at least .5 with any truth box
-    of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; and float64 [Q], the rank of each
-    phrase's first hit (0 the best, infinity none) as rank, merged_rank, group_rank, NaN where undefined: phrases not
-    asked, and for group_rank those without a partner on the other image; worst_rank, worst_merged_rank and
-    worst_group_rank, the same where at equal scores boxes that miss are first, for the last those of false captions;
-    empty_pairs bool [P] and empty_phrases bool [Q], those without a box; equal, whether any two boxes have the same
-    score; tied, whether two of one ranking do; counts, see `count_input`.
+    data: the annotations. packed: all boxes. order int64: indices of all boxes, best first (stable). kept: the part of
+    `order` that counts for AP, the 100 best of each pair. hits: bool [10, N], true positives at each of THRESHOLDS, for
+    the N boxes in `kept`. ties: see `match_predictions`. Computed at first access: pair, phrase, score [N] of the boxes
+    in `kept`, in descending score; n_cut, the number of other boxes; hit, bool for all boxes: IoU of at least .5 with
+    any truth box of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; rank, merged_rank,
+    group_rank, float64 [Q]: the rank of each phrase's first hit (0 the best box, infinity no hit), NaN for phrases not
+    in `asked`, for group_rank also for phrases without a partner on the other image; worst_rank, worst_merged_rank,
+    worst_group_rank: the same with non-hits first at equal scores, for the last with boxes of false captions first;
+    empty_pairs bool [P] and empty_phrases bool [Q]: without a box; equal: whether any two boxes have the same score;
+    tied: whether two boxes in one ranking have the same score; counts: see `count_input`.
     """
 
     data: Tricd
@@ -80,7 +80,7 @@ class Matches:
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #8210c60e
 def _hits_any(matches: Matches, truth: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    "Boxes with an IoU of at least .5 with any truth box of their phrase; truth, starts: as in `best_overlap`. bool"
+    "Whether each box has an IoU of at least .5 with any truth box of its phrase; truth, starts: see `best_overlap`."
     return matching.best_overlap(matches.packed.boxes, matches.packed.phrase, truth, starts) >= matching.THRESHOLDS[0]
 
 
@@ -102,12 +102,12 @@ def _group_ranks(matches: Matches, ties: str) -> np.ndarray:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #49e64bd7
 def match_predictions(data: Tricd, predictions: Any, *, ties: str = "first"
                       ) -> Matches:
-    """Match predictions (see `pack` for their forms) with the truth, once for all scores.
+    """The matches of predictions (see `pack` for their forms) with the ground-truth boxes, the input of all scores.
 
-    ties: what stands first at equal scores. "first", as in the authors' code: in group recall the true pair, in AP the
-    pair with the lower id. "pessimistic": in both, the boxes of false captions. What is suspicious
-    is one warning (SuspiciousInput), see `prediction_findings`. Errors: see `pack`; ExampleError for boxes that are all
-    shares of their pictures; ValueError for an unknown `ties` or for data that `load_tricd` did not make.
+    ties: which boxes come first at equal scores. "first", as in the authors' code: in group recall the true pair, in AP
+    the pair with the lower id. "pessimistic": in both, the boxes of false captions. One warning (SuspiciousInput)
+    reports suspicious predictions, see `prediction_findings`. Errors: see `pack`; ExampleError if all boxes are shares
+    of their image; ValueError for an unknown `ties` or for data that are no Tricd.
     """
     if not isinstance(data, Tricd):
         raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")
@@ -128,8 +128,8 @@ def overlap_aps(matches: Matches, part: Part, chosen: np.ndarray | None = None,
                 order: np.ndarray | None = None) -> np.ndarray:
     """Average precision at each of THRESHOLDS of a part of the data, under each of its weights. float64 [R, 10].
 
-    chosen: bool [N], which of the boxes kept for AP count (all if None); order: int [N], another ranking of them. NaN
-    without a truth box. AP is the mean over the thresholds.
+    chosen: bool [N], the boxes of `matches.kept` to count (None: all); order: int [N], another ranking of these boxes.
+    NaN without a truth box. AP is the mean over the thresholds.
     """
     data, inside = matches.data, part.inside[matches.pair]
     inside = inside if chosen is None else inside & chosen
@@ -141,7 +141,7 @@ def overlap_aps(matches: Matches, part: Part, chosen: np.ndarray | None = None,
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #89ed638a
 def _hits_at(rank: np.ndarray, recall_at: Sequence[int]) -> np.ndarray:
-    "1 where the first hit stands within k, 0 where not, NaN where undefined. float64 [Q, len(recall_at)]."
+    "1 if the first hit is among the k best boxes, else 0; NaN where undefined. float64 [Q, len(recall_at)]."
     within = (rank[:, None] < np.array(recall_at, np.float64)).astype(np.float64)
     return np.where(np.isnan(rank)[:, None], np.nan, within)
 
@@ -164,7 +164,7 @@ DETECTION_SCORES = {name: Metric(name, name, summary, (0, 1), True, undefined, s
 
 
 def detection_contract(name: str) -> Metric:
-    """The contract of a score as `evaluate` names it ("group_recall@5"). Errors: ValueError for another name."""
+    """The contract of a score, named as in `evaluate` ("group_recall@5"). Errors: ValueError for an unknown name."""
     family, at, k = name.partition("@")
     contract = DETECTION_SCORES.get(f"{family}@k" if at else name)
     if contract is None or bool(at) != k.isdecimal():
@@ -174,8 +174,8 @@ def detection_contract(name: str) -> Metric:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ec03b828
 def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]
                    ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of the metrics that are means over phrases, their values of each phrase, [Q, m], and those where ties fall
-    badly, NaN where no scores tie and for what `ties` settles already."""
+    """Names of the metrics that are means over phrases, their value for each phrase, [Q, m], and the value with ties
+    broken for the worst, NaN if no scores tie, and for group recall if `ties` is pessimistic."""
     empty = np.zeros((len(matches.data.phrases), 0))
     names, columns, worst = [], [empty], [empty]
     for family in METRICS[1:]:
@@ -191,9 +191,9 @@ def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #c25a3080
 def count_input(matches: Matches) -> dict[str, int]:
-    """What the scores rest on: pairs, pairs_without (a box), phrases, phrases_without; boxes, no_area, outside (wholly
-    beside the picture), stick_out (of it, by more than a pixel); tied (boxes with the score of another box in the
-    ranking of their phrase, that of group recall where the phrase takes part in one)."""
+    """Counts of the input: pairs, pairs_without (a box), phrases, phrases_without; boxes, no_area, outside (entirely
+    outside the image), stick_out (partly outside, by more than a pixel); tied (boxes with the same score as another box
+    in the ranking of their phrase; for a phrase in group recall, in that ranking)."""
     data, packed = matches.data, matches.packed
     no_area, outside, stick_out = matching.count_places(packed.boxes, packed.pair, data.sizes)
     ranking = np.where(data.rival_of < 0, np.arange(len(data.phrases)), data.rival_of)
@@ -205,7 +205,7 @@ def count_input(matches: Matches) -> dict[str, int]:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #f2f207cc
 def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list[str], scores: np.ndarray,
                worst: np.ndarray) -> pd.DataFrame:
-    "The rows of one part; names, scores: worst: see `_phrase_scores`."
+    "The rows of one part; names, scores, worst: see `_phrase_scores`."
     data = matches.data
     phrases = part.inside[data.phrase_pairs] & data.positive[data.phrase_pairs]
     values = ratio(part.sums(scores, data.phrase_pairs), part.sums(~np.isnan(scores), data.phrase_pairs))
@@ -232,7 +232,7 @@ def _part_rows(matches: Matches, part: Part, metrics: Sequence[str], names: list
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ef2c83af
 def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
-    "Refuse what is no list of ranks and no list of metrics."
+    "ValueError for `recall_at` that are no distinct positive ints or `metrics` that are not in METRICS."
     whole = [isinstance(k, int | np.integer) and not isinstance(k, bool) and k > 0 for k in recall_at]
     if not all(whole) or len(set(recall_at)) < len(recall_at):
         raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}; the score "
@@ -243,7 +243,7 @@ def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #7c21ff9c
 def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,
                       metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
-    """Every score of every subset from matches that are already there; see `evaluate` for arguments and columns."""
+    """Every score of every subset from existing matches; see `evaluate` for arguments and columns."""
     _check_options(recall_at, metrics)
     names, scores, worst = _phrase_scores(matches, metrics, recall_at)
     tables = [_part_rows(matches, part, metrics, names, scores, worst)
@@ -255,32 +255,32 @@ def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_boo
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #307a9b31
 def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = 0, *,
              ties: str = "first", metrics: Sequence[str] = METRICS, **options: Any) -> pd.DataFrame:
-    """TRICD's detection scores.
+    """TRICD's detection scores, one row per subset and metric.
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
     [n]}}, image ids int or str, or a frame, or a COCO-like list (see `pack`); absent pairs and phrases are allowed.
-    Nothing is changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by default, here alone,
-    because programs call this in loops for its values. ties: see `match_predictions`. metrics: families to compute, of
-    METRICS; ("AP",) is the fastest. options: those of `parts`, level and seed among them. n_subsets: parts of 90 % of
-    the groups without replacement, 100 in the paper. subsets: parts to report, None for "all" and every subset. by:
-    "subset", or "contradiction" for the parts that the annotations name (then `subset` holds the contradiction).
-    interval: "cluster" for `intervals.cluster_interval`, with the bootstrap's variance where a score is no mean, or
-    "percentile".
-    Returns one row a subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
+    The arguments are not changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by default,
+    only here, because programs call this in loops for the values. ties: see `match_predictions`. metrics: families to
+    compute, of METRICS; ("AP",) is the fastest. options: arguments of `parts`, such as level and seed. n_subsets: parts
+    of 90 % of the groups without replacement, 100 in the paper. subsets: parts to report, None for "all" and every
+    subset. by: "subset", or "contradiction" for the parts named in the annotations (then `subset` is the
+    contradiction). interval: "cluster" for `intervals.cluster_interval`, with the bootstrap's variance for a score that
+    is no mean, or "percentile".
+    Returns one row per subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
     `statistics.summary_rows`, value in 0..1, n (pairs for AP, phrases of true captions for the others), n_undefined
     (phrases left out: no truth box, or for group recall no pair with the other image); then n_empty, how many of the n
-    have no box at all, and pessimistic, the value of a recall with boxes that miss first at equal scores, in group
-    recall the boxes of false captions, where that is another value (NaN elsewhere; all scores equal: up to 1.0, and 0.0
-    beside it).
+    have no box at all, and pessimistic, the recall with non-hits first at equal scores (for group recall the boxes of
+    false captions first), where it differs from value (NaN elsewhere; if all scores are equal, value can be 1.0 and
+    pessimistic 0.0).
     `attrs["input"]`: see `count_input`.
-    Metrics: AP (mean over IoU .50:.05:.95, 101 recall points, one curve over all pairs, the 100 best boxes a pair, a
-    box matches truth of its own phrase), AP50, AP75; recall@k and upper_bound (any k) on true pairs, any truth box of
-    the phrase, IoU at least .5; merged_recall@k, the same with the phrase's truth boxes replaced by the one box that
-    encloses them; group_recall@k with the boxes for the same caption on the group's other image in the ranking.
+    Metrics: AP (mean over IoU .50:.05:.95, 101 recall points, one curve over all pairs, the 100 best boxes per pair, a
+    box matches truth boxes of its own phrase), AP50, AP75; recall@k and upper_bound (any k) on true pairs, any truth
+    box of the phrase, IoU at least .5; merged_recall@k, the same with the phrase's truth boxes replaced by one box that
+    encloses them; group_recall@k, recall@k with the boxes for the same caption on the group's other image also ranked.
     Undefined, NaN: a subset without a truth box (AP), or without a defined phrase.
     Errors: ExampleError (a ValueError) that names the image, see `pack`; ValueError for a bad option; OutOfMemory.
-    Source: Kamath et al. 2023, section 5 and appendix, and the authors' evaluator. We depart from that one where it
-    changes the predictions between scores and where it refuses silent models; IoU is float64, not float32. Merged
+    Source: Kamath et al. 2023, section 5 and appendix, and the authors' evaluator. Differences: that evaluator
+    changes the predictions between scores and refuses phrases without boxes; our IoU is float64, not float32. Merged
     boxes are the MERGED protocol of phrase grounding on Flickr30k Entities (Plummer et al. 2015; MDETR reports both).
     """
     with enough_memory("predictions: not enough memory to score them: give fewer boxes or replicates"):

@@ -35,7 +35,7 @@ Numbers = dict[tuple[str, str], float]
 
 
 def _values(table: pd.DataFrame) -> Numbers:
-    "{(metric, subset): value}, without undefined ones."
+    "{(metric, subset): value}, without undefined values."
     table = table[table["value"].notna()]
     return {(row.metric, row.subset): row.value for row in table.itertuples()}
 
@@ -46,17 +46,17 @@ def _constant(value: float, table: pd.DataFrame) -> tuple[Numbers, Numbers]:
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #8255fa01
 def _perfect(data: Tricd) -> tuple[Numbers, Numbers]:
-    "Every truth box with score 1 and nothing else; false captions stay without boxes."
+    "Expected and computed values when the predictions are exactly the truth boxes, each with score 1."
     true = {pair.id: [(phrase.id, box) for phrase in pair.phrases for box in phrase.boxes]
             for pair in data.pairs if pair.positive}
     predictions = {pair: {"scores": [1.0] * len(rows), "boxes": [box for _, box in rows],
                           "phrase_ids": [id for id, _ in rows]} for pair, rows in true.items()}
-    metrics = [name for name in METRICS if name != "merged_recall"]  # asks for one box around them all
+    metrics = [name for name in METRICS if name != "merged_recall"]  # needs one box around all truth boxes
     return _constant(1.0, evaluate(data, predictions, metrics=metrics))
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #5b6a4120
 def _shuffled(data: Tricd, predictions: Mapping, rng: np.random.Generator) -> tuple[Tricd, dict]:
-    "The same annotations and predictions with pairs, phrases, truth boxes and predicted boxes in another order."
+    "The annotations and predictions with pairs, phrases, truth boxes and predicted boxes in random order."
     def mixed(items: Any) -> list:
         return [items[k] for k in rng.permutation(len(items))]
 
@@ -92,10 +92,10 @@ def _results(data: Tricd, predictions: Mapping) -> tuple[list[dict], list[dict],
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #cdd1baf7
 def pseudo_image_ap(data: Tricd, predictions: Mapping, backend: str = "pycocotools") -> dict[str, float]:
-    """AP, AP50 and AP75 of all pairs by another program: COCO's evaluator with one image for each phrase of each pair.
+    """AP, AP50 and AP75 of all pairs from COCO's evaluator, with one pseudo-image for each phrase of each pair.
 
-    backend: "pycocotools" or "faster_coco_eval", which must be installed (ImportError). NaN without a truth box. Ties
-    in the score are broken by that program, so compare with distinct scores.
+    backend: "pycocotools" or "faster_coco_eval", which must be installed (ImportError). NaN without a truth box. The
+    backend breaks ties in the score by its own rule, so compare with distinct scores.
     """
     if backend == "pycocotools":
         from pycocotools.coco import COCO
@@ -125,7 +125,7 @@ def _coco(data: Tricd, predictions: Mapping) -> tuple[Numbers, Numbers]:
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #0009ce59
 def read_expected(content: Any) -> Numbers:
-    "{metric: {subset: value}}, also one level down under AP_pure, recall and group_recall."
+    "{(metric, subset): value} from {metric: {subset: value}}, also nested under AP_pure, recall and group_recall."
     flat = dict(content) if isinstance(content, dict) else {}
     for part in ("AP_pure", "recall", "group_recall"):
         flat.update(flat.pop(part, {}))
@@ -135,7 +135,7 @@ def read_expected(content: Any) -> Numbers:
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #a593f00c
 def known_case() -> tuple[Tricd, dict, Numbers]:
-    """Annotations, predictions and {(metric, subset): value} of the authors' evaluator, from data/checks."""
+    """Annotations, predictions and the authors' evaluator's {(metric, subset): value}, from data/checks."""
     case = json.loads(project_file("data/checks/tricd_small.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "annotations.json"
@@ -149,7 +149,7 @@ def _known(data: Tricd, predictions: Mapping, expected: Numbers) -> tuple[Number
 
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #7a99eab6
 def _row(check: str, says: str, run: Callable[[], tuple[Numbers, Numbers]], tolerance: float) -> dict[str, Any]:
-    "Run one check and keep its outcome. An error is a failed check, a package that is missing one that was not run."
+    "The row of one check. A check that raises an error has failed; if a package is missing, it counts as not run."
     start, ok = time.perf_counter(), False
     try:
         expected, got = run()
@@ -158,7 +158,7 @@ def _row(check: str, says: str, run: Callable[[], tuple[Numbers, Numbers]], tole
         outcome = f"{len(expected)} values, at most {apart:.1g} apart"
     except ImportError as error:
         outcome, ok = f"not run ({error})", None
-    except Exception as error:  # whatever goes wrong in a check is its result
+    except Exception as error:  # any error is the result of the check
         outcome = f"{type(error).__name__}: {error}"
     return {"check": check, "says": says, "got": outcome, "ok": ok, "seconds": time.perf_counter() - start}
 
@@ -167,11 +167,11 @@ def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str 
                 expected: str | Path | Mapping | None = None, seed: int = 0) -> pd.DataFrame:
     """Check the evaluator: on generated annotations and predictions, or on the given ones.
 
-    annotations: a TRICD file or what `load_tricd` gave; None draws 51 groups from the seed. predictions: a file
-    (`read_predictions`) or a mapping; None draws some. expected: numbers to compare the predictions' scores with, a
+    annotations: a TRICD file or a Tricd; None generates 51 groups with `seed`. predictions: a file
+    (`read_predictions`) or a mapping; None generates them. expected: values to compare the predictions' scores with, a
     mapping or JSON {metric: {subset: value}}.
-    Returns one row a check: check, says, got (texts), ok (True, False, None: not run, `got` says why), seconds. Nothing
-    is raised for a check that fails; files that cannot be read raise what `load_tricd` and `read_predictions` raise.
+    Returns one row per check: check, says, got (texts), ok (True, False; None: not run, for the reason in `got`),
+    seconds. A failed check raises nothing. Errors: those of `load_tricd` and `read_predictions` for unreadable files.
     """
     if predictions is not None and annotations is None:
         raise ValueError("predictions: expected their annotations too, got none. Give the TRICD file they belong to")

@@ -23,10 +23,10 @@ torch = needed("torch", "PhraseDetection")
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #d3030f16
 def targets_of(data: Tricd, ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """A target for `PhraseDetection.update` of each pair, or of those with these ids, in their order.
+    """One target for `PhraseDetection.update` per pair, or per id in `ids`, in that order.
 
-    boxes float64 [g, 4] xyxy and labels int64 [g] (phrase ids) as `MeanAveragePrecision` takes them; image_id (the
-    pair's), phrases (ids of all that is asked), spans (of each phrase in the caption), positive, group, side, subset.
+    boxes float64 [g, 4] xyxy and labels int64 [g] (phrase ids) in the form of `MeanAveragePrecision`; image_id (the
+    pair's), phrases (ids of all queried phrases), spans (of each phrase in the caption), positive, group, side, subset.
     Errors: KeyError for an id that is not in the data.
     """
     by_id = {pair.id: pair for pair in data.pairs}
@@ -50,7 +50,7 @@ def _listed(value: Any) -> Any:
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #c94cbb5a
 def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """A target as JSON's types, checked. n: its place in the batch, for the error."""
+    """A target converted to JSON types and checked. n: its index in the batch, for the error."""
     if missing := [key for key in _KEYS if key not in target]:
         raise ValueError(f"target: expected the keys {', '.join(_KEYS)}, got none for {missing} in element {n}; "
                          "targets_of(data) makes targets from annotations")
@@ -81,7 +81,7 @@ def _pair(plain: Mapping[str, Any]) -> TricdPair:
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #179dd078
 def _entry(pred: Mapping[str, Any], n: int) -> dict[str, list]:
-    """Detections of one picture as `evaluate` takes them. n: its place in the batch, for the error."""
+    """The detections on one image in the form for `evaluate`. n: their index in the batch, for the error."""
     if missing := [key for key in ("boxes", "scores", "labels") if key not in pred]:
         raise ValueError(f"preds: expected the keys boxes, scores, labels, got none for {missing} in element {n}")
     return {"scores": _listed(pred["scores"]), "boxes": _listed(pred["boxes"]), "phrase_ids": _listed(pred["labels"])}
@@ -90,18 +90,18 @@ def _entry(pred: Mapping[str, Any], n: int) -> dict[str, list]:
 class PhraseDetection(RecordMetric):
     """The scores of `evaluate`, accumulated over batches and processes (torchmetrics).
 
-    recall_at, metrics, ties, subsets: see `evaluate`. score: one name ("AP", "recall@1"); `compute()` then gives this
-    scalar. prefix: stands before each name in the dict of `compute()`. Further keywords go to `torchmetrics.Metric`.
+    recall_at, metrics, ties, subsets: see `evaluate`. score: one name ("AP", "recall@1"); `compute()` then returns this
+    scalar. prefix: put before each name in the dict of `compute()`. Further keywords go to `torchmetrics.Metric`.
 
-    `update(preds, target)`: two lists with a dictionary a pair of picture and caption. preds: boxes [n, 4] xyxy in
-    pixels, scores [n], labels [n] (ids of phrases). target: boxes [g, 4], labels [g], image_id (one a pair), phrases
-    (ids of all that was asked), and, where known, positive (else: are there boxes), group and side (which pairs belong
-    together, on which of two images), spans (of each phrase in its caption; phrases of a group match by them), subset.
+    `update(preds, target)`: two lists with one dictionary per pair of image and caption. preds: boxes [n, 4] xyxy in
+    pixels, scores [n], labels [n] (phrase ids). target: boxes [g, 4], labels [g], image_id (one per pair), phrases (ids
+    of all queried phrases), and optionally positive (default: whether there are boxes), group and side (which pairs
+    belong together, on which of two images), spans (of each phrase in its caption, matched within a group), subset.
     `compute()`: a dict of float64 scalars in 0..1, NAME for all pairs and SUBSET/NAME for other `subsets`, NaN where
-    undefined, and n_pairs. `summary()` gives the table of `evaluate`, with intervals. A pair that comes twice counts
-    once; neither batches nor processes change a digit (where scores tie, order within a picture counts, as there).
-    Errors: ValueError that names the element of the batch; ExampleError for a label that is no phrase of the pair, a
-    NaN or an inverted box; a batch with an error leaves the state as it was. Source: see `evaluate`.
+    undefined, and n_pairs. `summary()` returns the table of `evaluate`, with intervals. A repeated pair counts once;
+    batches and processes do not change the result (for tied scores, the order of boxes within an image matters).
+    Errors: ValueError that names the element of the batch; ExampleError for a label that is no phrase of the pair, NaN
+    or an inverted box; a batch with an error leaves the state unchanged. Source: see `evaluate`.
     """
 
     higher_is_better = True
@@ -109,7 +109,7 @@ class PhraseDetection(RecordMetric):
     def __init__(self, recall_at: Sequence[int] = (1, 5), *, metrics: Sequence[str] = METRICS, ties: str = "first",
                  subsets: Sequence[str] = ("all",), score: str | None = None, prefix: str = "", **kwargs: Any):
         super().__init__(score, prefix, **kwargs)
-        if score is not None:  # only what it needs
+        if score is not None:  # compute only this score
             family, _, k = detection_contract(score).name.partition("@")
             metrics, subsets = ("AP" if family.startswith("AP") else family,), ("all",)
             recall_at = (int(k),) if k else (1,)
@@ -118,13 +118,13 @@ class PhraseDetection(RecordMetric):
         evaluate(Tricd(()), {}, **self.options)  # refuses a wrong option
 
     def update(self, preds: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]) -> None:
-        """Take a batch: a dictionary of detections and one of truth for each pair; see the class."""
+        """Add a batch: for each pair, a dictionary of detections and one of ground truth; see the class."""
         if isinstance(preds, Mapping) or isinstance(target, Mapping) or len(preds) != len(target):
             raise ValueError(f"preds, target: expected two lists of equal length, got {type(preds).__name__} of "
                              f"{len(preds)} and {type(target).__name__} of {len(target)}")
         plain = [_plain(one, n) for n, one in enumerate(target)]
         entries = [_entry(one, n) for n, one in enumerate(preds)]
-        for pair, entry in zip(plain, entries):  # lengths that differ, a label that is no phrase, NaN, an inverted box
+        for pair, entry in zip(plain, entries):  # raises for bad lengths, labels, NaN and inverted boxes
             pack(Tricd((_pair(pair),)), {pair["id"]: entry})
         self.keep([{"target": pair, "found": entry} for pair, entry in zip(plain, entries)])
 
@@ -136,13 +136,13 @@ class PhraseDetection(RecordMetric):
         return dict(zip(names, table.value.tolist())) | {"n_pairs": len(data)}
 
     def drawn(self, name: str) -> bool:
-        """Whether this is a score that a plot shows, and not a count."""
+        """Whether `name` is a score, which plots show, and not a count."""
         return name != "n_pairs"
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #570a02c0
 @patch
 def gathered(self: PhraseDetection) -> tuple[Tricd, dict[int, dict[str, list]]]:
-    """Annotations and predictions of all that came in, as `evaluate` takes them; of a pair that came twice the first.
+    """Annotations and predictions of all updates, in the form for `evaluate`; the first of repeated pairs is used.
 
     Errors: ValueError for two different targets with one image_id.
     """
@@ -158,7 +158,7 @@ def gathered(self: PhraseDetection) -> tuple[Tricd, dict[int, dict[str, list]]]:
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #82e4ea17
 @patch
 def summary(self: PhraseDetection, n_bootstrap: int = 0, **options: Any) -> pd.DataFrame:
-    """The table of `evaluate` over the pairs of this process; options: its others (n_subsets, level, seed, by)."""
+    """The table of `evaluate` for this process's pairs; options: its other arguments (n_subsets, level, seed, by)."""
     return evaluate(*self.gathered(), n_bootstrap=n_bootstrap, **self.options | options)
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #4550a5c4

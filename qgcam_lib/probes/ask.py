@@ -25,7 +25,7 @@ COMPARISONS = ("predicate", "subject", "subject_only", "other_only")  # of a gro
 
 
 def choices_of(group: RelationGroup | RelCompGroup) -> list[tuple[str, tuple[str, ...], str, str]]:
-    """The choices that a group makes: (comparison, pictures, right prompt, wrong prompt)."""
+    """The choices in a group: (comparison, images, correct prompt, wrong prompt)."""
     if isinstance(group, RelCompGroup):
         return [("rewording", (group.image,), group.positive, group.negative)]
     first, other = group.subject_prompt_only, group.other_prompt_only
@@ -39,7 +39,7 @@ FORM_NAMES = {RelationGroup: "Probe-R", SwapPair: "swapped pairs", ContextGroup:
 
 
 def form_of(groups: Sequence[Any]) -> type:
-    """The class of all these groups. Errors: ValueError for none, for several classes, or for something else."""
+    """The class of the groups. Errors: ValueError for no groups, several classes, or objects that are no groups."""
     kinds = list(dict.fromkeys(type(group) for group in groups))
     if len(kinds) != 1 or kinds[0] not in FORM_NAMES:
         raise ValueError(f"groups: expected groups of one probe ({', '.join(k.__name__ for k in FORM_NAMES)}), got "
@@ -48,7 +48,7 @@ def form_of(groups: Sequence[Any]) -> type:
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #18a94be9
 def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
-    """All prompts that these groups compare with each image: {picture: distinct prompts}, in order of appearance."""
+    """All prompts that the groups compare with each image: {image: distinct prompts}, in order of appearance."""
     by_picture: dict[str, dict[str, None]] = {}
 
     def ask(pictures: Iterable[str], *prompts: str) -> None:
@@ -68,7 +68,7 @@ def prompts_by_picture(groups: Sequence[Any]) -> dict[str, list[str]]:
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #adf1636b
 def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[Any]:
-    "Scores of each picture with its own prompts."
+    "The scores of each image with its own prompts."
     if hasattr(matcher, "score_batch"):
         results = matcher.score_batch(pictures, [list(texts) for texts in prompts])
         return as_results(results, len(pictures), "score_batch", "a row of scores for each picture")
@@ -83,7 +83,7 @@ def _answers(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> li
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #eb084116
 def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
-    "The same as rows, checked."
+    "The scores of each image with its own prompts, as checked rows."
     rows = []
     for texts, row in zip(prompts, _answers(matcher, pictures, prompts)):
         row = row.detach().cpu().numpy() if hasattr(row, "detach") else row
@@ -95,12 +95,12 @@ def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[d
 
 # %% ../../nbs/lib/probes/02_ask.ipynb #628c4e81
 def take_groups(groups: Sequence[Any], limit: int | None = None, seed: int = 0) -> list[Any]:
-    """`limit` of the groups, drawn with `seed` (None or 0: all), in their own order; see `picture_loop.draw`."""
+    """`limit` of the groups (None or 0: all), drawn with `seed`, in their original order; see `picture_loop.draw`."""
     return [groups[place] for place in draw([1] * len(groups), limit, seed)]
 
 
 def _asked(picture: str, prompts: list[str], folders: list[Path]) -> Query:
-    "One picture with its prompts; its id changes with them, so that a picture with new prompts is asked again."
+    "The Query for one image with its prompts; its id depends on the prompts, so new prompts are scored again."
     id = f"{picture} {sha256_of(*prompts)[:12]}"
     try:
         return Query(id, picture, picture, picture_file(picture, folders), what=tuple(prompts))
@@ -110,17 +110,17 @@ def _asked(picture: str, prompts: list[str], folders: list[Path]) -> Query:
 # %% ../../nbs/lib/probes/02_ask.ipynb #c9d8a13a
 def ask_prompts(model: Any, groups: Sequence[Any], images: str | Path | Sequence[str | Path], *,
                 limit: int | None = None, seed: int = 0, name: str = "", **run_options: Any) -> pd.DataFrame:
-    """Ask a model every prompt of every picture of some groups, each picture once.
+    """Score every image of some groups with every prompt that the groups compare with it, each image once.
 
-    model: a Matcher, whose card says what kind of scores it gives, see `models.named.as_model`. groups: of one probe
-    (`data.probes.groups`). images: the folder of the pictures, or several, the first that has a picture counts. limit:
-    so many groups (None or 0: all), drawn with `seed`. name: of the groups, to report. run_options: store (a folder; a
-    stopped run is continued by the same call), on_error ("raise" or "record"), batch_images, progress; see
+    model: a Matcher, whose card names the kind of its scores, see `models.named.as_model`. groups: those of one probe
+    (`data.probes.groups`). images: the folder of the images, or several, of which the first that contains an image is
+    used. limit: number of groups (None or 0: all), drawn with `seed`. name: name of the groups, to report. run_options:
+    store (a folder; the same call resumes a stopped run), on_error ("raise" or "record"), batch_images, progress; see
     `ask_pictures`.
-    Returns one row a picture and prompt: image, prompt, score (NaN where the picture failed). `attrs`: those of
-    `ask_pictures`; `problems` has one {"id", "image", "error"} a failed picture.
-    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it) and of `as_model`; ValueError for
-    other scores than one a prompt.
+    Returns one row per image and prompt: image, prompt, score (NaN if the image failed). `attrs`: those of
+    `ask_pictures`; `problems` has one {"id", "image", "error"} per failed image.
+    Errors: those of `ask_pictures` (ExampleError that names a missing image) and of `as_model`; ValueError unless the
+    model returns one score per prompt.
     """
     model = as_model(model, "matcher")
     form, folders = form_of(groups), folders_of(images)

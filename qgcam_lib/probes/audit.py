@@ -33,8 +33,8 @@ from ..statistics.row_checks import without_rules
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #4f57277b
 def _defects() -> list[dict]:
-    """name; what the code does; models that it treats so; touches: tables, figures and sections of the paper; here:
-    what we do instead, or "not run: why"; lines: file and line of the snapshot, and a fragment of that line."""
+    """The defects. name; what: behaviour of the published code; models: affected models; touches: tables, figures and
+    sections of the paper; here: our behaviour, or "not run: why"; lines: file, line and a quote from the snapshot."""
     file = project_file("data/published/probes_defects.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))["defect"]
 
@@ -46,7 +46,7 @@ def defect_table() -> pd.DataFrame:
 
 
 def defect_lines() -> pd.DataFrame:
-    """The lines of the published snapshot that each defect rests on: defect, line ("file:line"), quoted."""
+    """The lines of the published snapshot that show each defect: defect, line ("file:line"), quoted."""
     rows = [(one["name"], line["at"], line["quoted"]) for one in _defects() for line in one["lines"]]
     return pd.DataFrame(rows, columns=["defect", "line", "quoted"])
 
@@ -56,15 +56,15 @@ Frames = Mapping[str, pd.DataFrame]
 
 def effect_table(theirs: Frames, ours: Frames, metrics: Sequence[str], by: Sequence[str] | str = (),
                  **options: Any) -> pd.DataFrame:
-    """The effect of a change of the evaluation on each model: one row per model, cell of `by` and metric.
+    """The effect of a changed evaluation on each model: one row per model, cell of `by` and metric.
 
-    theirs, ours: {model: rows of `score_groups`}; models of both count. options: n_bootstrap, seed. Returns
+    theirs, ours: {model: rows of `score_groups`}; only models in both are used. options: n_bootstrap, seed. Returns
     model, *by, metric, theirs, ours, effect (theirs minus ours), ci_low, ci_high, n, n_groups; see `compare_probe`.
     """
     keep = ["metric", "a", "b", "difference", "ci_low", "ci_high", "n", "n_groups"]
     by = [by] if isinstance(by, str) else list(by)
     bare = [{model: without_rules(rows, ["image_1", "image_2", *by]) for model, rows in frames.items()}
-            for frames in (theirs, ours)]  # they differ in a rule: that is what is asked
+            for frames in (theirs, ours)]  # the two differ in a scoring rule on purpose
     parts = [compare_probe(bare[0][model], bare[1][model], by, metrics=list(metrics), n_permutations=1,
                            **options)[[*by, *keep]].assign(model=model) for model in ours if model in theirs]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*by, *keep, "model"])
@@ -73,13 +73,13 @@ def effect_table(theirs: Frames, ours: Frames, metrics: Sequence[str], by: Seque
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #cce97731
 def exchanged(groups: Sequence[ContextGroup]) -> list[ContextGroup]:
-    """The groups with the patched and the edited picture in each other's place."""
+    """The groups with the patched and the edited image exchanged."""
     return [replace(group, pictures={**group.pictures, "patch": group.pictures["edited"],
                                      "edited": group.pictures["patch"]}) for group in groups]
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #f46a7cfa
 def _again(pairs: Sequence[SwapPair], scores: pd.DataFrame, read: Callable[[np.ndarray], pd.DataFrame]) -> pd.DataFrame:
-    "The rows of `score_groups`, their scores by another reading of the 2 x 2 table."
+    "The rows of `score_groups`, with scores that `read` computes from the 2 x 2 tables."
     cells = [(picture, prompt) for pair in pairs for picture in pair.images for prompt in pair.prompts]
     frame, S = score_groups(pairs, scores, missing="undefined"), ScoreTable(scores).of(*zip(*cells)).reshape(-1, 2, 2)
     good = ~np.isnan(S).any((1, 2))
@@ -91,12 +91,12 @@ def _again(pairs: Sequence[SwapPair], scores: pd.DataFrame, read: Callable[[np.n
 
 
 def transposed(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `score_groups` when rows and columns of the 2 x 2 table are exchanged, as for FLAVA."""
+    """The rows of `score_groups` with rows and columns of the 2 x 2 tables exchanged, as published for FLAVA."""
     return _again(pairs, scores, lambda S: pair_scores(S.transpose(0, 2, 1)))
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #d40a8fe1
 def lenient(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `score_groups` when a tie counts as right: >= for >."""
+    """The rows of `score_groups` with ties counted as correct: >= for >."""
     def read(S: np.ndarray) -> pd.DataFrame:
         text = (S[:, 0, 0] >= S[:, 0, 1]) & (S[:, 1, 1] >= S[:, 1, 0])
         image = (S[:, 0, 0] >= S[:, 1, 0]) & (S[:, 1, 1] >= S[:, 0, 1])
@@ -106,17 +106,17 @@ def lenient(pairs: Sequence[SwapPair], scores: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #8c7233ec
 def left_behind(groups: Sequence[RelationGroup]) -> list[RelCompGroup]:
-    """The queries for `stale`: on each image of a group's first subject, its true prompt and the one with another
-    subject."""
+    """The queries for `stale`: for each image of a group's first subject, the group's true prompt and the prompt with
+    another subject."""
     return [RelCompGroup(group.id, picture, group.positive_prompt, group.positive_prompt, group.subject_prompt,
                          "predicate") for group in groups for picture in group.positive_images]
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #430b5d31
 def stale(frame: pd.DataFrame, groups: Sequence[RelationGroup], scores: pd.DataFrame) -> pd.DataFrame:
-    """Rows of Probe-R whose accuracies of subject_only and other_only are those of the comparison left behind: rel1
-    against rel3, logits averaged over the positive pictures. Confidence stays.
+    """Rows of Probe-R with the accuracies of subject_only and other_only replaced by those of the stale comparison:
+    rel1 against rel3, logits averaged over the positive images. Confidence is unchanged.
 
-    scores: of the model, asked `left_behind(groups)`; a group without any is undefined.
+    scores: the model's scores for `left_behind(groups)`; a group without scores is undefined.
     """
     table, lead = ScoreTable(scores), {}
     for group in groups:
@@ -131,10 +131,10 @@ def stale(frame: pd.DataFrame, groups: Sequence[RelationGroup], scores: pd.DataF
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #a24e48b2
 def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
-    """Mean AP of the edited picture under every rule for ties, as computed and after rounding to half precision.
+    """Mean AP of the edited image under every rule for ties, as computed and after rounding to half precision.
 
-    Returns model, scores, n (pictures), tied (pictures where a present and an absent class tie), one column a rule of
-    TIES, and argsort (a stable sort, turned around: the class asked last first).
+    Returns model, scores, n (images), tied (images where a present and an absent class tie), one column per rule in
+    TIES, and argsort (a reversed stable sort, which ranks the later of two tied classes first).
     """
     rows = []
     for model, table in scores.items():
@@ -152,7 +152,7 @@ def tie_table(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #92ccaa28
 def _apart(scores: np.ndarray, compared: np.ndarray) -> np.ndarray:
-    "Ranks [N, C] in which the later of equal scores is the higher."
+    "Ranks [N, C], of equal scores the later one higher."
     order = np.argsort(np.where(compared, scores, -np.inf), axis=1, kind="stable")
     ranks = np.empty(scores.shape)
     np.put_along_axis(ranks, order, np.arange(scores.shape[1], dtype=float)[None].repeat(len(scores), 0), 1)
@@ -160,10 +160,10 @@ def _apart(scores: np.ndarray, compared: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #8968af17
 def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: str = "softmax") -> pd.DataFrame:
-    """Average precision of each class over the reference pictures: class, ap, n_pictures, n_present; classes that are
-    present in none or in all have no AP and are left out.
+    """Average precision of each class over the reference images: class, ap, n_pictures, n_present; classes present in
+    no image or in all images have no AP and are left out.
 
-    use: what pictures are ranked by, "softmax" over the classes asked, as published, or the "score" itself.
+    use: what ranks the images, "softmax" over the queried classes, as published, or the "score" itself.
     """
     values, present, compared = rankings(groups, ScoreTable(scores), "undefined")
     s = values["reference"]
@@ -177,7 +177,7 @@ def class_wise_ap(groups: Sequence[ContextGroup], scores: pd.DataFrame, *, use: 
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #8fa23d96
 def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
-    """Both readings of mAP of the reference pictures: model, per_image, class_wise (softmax), class_wise_score,
+    """mAP of the reference images per image and per class: model, per_image, class_wise (softmax), class_wise_score,
     n_pictures, n_classes."""
     rows = []
     for model, table in scores.items():
@@ -206,8 +206,8 @@ def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFram
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #a404b9bb
 def ratios_and_means(frames: Frames) -> pd.DataFrame:
-    """Robustness to the edit as the mean of each picture's ratio, and as the ratio of the means: model, mean_of_ratios,
-    ratio_of_means, n, n_undefined. frames: of `score_groups`."""
+    """Robustness to the edit as the mean of the images' ratios, and as the ratio of the means: model, mean_of_ratios,
+    ratio_of_means, n, n_undefined. frames: from `score_groups`."""
     rows = []
     for model, frame in frames.items():
         a, b, each = frame[["ap_reference", "ap_edited", "robustness_reference_edited"]].to_numpy(float).T
@@ -217,15 +217,15 @@ def ratios_and_means(frames: Frames) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #33bab795
 def most_confidence(text: float) -> float:
-    """The highest mean confidence of pairs with this mean text score."""
+    """The upper bound of the mean confidence of pairs with the mean text score `text`."""
     return 1 - (1 - text) / 4
 
 # %% ../../nbs/lib/probes/06_audit.ipynb #710bc77a
 def probe_c_candidates(printed: Sequence[float]) -> pd.DataFrame:
-    """The scores and splits that a printed column of Probe-C can be, if scores with objects swapped are twice those
-    with compositions swapped.
+    """The scores and splits that a printed column of Probe-C can be, if scores with objects swapped are twice the
+    scores with compositions swapped.
 
-    printed: the column, in percent. Returns split (composition, object, both: their mean), score, possible, why.
+    printed: the column, in percent. Returns split (composition, object, or both: the mean), score, possible, why.
     """
     highest, rows = max(printed) / 100, []
     for split, limit in (("composition", 0.5), ("object", 1.0), ("both", 0.75)):

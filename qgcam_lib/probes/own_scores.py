@@ -36,14 +36,14 @@ _OPENING = re.compile(r"^\s*an?\s+(?:photo|picture|image)\s+of\s+", re.I)
 
 
 def plain_words(text: str) -> tuple[str, ...]:
-    """The words of a prompt or caption in lower case, without marks and without an opening "A photo of"."""
+    """The words of a prompt or caption in lower case, without punctuation and without an opening "A photo of"."""
     return tuple(word.lower() for word in words_of(_OPENING.sub("", text)) if word[0].isalnum())
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #3d35e03e
 class NGrams:
     """Interpolated Kneser-Ney model of word sequences.
 
-    captions: texts to count; order: words of an n-gram, 1 or more; discount: D, above 0 and at most 1.
+    captions: training texts; order: words per n-gram, 1 or more; discount: D, above 0 and at most 1.
     Errors: ValueError for no captions, or an option out of range.
     """
 
@@ -62,7 +62,7 @@ class NGrams:
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #fc7b49f9
 def _all_orders(top: Counter) -> list[Counter]:
-    "Counts of the n-grams of order 1, 2, ... up to that of `top`; below it, of surroundings."
+    "Counts of the n-grams of order 1, 2, ... up to the order of `top`; for lower orders, continuation counts."
     counts = [top]
     while len(next(iter(counts[0]))) > 1:
         shorter: Counter = Counter()
@@ -73,7 +73,7 @@ def _all_orders(top: Counter) -> list[Counter]:
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #4f5b7026
 def _by_context(grams: Counter) -> dict[tuple[str, ...], dict[str, int]]:
-    "context -> {next word: count}."
+    "context -> {next word: count}, with the sum of the counts under the empty word."
     contexts: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
     for gram, count in grams.items():
         contexts[gram[:-1]][gram[-1]] = count
@@ -82,7 +82,7 @@ def _by_context(grams: Counter) -> dict[tuple[str, ...], dict[str, int]]:
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #6a0421ee
 @patch
 def probability(self: NGrams, word: str, context: Sequence[str] = ()) -> float:
-    """P(word | context), above 0; a word that no caption had counts as UNKNOWN. context: the words before it."""
+    """P(word | context), above 0; a word that is in no caption counts as UNKNOWN. context: the preceding words."""
     word = word if word in self.vocabulary else UNKNOWN
     p = 1 / len(self.vocabulary)
     for n, table in enumerate(self.seen):
@@ -95,17 +95,17 @@ def probability(self: NGrams, word: str, context: Sequence[str] = ()) -> float:
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #9387155d
 @patch
 def log_probability(self: NGrams, text: str) -> float:
-    """Natural logarithm of the probability of a text with its end."""
+    """Natural logarithm of the probability of a text, including the END symbol."""
     words = (*[START] * (self.order - 1), *plain_words(text), END)
     return sum(math.log(self.probability(word, words[max(k - self.order + 1, 0):k]))
                for k, word in enumerate(words) if k >= self.order - 1)
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #2d2d2bb2
 def training_captions(source: str | Path) -> list[str]:
-    """Captions of a file: COCO's captions (.json), Visual Genome's region descriptions (.json), or a text file, one
-    caption a line.
+    """Captions from a file: COCO's captions (.json), Visual Genome's region descriptions (.json), or a text file with
+    one caption per line.
 
-    Errors: FileNotFoundError; FormatError for a JSON file that holds no captions; those of the readers.
+    Errors: FileNotFoundError; FormatError for a JSON file without captions; those of the readers.
     """
     path = Path(source)
     if path.suffix == ".json":
@@ -117,7 +117,7 @@ def training_captions(source: str | Path) -> list[str]:
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #4e490cd9
 class Blind:
-    """A Matcher that reads the prompt, by an `NGrams` model, and never looks at the picture."""
+    """A Matcher that scores the prompt with an `NGrams` model and ignores the image."""
 
     def __init__(self, language: NGrams):
         self.language, self.known = language, {}
@@ -132,12 +132,12 @@ class Blind:
         return np.array([self.known[text] for text in texts])
 
     def score(self, images: Sequence, texts: Sequence[str]) -> np.ndarray:
-        """[I, T], every row the same."""
+        """Scores [I, T]; all rows are equal."""
         return np.tile(self.of(texts), (len(images), 1))
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #d4dc4ae7
 def blind_scores(groups: Sequence[Any], blind: Blind) -> pd.DataFrame:
-    """The table of scores of a blind scorer, without opening a picture: image, prompt, score; see `ask_prompts`."""
+    """The scores of a text-only baseline, without opening an image: image, prompt, score; see `ask_prompts`."""
     by_picture = prompts_by_picture(groups)
     prompts = [prompt for some in by_picture.values() for prompt in some]
     table = pd.DataFrame({"image": np.repeat(list(by_picture), [len(some) for some in by_picture.values()]),
@@ -150,11 +150,11 @@ PAIR_COLUMNS = ("c0_i0", "c0_i1", "c1_i0", "c1_i1")
 
 
 def pair_tables(frame: pd.DataFrame, missing: str = "raise") -> np.ndarray:
-    """The scores of a table with Winoground's columns as `pair_scores` takes them: float64 [N, 2, 2].
+    """The scores in a table with Winoground's columns, in the form for `pair_scores`: float64 [N, 2, 2].
 
-    cK_iN (or CKIN, as some files have it) is the score of caption K with image N. missing: "raise", or "undefined" for
-    NaN in an empty cell. Errors: FormatError for a column that is missing, or a cell that is no finite number, naming
-    row and column.
+    cK_iN (or CKIN, as in some files) is the score of caption K with image N. missing: "raise", or "undefined" for NaN
+    in an empty cell. Errors: FormatError for a missing column, or a cell that is no finite number, naming row and
+    column.
     """
     frame = frame.rename(columns=lambda name: re.sub("c([01])_?i([01])", r"c\1_i\2", str(name), flags=re.I))
     table = read_table(frame, dict.fromkeys(PAIR_COLUMNS, float), name="scores",
@@ -163,9 +163,9 @@ def pair_tables(frame: pd.DataFrame, missing: str = "raise") -> np.ndarray:
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #8c671fe8
 def score_pair_table(frame: pd.DataFrame, kind: ScoreKind | None = None, missing: str = "raise") -> pd.DataFrame:
-    """Winoground's scores of a table with its columns: one row per pair.
+    """Winoground's scores from a table with Winoground's columns: one row per pair.
 
-    kind: what kind of number a score is, None: logits. missing: see `pair_tables`.
+    kind: the kind of the scores, None: logits. missing: see `pair_tables`.
     Returns id, group, the table's other columns, then text_score, image_score, group_score, confidence, n_ties as in
     `score_groups`. id: the column `id`, else the number of the row; it must be unique. group: the column `group`, else
     the pair itself. Errors: FormatError; see `pair_tables`.
@@ -186,7 +186,7 @@ def score_pair_table(frame: pd.DataFrame, kind: ScoreKind | None = None, missing
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #17f512ac
 def _right(rows: pd.DataFrame) -> tuple[np.ndarray, Any, np.ndarray]:
-    "The choices (1, 0; NaN where a tie decided), their chance, and which are ties."
+    "The choices (1 correct, 0 wrong, NaN for a tie or an undefined score), their chance, and whether each is a tie."
     name, tie, chance = ("correct", "tie", 0.5) if "correct" in rows else ("text_score", "n_ties", 0.25)
     if name not in rows:
         name, tie, chance = "first_reference", "n_ties", (rows["n_present"] / rows["n_classes"]).to_numpy()
@@ -197,7 +197,7 @@ def _right(rows: pd.DataFrame) -> tuple[np.ndarray, Any, np.ndarray]:
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #3a846a83
 def _findings(values: np.ndarray, kind: ScoreKind, compared: Sequence[str], scored: pd.DataFrame,
               undone: dict[str, Any]) -> list[str]:
-    "What is suspicious about scores. scored: the rows made of them; undone: a mistake -> the rows without it."
+    "Warnings about suspicious scores. scored: the rows computed from them; undone: mistake -> rows after undoing it."
     right, chance, tied = _right(scored)
     decisions = {how: lambda rows=rows: _right(rows())[0] for how, rows in undone.items()}
     return [*(score_findings(values, tied) or choice_findings(right, chance, scored["group"], decisions)),
@@ -209,7 +209,7 @@ REVERSED = "lower scores taken for the better (kind='distance')"
 
 def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by_class: bool, options: dict[str, Any]
                 ) -> pd.DataFrame:
-    "The rows of `score_groups` or `score_classes`; with a warning for what is suspicious about the table."
+    "The rows of `score_groups` or `score_classes`, with a warning if the table looks suspicious."
     rows = read_table(frame, {"image": str, "prompt": str, "score": float}, name="scores", empty=("score",))
     rows = rows.drop_duplicates(["image", "prompt"]).dropna(subset="score")
 
@@ -236,7 +236,7 @@ def _group_rows(frame: pd.DataFrame, groups: Sequence[Any], kind: str | None, by
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #70f3540a
 def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") -> pd.DataFrame:
-    "The rows of `score_pair_table`; with a warning for what is suspicious about the table."
+    "The rows of `score_pair_table`, with a warning if the table looks suspicious."
     values = pair_tables(frame, missing)
     what = score_kind(values, lambda S: {"prompts of a picture": S.sum(2), ACROSS: S.sum(1),
                                          "scores of a pair": S.sum((1, 2))}, kind)
@@ -247,7 +247,7 @@ def _pair_rows(frame: pd.DataFrame, kind: str | None, missing: str = "raise") ->
 
 # %% ../../nbs/lib/probes/05_own_scores.ipynb #934a07b5
 def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.DataFrame:
-    "The table with the pictures' names as the groups have them."
+    "The table with the image names of the groups in place of image numbers."
     if image_ids not in ("name", "number"):
         raise ValueError(f"image_ids: expected 'name' or 'number', got {image_ids!r}")
     if image_ids == "name" or "image" not in scores:
@@ -265,18 +265,18 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
 def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence[Any] | None = None, *,
                 kind: str | None = None, form: str | None = None, image_ids: str = "name", by_class: bool = False,
                 **options: Any) -> pd.DataFrame:
-    """Score a table of scores against a file of groups, or a table of pairs alone; no model is needed.
+    """Evaluate a table of model scores with a file of groups, or a table of pairs alone; no model is needed.
 
     scores: a file (see `data.tables`) or a frame, in one of the two forms above. groups: a file of a probe in a
-    published form (`data.probes.files.read_groups`) or a list of groups; None for a table of pairs. kind: what a score
-    is, of `checks.SCORE_KINDS`; None guesses it. form: of the groups, None tells it from the file. image_ids: "name" or
-    "number". by_class: Probe-B class by class. options: of `score_groups` (average, ties, missing), for a table of
-    pairs missing alone. Scores that are all equal or filled in, choices that are worse than chance or far better with a
-    mistake undone, and confidences that are undefined are one warning (SuspiciousInput; see `checks`).
-    Returns the rows of `score_groups`, `score_classes` or `score_pair_table`; `attrs["kind"]` is what a score was
-    taken for.
-    Errors: FileNotFoundError; FormatError or ExampleError naming file, group, picture and prompt; ValueError for an
-    option out of range, or a kind that the scores cannot be.
+    published form (`data.probes.files.read_groups`) or a list of groups; None for a table of pairs. kind: the kind of
+    the scores, one of `checks.SCORE_KINDS`; None infers it. form: form of the groups; None infers it from the file.
+    image_ids: "name" or "number". by_class: Probe-B class by class. options: those of `score_groups` (average, ties,
+    missing); for a table of pairs only missing. One warning (SuspiciousInput; see `checks`) reports equal or filled-in
+    scores, choices worse than chance or far better with a mistake undone, and undefined confidences.
+    Returns the rows of `score_groups`, `score_classes` or `score_pair_table`; `attrs["kind"]` is the assumed kind of
+    the scores.
+    Errors: FileNotFoundError; FormatError or ExampleError naming file, group, image and prompt; ValueError for an
+    option out of range, or a kind that does not fit the scores.
     """
     texts = dict.fromkeys(("image", "prompt", "id"), str)
     frame = scores if isinstance(scores, pd.DataFrame) else read_table(scores, optional=texts)

@@ -21,7 +21,7 @@ from .score import MISSING, ScoreTable, look_up
 
 # %% ../../nbs/lib/probes/03_run.ipynb #fed68dc2
 def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, average: str) -> pd.DataFrame:
-    "One row a group and comparison."
+    "One row per group and comparison."
     rows = [(group, *choice) for group in groups for choice in choices_of(group)]
     several = np.array([len(pictures) for _, _, pictures, _, _ in rows], np.int64)
     flat = [(group.id, picture, right, wrong) for group, _, pictures, right, wrong in rows for picture in pictures]
@@ -48,7 +48,7 @@ def _score_choices(groups: Sequence[Any], table: ScoreTable, missing: str, avera
 # %% ../../nbs/lib/probes/03_run.ipynb #7db7e746
 def pair_rows(S: np.ndarray) -> pd.DataFrame:
     """`pair_scores` and ties of tables [N, 2, 2]: text_score, image_score, group_score, confidence, n_ties; NA for a
-    table that lacks a score."""
+    table with a missing score."""
     good = ~np.isnan(S).any((1, 2))
     rows = probe_score.pair_scores(S[good])
     rows = rows.rename(columns={name: f"{name}_score" for name in ("text", "image", "group")})
@@ -58,7 +58,7 @@ def pair_rows(S: np.ndarray) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/03_run.ipynb #2f0df789
 def _score_pairs(pairs: Sequence[SwapPair], table: ScoreTable, missing: str) -> pd.DataFrame:
-    "One row a pair."
+    "One row per pair."
     cells = [(pair.id, picture, prompt) for pair in pairs for picture in pair.images for prompt in pair.prompts]
     rows = pair_rows(look_up(table, *zip(*cells), missing).reshape(-1, 2, 2))
     return pd.DataFrame({
@@ -73,7 +73,7 @@ _PICTURES = ("reference", "patch", "edited")
 
 
 def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.ndarray:
-    "Which of a group's classes are present: bool [N, C]."
+    "Whether each class of a group is present: bool [N, C]."
     present = np.zeros(shape, bool)
     for row, group in enumerate(groups):
         present[row, :len(group.classes)] = np.isin(group.classes, group.present)
@@ -82,10 +82,10 @@ def _present_mask(groups: Sequence[ContextGroup], shape: tuple[int, int]) -> np.
 # %% ../../nbs/lib/probes/03_run.ipynb #c7cf4470
 def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "raise"
              ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """The scores of Probe-B as arrays: {picture: [N, C]}, present [N, C] and compared [N, C] (the classes of
-    each group), both bool.
+    """The scores of Probe-B as arrays: {reference, patch, edited: [N, C] each}, present [N, C] and compared [N, C] (the
+    classes of each group), both bool.
 
-    A group with a missing score has no class compared and none present; missing: see `score_groups`.
+    For a group with a missing score, no class is compared or present; missing: see `score_groups`.
     """
     widest = max(len(group.classes) for group in groups)
     compared = np.arange(widest) < np.array([len(group.classes) for group in groups])[:, None]
@@ -101,7 +101,7 @@ def rankings(groups: Sequence[ContextGroup], table: ScoreTable, missing: str = "
 
 # %% ../../nbs/lib/probes/03_run.ipynb #69a18898
 def _steps(values: Mapping[str, np.ndarray], share: str, lost: str) -> dict[str, np.ndarray]:
-    "Robustness and change of a value between the pictures."
+    "Robustness and change of a value between reference, patch and edited image."
     return {f"{name}_{a}_{b}": score(values[a], values[b]) for a, b in probe_score.STEPS
             for name, score in ((share, probe_score.relative_robustness), (lost, probe_score.change))}
 
@@ -112,7 +112,7 @@ def _labels(groups: Sequence[ContextGroup]) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/03_run.ipynb #d619afd2
 def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: str, ties: str) -> pd.DataFrame:
-    "One row a picture and filler."
+    "One row per image and filler."
     scores, present, compared = rankings(groups, table, missing)
     columns = {"ap_chance": probe_score.chance_average_precision(present, queried=compared)}
     ap, confidence, n_ties = {}, {}, np.zeros(len(groups), np.int64)
@@ -128,7 +128,7 @@ def _score_contexts(groups: Sequence[ContextGroup], table: ScoreTable, missing: 
 
 # %% ../../nbs/lib/probes/03_run.ipynb #ac016d1b
 def _without_confidence(frame: pd.DataFrame, table: ScoreTable) -> pd.DataFrame:
-    "The frame; its confidences are NaN where the kind of the scores has none. `attrs` names the kind."
+    "The frame, with confidences NaN if the kind of the scores has none. `attrs` names the kind."
     if not table.kind.has_confidence:
         frame = frame.assign(**dict.fromkeys(frame.columns[frame.columns.str.startswith("confidence")], np.nan))
     frame.attrs["kind"] = table.kind.name
@@ -137,12 +137,12 @@ def _without_confidence(frame: pd.DataFrame, table: ScoreTable) -> pd.DataFrame:
 # %% ../../nbs/lib/probes/03_run.ipynb #bf2d5106
 def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTable, *, missing: str = "raise"
                   ) -> pd.DataFrame:
-    """Probe-B class by class: one row a group and present class.
+    """Probe-B class by class: one row per group and present class.
 
     groups, scores, missing: as in `score_groups`. Columns: id, group, filler, kind, class, n_present, n_classes; for
-    each of reference, patch and edited confidence_* (the class's softmax share) and first_* (1 where it is above every
-    absent class, else 0); confidence_robustness_* and confidence_change_* between them. Where a score is missing all
-    scores are NaN.
+    each of reference, patch and edited confidence_* (the class's softmax share) and first_* (1 if the class outscores
+    every absent class, else 0); confidence_robustness_* and confidence_change_* between these images. If a score of a
+    group is missing, all its scores are NaN.
     """
     if form_of(groups) is not ContextGroup:
         raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
@@ -165,7 +165,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
 
 # %% ../../nbs/lib/probes/03_run.ipynb #7cf56ace
 def _check_options(average: str, ties: str, missing: str = "raise") -> dict[str, str]:
-    "The options themselves; ValueError for a word that is none, whatever the probe."
+    "The options as a dictionary. Errors: ValueError for an unknown value, for every probe."
     options = {"average": average, "ties": ties, "missing": missing}
     for name, choices in (("average", probe_score.AVERAGES), ("ties", probe_score.TIES), ("missing", MISSING)):
         if options[name] not in choices:
@@ -177,21 +177,21 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
                  ties: str = "expected", missing: str = "raise") -> pd.DataFrame:
     """Score groups of one probe by a table of scores. `PROBE_SCORES` has the contract of each score column.
 
-    groups: of one probe. scores: image, prompt, score, from `ask_prompts` or from anywhere; see
-    `ScoreTable` for what kind of number a score is. Confidences are NaN for cosines and distances. missing: "raise",
-    or "undefined" for undefined scores where one is missing.
-    Probe-R and RelComp, one row a group and comparison: id, group (anchor image), comparison (see `choices_of`), kind,
-    right, wrong, n_images (pictures with scores; another number than ten is no error), n_asked, confidence, correct,
-    tie. average: over pictures, see `choice_scores`.
-    Pairs, one row a pair: id, group (first image), image_1, image_2, kind, category, composition and object (those of
+    groups: those of one probe. scores: image, prompt, score, from `ask_prompts` or another source; see `ScoreTable` for
+    the kind of the scores. Confidences are NaN for cosines and distances. missing: "raise", or "undefined" for
+    undefined results where a score is missing.
+    Probe-R and RelComp, one row per group and comparison: id, group (anchor image), comparison (see `choices_of`),
+    kind, right, wrong, n_images (images with scores; need not be ten), n_asked, confidence, correct, tie.
+    average: over images, see `choice_scores`.
+    Pairs, one row per pair: id, group (first image), image_1, image_2, kind, category, composition and object (those of
     the first prompt), text_score, image_score, group_score, confidence, n_ties.
-    Probe-B, one row a picture and filler: id, group (image), filler, kind, n_present, n_classes, ap_chance; ap_*,
+    Probe-B, one row per image and filler: id, group (image), filler, kind, n_present, n_classes, ap_chance; ap_*,
     confidence_*, first_* for reference, patch and edited; robustness_*, change_*, confidence_robustness_*,
     confidence_change_* from reference to patch, reference to edited, patch to edited; n_ties (present classes that tie
-    with an absent one, over the three pictures). ties: see `ranking_average_precision`.
-    `attrs`: form, kind, groups, options, and for choices n_images, how many of them rest on how many pictures.
-    Errors: ExampleError naming group, picture and prompt where a score is missing; FormatError for a table that is
-    none; ValueError for an average of probabilities where none are known.
+    with an absent class, over the three images). ties: see `ranking_average_precision`.
+    `attrs`: form, kind, groups, options, and for choices n_images: {(comparison, number of images): number of choices}.
+    Errors: ExampleError that names group, image and prompt of a missing score; FormatError for an invalid table;
+    ValueError for an average of probabilities if the kind of the scores has no probabilities.
     """
     kind, table = form_of(groups), scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
     options = _check_options(average, ties, missing)
@@ -213,12 +213,12 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
 def probe(model: Any, groups: Sequence[Any] | str | Path, images: str | Path | Sequence[str | Path], *,
           limit: int | None = None, seed: int = 0, average: str = "logits", ties: str = "expected",
           **run_options: Any) -> pd.DataFrame:
-    """Ask a model about groups of one probe and score them: `ask_prompts`, then `score_groups`.
+    """Run a model on groups of one probe and score the groups: `ask_prompts`, then `score_groups`.
 
-    model: a Matcher, a function (image, text) -> score, or a text (see `models.named.as_model`). groups: of one probe,
-    or the path of a file of them (`read_groups`).
-    With on_error="record" a picture that failed leaves its groups undefined. Returns the rows of `score_groups`;
-    `attrs` also has those of `ask_pictures`. For the scores themselves call the two.
+    model: a Matcher, a function (image, text) -> score, or a text (see `models.named.as_model`). groups: those of one
+    probe, or the path of a file of groups (`read_groups`).
+    With on_error="record", the groups of a failed image are undefined. Returns the rows of `score_groups`; `attrs` also
+    has those of `ask_pictures`. To get the model's scores, call the two functions instead.
     """
     options = _check_options(average, ties)
     groups = read_groups(groups, images=images) if isinstance(groups, str | Path) else groups

@@ -22,7 +22,7 @@ from ..statistics import Metric
 
 # %% ../../nbs/lib/probes/01_score.ipynb #06d686cc
 def _finite(name: str, values: Any, shape: str, n_dimensions: int) -> np.ndarray:
-    "`values` as float64 with so many dimensions, all finite, or a ValueError that names the argument."
+    "`values` as float64 with `n_dimensions` dimensions, all finite; otherwise ValueError that names the argument."
     values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
     array = np.asarray(values, np.float64)
     if array.ndim != n_dimensions:
@@ -35,7 +35,7 @@ def _finite(name: str, values: Any, shape: str, n_dimensions: int) -> np.ndarray
 
 # %% ../../nbs/lib/probes/01_score.ipynb #06d686cd
 def _expit(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), float64. With the C library's exp, as SciPy has it: NumPy's differs in the last bit."""
+    """1 / (1 + exp(-x)), float64. Uses the C library's exp, like SciPy; NumPy's exp differs in the last bit."""
     each = (1 / (1 + math.exp(-one)) if one > -709.7 else 0.0 for one in np.ravel(x).tolist())
     return np.fromiter(each, np.float64, np.size(x)).reshape(np.shape(x))
 
@@ -44,11 +44,11 @@ AVERAGES = ("logits", "probabilities")
 
 
 def choice_scores(right: Any, wrong: Any, *, average: str = "logits") -> pd.DataFrame:
-    """Choices between two prompts: one row each, with confidence (0..1), correct and tie (bool).
+    """Choices between two prompts: one row per choice, with confidence (0..1), correct and tie (bool).
 
-    right, wrong: logits [N] of the right and the wrong prompt, or [N, K] for one choice over K pictures. average:
-    over the pictures, "logits" (then softmax) or "probabilities" (of each picture's softmax). Equal is a tie, and
-    wrong. Errors: ValueError for shapes that differ, NaN or infinity, no picture, another word.
+    right, wrong: logits [N] of the correct and the wrong prompt, or [N, K] for one choice over K images. average: what
+    is averaged over the images, "logits" (before the softmax) or "probabilities" (each image's softmax). Equal scores
+    are a tie and count as wrong. Errors: ValueError for different shapes, NaN, infinity, no image, another `average`.
     Source: conceptual probes, equations 1, 2 and 5; the two averages from the published code.
     """
     if average not in AVERAGES:
@@ -75,11 +75,11 @@ def _as_tables(S: Any) -> np.ndarray:
 
 # %% ../../nbs/lib/probes/01_score.ipynb #5d73a962
 def pair_scores(S: Any) -> pd.DataFrame:
-    """Winoground-style scores: one row a pair, with text, image, group (bool) and confidence (0..1).
+    """Winoground-style scores: one row per pair, with text, image, group (bool) and confidence (0..1).
 
-    S: [N, 2, 2] logits, S[n, i, j] = score of image i with prompt j; prompt i is the true one of image i. Strict: a
-    tie is wrong (`pair_ties` counts them). Confidence: softmax over the two prompts of an image, at the right one,
-    averaged over the two images. For continuous scores without meaning text and image are 1/4, group is 1/6.
+    S: [N, 2, 2] logits, S[n, i, j] = score of image i with prompt j; prompt i is the true one of image i. A tie counts
+    as wrong (`pair_ties` counts ties). Confidence: softmax over the two prompts of an image, at the correct prompt,
+    averaged over the two images. For random continuous scores the chance of text and image is 1/4, of group 1/6.
     Errors: ValueError for another shape, NaN or infinity. Source: conceptual probes, equations 9, 13 and 17.
     """
     S = _as_tables(S)
@@ -93,7 +93,7 @@ def pair_scores(S: Any) -> pd.DataFrame:
 def pair_ties(S: Any) -> np.ndarray:
     """The number of ties in a pair's four comparisons: int64 [N], 0 to 4. S: as in `pair_scores`."""
     S = _as_tables(S)
-    right, others = S[:, [0, 1], [0, 1]], S[:, [0, 1], [1, 0]]  # both of a pair's other scores meet both right ones
+    right, others = S[:, [0, 1], [0, 1]], S[:, [0, 1], [1, 0]]  # each wrong score is compared with both correct scores
     return (right[:, :, None] == others[:, None, :]).sum((1, 2))
 
 # %% ../../nbs/lib/probes/01_score.ipynb #f2163f61
@@ -101,7 +101,7 @@ TIES = ("expected", "pessimistic", "optimistic", "block")
 
 
 def _tie_blocks(scores: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, ...]:
-    "Per place of the descending ranking [N, C]: p in its block, m, r, a and b as in the text."
+    "For each rank of the descending ranking [N, C]: p within its block of ties, m, r, a and b as in the text."
     order = np.argsort(-scores, axis=1, kind="stable")
     value, hit = np.take_along_axis(scores, order, 1), np.take_along_axis(present, order, 1)
     place = np.arange(scores.shape[1])
@@ -117,7 +117,7 @@ def _tie_blocks(scores: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, ..
 
 # %% ../../nbs/lib/probes/01_score.ipynb #e0b91e34
 def _precisions(p: np.ndarray, m: np.ndarray, r: np.ndarray, a: np.ndarray, b: np.ndarray, ties: str) -> np.ndarray:
-    "What each place adds to R AP [N, C], under a rule for ties."
+    "The contribution of each rank to R AP [N, C], under a rule for ties."
     if ties == "expected":
         return r / m * (b + 1 + (p - 1) * (r - 1) / np.maximum(m - 1, 1)) / (a + p)
     if ties == "block":
@@ -127,7 +127,7 @@ def _precisions(p: np.ndarray, m: np.ndarray, r: np.ndarray, a: np.ndarray, b: n
 
 # %% ../../nbs/lib/probes/01_score.ipynb #f2d33431
 def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Scores [N, C] with -inf where a class was not asked, and the masks present and asked, bool [N, C]."
+    "Scores [N, C], -inf for classes that were not queried, and the masks present and queried, bool [N, C]."
     values = np.array(scores.detach().cpu().numpy() if hasattr(scores, "detach") else scores, np.float64)
     if values.ndim != 2:
         raise ValueError(f"scores: expected [N, C], one row per image and one column per class, got {values.shape}")
@@ -145,13 +145,13 @@ def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np
 
 # %% ../../nbs/lib/probes/01_score.ipynb #8fa38e8d
 def ranking_average_precision(scores: Any, present: Any, *, queried: Any = None, ties: str = "expected") -> np.ndarray:
-    """Average precision of the present classes in each picture's ranking of classes: float64 [N], 0..1.
+    """Average precision of the present classes in each image's ranking of classes: float64 [N], 0..1.
 
-    scores: [N, C], higher is surer. present: bool [N, C]. queried: bool [N, C] where not every class was asked (None:
-    all were); other scores are not looked at. ties: "expected" (mean over all orders of equal scores), "pessimistic",
+    scores: [N, C], higher is more confident. present: bool [N, C]. queried: bool [N, C], the classes to rank (None:
+    all); other scores are ignored. ties: "expected" (mean over all orders of equal scores), "pessimistic",
     "optimistic" (bounds), "block" (as scikit-learn's label_ranking_average_precision_score).
-    Undefined: NaN where no class is present. Errors: ValueError for shapes that differ, a present class that was not
-    asked, NaN or infinity among the scores asked, another word.
+    Undefined: NaN if no class is present. Errors: ValueError for different shapes, a present class that was not
+    queried, NaN or infinity among the queried scores, another `ties`.
     Source: conceptual probes, section 3.2 and the published code; the rules for ties are ours.
     """
     if ties not in TIES:
@@ -167,12 +167,12 @@ def ranking_average_precision(scores: Any, present: Any, *, queried: Any = None,
 
 # %% ../../nbs/lib/probes/01_score.ipynb #d49919a7
 def chance_average_precision(present: Any, *, queried: Any = None) -> np.ndarray:
-    """Expected average precision of a random ranking: float64 [N]; NaN where no class is present."""
+    """Expected average precision of a random ranking: float64 [N]; NaN if no class is present."""
     return ranking_average_precision(np.zeros(np.shape(present)), present, queried=queried)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #27c15fe7
 def class_confidences(scores: Any, *, queried: Any = None) -> np.ndarray:
-    """Softmax over the queried classes, float64 [N, C]; 0 for other classes. Arguments as above."""
+    """Softmax over the queried classes, float64 [N, C]; 0 for other classes. See `ranking_average_precision`."""
     scores, *_ = _as_classes(scores, np.zeros(np.shape(scores), bool), queried)
     top = scores.max(1, initial=-np.inf, keepdims=True)
     shares = np.exp(scores - np.where(np.isfinite(top), top, 0))
@@ -181,14 +181,14 @@ def class_confidences(scores: Any, *, queried: Any = None) -> np.ndarray:
 
 # %% ../../nbs/lib/probes/01_score.ipynb #71504bee
 def present_confidence(scores: Any, present: Any, *, queried: Any = None) -> np.ndarray:
-    """Mean softmax share of the present classes: float64 [N], 0..1, NaN where none is present."""
+    """Mean softmax share of the present classes: float64 [N], 0..1, NaN if no class is present."""
     scores, present, queried = _as_classes(scores, present, queried)
     shares, n = class_confidences(np.where(queried, scores, 0), queried=queried), present.sum(1)
     return np.divide((shares * present).sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #3b61afcd
 def first_is_present(scores: Any, present: Any, *, queried: Any = None) -> np.ndarray:
-    """Whether the best present class scores above every absent one: float64 [N] of 0 and 1, NaN where none is present.
+    """Whether the best present class outscores every absent class: float64 [N], 0 or 1, NaN if no class is present.
 
     A tie with an absent class is 0. With one class present this is the accuracy of the choice.
     """
@@ -198,9 +198,9 @@ def first_is_present(scores: Any, present: Any, *, queried: Any = None) -> np.nd
 
 # %% ../../nbs/lib/probes/01_score.ipynb #0aecdb4b
 def relative_robustness(reference: Any, other: Any) -> np.ndarray:
-    """1 - (reference - other) / reference, elementwise; NaN where the reference is 0 or either is undefined.
+    """1 - (reference - other) / reference, elementwise; NaN where the reference is 0 or either value is undefined.
 
-    0 or more for scores >= 0; 1: nothing lost. Source: conceptual probes, equation 18.
+    0 or more for scores >= 0; 1 means no loss. Source: conceptual probes, equation 18.
     """
     reference, other = np.asarray(reference, np.float64), np.asarray(other, np.float64)
     lost = reference - other
@@ -208,7 +208,7 @@ def relative_robustness(reference: Any, other: Any) -> np.ndarray:
 
 
 def change(reference: Any, other: Any) -> np.ndarray:
-    """reference - other, elementwise: how much was lost. Source: conceptual probes, equation 19."""
+    """reference - other, elementwise: the loss of score. Source: conceptual probes, equation 19."""
     return np.asarray(reference, np.float64) - np.asarray(other, np.float64)
 
 # %% ../../nbs/lib/probes/01_score.ipynb #e9311cb2
@@ -243,11 +243,11 @@ PROBE_SCORES: dict[str, Metric] = {m.name: m for m in (*_CHOICE, *_PICTURES, *_C
 
 # %% ../../nbs/lib/probes/01_score.ipynb #0f0e6d57
 class ScoreTable:
-    """Scores by picture and prompt, higher is better. scores: a frame with the columns image, prompt, score (NaN: known
-    to be missing). kind: what kind of number they are; None: what the card of the model in `attrs` says, else logits.
+    """Scores by image and prompt, higher is better. scores: a frame with the columns image, prompt, score (NaN:
+    missing). kind: the kind of the scores; None: the kind on the model card in `attrs`, or logits without a card.
 
-    Errors: FormatError for a column that is missing, a score that is no number or infinite, a picture and prompt that
-    stand twice with different scores.
+    Errors: FormatError for a missing column, a score that is no number or infinite, two different scores of an image
+    with a prompt.
     """
 
     def __init__(self, scores: pd.DataFrame, kind: ScoreKind | None = None):
@@ -261,7 +261,7 @@ class ScoreTable:
         self.scores = table.assign(score=self.kind.logits(table["score"])).set_index(["image", "prompt"])["score"]
 
     def of(self, images: Sequence[str], prompts: Sequence[str]) -> np.ndarray:
-        """The score of each picture with the prompt beside it: float64 of their length, NaN where there is none."""
+        """The score of images[i] with prompts[i]: float64 [len(images)], NaN for a missing score."""
         return self.scores.reindex(pd.MultiIndex.from_arrays([list(images), list(prompts)])).to_numpy()
 
 # %% ../../nbs/lib/probes/01_score.ipynb #f9e2ffb3
@@ -270,10 +270,10 @@ MISSING = ("raise", "undefined")
 
 def look_up(table: ScoreTable, ids: Sequence[str], images: Sequence[str], prompts: Sequence[str], missing: str
              ) -> np.ndarray:
-    """The scores of pictures with the prompts beside them: float64 of their length.
+    """The score of images[i] with prompts[i]: float64 [len(images)].
 
-    ids: the group of each, for the error. missing: "raise", or "undefined" for NaN where there is no score.
-    Errors: ExampleError that names the first group, picture and prompt without a score; ValueError for another word.
+    ids: the group of each score, for the error. missing: "raise", or "undefined" for NaN where a score is missing.
+    Errors: ExampleError that names the first group, image and prompt without a score; ValueError for another `missing`.
     """
     if missing not in MISSING:
         raise ValueError(f"missing: expected one of {MISSING}, got {missing!r}")

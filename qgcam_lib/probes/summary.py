@@ -21,8 +21,8 @@ from ..statistics.summary import TASKS
 # %% ../../nbs/lib/probes/04_summary.ipynb #c1cf72a4
 @dataclass(frozen=True)
 class RowLayout:
-    """How to summarise a frame of scores. key: columns that name a row; by: what the table is split by, unless said;
-    group: the unit of resampling; metrics: its score columns."""
+    """How to summarise a frame of scores. key: columns that identify a row; by: columns that split the table by
+    default; group: the unit of resampling; metrics: the score columns."""
 
     key: tuple[str, ...]
     by: tuple[str, ...]
@@ -31,7 +31,7 @@ class RowLayout:
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #e787e70b
 def layout_of(frame: pd.DataFrame) -> RowLayout:
-    """The kind of a frame. Errors: ValueError for one that was not made by these scores."""
+    """The layout of a frame. Errors: ValueError for a frame that is not from `score_groups` and the like."""
     metrics = tuple(name for name in PROBE_SCORES if name in frame)
     if {"id", "group"} <= set(frame) and metrics:
         if "comparison" in frame:
@@ -50,10 +50,10 @@ NO_CATEGORY = "(none)"
 
 
 def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a column `category`: of the class (rows of `score_classes`), or of a pair's first attribute.
+    """The frame with a column `category`: that of the class (rows of `score_classes`) or of a pair's first attribute.
 
-    What has none is NO_CATEGORY; see `probes.builders.words`. Errors: ValueError for rows that have neither attributes
-    nor classes.
+    Rows without a category get NO_CATEGORY; see `probes.builders.words`. Errors: ValueError for rows that have neither
+    attributes nor classes.
     """
     words = attribute_words()
     if "class" in frame:
@@ -69,14 +69,14 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #ed002769
 def _chance(frame: pd.DataFrame, name: str) -> pd.Series:
-    "The chance of each row for one score, NaN where the score is undefined or nobody can say."
+    "The chance level of each row for one score, NaN if the score is undefined or its chance level is unknown."
     fixed = PROBE_SCORES[name].chance
     value = pd.Series(np.nan if fixed is None else fixed, frame.index)
     if "n_classes" in frame:
         present, n_classes = frame["n_present"], frame["n_classes"]
         if name.startswith("ap_"):
             value = frame["ap_chance"]
-        elif name.startswith("first_"):  # the best of several present ones, or this one above every absent one
+        elif name.startswith("first_"):  # the best present class, or this class, above every absent class
             value = 1 / (n_classes - present + 1) if "class" in frame else present / n_classes
         elif name in ("confidence_reference", "confidence_patch", "confidence_edited"):
             value = 1 / n_classes
@@ -84,7 +84,7 @@ def _chance(frame: pd.DataFrame, name: str) -> pd.Series:
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #9dac9fa1
 def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> pd.DataFrame:
-    "The rows of `blind` in the order of `frame`, undefined where the frame is."
+    "The rows of `blind` in the order of `frame`, NaN where the frame's score is undefined."
     key = list(layout.key)
     rows = frame[key].merge(blind.drop_duplicates(key), "left", key, indicator=True)
     if (alone := rows["_merge"] != "both").any():
@@ -95,7 +95,7 @@ def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> p
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #fd4fb783
 def _chosen(layout: RowLayout, metrics: Sequence[str] | str | None) -> list[str]:
-    "The score columns asked for; ValueError for another name."
+    "The requested score columns; ValueError for an unknown name."
     names = list(layout.metrics) if metrics is None else [metrics] if isinstance(metrics, str) else list(metrics)
     if not names or (lost := [name for name in names if name not in layout.metrics]):
         raise ValueError(f"metrics: expected some of {layout.metrics}, got {lost if names else 'none'}")
@@ -105,15 +105,15 @@ def _chosen(layout: RowLayout, metrics: Sequence[str] | str | None) -> list[str]
 def summarize_probe(frame: pd.DataFrame, by: Sequence[str] | str | None = None, *,
                     metrics: Sequence[str] | str | None = None, blind: pd.DataFrame | None = None,
                     **options: Any) -> pd.DataFrame:
-    """Means of a probe's scores with intervals clustered by image, beside chance and a blind scorer.
+    """Means of a probe's scores with intervals clustered by image, beside chance and a text-only baseline.
 
-    frame: of `score_groups` or `score_classes`. by: columns that split the table, () for none; None: comparison, or
-    kind, or kind and filler. "category" is added where it lacks, see `with_categories`. metrics: score columns, None
-    for all. blind: the same groups scored by a text-only scorer. options: n_bootstrap, level, seed, of
+    frame: from `score_groups` or `score_classes`. by: columns that split the table, () for none; None: comparison, or
+    kind, or kind and filler. The column "category" is added if missing, see `with_categories`. metrics: score columns,
+    None for all. blind: rows for the same groups, scored by a text-only baseline. options: n_bootstrap, level, seed, of
     `statistics.summarize`.
-    Returns one row a cell and metric: *by, metric, value, ci_low, ci_high, chance, blind, n, n_undefined, n_groups
-    (images), bootstrap_sd, note. chance and blind are means over the rows where the score is defined, NaN where there
-    is none. Errors: ValueError for a column that lacks, or a `blind` with other rows.
+    Returns one row per cell and metric: *by, metric, value, ci_low, ci_high, chance, blind, n, n_undefined, n_groups
+    (images), bootstrap_sd, note. chance and blind are means over the rows where the score is defined, NaN if there are
+    none. Errors: ValueError for a missing column, or a `blind` that lacks rows of the frame.
     """
     layout = layout_of(frame)
     by = list(layout.by if by is None else [by] if isinstance(by, str) else by)
@@ -141,10 +141,10 @@ def compare_probe(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str | No
 
     a, b: frames of one kind from `score_groups` or `score_classes`; rows are matched by id (and comparison, class). by,
     metrics: as in `summarize_probe`; options: n_bootstrap, level, seed, n_permutations, of `statistics.compare`.
-    Returns one row a cell and metric: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low,
-    ci_high, p_value, n, n_undefined, n_groups, n_unmatched, note.
-    Errors: ValueError for frames of two kinds, a column that lacks, no row in common; for runs that were not scored by
-    one rule on one data set. Nothing is corrected for the number of tests.
+    Returns one row per cell and metric: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low,
+    ci_high, p_value, n, n_undefined, n_groups, n_unmatched, note. No correction for multiple tests.
+    Errors: ValueError for frames of different kinds, a missing column, no common row, or runs with different scoring
+    options or data sets.
     """
     layout = layout_of(a)
     if layout_of(b).key != layout.key or layout_of(b).group != layout.group:

@@ -23,7 +23,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’./-][^\W_]+)*")
 
 
 def expression_words(text: str) -> list[str]:
-    """The words of an expression in lower case, without marks but those inside a word ("t-shirt", "c-21", "man's").
+    """The words of an expression in lower case, with punctuation only inside words ("t-shirt", "c-21", "man's").
 
     Errors: ValueError for a text without a word.
     """
@@ -33,16 +33,16 @@ def expression_words(text: str) -> list[str]:
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0109
 def _rng(seed: int, *texts: str) -> np.random.Generator:
-    "The generator of one expression under a seed."
+    "The random generator for one expression and seed."
     return np.random.default_rng(int(sha256_of(str(int(seed)), *texts)[:32], 16))
 
 
 def shuffled(words: Sequence[str], seed: int = 0) -> list[str]:
-    """The words in another order, uniform over the orders that read differently; as they are where there is none."""
+    """The words in random order, uniform over the orders that differ from the given one; unchanged if none differs."""
     if len(set(words)) < 2:
         return list(words)
     rng, order = _rng(seed, "shuffle", *words), list(words)
-    while order == list(words):  # at most every second draw, with two different words
+    while order == list(words):  # probability at most 1/2 if two words differ
         order = [words[place] for place in rng.permutation(len(words))]
     return order
 
@@ -53,23 +53,23 @@ PLACE_WORDS = frozenset("left right front back top bottom middle center centre s
 
 @lru_cache(maxsize=65536)
 def _kinds(words: tuple[str, ...], tagger: str) -> tuple[str, ...]:
-    "Kinds of the words; a word that the tagger does not know is taken for a noun."
+    "Kinds of the words; a word unknown to the tagger counts as a noun."
     return tuple("noun" if kind == "unknown" else kind for kind in load_tagger(tagger).kinds(words))
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #a6f4b8ef
 def noun_places(words: Sequence[str], tagger: str = "auto") -> list[int]:
-    """Places of the heads of an expression's names, in their order; the first is the head noun. Empty without a noun.
+    """Indices of the last noun of each run of nouns, in order; the first is the head noun. Empty without a noun.
 
-    tagger: see `data.taggers.load_tagger`. Words of PLACE_WORDS are no names.
+    tagger: see `data.taggers.load_tagger`. Words in PLACE_WORDS do not count as nouns.
     """
     noun = ["noun" in kind and word not in PLACE_WORDS for word, kind in zip(words, _kinds(tuple(words), tagger))]
     return [k for k, is_noun in enumerate(noun) if is_noun and not any(noun[k + 1:k + 2])]
 
 # %% ../../nbs/lib/referring/01_perturb.ipynb #1f73a42d
 def head_swapped(words: Sequence[str], seed: int = 0, tagger: str = "auto") -> list[str]:
-    """The words with the head noun and another noun exchanged, drawn with the seed among those that differ from it.
+    """The words with the head noun exchanged with a different noun, drawn with `seed`.
 
-    As they are where there is no second noun.
+    Unchanged if there is no different noun.
     """
     swapped, (head, *others) = list(words), noun_places(words, tagger) or [-1]
     others = [place for place in others if words[place] != words[head]]
@@ -83,11 +83,11 @@ HOW = ("plain", "shuffle", "reverse", "nouns_adjectives", "swap_head", "shipped"
 
 
 def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto") -> str:
-    """An expression without its order, or with less or other words; the same arguments give the same text.
+    """An expression with its words reordered or partly removed; the same arguments give the same text.
 
-    how: one of HOW but "shipped", see the table above. Words come in lower case, without marks, joined by blanks. seed:
-    of "shuffle" and "swap_head". tagger: of "nouns_adjectives" and "swap_head". The text is empty where
-    "nouns_adjectives" finds none. Errors: ValueError for another word, a text without words.
+    how: one of HOW but "shipped", see the table above. Words are in lower case, without punctuation, joined by spaces.
+    seed: for "shuffle" and "swap_head". tagger: for "nouns_adjectives" and "swap_head". With "nouns_adjectives" the
+    text may be empty. Errors: ValueError for an unknown `how`, a text without words.
     Source: Ref-Adv, section 2 and appendix A.2 (shuffle, N+J); the rules for words, head and seed are ours.
     """
     if how not in HOW[:-1]:
@@ -103,11 +103,11 @@ def perturb(text: str, how: str, *, seed: int = 0, tagger: str = "auto") -> str:
 # %% ../../nbs/lib/referring/01_perturb.ipynb #7a6f0112
 def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: int = 0, tagger: str = "auto"
                         ) -> Expressions:
-    """Expressions with perturbed texts, and all else as it was; `left_out` counts those of which no word is left.
+    """Expressions with perturbed texts and otherwise unchanged; `left_out` counts the expressions that lose all words.
 
-    how: of HOW; "shipped" takes the shuffled text that was published with an expression, verbatim. seed, tagger: as in
-    `perturb`. Errors: ExampleError naming the expression, also for "shipped" where no text was published, or one that
-    distorts another sentence.
+    how: one of HOW; "shipped" uses the shuffled text published with an expression, verbatim. seed, tagger: as in
+    `perturb`. Errors: ExampleError naming the expression, also for "shipped" if no shuffled text was published for it,
+    or if the published text is a shuffle of another sentence.
     """
     perturbed = []
     for one in expressions:

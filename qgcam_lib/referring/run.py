@@ -31,16 +31,16 @@ _REFCOCOG = ("train", "val", "test")
 
 
 def split_name(split: str) -> str:
-    """The name of a split as the records have it: "adv" for "ref-adv", "Ref-Adv" and "adv"; "" for "all" and ""."""
+    """The name of a split in the records: "adv" for "ref-adv", "Ref-Adv" and "adv"; "" for "all" and ""."""
     name = split.strip().lower()
     return "" if name == "all" else name.removeprefix("ref-")
 
 # %% ../../nbs/lib/referring/03_run.ipynb #282c7c40
 def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
-    """Expressions of a file or folder: Ref-Adv in either published JSON, or RefCOCOg with its annotated objects.
+    """Expressions from a file or folder: Ref-Adv in either published JSON, or RefCOCOg with its annotated objects.
 
-    split: see `split_name`; "" takes all, of a folder the test set. Errors: FileNotFoundError; FormatError or
-    ExampleError naming file and record; ValueError for a split that is not there, with those that are.
+    split: see `split_name`; "" selects all expressions of a file, or a folder's test set. Errors: FileNotFoundError;
+    FormatError or ExampleError naming file and record; ValueError for a missing split, listing the existing splits.
     """
     path, name = Path(path), split_name(split)
     if not path.exists():
@@ -58,7 +58,7 @@ def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0306
 def take_expressions(expressions: Sequence[Expression], limit: int | None = None, seed: int = 0) -> list[Expression]:
-    """`limit` of the expressions (None or 0: all) in their own order, by whole pictures; see `picture_loop.draw`."""
+    """`limit` of the expressions (None or 0: all) in their original order, image by image; see `picture_loop.draw`."""
     places: dict[str, list[int]] = {}
     for place, one in enumerate(expressions):
         places.setdefault(one.image, []).append(place)
@@ -68,7 +68,7 @@ def take_expressions(expressions: Sequence[Expression], limit: int | None = None
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0308
 def _ranked(ranker: Any, pictures: list, boxes: list[np.ndarray], texts: list[list[str]]) -> list[Any]:
-    "Scores [E, N] for each picture, its boxes and its expressions."
+    "Scores [E, N] for each image, from its N boxes and E expressions."
     if hasattr(ranker, "rank_batch"):
         results = ranker.rank_batch(pictures, boxes, texts)
         results = as_results(results, len(pictures), "rank_batch", "the scores for each picture")
@@ -79,7 +79,7 @@ def _ranked(ranker: Any, pictures: list, boxes: list[np.ndarray], texts: list[li
 
 # %% ../../nbs/lib/referring/03_run.ipynb #3bbbd30f
 def _ask(ranker: Any, pictures: list, queries: list[tuple[tuple, str]]) -> list[dict[str, np.ndarray]]:
-    "Scores of the candidates for each (candidates, expression), whose picture stands beside it."
+    "Scores of the candidates for each query (candidates, expression) and the image at the same index."
     places: dict[tuple, list[int]] = {}
     for place, (picture, (boxes, _)) in enumerate(zip(pictures, queries)):
         places.setdefault((id(picture), boxes), []).append(place)
@@ -94,7 +94,7 @@ def _ask(ranker: Any, pictures: list, queries: list[tuple[tuple, str]]) -> list[
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0309
 def _checked(values: Any, n: int) -> np.ndarray:
-    "Scores of one expression as float64 [n], or a ValueError."
+    "Scores of one expression as float64 [n]; ValueError unless they are n finite numbers."
     values = values.detach().cpu().float().numpy() if hasattr(values, "detach") else values
     scores = np.asarray(values, np.float64)
     if scores.shape != (n,) or not np.isfinite(scores).all():
@@ -104,18 +104,18 @@ def _checked(values: Any, n: int) -> np.ndarray:
 # %% ../../nbs/lib/referring/03_run.ipynb #4412e70a
 def ask_expressions(model: Any, expressions: Sequence[Expression], images: str | Path | Sequence[str | Path], *,
                     limit: int | None = None, seed: int = 0, name: str = "", **run_options: Any) -> pd.DataFrame:
-    """Ask a model which boxes some expressions mean, each picture once.
+    """Score the candidate boxes of some expressions with a model, each image once.
 
-    model: a RegionRanker (`models.roles`): `rank(image, boxes, expression)` and a `card`; `rank_batch` is used where it
-    is there. Or a plain function rank(image, boxes, expression). expressions: with candidates; those without any are
-    not asked. images: the folder of the pictures, or several, the first that has a picture counts. limit: so many
-    expressions (None or 0: all), drawn with `seed`. name: of the data, to report. run_options: store (a folder; a
-    stopped run is continued by the same call), on_error ("raise" or "record"), batch_images, progress; see
-    `ask_pictures`.
-    Returns one row an expression and candidate: id, candidate, score (NaN where the expression failed). `attrs`: those
-    of `ask_pictures`; `problems` has one {"id", "image", "error"} a failed expression.
-    Errors: those of `ask_pictures` (ExampleError for a missing picture, naming it); TypeError for a model that is
-    neither; ValueError for one that gives other scores than one a candidate.
+    model: a RegionRanker (`models.roles`): `rank(image, boxes, expression)` and a `card`; `rank_batch` is used if the
+    model has it. Or a plain function rank(image, boxes, expression). expressions: with candidates; expressions without
+    candidates are skipped. images: the folder of the images, or several, of which the first that contains an image is
+    used. limit: number of expressions (None or 0: all), drawn with `seed`. name: name of the data, to report.
+    run_options: store (a folder; the same call resumes a stopped run), on_error ("raise" or "record"), batch_images,
+    progress; see `ask_pictures`.
+    Returns one row per expression and candidate: id, candidate, score (NaN if the expression failed). `attrs`: those of
+    `ask_pictures`; `problems` has one {"id", "image", "error"} per failed expression.
+    Errors: those of `ask_pictures` (ExampleError that names a missing image); TypeError for any other model;
+    ValueError unless the model returns one score per candidate.
     """
     model, folders = as_model(model, "ranker"), folders_of(images)
     expressions = Expressions(expressions)
@@ -138,7 +138,7 @@ def choices_of(expressions: Sequence[Expression], answers: pd.DataFrame, *, thre
                ) -> pd.DataFrame:
     """The answers of `ask_expressions` as rows of `score_choices`, with text and error; see `refer`.
 
-    expressions: those that were given to `ask_expressions`, which says in `asked.attrs` how many of them it drew.
+    expressions: the input of `ask_expressions`; `answers.attrs` has the limit and seed with which it drew from them.
     """
     part = take_expressions(expressions, answers.attrs["limit"], answers.attrs["seed"])
     failed = {problem["id"]: problem["error"] for problem in answers.attrs["problems"]}
@@ -151,13 +151,13 @@ def choices_of(expressions: Sequence[Expression], answers: pd.DataFrame, *, thre
 def refer(model: Any, expressions: Sequence[Expression] | str | Path, images: str | Path | Sequence[str | Path], *,
           threshold: float = 0.5, strict: bool = False, limit: int | None = None, seed: int = 0,
           **run_options: Any) -> pd.DataFrame:
-    """Ask a model which boxes some expressions mean, and score its choices: one row an expression.
+    """Run a model on the candidate boxes of some expressions and score its choices: one row per expression.
 
-    model, expressions, images, limit, seed, run_options: as in `ask_expressions`; expressions may also be what
-    `read_expressions` reads. threshold, strict: as in `score_choices`.
-    Returns the rows of `score_choices`, then text and error (None, or why it could not be asked: then its choice is
+    model, expressions, images, limit, seed, run_options: as in `ask_expressions`; expressions may also be a path for
+    `read_expressions`. threshold, strict: as in `score_choices`.
+    Returns the rows of `score_choices`, then text and error (None, or why the expression failed; its choice is then
     undefined). `attrs`: those of `ask_expressions` and options.
-    Errors: those of both.
+    Errors: those of `ask_expressions` and `score_choices`.
     """
     expressions = read_expressions(expressions) if isinstance(expressions, str | Path) else expressions
     answers = ask_expressions(model, expressions, images, limit=limit, seed=seed, **run_options)
@@ -165,7 +165,7 @@ def refer(model: Any, expressions: Sequence[Expression] | str | Path, images: st
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0506
 def expression_boxes(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """One row an expression and candidate: id, candidate, image, text, x0, y0, x1, y1 (half-open pixels), split."""
+    """One row per expression and candidate: id, candidate, image, text, x0, y0, x1, y1 (half-open pixels), split."""
     rows = [(one.id, k, one.image, one.text, *box, one.split) for one in expressions
             for k, box in enumerate(one.candidates)]
     return pd.DataFrame(rows, columns=["id", "candidate", "image", "text", "x0", "y0", "x1", "y1", "split"])
@@ -180,7 +180,7 @@ ORDERS = {"candidates counted from the last": lambda boxes: np.arange(len(boxes)
 
 def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], choices: pd.DataFrame, options: dict[str, Any]
               ) -> list[str]:
-    "What is suspicious about a table of scores, higher being better. choices: its rows of `score_choices`."
+    "Warnings about a suspicious table of scores (higher is better). choices: the rows of `score_choices` for it."
     def right_of(rows: pd.DataFrame) -> np.ndarray:
         decided = rows["predicted"].notna() & (rows["n_candidates"] > 1) & (rows["ties"] == 0)
         return rows["correct"].astype("Float64").where(decided).to_numpy(np.float64, na_value=np.nan)
@@ -203,7 +203,7 @@ def _findings(frame: pd.DataFrame, expressions: Sequence[Expression], choices: p
 
 # %% ../../nbs/lib/referring/03_run.ipynb #714491f9
 def _refuse_other_boxes(frame: pd.DataFrame, expressions: Sequence[Expression]) -> None:
-    "FormatError where a table keeps boxes that are not those of its candidates."
+    "FormatError for a table with boxes that differ from the boxes of its candidates."
     if not set(_BOX) <= set(frame):
         return
     both = frame.merge(expression_boxes(expressions), on=["id", "candidate"], suffixes=("", "_there"))
@@ -219,16 +219,16 @@ def _refuse_other_boxes(frame: pd.DataFrame, expressions: Sequence[Expression]) 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0510
 def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequence[Expression], *, split: str = "",
                kind: str | None = None, **options: Any) -> pd.DataFrame:
-    """Score a table of scores against expressions; no model is needed.
+    """Evaluate a table of model scores with expressions; no model is needed.
 
-    scores: a file (.parquet, .csv, .tsv or .json) or a frame with id, candidate, score, and x0, y0, x1, y1 where it
-    keeps the boxes of `expression_boxes`. expressions: see `read_expressions`, or records. split: one split of them, ""
-    for all. kind: what a score is, of `checks.SCORE_KINDS`, "distance" where lower is better; None guesses it. options:
-    of `score_choices` (threshold, strict, missing). Scores that are all equal or filled in, choices that ties decide,
-    that are worse than chance or far better with a mistake undone are one warning (SuspiciousInput; see `checks`).
-    Returns the rows of `score_choices`; `attrs["kind"]` is what a score was taken for.
+    scores: a file (.parquet, .csv, .tsv or .json) or a frame with id, candidate, score, and optionally x0, y0, x1, y1
+    from `expression_boxes`. expressions: a path for `read_expressions`, or records. split: one of their splits, "" for
+    all. kind: the kind of the scores, one of `checks.SCORE_KINDS`, "distance" if lower is better; None infers it.
+    options: those of `score_choices` (threshold, strict, missing). One warning (SuspiciousInput; see `checks`) reports
+    equal or filled-in scores, choices decided by ties, worse than chance or far better with a mistake undone.
+    Returns the rows of `score_choices`; `attrs["kind"]` is the assumed kind of the scores.
     Errors: FileNotFoundError; FormatError and ExampleError naming the file and the expression; ValueError for an option
-    out of range, or a kind that the scores cannot be.
+    out of range, or a kind that does not fit the scores.
     """
     columns, name = {"id": str, "candidate": int, "score": float}, split_name(split)
     if isinstance(expressions, str | Path):
@@ -237,7 +237,7 @@ def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequ
     part = of_split(expressions, name) if name else list(expressions)
     if len(part) < len(expressions):
         ids, wanted = ({one.id for one in some} for some in (expressions, part))
-        frame = frame[frame["id"].isin(wanted) | ~frame["id"].isin(ids)]  # an id that nobody has is refused below
+        frame = frame[frame["id"].isin(wanted) | ~frame["id"].isin(ids)]  # unknown ids are refused below
     what = score_kind(frame["score"], given=kind)
     frame = frame.assign(score=what.logits(frame["score"]))
     try:

@@ -19,9 +19,9 @@ from ..statistics import Metric
 
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f0207
 def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.ndarray:
-    """Scores as float64 [E, widest]: at e, k that of candidate k of expression e, NaN where there is none.
+    """Scores as float64 [E, most candidates]: [e, k] is for candidate k of expression e, NaN without a score.
 
-    Errors: FormatError for a table that is none, an unknown id, a place without a box, a place given twice.
+    Errors: FormatError for an invalid table, an unknown id, a candidate index without a box, or two scores for one.
     """
     table = read_table(scores, {"id": str, "candidate": int, "score": float}, name="scores", empty=("score",))
     n = np.array([len(one.candidates) for one in expressions], np.int64)
@@ -51,7 +51,7 @@ MISSING = ("raise", "undefined")
 
 
 def _refuse_missing(expressions: Sequence[Expression], matrix: np.ndarray, there: np.ndarray) -> None:
-    "ExampleError where a score is missing, naming the first expression and candidate."
+    "ExampleError if a score is missing, naming the first such expression and candidate."
     lost = np.isnan(matrix) & there
     if lost.any():
         row, place = np.argwhere(lost)[0]
@@ -61,7 +61,7 @@ def _refuse_missing(expressions: Sequence[Expression], matrix: np.ndarray, there
 
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f020b
 def _overlaps(expressions: Sequence[Expression], shape: tuple[int, int]) -> np.ndarray:
-    "IoU of each candidate with the target: float64 [E, widest], -1 where there is no candidate."
+    "IoU of each candidate with the target: float64 [E, most candidates], -1 where an expression has no candidate."
     overlaps = np.full(shape, -1.0)
     for row, one in zip(overlaps, expressions):
         if one.candidates:
@@ -71,19 +71,19 @@ def _overlaps(expressions: Sequence[Expression], shape: tuple[int, int]) -> np.n
 # %% ../../nbs/lib/referring/02_score.ipynb #2c69c84b
 def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, threshold: float = 0.5,
                   strict: bool = False, missing: str = "raise") -> pd.DataFrame:
-    """Score choices among candidate boxes: one row an expression. `CHOICE_SCORES` has the contract of each score.
+    """Score choices among candidate boxes: one row per expression. `CHOICE_SCORES` has the contract of each score.
 
-    expressions: with candidates. scores: id, candidate (place from 0), score (higher fits better; NaN: missing), one
-    row for each candidate of each expression, in any order. A choice is the candidate of the highest score, the first
-    of several. threshold: right when its IoU with the target is >= threshold, or > with `strict`. missing: "raise", or
-    "undefined" for undefined choices where a score is missing.
-    Returns id, group, image, split, category, n_words, n_candidates, predicted (place of the choice), iou (of the
-    choice with the target), correct, random (share of right candidates: what a random choice gets), ties (how many
-    others have the highest score too). Undefined (NA): predicted, iou, correct and ties where a score is missing;
-    predicted, iou and ties where there is no candidate, which is wrong. `attrs`: options.
-    Errors: FormatError for a table that is none, an unknown id, a place without a box; ExampleError where a score is
-    missing or an id stands twice; ValueError for an option out of range, or where no expression has candidates.
-    Source: METRICS of the compendium; Ref-Adv, section 4.1, which leaves > or >= open.
+    expressions: with candidates. scores: id, candidate (index from 0), score (higher fits better; NaN: missing), one
+    row for each candidate of each expression, in any order. The choice is the candidate with the highest score, the
+    first if several tie. threshold: the choice is correct if its IoU with the target is >= threshold, or > with
+    `strict`. missing: "raise", or "undefined" for undefined choices where a score is missing.
+    Returns id, group, image, split, category, n_words, n_candidates, predicted (index of the choice), iou (of the
+    choice with the target), correct, random (share of correct candidates, the chance level), ties (number of other
+    candidates with the highest score). Undefined (NA): predicted, iou, correct and ties if a score is missing;
+    predicted, iou and ties without a candidate (correct is False). `attrs`: options.
+    Errors: FormatError for an invalid table, an unknown id, an index without a box; ExampleError for a missing score or
+    a repeated id; ValueError for an option out of range, or if no expression has candidates.
+    Source: METRICS of the compendium; Ref-Adv, section 4.1, which does not specify > or >=.
     """
     if not 0 < threshold <= 1 or missing not in MISSING:
         raise ValueError(f"threshold, missing: expected a number above 0 up to 1 and one of {MISSING}, got "

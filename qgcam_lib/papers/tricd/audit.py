@@ -38,7 +38,7 @@ from ...statistics import N_BOOTSTRAP, summarize
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #eff5f021
 def question_card(split: TricdSplit) -> pd.DataFrame:
-    """What the file of questions holds and what a run takes of it: data, value, as texts."""
+    """Size of the question file and of the part that a run uses: data, value, as texts."""
     part, every = split.asked, split.questions
     rows = {"data set": split.where, "file": split.files.questions.name, "questions": f"{len(part)} of {len(every)}",
             "groups": f"{part['group'].nunique()} of {every['group'].nunique()}",
@@ -47,19 +47,19 @@ def question_card(split: TricdSplit) -> pd.DataFrame:
 
 
 def reworded(questions: pd.DataFrame) -> pd.DataFrame:
-    """The questions that our rule words otherwise, each once: caption, question, ours."""
+    """The questions that our rule words differently, each once: caption, question, ours."""
     ours = questions["caption"].map(caption_to_question)
     other = questions.assign(ours=ours)[ours != questions["question"]]
     return other[["caption", "question", "ours"]].drop_duplicates(ignore_index=True)
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #6c7e3aaa
 def threshold_rows(thresholds: Mapping[str, float]) -> pd.DataFrame:
-    """The thresholds that were chosen: model, threshold."""
+    """The chosen thresholds: model, threshold."""
     return pd.DataFrame({"model": list(thresholds), "threshold": pd.Series(thresholds.values(), dtype=float)})
 
 
 def answer_rows(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The frames of `answer_all` under each other, with a column `model` first; answer and error as texts."""
+    """The frames of `answer_all` concatenated, with a column `model`; answer and error as texts."""
     columns = ["model", "image_id", "asked", "answer", "error"]
     rows = [frame.assign(model=name) for name, frame in frames.items()]
     table = pd.concat(rows or [pd.DataFrame(columns=columns)], ignore_index=True)
@@ -67,9 +67,9 @@ def answer_rows(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #a1a4a4b2
 def answer_cases(records: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
-    """The records of chosen questions, a line an answer: question, right, subset, model, answer.
+    """The records of chosen questions, one row per answer: question, right, subset, model, answer.
 
-    records: of `answer_rows`; chosen: questions with image_id, answer and subset.
+    records: from `answer_rows`; chosen: questions with image_id, answer and subset.
     """
     rows = chosen[["image_id", "answer", "subset"]].merge(records[["image_id", "model", "asked", "answer"]],
                                                           on="image_id", suffixes=("_right", ""))
@@ -79,16 +79,16 @@ def answer_cases(records: pd.DataFrame, chosen: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #3006aba7
 def parsing_counts(answers: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
-    """How many answers of each model each rule of the parser read: model, then a column a rule; unparsable is one."""
+    """Number of each model's answers by the parser rule that decided: model, then one column per rule or unparsable."""
     read = pd.concat([parse_answers(list(one.values())).assign(model=name) for name, one in answers.items()])
     table = read.groupby(["model", "rule"], sort=False).size().unstack(fill_value=0)
     return table.rename_axis(columns=None).loc[list(answers)].reset_index()
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #ab491f3a
 def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
-    """How many questions each model had, could not be read on, and left out: model, subset, n, n_unparsable, n_missing.
+    """Number of questions, unparsable answers and missing answers per model: model, subset, n, n_unparsable, n_missing.
 
-    summary: of `score_answers`. Subsets without a question are left out.
+    summary: from `score_answers`. Subsets without a question are left out.
     """
     rows = summary[summary["metric"].isin(["n", "n_unparsable", "n_missing"])]
     table = rows.pivot(index=["model", "subset"], columns="metric", values="value").astype(int)
@@ -98,10 +98,10 @@ def answer_counts(summary: pd.DataFrame) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #1c593fda
 def yes_rates(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP,
               seed: int = 0) -> pd.DataFrame:
-    """The rate of yes of each model: model, subset and the columns of `summarize`; metrics yes_if_true, yes_if_false.
+    """Each model's rate of yes: model, subset and the columns of `summarize`; metrics yes_if_true, yes_if_false.
 
-    answers: model -> {image_id: answer}; questions: the questions (image_id, answer, subset, group). What cannot be
-    read as yes is none.
+    answers: model -> {image_id: answer}; questions: the questions (image_id, answer, subset, group). An answer that
+    cannot be parsed as yes counts as not yes.
     """
     truth = questions["answer"].astype(bool)
     tables = []
@@ -120,8 +120,8 @@ _Models = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Audited:
-    """data; models: name -> predictions; where: drawn or given annotations; seed of what is drawn; file: the name of
-    the annotations' file, or "drawn"."""
+    """data; models: name -> predictions; where: "synthetic annotations" or "given annotations"; seed: of the synthetic
+    data; file: the name of the annotation file, or "synthetic"."""
 
     data: Tricd
     models: dict[str, Any]
@@ -131,7 +131,7 @@ class Audited:
 
     @property
     def note(self) -> str:
-        """What a reader must know first, as Markdown."""
+        """The note at the top of the page, as Markdown: no model was run."""
         addition = " Beside them stands the given file." if "given" in self.models else ""
         return (f"> **No model was run for this page.** The predictions are synthetic, seed {self.seed}, on "
                 f"{self.where}. They show what the evaluator does, and nothing about any model.{addition}")
@@ -144,7 +144,7 @@ class Audited:
         return pd.DataFrame([(name, str(value)) for name, value in rows.items()], columns=["data", "value"])
 
     def differs(self) -> list[str]:
-        """What differs from the paper, for the result box."""
+        """The differences from the paper, for the result box."""
         return [self.note.replace("> ", "").replace("**", ""),
                 "The authors' program is not part of this: functions of our own repeat the steps that matter."]
 
@@ -155,8 +155,8 @@ class Audited:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #13fa7f20
 def audited_predictions(annotations: str = "", predictions: str = "", *, n_groups: int = 120, seed: int = 0) -> Audited:
-    """Annotations from a file in TRICD's form, or drawn groups that take turns about as in the test set; the drawn
-    detectors, and `predictions` from a file as "given"."""
+    """Annotations from a file in TRICD's form, or synthetic groups with about the test set's mix of subsets; with the
+    synthetic detectors, and `predictions` from a file as "given"."""
     kinds = ("coco_obj", "coco_rel", "winoground", "winoground")
     data = load_tricd(annotations) if annotations else synthetic_tricd(n_groups, seed, kinds)
     models = {name: synthetic_predictions(data, seed, **how) for name, how in BEHAVIOURS.items()}
@@ -167,20 +167,20 @@ def audited_predictions(annotations: str = "", predictions: str = "", *, n_group
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #dd8e87dd
 def behaviour_table(models: _Models) -> pd.DataFrame:
-    """The drawn detectors by what they do, and how many boxes each gave: model, its options, boxes."""
+    """The synthetic detectors with their options and the number of boxes of each: model, its options, boxes."""
     rows = [{"model": name, **how, "boxes": sum(len(one["scores"]) for one in models[name].values())}
             for name, how in BEHAVIOURS.items()]
     return pd.DataFrame(rows)
 
 
 def defect_table() -> pd.DataFrame:
-    """The list: defect, what the evaluator does, where (file and lines at its commit), kind, what ours does."""
+    """The defects: defect, what the evaluator does, where (file and lines at its commit), kind, what ours does."""
     return read_sources("tricd").set_axis(["defect", "what the evaluator does", "where (ashkamath/TRICD at 94822468)",
                                            "kind", "what ours does"], axis=1)
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #365b6ca1
 def effects_in_points(effects: pd.DataFrame) -> pd.DataFrame:
-    """Theirs less ours of all pairs in points: defect, score, then a column a detector."""
+    """The published evaluator's score minus ours, all pairs, in points: defect, score, then one column per detector."""
     whole = effects[effects["subset"] == "all"]
     whole = whole.assign(score=whole["metric"].replace(METRIC_NAMES), difference=100 * whole["difference"])
     table = whole.pivot(index=["defect", "score"], columns="model", values="difference")
@@ -188,15 +188,15 @@ def effects_in_points(effects: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #58ca501f
 def orders(effects: pd.DataFrame) -> pd.DataFrame:
-    """AP of every detector and subset after group recall (theirs) and before (ours), and the difference, in percent."""
+    """AP of every detector and subset after group recall (theirs), before it (ours), and the difference, in percent."""
     rows = effects[effects["defect"] == "order"]
     shown = rows[["model"]].assign(subset=rows["subset"].replace(SUBSET_NAMES))
     return pd.concat([shown, 100 * rows[["theirs", "ours", "difference"]]], axis=1).reset_index(drop=True)
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #b5988168
 def order_effects(data: Tricd, models: _Models, *, n_bootstrap: int = 500, seed: int = 0) -> list[str]:
-    """AP after group recall minus before, a sentence a detector with a 95 % interval, the largest effect first; groups
-    are resampled, the same for both."""
+    """AP after group recall minus AP before, one sentence per detector with a 95 % interval, the largest effect first;
+    the bootstrap resamples groups, the same groups for both."""
     texts = {}
     for name, predictions in models.items():
         both = {"before": match_predictions(data, predictions),
@@ -210,7 +210,7 @@ def order_effects(data: Tricd, models: _Models, *, n_bootstrap: int = 500, seed:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #c879c768
 def places(order: pd.DataFrame) -> pd.DataFrame:
-    """`orders` of all pairs with each detector's place by AP before and after: place, place_after."""
+    """`orders` for all pairs, with each detector's rank by AP before and after group recall: place, place_after."""
     rows = order[order["subset"] == "all"].drop(columns="subset")
     ranks = {name: rows[column].rank(ascending=False).astype(int) for name, column in
              (("place", "ours"), ("place_after", "theirs"))}
@@ -218,15 +218,15 @@ def places(order: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #02cd057b
 def second_calls(data: Tricd, models: _Models) -> pd.DataFrame:
-    """What a second group recall on the same predictions does: model, second call (an error's text, or "no error")."""
+    """Effect of a second group recall on the same predictions: model, second call (an error's text, or "no error")."""
     rows = [(name, evaluator.second_call(data, predictions) or "no error") for name, predictions in models.items()]
     return pd.DataFrame(rows, columns=["model", "second call"])
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #972c5dc4
 def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
-    """How often the check of the format objects to each detector, by reason, and its AP in percent by ours.
+    """How often the evaluator's format check refuses each detector, by reason, and the detector's AP (ours) in percent.
 
-    A detector without a fault ("perfect") stands first.
+    The first row is a detector without errors ("perfect").
     """
     every = {"perfect": synthetic_predictions(data, seed, find=1, jitter=0, clutter=0, alarms=0), **models}
     checks = pd.concat([evaluator.refused(data, predictions).assign(model=name) for name, predictions in every.items()],
@@ -238,12 +238,12 @@ def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #5210485b
 def _one_of(models: _Models) -> Any:
-    "The predictions whose scores are rounded: the given ones, or those of a good detector."
+    "The predictions to round: the given predictions, or without them those of the detector `graded`."
     return models.get("given", models["graded"])
 
 
 def tie_steps(data: Tricd, models: _Models, *, n_orders: int = 25, seed: int = 0) -> pd.DataFrame:
-    """`tie_effect` of one detector whose scores are rounded to 3, 2 and 1 decimals and to none; `step` says which."""
+    """`tie_effect` of one detector with scores rounded to 3, 2, 1 and no decimals; `step` names the rounding."""
     parts = []
     for digits in (3, 2, 1, 0):
         rounded = coarse_scores(_one_of(models), digits)
@@ -253,7 +253,7 @@ def tie_steps(data: Tricd, models: _Models, *, n_orders: int = 25, seed: int = 0
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #969228f2
 def flat_ties_text(ties: pd.DataFrame, data: Tricd, models: _Models) -> str:
-    """What one score for all boxes gets in group recall, under each rule for equal scores, in percent."""
+    """Sentences on the group recall of one score for all boxes, under each rule for equal scores, in percent."""
     flat = ties[(ties["step"] == "none") & (ties["metric"] == "group_recall@1")].set_index("rule")["value"] * 100
     with warnings.catch_warnings(action="ignore", category=SuspiciousInput):  # ties are the point here
         table = evaluate(data, coarse_scores(_one_of(models), 0), recall_at=(1,))
@@ -265,8 +265,8 @@ def flat_ties_text(ties: pd.DataFrame, data: Tricd, models: _Models) -> str:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #82d143d8
 def crowded_cuts(data: Tricd, seed: int = 0) -> pd.DataFrame:
-    """AP in percent of a detector with about 120 boxes a phrase, by how many of the best boxes are kept: best boxes, of
-    each pair, of each phrase, no limit."""
+    """AP in percent of a detector with about 120 boxes per phrase, by how many of the best boxes are kept: best boxes
+    ("no limit" last), of each pair, of each phrase."""
     crowded = synthetic_predictions(data, seed, clutter=120, wrong=0)
     rows = [(str(k), *(100 * evaluator.ap_with_cut(data, crowded, limit=k, per=per) for per in ("pair", "phrase")))
             for k in (10, 50, 100, 300)]
@@ -275,15 +275,15 @@ def crowded_cuts(data: Tricd, seed: int = 0) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #dcfbf885
 def spreads(data: Tricd, models: _Models, *, n: int = 500, seed: int = 0) -> pd.DataFrame:
-    """`subset_spread` of every detector, with a column `model`; subsets by their names."""
+    """`subset_spread` of every detector, with a column `model`; subsets under their display names."""
     every = pd.concat([evaluator.subset_spread(match_predictions(data, predictions), n=n, seed=seed).assign(model=name)
                        for name, predictions in models.items()], ignore_index=True)
     return every.assign(subset=every["subset"].replace(SUBSET_NAMES))
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #5b690f1c
 def other_answers(data: Tricd, questions: str = "") -> tuple[pd.DataFrame, dict[str, dict]]:
-    """Questions from a file, or made from the captions, and two sets of answers: by a rule that gives both (yes, unless
-    the id is a multiple of three), and always yes."""
+    """Questions from a file, or generated from the captions, and two sets of answers: one by a rule (no if the id is a
+    multiple of three, else yes), and one that is always yes."""
     table = load_tricd_vqa(questions) if questions else pd.DataFrame(
         [(p.id, p.positive, p.subset, p.group, p.caption, caption_to_question(p.caption)) for p in data.pairs],
         columns=["image_id", "answer", "subset", "group", "caption", "question"])
@@ -293,8 +293,8 @@ def other_answers(data: Tricd, questions: str = "") -> tuple[pd.DataFrame, dict[
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #a9c32553
 def question_tables(questions: pd.DataFrame, answers: Mapping[str, dict],
                     seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the published script comes to (part, then a column a set of answers), and ours in percent (model, score,
-    then a column a subset)."""
+    """The published script's scores (part, then one column per set of answers), and ours in percent (model, score,
+    then one column per subset)."""
     shipped = pd.DataFrame({name: evaluator.subset_f1_as_shipped(questions, replies)
                             for name, replies in answers.items()})
     scored = pd.concat([evaluate_answers(questions, replies, n_bootstrap=0, seed=seed).assign(model=name)

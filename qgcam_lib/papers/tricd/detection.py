@@ -41,8 +41,8 @@ from ...storage.files import file_sha256
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #d3942fa5
 @dataclass(frozen=True)
 class TricdSplit:
-    """One split of TRICD. files; limit and seed: which groups of it a run takes. `data` is the whole split, `part`
-    those groups, `questions` and `asked` the same for the yes/no questions; all are read when first asked for."""
+    """One split of TRICD. files; limit and seed: which of its groups a run uses. `data` is the whole split, `part` the
+    groups of the run; `questions` and `asked` are the same for the yes/no questions. All are read at first access."""
 
     files: TricdFiles
     limit: int = 0
@@ -60,33 +60,33 @@ class TricdSplit:
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #c8a3bae6
 def open_split(data: str = "", split: str = "test", limit: int = 0, seed: int = 0) -> TricdSplit:
-    """A split of TRICD; data and split as in `tricd_files`, limit groups (0: all) drawn with seed."""
+    """A split of TRICD; data and split as in `tricd_files`, `limit` groups (0: all) drawn with `seed`."""
     return TricdSplit(tricd_files(data, split), limit, seed)
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #467c4fee
 def _facts(split: TricdSplit, models: Sequence[str], weights: str) -> dict[str, Any]:
-    "What decides whether a run can be compared: the data, and the weights where any of our models ran."
+    "The facts that decide whether a run is comparable: the data, and the weights if a model of the library ran."
     own = [one for one in models if not one.startswith("predictions:")]
     return {"is_miniworld": split.files.is_miniworld, "weights": weights if own else "given predictions"}
 
 
 @patch
 def notes(self: TricdSplit, models: Sequence[str], weights: str) -> list[str]:
-    """`cautions` of a run of these models (names or predictions:PATH) with these weights."""
+    """`cautions` for a run of these models (names or predictions:PATH) with these weights."""
     return cautions(TRICD, **_facts(self, models, weights), n=len(self.part.group_names),
                     n_split=len(self.data.group_names), n_file=len(self.data), n_published=self.files.expected)
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #b072c5da
 @patch
 def not_comparable(self: TricdSplit, models: Sequence[str], weights: str, unit: str = "pairs") -> str:
-    """Why such a run cannot be held against the paper's tables, or ''."""
+    """Why such a run cannot be compared with the paper's tables, or ''."""
     return why_not_comparable(**_facts(self, models, weights), n_ours=len(self.part), n_paper=self.files.expected,
                               unit=unit)
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #103e3e77
 @patch
 def card(self: TricdSplit) -> pd.DataFrame:
-    """What the split holds and what this run takes of it: data, value."""
+    """Size of the split and of the part that this run uses: data, value."""
     data, part = self.data, self.part
     rows = {"data set": self.where, "file": self.files.grounding.name,
             "groups": f"{len(part.group_names)} of {len(data.group_names)}", "pairs": f"{len(part)} of {len(data)}",
@@ -97,14 +97,14 @@ def card(self: TricdSplit) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #b537b863
 @patch
 def statistics(self: TricdSplit) -> tuple[pd.DataFrame, str]:
-    """Counts of the whole split beside the paper's Table 1 (of val: Table 7), and where that is printed."""
+    """Counts of the whole split beside the paper's Table 1 (for val: Table 7), and the citation of that table."""
     table = published("tricd_table7" if self.files.split == "val" else "tricd_table1")
     return statistics_beside(tricd_statistics(self.data), table), cite(table)
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #f6c9725c
 def best_boxes(matches: Mapping[str, Matches]) -> pd.DataFrame:
-    """The best box of every phrase of every model, group by group: group, pair, image, caption, caption is true,
-    phrase, model, score, IoU (with the nearest truth box of the phrase, NaN where it has none), x0, y0, x1, y1."""
+    """Every model's best box for every phrase, group by group: group, pair, image, caption, caption is true, phrase,
+    model, score, IoU (the highest with a truth box of the phrase, NaN if there is none), x0, y0, x1, y1."""
     tables = []
     for name, one in matches.items():
         data, packed = one.data, one.packed
@@ -130,10 +130,10 @@ def all_alarms(matches: Mapping[str, Matches]) -> pd.DataFrame:
 
 
 def false_wins(alarms: pd.DataFrame, *, n_bootstrap: int = N_BOOTSTRAP, seed: int = 0) -> pd.DataFrame:
-    """The rate at which the false image has the higher score, by model and subset: the columns of `summarize` behind
-    them.
+    """Share of the phrases of false captions for which the false image has the higher score: model, subset and the
+    columns of `summarize`.
 
-    alarms: of `all_alarms`; the share is of the phrases of false captions.
+    alarms: from `all_alarms`.
     """
     both = pd.concat([alarms.assign(subset="all"), alarms], ignore_index=True)
     return summarize(both, "false_wins", by=["model", "subset"], n_bootstrap=n_bootstrap, seed=seed)
@@ -145,10 +145,10 @@ def hit_curves(matches: Mapping[str, Matches]) -> dict[str, pd.DataFrame]:
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #bb3a64e1
 def found_counts(predictions: Mapping[str, Predictions], matches: Mapping[str, Matches] | None = None) -> pd.DataFrame:
-    """What every model gave: model, pairs, boxes, failed (pairs that it failed on).
+    """What every model returned: model, pairs, boxes, failed (number of pairs on which the model failed).
 
-    matches: of the same models; then also what their scores rest on, see `count_input`: pairs and phrases without a
-    box, boxes outside their picture and without area, scores that tie.
+    matches: those of the same models; they add counts from `count_input`: pairs and phrases without a box, boxes
+    outside their image and without area, scores that tie.
     """
     rows = [(name, len(one), one.n_boxes, len(getattr(one, "attrs", {}).get("problems", ())))
             for name, one in predictions.items()]
@@ -165,9 +165,9 @@ _METRICS = {3: "AP", 4: "F1", 5: METRIC_NAMES["recall@1"], 6: METRIC_NAMES["grou
 @patch
 def beside(self: TricdSplit, summary: pd.DataFrame, plan: pd.DataFrame, not_comparable: str,
            table: int | None = None) -> pd.DataFrame:
-    """The paper's tables of this split beside a summary, with the column `table`; see `report.beside.beside_paper`.
+    """The paper's tables for this split beside a summary, with the column `table`; see `report.beside.beside_paper`.
 
-    table: its number, None: those about detection. Table 4 is about the test set.
+    table: its number; None for the tables about detection. Table 4 is about the test set.
     """
     is_val = self.files.split == "val"
     not_comparable = not_comparable or ("Table 4 is about the test set" if is_val and table == 4 else "")
@@ -178,7 +178,7 @@ def beside(self: TricdSplit, summary: pd.DataFrame, plan: pd.DataFrame, not_comp
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #6f85e7d3
 def beside_view(beside: pd.DataFrame) -> pd.DataFrame:
-    """`TricdSplit.beside` for a page: a line a table and model, each subset's "paper" and "ours" in percent."""
+    """`TricdSplit.beside` for a page: one row per table and model, each subset's "paper" and "ours" in percent."""
     lines = pd.MultiIndex.from_frame(beside[["table", "model"]].drop_duplicates())
     wide = beside.pivot(index=lines.names, columns="subset", values=["paper", "ours"]).reindex(lines)
     subsets = [s for s in SUBSET_NAMES if s in set(beside["subset"])]
@@ -190,8 +190,8 @@ NOTEBOOK = "tricd_detection"
 
 
 def keep_predictions(run: Run, split: TricdSplit, predictions: Mapping[str, Predictions]) -> None:
-    """Keep the predictions of a run as predictions/<model>.parquet; its results say under "predictions" where they are,
-    and under "annotations_sha256" what they answer."""
+    """Write a run's predictions to predictions/<model>.parquet; its record lists their paths under "predictions" and
+    the checksum of the annotations under "annotations_sha256"."""
     places = {}
     for name, one in predictions.items():
         path = run.folder / "predictions" / f"{file_name(name)}.parquet"
@@ -202,14 +202,14 @@ def keep_predictions(run: Run, split: TricdSplit, predictions: Mapping[str, Pred
 
 
 def file_name(model: str) -> str:
-    """A model's name as a file's name: other characters than letters, digits, - and _ become _."""
+    """A model's name as a file name: characters other than letters, digits, - and _ become _."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", model)
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #4cc1635c
 def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] = (), *,
                     outputs: str | Path | None = None) -> list[tuple[Path, dict]]:
-    """Finished runs of `tricd_detection` as (folder, record), by whatever door they were started: those with the ids in
-    `runs`, or the newest one on this data and split. ParameterError that says what to run first."""
+    """Finished runs of `tricd_detection` as (folder, record), however they were started: the runs with the ids in
+    `runs`, or the newest on this data and split. If one is missing, ParameterError names the command to run first."""
     finished = find_runs(outputs, NOTEBOOK)
     finished += [one for one in find_runs(outputs, NOTEBOOK, "interactive") if one[1].get("finished")]
     parameters = {"dataset": dataset, "split": split}
@@ -229,9 +229,9 @@ def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #2b5ed23a
 @dataclass(frozen=True)
 class KeptDetections:
-    """What finished runs of `tricd_detection` on the same groups left. split; found: model -> predictions; summary: all
-    scores, as on their pages; plan: model, source, why ('' where it ran); runs: run_id, models, weights, groups,
-    pairs."""
+    """Results of finished runs of `tricd_detection` on the same groups. split; found: model -> predictions; summary:
+    all scores, as on the pages of the runs; plan: model, source, why ('' if the model ran); runs: run_id, models,
+    weights, groups, pairs."""
 
     split: TricdSplit
     found: dict[str, Predictions]
@@ -245,7 +245,7 @@ class KeptDetections:
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #eb41f2c6
 def _kept(folder: Path, record: Mapping[str, Any], data: Tricd) -> dict[str, Predictions]:
-    "The predictions of one run, each held to its recorded checksum."
+    "The predictions of one run, each checked against its recorded checksum."
     sums = {entry["path"]: entry["sha256"] for entry in record["outputs"]}
     for name, place in record["results"]["predictions"].items():
         if not (folder / place).is_file() or file_sha256(folder / place) != sums.get(place):
@@ -255,7 +255,7 @@ def _kept(folder: Path, record: Mapping[str, Any], data: Tricd) -> dict[str, Pre
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #e1f7a752
 def _same_part(chosen: Sequence[tuple[Path, dict]], files: TricdFiles) -> dict[str, Any]:
-    "limit and seed of the runs; ParameterError where they differ, or where the annotations have changed since."
+    "limit and seed of the runs; ParameterError if they differ or if the annotations have changed since."
     parts = {tuple(record["parameters"][name] for name in ("limit", "seed")) for _, record in chosen}
     if len(parts) > 1:
         raise ParameterError(f"runs: expected runs on the same groups, got (limit, seed) of {sorted(parts)}")
@@ -269,8 +269,8 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
                       outputs: str | Path | None = None) -> KeptDetections:
     """The predictions and scores of finished runs of `tricd_detection`; arguments as in `find_detections`.
 
-    Several runs must be on the same groups, and each model may come from one of them (ParameterError). FormatError
-    where the predictions, RunError where the tables are not those that were kept.
+    Several runs must be on the same groups, and each model may come from only one of them (ParameterError). Errors:
+    FormatError if the predictions, RunError if the tables have changed since the run stored them.
     """
     chosen = find_detections(data, split, runs, outputs=outputs)
     files = tricd_files(data, split)

@@ -22,7 +22,7 @@ _COLOURS = {subset: point_look(k)["color"] for k, subset in enumerate(("coco_obj
 
 
 def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
-    "How many centres of boxes lie where, in shares of their image: hexagons, white where there is none."
+    "Draw the density of the box centres, in shares of their image: hexagons, white where no box has its centre."
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2
     ramp = LinearSegmentedColormap.from_list("boxes", ["0.55", PALETTE[0]])
     cells = ax.hexbin(*centre.T, gridsize=13, extent=(0, 1, 0, 1), cmap=ramp, mincnt=1, linewidths=0.2)
@@ -33,7 +33,7 @@ def _draw_centres(ax, boxes: np.ndarray, subset: str) -> None:
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #fae981dd
 def box_map(data: Tricd, *, title: str = "") -> Figure:
-    """Figure 5a: how many truth boxes have their centre where, in shares of their image; an axis a subset."""
+    """Figure 5a: density of the centres of the ground-truth boxes, in shares of their image; one axis per subset."""
     sizes = np.array([pair.size for pair in data.pairs], float).reshape(-1, 2)
     pair = np.repeat(data.phrase_pairs, np.diff(data.truth_starts))
     boxes, codes = data.truth / sizes[pair][:, [1, 0, 1, 0]], data.subset_codes[pair]
@@ -50,7 +50,7 @@ def box_map(data: Tricd, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #f0897a8f
 def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
-    """Figure 5b: how many boxes a phrase of a true caption has, in bins that double, a bar a subset."""
+    """Figure 5b: histogram of the boxes per phrase of a true caption, bins that double, one bar per subset."""
     counts, of_true = np.diff(data.truth_starts), data.positive[data.phrase_pairs]
     codes = data.subset_codes[data.phrase_pairs]
     top = max(int(counts.max(initial=1)), 1)
@@ -71,7 +71,7 @@ def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #3471a035
 def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "") -> Figure:
-    """Deviation of AP over parts of 90 %, three times that, and over bootstrap samples, in points, a line a row.
+    """Standard deviation of AP (points) over parts of 90 %, three times that, and over bootstrap samples, line by line.
 
     spread: rows with `sd_90`, `bootstrap_sd` (shares or points) and the columns named in `label`, joined by a comma.
     """
@@ -86,7 +86,7 @@ def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #6a12371d
 def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title: str = "") -> Figure:
-    """auc_within and auc_across of every model with 95 % intervals; the line is chance.
+    """auc_within and auc_across of every model with 95 % intervals; the line marks chance.
 
     calibration: rows of `phrase_detection.analysis.calibration` with a column `model`.
     """
@@ -97,9 +97,9 @@ def calibration_figure(calibration: pd.DataFrame, *, subset: str = "all", title:
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #60b2597e
 def ties_figure(ties: pd.DataFrame, *, title: str = "") -> Figure:
-    """Scores under the rules for equal scores, an axis a metric, all on one scale; rules that agree are one line.
+    """Metrics under each rule for equal scores, one axis per metric, all on one scale; rules that agree share a line.
 
-    ties: columns step, metric, rule, value, low, high; the steps stand from left to right as they come.
+    ties: columns step, metric, rule, value, low, high; steps are drawn from left to right in the order of the rows.
     """
     steps, metrics = list(dict.fromkeys(ties["step"])), list(dict.fromkeys(ties["metric"]))
     places, texts = {rule: k for k, rule in enumerate(dict.fromkeys(ties["rule"]))}, []

@@ -39,8 +39,8 @@ def choose_alarms(alarms: pd.DataFrame, roles: Sequence[str] = ("misled", "close
                   ) -> pd.DataFrame:
     """Phrases for the gallery, chosen by rule: rows of `alarms` with the columns role and rule.
 
-    alarms: of `analysis.false_alarms`. roles: of ALARM_ROLES, in this order; a role nobody fills is missing, no
-    group is shown twice. Ties go to the lower image id.
+    alarms: from `analysis.false_alarms`. roles: keys of ALARM_ROLES, in this order; a role that no phrase fills is
+    left out, and no group is shown twice. Ties go to the lower image id.
     """
     rows = alarms[alarms["rival_image_id"] >= 0].sort_values(["image_id", "phrase_id"])
     margin = rows["margin"][np.isfinite(rows["margin"])]
@@ -57,7 +57,7 @@ PHRASE_COLOURS = ("#a83a22", "#1b65a6", "#1f6f43", "#7d5a00", "#7b4fa3", "#44444
 
 
 def _pieces(pair: TricdPair) -> list[tuple[str, str | None]]:
-    "The caption cut at the ends of its phrases: (text, colour or None)."
+    "The caption split where its phrases start and end: (text, colour or None outside phrases)."
     owner = np.full(len(pair.caption), -1)
     for k, phrase in enumerate(pair.phrases):
         for start, end in phrase.spans:
@@ -94,7 +94,7 @@ def draw_caption(ax: Axes, pair: TricdPair, *, role: str = "", width: int = 52) 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #1c998176
 def _place(box: np.ndarray, taken: list[np.ndarray], label: tuple[float, float], size: tuple[int, int],
            right: bool) -> np.ndarray:
-    "Where (x, y, upper left) a label of a size (width, height) stands in a picture of `size` (width, height)."
+    "Upper left corner (x, y) for a `label` (width, height) in an image of that `size`, if possible clear of `taken`."
     limit = np.maximum(np.subtract(size, label), 0)
     sides = [box[0], box[2] - label[0]]
     places = [(x, y) for y in (box[1], box[3] - label[1]) for x in (sides[::-1] if right else sides)]
@@ -106,9 +106,9 @@ def _place(box: np.ndarray, taken: list[np.ndarray], label: tuple[float, float],
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #839f4bc7
 def _draw_phrases(ax: Axes, picture: Image.Image, phrases: Sequence[tuple], boxes: int = 1) -> None:
-    """Show a picture with the truth of phrases dashed and their best boxes with scores inside the upper edge.
+    """Show an image with the ground-truth boxes dashed and each phrase's best boxes, scores inside their upper edge.
 
-    phrases: (phrase, look of its truth, [(place among its fellows, colour, a pair's predictions)]).
+    phrases: (phrase, style of its ground-truth boxes, [(index of the entry, colour, a pair's predictions)]).
     """
     ax.imshow(picture)
     ax.set(xlim=(-0.5, picture.width - 0.5), ylim=(picture.height - 0.5, -0.5))
@@ -131,7 +131,7 @@ def _draw_phrases(ax: Axes, picture: Image.Image, phrases: Sequence[tuple], boxe
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #6883d59e
 def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, predictions: Mapping[str, Any], *,
               boxes: int = 1) -> None:
-    """Draw a pair's picture with the truth of its phrases dashed and each phrase's `boxes` best predictions solid.
+    """Draw a pair's image with its ground-truth boxes dashed and each phrase's `boxes` best predictions solid.
 
     predictions: the pair's entry in the predictions, or {} for none.
     """
@@ -142,22 +142,22 @@ def draw_pair(ax: Axes, pair: TricdPair, picture: Image.Image, predictions: Mapp
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #8c95b65c
 def draw_models(ax: Axes, pair: TricdPair, text: str, picture: Image.Image, predictions: Mapping[str, Mapping]) -> None:
-    """Draw a pair's picture with the truth of the phrase `text` dashed in white and every model's best box of it.
+    """Draw a pair's image with the ground truth of the phrase `text` dashed in white and every model's best box for it.
 
-    predictions: {model: the pair's entry in its predictions}; a model has the same colour in every picture.
+    predictions: {model: the pair's entry in its predictions}; a model has the same colour in every image.
     """
     entries = [(k, point_look(k)["color"], one) for k, one in enumerate(predictions.values())]
     _draw_phrases(ax, picture, [(phrase, {}, entries) for phrase in pair.phrases if phrase.text == text])
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #cb72e8c6
 def _grid(n: int, shape: float, lines: int, title: str, below: float) -> tuple[Figure, np.ndarray, float]:
-    """A figure of n rows of two pictures (height over width: shape) with `lines` of text above each row, room for its
-    title, and `below` inches for a legend; its height."""
-    width, caption, gap = 3.15, 0.12 + 0.185 * lines, 0.3  # of a picture, of the lines above it, below it, in inches
+    """A figure with n rows of two images (height over width: shape), `lines` lines of text above each row, room for the
+    title and `below` inches for a legend. Returns the figure, its axes and its height in inches."""
+    width, caption, gap = 3.15, 0.12 + 0.185 * lines, 0.3  # inches: image width, text above it, gap below it
     top = 0.14 + 0.24 * len(wrapped(title, 54, 8).split("\n")) if title else 0.05
     high = (width * shape + caption + gap) * n + top + below
     figure, axes = plt.subplots(n, 2, figsize=(2 * width + 0.3, high), squeeze=False, layout="tight")
-    figure.set_layout_engine("none")  # no layout at all: a figure made without one is given one when it is saved
+    figure.set_layout_engine("none")  # a figure created without a layout engine would get one when it is saved
     figure.subplots_adjust(left=0.01, right=0.99, bottom=(gap + below) / high, top=1 - (top + caption) / high,
                            wspace=0.04, hspace=(caption + gap) / (width * shape))
     return figure, axes, high
@@ -166,9 +166,9 @@ def _grid(n: int, shape: float, lines: int, title: str, below: float) -> tuple[F
 def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, headings: list[str],
                    draw: Callable[[Axes, TricdPair, Image.Image, Any], None], title: str, what: str,
                    models: Sequence[str] = ()) -> Figure:
-    """A row a chosen phrase under its line of `headings`: the true picture on the left, the false one on the right.
+    """One row per chosen phrase below its line of `headings`: the true image on the left, the false one on the right.
 
-    draw: puts a pair's picture and boxes on an axis; what: the boxes, in words; models: for a legend.
+    draw: draws a pair's image and boxes on an axis; what: the boxes, in words; models: names for a legend.
     """
     by_id = {pair.id: pair for pair in data.pairs}
     captions = [by_id[id] for id in chosen["rival_image_id"]]
@@ -197,7 +197,7 @@ def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, headings
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #04a80ffa
 def alarm_gallery(data: Tricd, picture: Picture, predictions: Mapping[Any, Mapping[str, Any]], chosen: pd.DataFrame, *,
                   title: str = "") -> Figure:
-    """A row a chosen phrase: its caption in colour, the true picture on the left, the false one on the right.
+    """One row per chosen phrase: its caption in colour, the true image on the left, the false one on the right.
 
     picture: file name -> path or image; predictions: {image id: scores, boxes, phrase_ids}; chosen: from
     `choose_alarms` (image_id, rival_image_id, role, text, alarm, rival_hit).
@@ -220,11 +220,11 @@ COMMON_ROLES = {"most misled": "the false picture wins for the most models",
 
 
 def choose_common(alarms: pd.DataFrame) -> pd.DataFrame:
-    """Phrases that are shown for all models, chosen by rule: role, rule, image_id, phrase_id, rival_image_id, text,
-    subset, group, misled (models for which the false picture wins), of (models).
+    """Phrases to show for all models, chosen by rule: role, rule, image_id, phrase_id, rival_image_id, text, subset,
+    group, misled (number of models for which the false image wins), of (number of models).
 
-    alarms: `analysis.false_alarms` of several models with a column `model`. A role nobody fills is missing, no group is
-    shown twice; equal counts are decided by the mean margin, and ties by the lower image id.
+    alarms: `analysis.false_alarms` of several models with a column `model`. A role that no phrase fills is left out,
+    and no group is shown twice; equal counts are decided by the mean margin, and ties by the lower image id.
     """
     key = ["image_id", "phrase_id"]
     rows = alarms[alarms["rival_image_id"] >= 0].sort_values(key, kind="stable")
@@ -241,8 +241,8 @@ def choose_common(alarms: pd.DataFrame) -> pd.DataFrame:
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #da793550
 def models_gallery(data: Tricd, picture: Picture, predictions: Mapping[str, Mapping[Any, Mapping[str, Any]]],
                    chosen: pd.DataFrame, *, title: str = "") -> Figure:
-    """A row a chosen phrase: its caption, the true picture on the left and the false one on the right, each with the
-    truth dashed in white and the best box of every model.
+    """One row per chosen phrase: its caption, the true image on the left and the false one on the right, each with the
+    ground-truth boxes dashed in white and the best box of every model.
 
     predictions: {model: {image id: scores, boxes, phrase_ids}}; chosen: from `choose_common`.
     """
@@ -256,10 +256,10 @@ def models_gallery(data: Tricd, picture: Picture, predictions: Mapping[str, Mapp
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #0026c484
 def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int, Any]], n: int = 4) -> pd.DataFrame:
-    """Questions that most models get wrong: `n` rows with n_wrong, false ones (a no is right) first.
+    """Questions that most models answer wrongly: `n` rows with n_wrong, false captions (correct answer: no) first.
 
-    questions: from `load_tricd_vqa` (image_id, question, answer, group); answers: model -> {image_id: answer}. What
-    cannot be read counts as wrong. Half of the rows (rounded up) are false captions; of one group only one is taken.
+    questions: from `load_tricd_vqa` (image_id, question, answer, group); answers: model -> {image_id: answer}. An
+    unparsable answer counts as wrong. Half of the rows (rounded up) are false captions; a group appears only once.
     """
     def wrong(row: Any) -> int:
         return sum(parse_answer(replies.get(row.image_id)) != bool(row.answer) for replies in answers.values())
@@ -272,7 +272,7 @@ def choose_questions(questions: pd.DataFrame, answers: Mapping[str, Mapping[int,
 
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #a92185d3
 def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], lost: str) -> list[str]:
-    "A question, its truth, and a line for each model's answer."
+    "A question, its correct answer, and a line for each model's answer."
     lines = [*([lost] if lost else []), wrapped(f"{row.question}?", 40, 9), f"truth: {'yes' if row.answer else 'no'}"]
     for name, replies in answers.items():
         text, read = replies.get(row.image_id), parse_answer(replies.get(row.image_id))
@@ -283,7 +283,7 @@ def _answer_lines(row: Any, answers: Mapping[str, Mapping[int, Any]], lost: str)
 # %% ../../../nbs/lib/papers/tricd/03_gallery.ipynb #4cfdcfc5
 def question_panel(chosen: pd.DataFrame, picture: Picture, answers: Mapping[str, Mapping[int, Any]], *,
                    title: str = "") -> Figure:
-    """A picture a question, with the question, the truth and every model's answer; ✓ right, ✗ wrong, ? not readable.
+    """One image per question, with the question, the correct answer and every model's: ✓ right, ✗ wrong, ? unparsable.
 
     chosen: from `choose_questions`; picture: file name -> path or image.
     """

@@ -17,13 +17,13 @@ from . import words as lexicon
 from .words import Built, Steps
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #cbcc3805
-Mention = tuple[int, str, str]  # picture, attribute, thing
+Mention = tuple[int, str, str]  # image, attribute, object
 
 
 @dataclass(frozen=True)
 class Mentions:
-    """What captions say. names: picture -> file name; found: all mentions, sorted; said: picture -> all its words,
-    lower case, plural nouns also in the singular; steps, tagger, notes."""
+    """Attributes of objects in captions. names: image -> file name; found: all mentions, sorted; said: image -> all
+    words of its captions, lower case, plural nouns also in the singular; steps, tagger, notes: of the search."""
 
     names: dict[int, str]
     found: tuple[Mention, ...]
@@ -35,7 +35,7 @@ class Mentions:
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #a0ed98ed
 def _read_captions(texts: Sequence[str], tagger: Tagger, attributes: frozenset[str], plural_only: frozenset[str]
                    ) -> tuple[set[tuple[str, str]], frozenset[str]]:
-    """Which (adjective, noun) a picture's captions say, and all their words."""
+    """The (adjective, noun) pairs in an image's captions, and all words of these captions."""
     pairs, vocabulary = set(), set()
     for text in texts:
         words = words_of(text)
@@ -49,9 +49,9 @@ def _read_captions(texts: Sequence[str], tagger: Tagger, attributes: frozenset[s
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #19e32b05
 def find_mentions(captions: CocoCaptions, *, tagger: str = "auto") -> Mentions:
-    """The images whose captions mention an attribute of an object (supplement, section 7.2).
+    """The mentions of an attribute of an object in the captions of images (supplement, section 7.2).
 
-    captions: see `read_captions`. tagger: see `load_tagger`. Errors: ValueError and SourceError as there.
+    captions: see `read_captions`. tagger: see `load_tagger`. Errors: ValueError and SourceError from `load_tagger`.
     """
     words, used = lexicon.attribute_words(), load_tagger(tagger)
     attributes = frozenset(word for names in words.categories.values() for word in names)
@@ -79,7 +79,7 @@ _TRIES = 16
 
 
 def _draw(dice: random.Random, candidates: Sequence[Mention], fits: Callable[[Mention], bool]) -> Mention | None:
-    """A candidate that fits, each with the same chance; None where none fits."""
+    """A fitting candidate, drawn uniformly at random; None if no candidate fits."""
     for _ in range(_TRIES if candidates else 0):
         one = candidates[dice.randrange(len(candidates))]
         if fits(one):
@@ -90,7 +90,7 @@ def _draw(dice: random.Random, candidates: Sequence[Mention], fits: Callable[[Me
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #efbfae95
 def _draw_pairs(firsts: Sequence[Mention], candidates: Callable[[Mention], Sequence[Mention]],
                 fits: Callable[[Mention, Mention], bool], seed: int) -> list[tuple[Mention, Mention]]:
-    """A partner for each mention; a pair that is drawn from both sides is kept once."""
+    """Pairs of a mention and a drawn partner; a pair that is drawn from both sides is kept once."""
     dice, drawn = random.Random(seed), {}
     for first in firsts:
         second = _draw(dice, candidates(first), lambda one, first=first: fits(first, one))
@@ -102,7 +102,7 @@ def _draw_pairs(firsts: Sequence[Mention], candidates: Callable[[Mention], Seque
 def swap_compositions(mentions: Mentions, *, limit: int | None = None, seed: int = 0) -> Built:
     """Probe-C with the attribute swapped (sections 3.1 and 7.2).
 
-    limit: how many groups are kept, drawn from all; None keeps all. The same seed gives the same groups.
+    limit: number of groups to keep, drawn from all; None keeps all. The same seed gives the same groups.
     """
     opposites, alike = lexicon.attribute_words().opposites, lexicon.attribute_words().alike
     bearers: dict[tuple[str, str], list[Mention]] = {}
@@ -131,7 +131,7 @@ _PAPER = {"composition": {"groups": "79,925 groups, 40,681 images", "attributes"
 
 def _built(mentions: Mentions, kind: str, having: tuple[str, list[Mention]], drawn: list[tuple[Mention, Mention]],
            limit: int | None, seed: int) -> Built:
-    """The groups of drawn pairs, the limit applied, with a row a step."""
+    """The groups from drawn pairs, at most `limit`, with one row per step."""
     def images(pairs):
         return len({one[0] for pair in pairs for one in pair})
 
@@ -156,7 +156,7 @@ def _built(mentions: Mentions, kind: str, having: tuple[str, list[Mention]], dra
 
 # %% ../../../nbs/lib/probes/builders/02_composition.ipynb #d1c9f41e
 def swap_objects(mentions: Mentions, *, limit: int | None = None, seed: int = 0) -> Built:
-    """Probe-C with the thing swapped (sections 3.1 and 7.2). limit, seed: as in `swap_compositions`."""
+    """Probe-C with the object swapped (sections 3.1 and 7.2). limit, seed: as in `swap_compositions`."""
     bearers: dict[str, list[Mention]] = {}
     for one in mentions.found:
         bearers.setdefault(one[1], []).append(one)

@@ -40,9 +40,9 @@ _MIN_BACKGROUND, _MIN_AREA, _MAX_AREA = 0.5, 0.01, 0.5
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """The options of building Probe-B; the thresholds of the filters are our reading of the paper.
+    """The options for building Probe-B; the thresholds of the filters are our reading of the paper.
 
-    scenes: folders of pictures for the filler "scene"; fillers: which; limit: so many pictures (set MR) or targets
+    scenes: folders of images for the filler "scene"; fillers: those to use; limit: number of images (set MR) or targets
     (set R), drawn; None: all. Errors: ValueError for an unknown filler, "scene" without scenes.
     """
 
@@ -60,7 +60,7 @@ class ContextOptions:
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #a8ba17f0
 @dataclass(frozen=True)
 class _Plan:
-    """What decides the pixels of an edited picture, and where it goes. scenes: files; original: COCO's folder."""
+    """The options that decide an edited image's pixels, and its folder. scenes: files; original: COCO's folder."""
 
     fillers: tuple[str, ...]
     scenes: tuple[Path, ...]
@@ -69,16 +69,16 @@ class _Plan:
     original: str
 
     def stamp(self) -> dict:
-        """The note beside the images: the seed, and a checksum of the scenes' names and sizes."""
+        """The content of the note beside the images: the seed, and a checksum of the scenes' names and sizes."""
         listed = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.scenes)
         return {"seed": self.seed, "scenes": sha256_of(listed) if self.scenes else ""}
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #ba828500
 def _same_folder(plan: _Plan, instances: Path) -> None:
-    """Note in the folder what its pictures are made with; StoreError when they were made with something else."""
+    """Write to the folder the options of its images; StoreError if its images were made with other options."""
     note, now = plan.out / "pictures.json", {**plan.stamp(), "instances": file_sha256(instances)}
     then = json.loads(note.read_bytes()) if note.is_file() else now
-    # the scenes matter only to pictures filled with them
+    # the scenes affect only images with the filler "scene"
     odd = [name for name in now if then.get(name) != now[name] and (name != "scenes" or then[name] and now[name])]
     if odd:
         raise StoreError(f"{plan.out}: its pictures were made with another {', '.join(odd)}: {then.get(odd[0])!r}, now "
@@ -88,8 +88,8 @@ def _same_folder(plan: _Plan, instances: Path) -> None:
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #4cef9f7c
 @dataclass(frozen=True)
 class _Job:
-    """A picture to edit. file: where it is; objects: those that have pixels; single: class -> the place of its object,
-    which is left alone (set R), {} for set MR."""
+    """An image to edit. file: its path; objects: those with pixels; single: class -> index of its object, the only
+    object that an edited image keeps (set R), {} for set MR."""
 
     file: Path
     image: CocoImage
@@ -106,7 +106,7 @@ def union_mask(segmentations: Iterable[Any], size: tuple[int, int]) -> np.ndarra
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #45d27ba5
 def picture_names(image: str, filler: str, original: str, single: str = "") -> dict[str, str]:
-    """reference, patch and edited picture of a group below its folder; what is edited is PNG.
+    """Paths of a group's reference, patch and edited image below its folder; edited images are PNG files.
 
     image: file name of the original; original: folder of the originals, such as "val2014"; single: class of the target
     (set R), "" for set MR.
@@ -118,7 +118,7 @@ def picture_names(image: str, filler: str, original: str, single: str = "") -> d
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #033cad7d
 def _edit(job: _Job, plan: _Plan) -> str:
-    """Make the pictures of a job that are missing; "" or why there are none."""
+    """Make the missing images of a job; returns "", or the reason why they cannot be made."""
     size, name, made = job.image.size, job.image.file_name, {}
     for filler in plan.fillers:
         names = picture_names(name, filler, plan.original)
@@ -146,7 +146,7 @@ def _edit(job: _Job, plan: _Plan) -> str:
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #76a96f93
 def _bring(file: Path, to: Path) -> None:
-    """Link a picture, or copy it where the file system has no links."""
+    """Hard-link an image file, or copy it if the file system has no links."""
     if to.is_file():
         return
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -157,12 +157,12 @@ def _bring(file: Path, to: Path) -> None:
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #6f897fab
 def class_prompts(classes: Sequence[str]) -> dict[str, str]:
-    """class -> "A photo of a dog.", for every class asked."""
+    """class -> its prompt ("A photo of a dog."), for every class."""
     return {name: photo_prompt(name) for name in classes}
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #97fd15a4
 class _Build:
-    """What both sets share: pictures with objects, edited files, the steps, and what was lost on the way."""
+    """The common part of both builders: images with objects, edited files, the steps, and counts of losses."""
 
     def __init__(self, coco: Coco, out: str | Path, options: ContextOptions, paper: Mapping[str, str]):
         self.coco, self.options, self.lost, self.steps = coco, options, Counter(), Steps(paper)
@@ -171,8 +171,8 @@ class _Build:
         self.prompts = class_prompts(coco.instances.classes)
 
     def pictures(self) -> Iterator[tuple[_Job, list[float], float]]:
-        """Each picture with objects on a background: its job, the share that each object covers, that of the
-        background. Errors: FormatError, see `mask`."""
+        """Each image with objects on a background: its job, the share of the image that each object covers, and the
+        share of the background. Errors: FormatError, see `mask`."""
         instances = self.coco.instances
         listed = [image for image in instances.images if instances.of(image)]
         self.steps.add("pictures listed", len(instances.images), len(instances.images))
@@ -191,14 +191,14 @@ class _Build:
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #f3d561ec
 @patch
 def limited(self: _Build, rows: list) -> list:
-    """A random sample of the size of the limit."""
+    """A random sample of `limit` rows, in order; all rows if there is no limit or fewer rows."""
     n = len(rows) if self.options.limit is None else min(len(rows), self.options.limit)
     return [rows[k] for k in sorted(random.Random(f"limit {self.options.seed}").sample(range(len(rows)), n))]
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #236f10c2
 @patch
 def make(self: _Build, jobs: list[_Job], processes: int, progress: bool) -> list[_Job]:
-    """The jobs whose pictures are all there, in order; `processes` are made at a time."""
+    """Make the images of the jobs with `processes` processes; returns the jobs that succeeded, in order."""
     done, work = [], partial(_edit, plan=self.plan)
     _same_folder(self.plan, self.coco.file("instances"))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -215,8 +215,8 @@ def make(self: _Build, jobs: list[_Job], processes: int, progress: bool) -> list
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #e606d061
 @patch
 def groups_of(self: _Build, id: str, job: _Job, kind: str, single: str = "", **classes: Any) -> list[ContextGroup]:
-    """The groups of an image, one per filler. single: the class that is left, of set R; classes: present, asked,
-    not."""
+    """The groups of an image, one per filler. single: the remaining class (set R); classes: the fields classes,
+    prompts, present and others of ContextGroup."""
     name = job.image.file_name
     return [ContextGroup(f"{id}/{filler}", name, filler, kind, picture_names(name, filler, self.plan.original, single),
                          **classes) for filler in self.plan.fillers]
@@ -224,7 +224,7 @@ def groups_of(self: _Build, id: str, job: _Job, kind: str, single: str = "", **c
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #3487dfbf
 @patch
 def finished(self: _Build, groups: list[ContextGroup], form: str, pictures: int) -> Built:
-    """The groups with their steps."""
+    """The groups as Built, with the last step added."""
     self.steps.add("groups", len(groups), pictures, f"{len(self.plan.fillers)} fillers")
     return Built(Groups(groups, form=form, left_out=self.lost), self.steps.table(),
                  asdict(self.options) | self.plan.stamp())
@@ -235,11 +235,11 @@ _MR = {"pictures": "31,745 (31,765 on the authors' page)", "classes": "80"}
 
 def build_background(coco: Coco, out: str | Path, options: ContextOptions, *, processes: int = 1,
                      progress: bool = True) -> Built:
-    """Probe-B, set MR: the background removed, all objects kept (sections 3.1 and 7.3), a group a picture and filler.
+    """Probe-B, set MR: background removed, all objects kept (sections 3.1 and 7.3), one group per image and filler.
 
-    out: folder for the pictures; what is there is kept, so a stopped build goes on. processes: at a time; the bytes do
-    not depend on it. `groups.left_out` counts what could not be made, by reason. Errors: ExampleError for a folder of
-    scenes without pictures, FormatError for a broken region, StoreError when `out` was made with other options.
+    out: folder for the images; existing images are kept, so a stopped build can resume. processes: number in parallel;
+    the bytes do not depend on it. `groups.left_out` counts failures by reason. Errors: ExampleError for a folder of
+    scenes without images, FormatError for a broken region, StoreError if `out` was made with other options.
     """
     build = _Build(coco, out, options, _MR)
     jobs = [job for job, _, background in build.pictures() if background >= _MIN_BACKGROUND]
@@ -259,24 +259,24 @@ _R = {"pictures": "1,484 (2,259 on the authors' page)", "pictures with one objec
 
 
 def _alone(objects: Sequence[CocoObject], shares: Sequence[float]) -> list[int]:
-    """The places of the objects of a picture that can be left alone: the only ones of their class, beside another
-    class, no crowd, not too small and not too large."""
+    """Indices of the objects that can be the only remaining object of an image: the only object of its class, in an
+    image with another class, no crowd, neither too small nor too large."""
     several = Counter(one.category for one in objects)
     return [k for k, (one, share) in enumerate(zip(objects, shares)) if len(several) > 1
             and several[one.category] == 1 and not one.crowd and _MIN_AREA <= share <= _MAX_AREA]
 
 
 def _overlap(objects: Sequence[CocoObject]) -> bool:
-    """Do two boxes of a picture overlap?"""
+    """Whether two boxes of an image overlap."""
     iou = box_iou(*[np.array([one.box for one in objects])] * 2)
     return bool((iou[~np.eye(len(objects), dtype=bool)] > 0).any())
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #01b9e924
 def build_objects(coco: Coco, out: str | Path, options: ContextOptions, *, processes: int = 1,
                   progress: bool = True) -> Built:
-    """Probe-B, set R: background and all other objects removed (sections 3.1 and 7.3), a group a class and filler.
+    """Probe-B, set R: background and all other objects removed (sections 3.1 and 7.3), one group per class and filler.
 
-    The rest is as in `build_background`, whose folder can be used for both.
+    Arguments and errors are as in `build_background`; both can use the same folder `out`.
     """
     build = _Build(coco, out, options, _R)
     steps = build.steps
@@ -293,7 +293,7 @@ def build_objects(coco: Coco, out: str | Path, options: ContextOptions, *, proce
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #5b239758
 def _with_targets(targets: Iterable[tuple[_Job, int]]) -> list[_Job]:
-    """A job a picture, with all of its targets."""
+    """One job per image, with all targets in the image."""
     by_image: dict[int, _Job] = {}
     for job, k in targets:
         job = by_image.get(job.image.id, job)

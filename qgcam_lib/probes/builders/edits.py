@@ -21,7 +21,7 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #5869393c
 def seeded(*parts: object) -> np.random.Generator:
-    """A generator that depends on the parts alone, such as seed, picture and filler."""
+    """A random generator seeded only by `parts`, such as seed, image and filler."""
     return np.random.default_rng(int(sha256_of("/".join(map(str, parts)))[:32], 16))
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #bcb11cf5
@@ -29,9 +29,9 @@ SCENE_FORMATS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 def find_scenes(folders: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
-    """The pictures in folders and below them, in an order that does not depend on the machine.
+    """The image files in folders and their subfolders, in an order that does not depend on the machine.
 
-    Errors: ExampleError for a folder that is missing or has no picture.
+    Errors: ExampleError for a folder that is missing or contains no image.
     """
     scenes: list[Path] = []
     for folder in [folders] if isinstance(folders, str | Path) else folders:
@@ -44,20 +44,20 @@ def find_scenes(folders: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #fa6cded6
 def fit_scene(scene: Image.Image, size: tuple[int, int]) -> np.ndarray:
-    """A scene scaled to cover another size, the rest cut off evenly: uint8 [H, W, 3]. size: (height, width)."""
+    """A scene scaled to cover `size` and cropped at its centre: uint8 [H, W, 3]. size: (height, width)."""
     return np.asarray(ImageOps.fit(scene, size[::-1], Image.Resampling.BICUBIC).convert("RGB"))
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #98b8c986
-_GRAY, _NOISE = 208, (127.5, 64.0)  # of the filler gray; mean and standard deviation of the noise, cut to 0..255
+_GRAY, _NOISE = 208, (127.5, 64.0)  # gray level; mean and standard deviation of the noise, clipped to 0..255
 
 
 def filler_picture(filler: str, size: tuple[int, int], dice: np.random.Generator, scenes: Sequence[Path] = ()
                    ) -> np.ndarray:
-    """A picture of filler, uint8 [H, W, 3] (paper, section 3.1).
+    """An image of filler, uint8 [H, W, 3] (paper, section 3.1).
 
     filler: "black", "gray", "noise" or "scene". dice: see `seeded`; black and gray do not use it. scenes: files, one of
     which is drawn (`find_scenes`). Errors: ValueError for an unknown filler; ExampleError for a scene that is no
-    picture.
+    image.
     """
     shape = (*size, 3)
     if filler in ("black", "gray"):
@@ -71,10 +71,10 @@ def filler_picture(filler: str, size: tuple[int, int], dice: np.random.Generator
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #84c3cf61
 def keep_only(picture: np.ndarray, keep: np.ndarray, filler: np.ndarray) -> np.ndarray:
-    """The picture inside `keep`, the filler outside: uint8 [H, W, 3] (paper, section 7.3).
+    """The image inside `keep`, the filler outside: uint8 [H, W, 3] (paper, section 7.3).
 
     picture, filler: uint8 [H, W, 3]; keep: boolean [H, W]. Errors: ValueError for an empty mask (nothing would be kept)
-    and a full one (nothing would be replaced).
+    and a full mask (nothing would be replaced).
     """
     if not keep.any():
         raise ValueError("keep: the mask is empty, nothing would be kept")
@@ -84,13 +84,13 @@ def keep_only(picture: np.ndarray, keep: np.ndarray, filler: np.ndarray) -> np.n
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #e753132e
 def patch_size(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a patch in pixels: a fifth of either side, one pixel at least."""
+    """(height, width) of a patch in pixels: a fifth of each side of the image, at least one pixel."""
     return max(1, round(size[0] * 0.2)), max(1, round(size[1] * 0.2))
 
 
 def patch_places(objects: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
-    """The positions at which a patch covers no object: boolean [H - h + 1, W - w + 1], True at the upper left corners
-    of such places."""
+    """Whether a patch covers no object, for each position of its upper left corner: boolean [H - h + 1, W - w + 1].
+    objects: boolean [H, W]. patch: (h, w)."""
     h, w = patch
     sums = np.zeros((objects.shape[0] + 1, objects.shape[1] + 1), dtype=np.int64)
     np.cumsum(np.cumsum(objects, axis=0), axis=1, out=sums[1:, 1:])
@@ -99,7 +99,7 @@ def patch_places(objects: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #2abe95ef
 def draw_patch(objects: np.ndarray, patch: tuple[int, int],
                dice: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """A place for a patch on the background, x0, y0, x1, y1 half-open; None when it fits nowhere.
+    """A random position for a patch on the background, x0, y0, x1, y1 half-open; None if the patch fits nowhere.
 
     objects: boolean [H, W]. patch: (height, width) in pixels.
     """
@@ -111,7 +111,7 @@ def draw_patch(objects: np.ndarray, patch: tuple[int, int],
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #744d81a5
 def put_patch(picture: np.ndarray, place: tuple[int, int, int, int], filler: np.ndarray) -> np.ndarray:
-    """The picture with the filler's pixels inside the place; the filler keeps its own position."""
+    """The image with the filler's pixels inside the box `place`, each from the same position in the filler."""
     x0, y0, x1, y1 = place
     done = picture.copy()
     done[y0:y1, x0:x1] = filler[y0:y1, x0:x1]
@@ -119,7 +119,7 @@ def put_patch(picture: np.ndarray, place: tuple[int, int, int, int], filler: np.
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #99db3043
 def png_bytes(picture: np.ndarray) -> bytes:
-    """The picture, uint8 [H, W, 3], as a PNG file, lossless. Noise does not compress: the fastest level is taken."""
+    """The image, uint8 [H, W, 3], as a lossless PNG file, at the fastest level because noise does not compress."""
     file = io.BytesIO()
     Image.fromarray(picture).save(file, format="PNG", compress_level=1)
     return file.getvalue()

@@ -23,12 +23,12 @@ from .words import Built, Steps, photo_prompt
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #934894d1
 @dataclass(frozen=True)
 class RelationOptions:
-    """The options of building Probe-R; the defaults are our reading of the paper. Errors: ValueError for a value out of
-    range.
+    """The options for building Probe-R; the defaults are our reading of the paper. Errors: ValueError for a value out
+    of range.
 
-    n_images: pictures of each subject alone; a relation with fewer is left out. min_names, min_predicates: a name or
-    predicate in fewer relations is not used (ours: the paper gives no number). spared: a share of the pictures, drawn,
-    that is not used at all, for RelComp. limit: stop at so many anchors, drawn.
+    n_images: images of each subject alone; a relation with fewer is left out. min_names, min_predicates: a name or
+    predicate in fewer relations is not used (ours: the paper gives no number). spared: share of the images, drawn, that
+    is reserved for RelComp and not used here. limit: maximum number of groups, from anchors in random order.
     """
 
     n_images: int = 10
@@ -44,7 +44,7 @@ class RelationOptions:
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #815a4f58
 def usable_images(genome: VisualGenome, options: RelationOptions, steps: Steps) -> np.ndarray:
-    """The numbers of the pictures that may be used, ascending: listed, there if there is a folder, and not spared."""
+    """The ids of the usable images, ascending: listed, with a file if there is an image folder, and not spared."""
     annotated = np.unique(genome.triplets.images)
     listed = np.array([k for k in annotated if k in genome.images], np.int64)
     steps.add("pictures with annotations", len(annotated), len(annotated))
@@ -60,14 +60,14 @@ def usable_images(genome: VisualGenome, options: RelationOptions, steps: Steps) 
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #09f0f6ad
 def spared_images(images: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """[n] bool: is a picture among those that the share spares? Depends on its number and the seed and nothing else."""
+    """Whether each image is in the spared share, bool [n]. Depends only on the image's id, the share and the seed."""
     return np.array([np.random.default_rng([seed, 1, int(k) % 2**32]).random() < share for k in images], bool)
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #60bd6faf
 class Whereabouts:
-    """The names in each image, by numbers. images: [m] the pictures; names: list of names.
+    """The names in each image, as indices. images: [m] ids of the images, ascending; names: list of names.
 
-    in_image: Lists picture -> names; of_name: Lists name -> pictures, both by place in the lists.
+    in_image: Lists image -> names; of_name: Lists name -> images, both as indices in `images` and `names`.
     """
 
     def __init__(self, images: np.ndarray, names: list[str], image: np.ndarray, name: np.ndarray):
@@ -78,21 +78,21 @@ class Whereabouts:
         self.of_name = Lists.of(name[usable], place[usable], len(names))
 
     def company(self, names: np.ndarray) -> np.ndarray:
-        """[m] int16: how many of the names each picture shows. names: distinct."""
+        """The number of `names` that each image shows, int16 [m]. names: distinct."""
         shown = np.zeros(len(self.images), np.int16)
         for name in names:
             shown[self.of_name[name]] += 1
         return shown
 
     def alone(self, name: int, company: np.ndarray, own: bool) -> np.ndarray:
-        """The pictures that show the name and no other name that `company` counts. own: it counts this one too."""
+        """The images that show the name and no other name counted in `company`. own: `company` counts this name too."""
         shown = self.of_name[name]
         return shown[company[shown] == int(own)]
 
 # %% ../../../nbs/lib/probes/builders/06_relation.ipynb #f6b123e9
 def usable_relations(genome: VisualGenome, images: np.ndarray, options: RelationOptions,
                      steps: Steps) -> tuple[Triplets, Triplets, CoOccurrence]:
-    """The distinct relations from which groups are made, all clean relations, and what occurs together in them."""
+    """The distinct relations from which groups are made, all clean relations, and the CoOccurrence of the latter."""
     relations = genome.triplets
     clean = triplets.clean_triplets(relations, genome.aliases("object"), genome.aliases("relationship"))
 
@@ -118,11 +118,11 @@ _TESTS = {"an unlikely predicate": "never with both, roles=own",
           "an unlikely subject": "never with both, roles=own, absent=True",
           "enough positive pictures": "too_few=leave out, presence=relationships",
           "enough negative pictures": "too_few=leave out, tries=10"}
-_TRIES = 10  # unlikely subjects that are tried until one has enough pictures
+_TRIES = 10  # number of unlikely subjects to try until one has enough images
 
 
 class _Maker:
-    """Makes the group of one picture; counts how far pictures come in `passed`, a number a test of _TESTS."""
+    """Makes the group of one image; `passed` counts, for each test of _TESTS, the images that pass it."""
 
     def __init__(self, genome: VisualGenome, options: RelationOptions, steps: Steps):
         self.genome, self.options = genome, options
@@ -136,13 +136,13 @@ class _Maker:
         self.passed = np.zeros(len(_TESTS), int)
 
     def of(self, place: int) -> RelationGroup | None:
-        """The group of a picture; `place` is the picture's place in the list of usable ones."""
+        """The group of an image, None if no relation passes all tests. place: index in the list of usable images."""
         image = int(self.where.images[place])
         rng = np.random.default_rng([self.options.seed, 0, image % 2**32])
         here, group, furthest = self.where.in_image[place], None, 0
         own = np.isin(np.arange(len(self.where.names)), here)
         company = self.where.company(here)
-        company[place] = len(here) + 1  # the anchor itself shows nobody alone
+        company[place] = len(here) + 1  # exclude the anchor from the images that show a name alone
 
         def alone(name: int) -> np.ndarray:
             return self.where.alone(name, company, bool(own[name]))
@@ -159,8 +159,8 @@ class _Maker:
 @patch
 def _group(self: _Maker, place: int, row: int, alone: Callable[[int], np.ndarray], may_come: np.ndarray,
            rng: np.random.Generator) -> tuple[int, RelationGroup | None]:
-    """How many of _TESTS a relation of a picture passes, and its group when it passes all. alone: the pictures that
-    show a name and no other object of this picture; may_come: [names] which may be the other subject."""
+    """The number of _TESTS that a relation of an image passes, and its group if it passes all. alone: name -> images
+    that show the name and no other object of this image; may_come: bool [names], possible other subjects."""
     relations, least = self.relations, self.options.n_images
     s, p, other = int(relations.subject[row]), int(relations.predicate[row]), int(relations.object[row])
     predicates = self.together.unlikely_predicates(s, other)
@@ -200,9 +200,9 @@ _PAPER = {"groups": "99,960 groups, 99,960 images", "predicates in the groups": 
 def build_relation(genome: VisualGenome, options: RelationOptions | None = None, *, progress: bool = False) -> Built:
     """Probe-R from Visual Genome, or from a folder in its layout (paper, section 3.1; supplement, 7.1 and 10).
 
-    Returns Built: groups in the order of the pictures' numbers, each with the id of its picture; steps (what each
-    filter left, beside Table 2), options. The last steps count anchors that have a relation which passes. The same seed
-    gives the same groups. Errors: FormatError for a file that is not in its form.
+    Returns Built: groups in the order of the image ids, each with the id of its image; steps (counts after each filter,
+    beside Table 2), options. The steps "… with TEST" count the anchors with a relation that passes TEST. The same seed
+    gives the same groups. Errors: FormatError for a file that is not in the expected form.
     """
     options = options or RelationOptions()
     steps = Steps(_PAPER)

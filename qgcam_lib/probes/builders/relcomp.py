@@ -33,10 +33,10 @@ from qgcam_lib.probes.builders.words import (
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #22097590
 @dataclass(frozen=True)
 class RelCompOptions:
-    """The options of building RelComp; the defaults are our reading of section 8.2.
+    """The options for building RelComp; the defaults are our reading of section 8.2.
 
-    relation: names and pictures as in Probe-R. tagger: see `load_tagger`. test: share of the pictures that are the test
-    set (the paper's groups: 9.6 %). limit: groups of each kind, drawn; None: all.
+    relation: options for names and images, as in Probe-R. tagger: see `load_tagger`. test: share of the images in the
+    test set (the paper's groups: 9.6 %). limit: maximum number of groups of each kind, drawn; None: all.
     """
 
     relation: RelationOptions = field(default_factory=RelationOptions)
@@ -47,14 +47,14 @@ class RelCompOptions:
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #32f572ca
 def coco_number(name: str) -> int | None:
-    """The number of a picture by its name in COCO, such as COCO_val2014_000000000042.jpg; None for another name."""
+    """The COCO id in an image's file name, such as COCO_val2014_000000000042.jpg; None for other file names."""
     match = re.fullmatch(r"(?:COCO_\w+_)?([0-9]{12})\.\w+", name)
     return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What the probes use: file names of pictures, numbers of those that are COCO's, prompts and captions, plain."""
+    """The data in use by the probes: file names of images, ids of COCO images, prompts and captions as plain text."""
 
     files: frozenset[str] = frozenset()
     coco: frozenset[int] = frozenset()
@@ -64,8 +64,8 @@ class Taken:
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #37a7b119
 def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: CocoCaptions | None = None,
              genome: VisualGenome | None = None) -> Taken:
-    """The images and texts of groups of Probe-R and Probe-C, and the `captions` of these images. genome: has the COCO
-    numbers of its images."""
+    """The images and texts of groups of Probe-R and Probe-C, and the `captions` of these images. genome: maps its
+    images to COCO ids."""
     files = {name for one in probes for name in shown(one)}
     coco = {number for name in files if (number := coco_number(name)) is not None}
     images = genome.images.values() if genome else ()
@@ -78,15 +78,15 @@ def taken_by(probes: Sequence[RelationGroup | SwapPair], captions: CocoCaptions 
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #cf611fad
 def _attribute_places(words: Sequence[str], kinds: Sequence[str], attributes: frozenset[str]) -> list[int]:
-    """The places of the words that are attributes of a noun."""
+    """The indices of the words that are attributes of a noun."""
     adjectives = {adjective for adjective, _, _ in adjective_noun_pairs(words, kinds, attributes)} & attributes
     no = ("other", "unknown", "plural noun")
     return [k for k, word in enumerate(words) if word.lower() in adjectives and kinds[k] not in no]
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #93474d94
 def with_words(text: str, words: Sequence[str], new: Mapping[int, str]) -> str:
-    """The text with some of its words replaced. words: those of `words_of(text)`; new: place -> the new word. A capital
-    at the beginning stays, and a or an before a new word is made to fit it."""
+    """The text with some words replaced. words: `words_of(text)`; new: index -> new word. An initial capital is kept,
+    and an article a or an before a new word is adapted to the new word."""
     new = dict(new)
     for k in list(new):
         if words[k][:1].isupper():
@@ -104,10 +104,10 @@ def with_words(text: str, words: Sequence[str], new: Mapping[int, str]) -> str:
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #8f2f4887
 def reworded(text: str, kinds: Sequence[str], said: Collection[str], words: AttributeWords,
              rng: np.random.Generator) -> tuple[str, str] | None:
-    """(positive, negative) of a caption, or None when no attribute can be replaced in one of them.
+    """The positive and the negative rewording of a caption, or None if one of them has no attribute to replace.
 
-    kinds: of its words, by a tagger. said: words, in lower case, that the picture's captions say: none of them, and
-    none that means the same, is taken for an opposite. Draws among several words.
+    kinds: kinds of its words, from a tagger. said: the words of the image's captions in lower case; these words and
+    their synonyms are not used as opposites. Each replacement is drawn from the possible words.
     """
     attributes, parts = frozenset(one for many in words.categories.values() for one in many), words_of(text)
     positive, negative = {}, {}
@@ -123,7 +123,7 @@ def reworded(text: str, kinds: Sequence[str], said: Collection[str], words: Attr
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #3e781bc3
 def nearest_sentence(prompt: str, sentences: Sequence[str]) -> tuple[str, int]:
-    """The sentence that shares the most distinct words with the prompt, and how many; ("", 0) where none shares any."""
+    """The sentence that shares the most distinct words with the prompt, and their number; ("", 0) without any."""
     target, best = set(plain(prompt).split()), ("", 0, 0)
     for sentence in sentences:
         words = plain(sentence).replace(".", " ").replace(",", " ").split()
@@ -133,11 +133,11 @@ def nearest_sentence(prompt: str, sentences: Sequence[str]) -> tuple[str, int]:
     return best[0], best[1]
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #0f824390
-_Found = list[tuple[tuple[int, int], RelCompGroup]]  # (1, number in COCO) or (0, number in Visual Genome), group
+_Found = list[tuple[tuple[int, int], RelCompGroup]]  # (1, COCO id) or (0, Visual Genome id), group
 
 
 def _chosen(candidates: _Found, options: RelCompOptions, kind: int) -> _Found:
-    """At most `limit` groups, drawn."""
+    """At most `limit` of the candidates, drawn at random."""
     if options.limit is None or options.limit >= len(candidates):
         return candidates
     drawn = np.random.default_rng([options.seed, 4, kind]).choice(len(candidates), options.limit, replace=False)
@@ -146,7 +146,7 @@ def _chosen(candidates: _Found, options: RelCompOptions, kind: int) -> _Found:
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #ded41195
 def composition_groups(captions: CocoCaptions, taken: Taken, options: RelCompOptions, steps: Steps,
                        tagger: Tagger, progress: bool = False) -> _Found:
-    """The groups from COCO's captions."""
+    """The groups of kind "composition" from COCO's captions."""
     words, gone, candidates, read = attribute_words(), taken.captions | taken.prompts, [], 0
     free = {image: texts for image, texts in captions.captions.items() if image not in taken.coco
             and captions.images[image].file_name not in taken.files}
@@ -172,7 +172,7 @@ def composition_groups(captions: CocoCaptions, taken: Taken, options: RelCompOpt
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #6a19ce1e
 def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions, steps: Steps,
                      progress: bool = False) -> _Found:
-    """The groups from Visual Genome's relations and region descriptions."""
+    """The groups of kind "predicate" from Visual Genome's relations and region descriptions."""
     images = usable_images(genome, options.relation, steps)
     images = np.array([k for k in images.tolist() if genome.images[k].file not in taken.files
                        and genome.images[k].coco not in taken.coco], np.int64)
@@ -202,7 +202,7 @@ def predicate_groups(genome: VisualGenome, taken: Taken, options: RelCompOptions
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #0dc691bb
 def _predicate_texts(rows: Triplets, together: CoOccurrence, triplet: tuple[int, int, int], sentences: Sequence[str],
                      rng: np.random.Generator) -> tuple[str, str, str] | None:
-    """(caption, positive, negative) of a relation, or None."""
+    """(caption, positive, negative) for a relation; None without an unlikely predicate or a sentence sharing a word."""
     s, p, o = triplet
     free = together.unlikely_predicates(s, o)
     text = f"{rows.names[s]} {rows.predicates[p]} {rows.names[o]}"
@@ -226,9 +226,9 @@ def build_relcomp(captions: CocoCaptions | None = None, genome: VisualGenome | N
                   progress: bool = False) -> dict[str, Built]:
     """RelComp (supplement, section 8.2): {"train": Built, "test": Built}, with one table of steps.
 
-    captions: COCO's, for the compositions; genome: for the predicates; either may be None. probes: groups of Probe-R
-    and Probe-C, with which no picture is shared, and no caption of such a picture among `captions`.
-    Train and test share no picture. The same seed gives the same groups. Errors: SourceError for a tagger that cannot
+    captions: COCO's captions, for the compositions; genome: for the predicates; either may be None. probes: groups of
+    Probe-R and Probe-C; RelComp shares with them no image, and no caption of their images in `captions`.
+    Train and test share no image. The same seed gives the same groups. Errors: SourceError for a tagger that cannot
     run.
     """
     options = options or RelCompOptions()
@@ -248,7 +248,7 @@ def build_relcomp(captions: CocoCaptions | None = None, genome: VisualGenome | N
 
 # %% ../../../nbs/lib/probes/builders/07_relcomp.ipynb #79866663
 def _split(candidates: _Found, options: RelCompOptions, steps: Steps, notes: tuple[str, ...]) -> dict[str, Built]:
-    """The two sets with their steps."""
+    """The train and test set as Built, with their steps."""
     sides = {"train": [one for key, one in candidates if not _is_test(key, options)],
              "test": [one for key, one in candidates if _is_test(key, options)]}
     train = {plain(one.caption) for one in sides["train"]}

@@ -24,7 +24,7 @@ _MARKS = ".,;:!?\"()"
 
 
 def strip_name(text: str) -> str:
-    """A name without articles at its ends and marks around its words; lower case, single blanks. May become ""."""
+    """A name without articles at its ends and punctuation around words; lower case, single spaces. May return ""."""
     words = [word.strip(_MARKS) for word in plain(text).split()]
     words = [word for word in words if word]
     while words and words[0] in _ARTICLES:
@@ -35,7 +35,7 @@ def strip_name(text: str) -> str:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #f413ad2d
 def strip_predicate(text: str) -> str:
-    """A predicate without forms of to be at its beginning, and as `strip_name`. "is" alone becomes ""."""
+    """A predicate stripped by `strip_name` and without leading forms of "to be" and articles. "is" alone becomes ""."""
     words = strip_name(text).split()
     while words and words[0] in _BE | _ARTICLES:
         words = words[1:]
@@ -43,8 +43,8 @@ def strip_predicate(text: str) -> str:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #e1cb95bd
 def kept_names(aliases: Mapping[str, str], strip=strip_name) -> dict[str, str]:
-    """alias -> the name to keep, both stripped. The first line that has a name decides, as in `read_aliases`; a kept
-    name that another line maps further is followed to its end."""
+    """alias -> the name to keep, both stripped. The first line of an alias with a name decides, as in `read_aliases`;
+    if a name to keep is itself an alias, the chain is followed to its end."""
     first: dict[str, str] = {}
     for alias, name in aliases.items():
         if strip(alias) and strip(name):
@@ -60,12 +60,12 @@ def kept_names(aliases: Mapping[str, str], strip=strip_name) -> dict[str, str]:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #eac687ab
 def _cuts(word: str) -> set[str]:
-    """The word, and the word without one of its letters: two words that are one edit apart share one of these."""
+    """The word, and the word without each of its letters: two words one edit apart have one of these in common."""
     return {word, *(word[:k] + word[k + 1:] for k in range(len(word)))}
 
 
 def one_edit_apart(a: str, b: str) -> bool:
-    """Whether two words differ by one added, missing or replaced letter, or two exchanged neighbours."""
+    """Whether two words differ by one added, missing or replaced letter, or by two exchanged adjacent letters."""
     if len(a) > len(b):
         a, b = b, a
     if a == b or len(b) - len(a) > 1:
@@ -76,8 +76,8 @@ def one_edit_apart(a: str, b: str) -> bool:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #65da7b8d
 def misspelt(counts: Mapping[str, int], rare: int = 2, often: int = 100, letters: int = 6) -> dict[str, str]:
-    """misspelt name -> the name that is meant: of at least `letters` letters, seen `rare` times at most, one edit from
-    exactly one name seen `often` times. A final s makes a plural, not an error."""
+    """misspelt name -> corrected name. A misspelt name has at least `letters` letters, occurs at most `rare` times, and
+    is one edit from exactly one name that occurs `often` times or more. A final s is a plural, not an error."""
     near: dict[str, set[str]] = {}
     for name in (name for name, n in counts.items() if n >= often):
         for cut in _cuts(name):
@@ -94,15 +94,15 @@ _ABOUT_LOOKS = frozenset("color colour colored coloured shade shaped very".split
 
 
 def is_interaction(predicate: str) -> bool:
-    """Whether a stripped predicate is more than an attribute. False for "" and for words of the attribute table
-    alone."""
+    """Whether a stripped predicate is more than an attribute. False for "" and for predicates that consist only of
+    words in the attribute table or words about appearance."""
     appearance = {word for words in attribute_words().categories.values() for word in words} | _ABOUT_LOOKS
     return not all(word in appearance for word in predicate.split())
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #1488ba27
 def clean_words(words: Sequence[str], counts: Sequence[int], aliases: Mapping[str, str],
                 strip: Callable[[str], str]) -> list[str]:
-    """The clean form of each word; "" for one of which nothing is left. counts: how often each occurs."""
+    """The clean form of each word; "" if nothing is left. counts: the number of occurrences of each word."""
     names = kept_names(aliases, strip)
     clean = [names.get(strip(word), strip(word)) for word in words]
     total: Counter = Counter()
@@ -113,17 +113,17 @@ def clean_words(words: Sequence[str], counts: Sequence[int], aliases: Mapping[st
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #26a565b3
 def _numbered(clean: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The place of each word among the distinct ones, -1 for "", and these, in order of appearance."""
+    """The index of each word in the list of distinct words, -1 for "", and this list, in order of appearance."""
     places, names = pd.factorize(np.array([word or None for word in clean], object))
     return places.astype(np.int32), list(names)
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #3a43fffd
 def clean_triplets(triplets: Triplets, object_aliases: Mapping[str, str],
                    predicate_aliases: Mapping[str, str]) -> Triplets:
-    """The relations with clean names, those of which nothing is left not among them. Not yet filtered by counts.
+    """The relations with clean names, without relations that lose a name. Not yet filtered by counts.
 
-    `names` and `predicates` hold each clean word once. A predicate that is no interaction becomes -1 in `predicate`:
-    its objects are still there to be seen.
+    `names` and `predicates` contain each clean word once. A predicate that is no interaction becomes -1 in `predicate`;
+    its relation stays because the image shows its objects.
     """
     both = np.concatenate([triplets.subject, triplets.object])
     names = clean_words(triplets.names, np.bincount(both, minlength=len(triplets.names)), object_aliases, strip_name)
@@ -139,14 +139,14 @@ def clean_triplets(triplets: Triplets, object_aliases: Mapping[str, str],
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #7bdac5a5
 def chosen(triplets: Triplets, keep: np.ndarray) -> Triplets:
-    """The relations for which `keep` [n] is true; the lists of names stay."""
+    """The relations for which `keep` [n] is true; the lists of names are unchanged."""
     return replace(triplets, image=triplets.image[keep], subject=triplets.subject[keep],
                    predicate=triplets.predicate[keep], object=triplets.object[keep])
 
 
 def frequent(triplets: Triplets, min_names: int, min_predicates: int) -> np.ndarray:
-    """[n] bool: has the relation a predicate, and do predicate and both names occur often enough? Counted once, on the
-    relations that have a predicate."""
+    """Whether each relation has a predicate, and its predicate and both names occur often enough, bool [n]. Counted
+    once, on the relations with a predicate."""
     whole = triplets.predicate >= 0
     both = np.concatenate([triplets.subject[whole], triplets.object[whole]])
     names = np.bincount(both, minlength=len(triplets.names))
@@ -156,7 +156,7 @@ def frequent(triplets: Triplets, min_names: int, min_predicates: int) -> np.ndar
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #68f1be0d
 def distinct(triplets: Triplets) -> Triplets:
-    """Each triplet once in a picture, by picture, in a fixed order."""
+    """The relations with each triplet once per image, ordered by image, then in a fixed order."""
     rows = np.unique(np.stack([triplets.image, triplets.subject, triplets.predicate, triplets.object]), axis=1)
     return replace(triplets, image=rows[0], subject=rows[1].astype(np.int32), predicate=rows[2].astype(np.int32),
                    object=rows[3].astype(np.int32))
@@ -171,7 +171,7 @@ class Lists:
 
     @classmethod
     def of(cls, keys: np.ndarray, values: np.ndarray, n: int) -> "Lists":
-        "Pairs of key and value, in any order and as often as they like. n: number of keys."
+        "Lists from pairs of key and value, in any order, repeats allowed. n: number of keys."
         span = int(values.max()) + 1 if len(values) else 1
         pairs = np.unique(keys.astype(np.int64) * span + values)
         return cls(np.searchsorted(pairs // span, np.arange(n + 1)), (pairs % span).astype(np.int32))
@@ -184,10 +184,10 @@ class Lists:
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #fe0d9142
 class CoOccurrence:
-    """The names that occur together in clean relations, by role.
+    """The names and predicates that occur together in clean relations, by role.
 
-    told: all relations with a predicate. drawn: relations whose predicates and subjects may be drawn, with the same
-    lists of names; None: those of told. Four tables of numbers: with_subject and with_object (predicates of a name),
+    triplets: all relations with a predicate. drawn: relations whose predicates and subjects may be drawn, with the same
+    lists of names; None: `triplets`. Four Lists of indices: with_subject and with_object (predicates of a name),
     subjects_of_predicate, subjects_of_object.
     """
 
@@ -201,14 +201,14 @@ class CoOccurrence:
         self.known_predicates, self.known_subjects = np.unique(drawn.predicate), np.unique(drawn.subject)
 
     def unlikely_predicates(self, subject: int, object: int) -> np.ndarray:
-        """The known predicates, ascending, never seen with the subject and never with the object."""
+        """The predicates of `drawn`, ascending, that occur neither with the subject nor with the object."""
         return _left(self.known_predicates, self.with_subject[subject], self.with_object[object])
 
     def unlikely_subjects(self, predicate: int, object: int) -> np.ndarray:
-        """The known subjects, ascending, never seen with the predicate and never with the object."""
+        """The subjects of `drawn`, ascending, that occur neither with the predicate nor with the object."""
         return _left(self.known_subjects, self.subjects_of_predicate[predicate], self.subjects_of_object[object])
 
 # %% ../../../nbs/lib/probes/builders/05_triplets.ipynb #4eaff1a3
 def _left(numbers: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """The numbers, ascending, that are in none of the others."""
+    """The elements of `numbers`, in their order, that are in none of `others`."""
     return numbers[~np.isin(numbers, np.concatenate(others))]

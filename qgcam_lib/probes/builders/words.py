@@ -24,8 +24,8 @@ ATTRIBUTES_FILE = project_file("data/words/attributes.toml")
 
 @dataclass(frozen=True)
 class AttributeWords:
-    """Attributes and the categories of things. categories: category -> attributes; opposites, alike: word -> words;
-    objects: category -> classes of COCO; not_objects, plural_only: nouns that name no thing, that have no singular."""
+    """Attributes and categories of objects. categories: category -> attributes; opposites, alike: word -> words;
+    objects: category -> COCO classes; not_objects: nouns that name no object; plural_only: nouns without a singular."""
 
     categories: dict[str, tuple[str, ...]]
     opposites: dict[str, tuple[str, ...]]
@@ -35,16 +35,16 @@ class AttributeWords:
     plural_only: frozenset[str]
 
     def category(self, attribute: str) -> str:
-        """The category of an attribute; "" for a word that is none."""
+        """The category of an attribute; "" for a word that is no attribute."""
         return next((name for name, words in self.categories.items() if attribute in words), "")
 
     def object_category(self, name: str) -> str:
-        """The category of one of COCO's classes (Table 8); "" for another word, and for apple, which it lacks."""
+        """The category of a COCO class (Table 8); "" for any other word, and for apple, which Table 8 lacks."""
         return next((category for category, words in self.objects.items() if name in words), "")
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #c0210c71
 def _both_ways(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """word -> the words paired with it, sorted by name."""
+    """word -> the words paired with that word, sorted."""
     others: dict[str, set] = {}
     for one, other in pairs:
         others.setdefault(one, set()).add(other)
@@ -66,13 +66,13 @@ def attribute_words() -> AttributeWords:
     return AttributeWords(categories, opposites, alike, objects, **nouns)
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #a7e40413
-_NO_ADJECTIVE = ("other", "unknown")  # kinds of words that are none, whatever the table says
+_NO_ADJECTIVE = ("other", "unknown")  # kinds that are never adjectives, also for words in the table
 
 
 def adjective_noun_pairs(words: Sequence[str], kinds: Sequence[str], attributes: Iterable[str] = ()
                          ) -> list[tuple[str, str, bool]]:
-    """(adjective, noun, whether the noun is plural) of a tagged sentence, lower case, in the order of the sentence:
-    all adjectives before a run of nouns, with its last noun.
+    """(adjective, noun, whether the noun is plural) in a tagged sentence, lower case, in the order of the sentence:
+    each adjective before a run of nouns is paired with the last noun of the run.
 
     attributes: words that count as adjectives when tagged as noun or participle and followed by a noun or adjective.
     """
@@ -103,13 +103,13 @@ def _inflect():
 
 @lru_cache(maxsize=65536)
 def singular(noun: str, plural_only: frozenset[str] = frozenset()) -> str:
-    """The singular of a plural noun; words of `plural_only`, and those that inflect does not know, stay."""
+    """The singular of a plural noun; words in `plural_only` or unknown to inflect are returned unchanged."""
     return noun if noun in plural_only else _inflect().singular_noun(noun) or noun
 
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #7269a72a
 @lru_cache(maxsize=65536)
 def photo_prompt(thing: str, article: str = "right") -> str:
-    """"A photo of a small dog.": the prompt of a thing. article: "right" writes a or an, "a" always a, "" none."""
+    """"A photo of a small dog.": the prompt for an object. article: "right" (a or an), "a" (always a) or "" (none)."""
     phrase = _inflect().a(thing) if article == "right" else f"{article} {thing}".strip()
     return f"A photo of {phrase}."
 
@@ -122,7 +122,7 @@ class Steps:
     rows: list[dict] = field(default_factory=list)
 
     def add(self, step: str, left: int, images: int | None = None, option: str = "") -> None:
-        """The counts after a step: items of the kind that it names, and distinct images. option: what decided."""
+        """Add the counts after a step: items of the kind in its name, and distinct images. option: the option used."""
         self.rows.append({"step": step, "left": left, "images": images, "option": option,
                           "paper": self.paper.get(step, "")})
 
@@ -134,8 +134,8 @@ class Steps:
 # %% ../../../nbs/lib/probes/builders/01_words.ipynb #f4e769a9
 @dataclass(frozen=True)
 class Built:
-    """The output of a builder. groups: the records; steps: how many each filter left (`Steps.table`); options: what was
-    asked for; notes: what a reader has to know, such as which tagger ran."""
+    """The output of a builder. groups: the records; steps: counts after each filter (`Steps.table`); options: those of
+    the build; notes: further facts about the build, such as the tagger used."""
 
     groups: Groups
     steps: pd.DataFrame
