@@ -109,11 +109,11 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
 # %% ../../nbs/lib/report/04_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and its test. text: our reading, which defines a case; quantifier: how often it
-    should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" marks an
-    omission); needs: the roles in the sentence; count: function of tables {metric: frame} and roles {role: model} that
-    returns the cases: True, False, or None for an interval that includes zero; empty if nothing can be compared.
-    "most ..." requires more than half of the cases, "some ..." one, any other quantifier ("all models") all."""
+    """A sentence of a paper and its test. text: our reading, which defines a case; quantifier: how often it should hold
+    ("most ..." in more than half of the cases, "some ..." in one, all others, such as "all models", in all); where: the
+    place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" marks an omission); needs: the roles in
+    the sentence; count: function of tables {metric: frame} and roles {role: model} that returns the cases: True, False,
+    or None for an interval that includes zero; empty if nothing can be compared."""
 
     text: str
     quantifier: str

@@ -172,7 +172,7 @@ def parse_json(text: str | bytes, where: str | Path = "", *, nan: bool = False,
 
 # %% ../../nbs/lib/storage/01_files.ipynb #2ad5253f
 def check_file(path: str | Path) -> None:
-    """Raise FileNotFoundError for a missing file, FormatError for a folder or a pipe."""
+    """Check that a path is a file. Errors: FileNotFoundError for a missing one; FormatError for a folder or a pipe."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")

@@ -218,7 +218,7 @@ class Input:
     fetch: Callable[[], Any] | None = None
 
     def entry(self, cache: Path | None = None, progress: bool = True) -> dict[str, str]:
-        """The entry for the run record: kind, path, sha256. cache: SQLite file of known checksums; progress: show a bar."""
+        """The entry of the record: kind, path, sha256. cache: SQLite file of known checksums; progress: show a bar."""
         if isinstance(self.content, Generated):
             sha256 = self.content.fingerprint()
         elif isinstance(self.content, Path):
